@@ -1,0 +1,1 @@
+"""Speech features, extracted once and read at memory speed."""

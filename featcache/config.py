@@ -1,0 +1,207 @@
+"""One YAML file -> a validated config -> its canonical form -> the fingerprint.
+
+The fingerprint is a hash of everything that decides the *values*, and of nothing else: the extractor and
+its revision, its parameters after defaults, the content of its weights, the audio policy, the stored
+dtype. Batch size, threads, shard size, paths and device are options of the run, and not here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from featcache import extractors
+from featcache.errors import ConfigError, listing
+
+Resampler = Literal["soxr_mq", "soxr_hq", "soxr_vhq", "forbid"]
+StoredDtype = Literal["float32", "float16", "uint8", "uint16", "uint32", "int64"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class AudioPolicy(BaseModel):
+    """How one utterance becomes one mono waveform; the `audio` section."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sample_rate: int = Field(default=16000, ge=1000, le=384000)
+    """Hz of the waveforms that the extractor gets."""
+    channel: Literal["mix", "first"] | int = "mix"
+    """`mix` averages the channels, `first` takes channel 0, a number takes that one (from 0). A row's
+    own `channel` comes first."""
+    resample: Resampler = "soxr_hq"
+    """Quality of the resampling of sources at another rate; `forbid` makes them failures."""
+    max_seconds: float | None = Field(default=None, gt=0)
+    """Longer utterances are failures. Decides which utterances there are, not their values: not in the
+    fingerprint."""
+
+
+class StorePolicy(BaseModel):
+    """How features are stored; the `store` section."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dtype: StoredDtype | None = None
+    """The extractor's own where it is not given."""
+
+
+class _File(BaseModel):
+    """The shape of the YAML file; `params` is validated by the extractor's own model."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    extractor: str
+    params: dict[str, Any] = {}
+    audio: AudioPolicy = AudioPolicy()
+    store: StorePolicy = StorePolicy()
+
+
+@dataclass(frozen=True)
+class Config:
+    """A validated config.
+
+    Attributes:
+        name: names the version.
+        extractor: a registered name, or `package.module:Class`.
+        params: the extractor's parameters, all of them, as its own model.
+        audio: how an utterance becomes a waveform.
+        dtype: numpy name of the stored dtype.
+    """
+
+    name: str
+    extractor: str
+    params: extractors.Params
+    audio: AudioPolicy
+    dtype: str
+
+    @property
+    def extractor_class(self) -> type[extractors.Extractor[extractors.Params]]:
+        """The class that `extractor` names."""
+        return extractors.find(self.extractor)
+
+    def resolved(self) -> dict[str, Any]:
+        """The config with every default filled in, as plain JSON values."""
+        return {
+            "name": self.name,
+            "extractor": self.extractor,
+            "params": self.params.model_dump(mode="json"),
+            "audio": self.audio.model_dump(mode="json"),
+            "store": {"dtype": self.dtype},
+        }
+
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, of everything that decides the values, as canonical JSON."""
+        decides = self.resolved()
+        del decides["name"], decides["audio"]["max_seconds"]
+        decides["revision"] = self.extractor_class.revision
+        decides["weights"] = self.extractor_class.weights_digest(self.params)
+        canonical = json.dumps(decides, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def load_config(source: str | Path) -> Config:
+    """Read a config from a YAML file, or a packaged one by its name.
+
+    Raises:
+        ConfigError: the file cannot be read, or has faults; all of them in one message.
+    """
+    text = packaged_configs().get(str(source))
+    if text is None:
+        try:
+            text = Path(source).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            hint = "" if Path(source).suffix else f"; the packaged configs are {listing(packaged_configs())}"
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(f"config {source}: cannot be read: {reason}{hint}") from error
+    return parse_config(text, str(source))
+
+
+def parse_config(text: str, source: str = "<config>") -> Config:
+    """Validate a config's YAML text; `source` names it in messages.
+
+    Raises:
+        ConfigError: every fault, each with its dotted path.
+    """
+    try:
+        loaded = yaml.load(text, _StrictLoader)  # noqa: S506 - a SafeLoader that refuses duplicate keys
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
+        raise ConfigError(f"config {source}:{where} not valid YAML: {getattr(error, 'problem', error)}") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"config {source}: expected a mapping with name, extractor, params, audio and store")
+    faults: list[str] = []
+    try:
+        _File.model_validate(loaded)
+    except ValidationError as error:
+        faults += _faults(error)
+    name = loaded.get("name")
+    if isinstance(name, str) and not _NAME.fullmatch(name):
+        faults.append(f"name: {name!r} may hold letters, digits, '.', '_' and '-', and starts with a letter or digit")
+    params, given = None, loaded.get("params")
+    if isinstance(loaded.get("extractor"), str):
+        try:
+            found = extractors.find(loaded["extractor"])
+            params = found.Params.model_validate({} if given is None else given)
+        except ConfigError as error:
+            faults.append(str(error))
+        except ValidationError as error:
+            faults += [f"params.{fault}" for fault in _faults(error)]
+    if faults or params is None:
+        raise ConfigError(f"config {source}: " + "; ".join(dict.fromkeys(faults)))
+    file = _File.model_validate(loaded)
+    dtype = file.store.dtype or found.stored_dtype(params)
+    return Config(file.name, file.extractor, params, file.audio, dtype)
+
+
+def packaged_configs() -> dict[str, str]:
+    """The YAML text of every packaged config, by name."""
+    here = Path(__file__).parent
+    # Installed, configs/ lies in the package; in a source checkout, beside it.
+    folder = here / "configs" if (here / "configs").is_dir() else here.parent / "configs"
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.yaml"))}
+
+
+def differing_keys(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:
+    """The dotted paths at which two resolved configs differ, with both values: `params.low_freq: 20.0 -> 0.0`."""
+    lines = []
+    for key in sorted({*one, *other}):
+        path, a, b = f"{prefix}{key}", one.get(key), other.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            lines += differing_keys(a, b, f"{path}.")
+        elif a != b:
+            lines.append(f"{path}: {json.dumps(a)} -> {json.dumps(b)}")
+    return lines
+
+
+def _faults(error: ValidationError) -> list[str]:
+    faults = []
+    for fault in error.errors():
+        # A union's alternatives are named in the path; only names and positions of the file are of use.
+        path = ".".join(str(part) for part in fault["loc"] if not re.fullmatch(r"literal\[.*\]|int|float|str", str(part)))
+        faults.append(f"{path}: {fault['msg'][0].lower()}{fault['msg'][1:]}")
+    return faults
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """yaml.safe_load, but a key given twice is an error instead of the last one winning."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=deep)  # type: ignore[no-untyped-call]
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"the key {key!r} is given twice", problem_mark=key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)

@@ -1,0 +1,115 @@
+"""Everything featcache raises on purpose.
+
+    FeatcacheError                 exit code 1
+    ├── ConfigError                2   a config that cannot be read, or does not hold together
+    ├── ManifestError              2   a manifest that cannot be read, or has faults
+    ├── MissingDependencyError     2   an optional package that this command needs
+    ├── AudioError                 1   one utterance that cannot be extracted; carries its `Reason`
+    ├── ExtractorError             1   an extractor that cannot be built or run
+    └── StoreError                 1   a cache that cannot be opened or written
+        ├── DamagedError           1   bytes that are not what was written
+        └── MissingItemError       1   an utterance that the cache does not hold; also a KeyError
+
+Every message says what is wrong, where, and what to do. The command line prints it as one line and
+exits with the class's `exit_code`; library code lets it rise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+__all__ = [
+    "AudioError",
+    "ConfigError",
+    "DamagedError",
+    "ExtractorError",
+    "FeatcacheError",
+    "ManifestError",
+    "MissingDependencyError",
+    "MissingItemError",
+    "Reason",
+    "StoreError",
+    "listing",
+]
+
+
+class FeatcacheError(Exception):
+    """The base of all errors that featcache raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(FeatcacheError):
+    """A config that cannot be read or does not hold together; the message lists every fault."""
+
+    exit_code = 2
+
+
+class ManifestError(FeatcacheError):
+    """A manifest that cannot be read or has faults; the message lists them with their lines."""
+
+    exit_code = 2
+
+
+class MissingDependencyError(FeatcacheError):
+    """An optional package is not installed; the message names the extra that brings it."""
+
+    exit_code = 2
+
+    def __init__(self, package: str, needed_for: str, extra: str = "extract") -> None:
+        super().__init__(
+            f"{needed_for} needs the package {package!r}, which is not installed or does not import: "
+            f"pip install 'featcache[{extra}]'"
+        )
+
+
+class Reason(StrEnum):
+    """Why an utterance is in the failure ledger instead of a shard."""
+
+    FILE_MISSING = "file_missing"
+    FILE_UNREADABLE = "file_unreadable"
+    NOT_AUDIO = "not_audio"
+    EMPTY = "empty"
+    TRUNCATED = "truncated"
+    SEGMENT_OUTSIDE = "segment_outside"
+    NO_SUCH_CHANNEL = "no_such_channel"
+    RATE_REFUSED = "rate_refused"
+    TOO_SHORT = "too_short"
+    TOO_LONG = "too_long"
+    NON_FINITE_AUDIO = "non_finite_audio"
+    NON_FINITE_FEATURES = "non_finite_features"
+    EXTRACTOR_REFUSED = "extractor_refused"
+
+
+class AudioError(FeatcacheError):
+    """One utterance that cannot be extracted: it goes to the failure ledger, the run goes on."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ExtractorError(FeatcacheError):
+    """An extractor that cannot be built from its parameters, or that broke its contract."""
+
+
+class StoreError(FeatcacheError):
+    """A cache that cannot be found, opened or written."""
+
+
+class DamagedError(StoreError):
+    """Bytes in a cache that are not the bytes that were written."""
+
+
+class MissingItemError(StoreError, KeyError):
+    """An utterance that the cache does not hold; the message says whether, and why, it failed."""
+
+    __str__ = Exception.__str__  # KeyError's would print the repr
+
+
+def listing(names: Iterable[str], at_most: int = 10) -> str:
+    """Join names for a message: the first `at_most`, then how many more there are."""
+    names = list(names)
+    shown = ", ".join(names[:at_most])
+    return shown if len(names) <= at_most else f"{shown} … and {len(names) - at_most} more"

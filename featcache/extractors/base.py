@@ -1,0 +1,156 @@
+"""What an extractor is: the contract, and how a config's `extractor:` finds the class."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from featcache.errors import ConfigError, listing
+
+if TYPE_CHECKING:
+    import torch
+
+Batching = Literal["frames", "padded", "equal_length", "single"]
+
+_BUILT_IN = {
+    "fbank": "featcache.extractors.kaldi:Fbank",
+    "log_mel": "featcache.extractors.log_mel:LogMel",
+    "mfcc": "featcache.extractors.kaldi:Mfcc",
+}
+_ENTRY_POINTS = "featcache.extractors"
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """What an extractor's features are; stored with every version, as it stands.
+
+    Attributes:
+        item_shape: shape of one frame: `(80,)` for 80 mel bins, `(8,)` for 8 codebooks.
+        dtype: numpy name of the dtype that `extract` returns, before the config's `store.dtype`.
+        frame_rate: frames per second.
+        frame_length: samples that one frame looks at; 0 where it is not finite or not known.
+        sample_rate: of the waveforms that `extract` takes, in Hz.
+        units: what a value means, for a reader: "log mel energy (natural log)".
+        codebook_sizes: of each codebook, for codes; empty for features.
+    """
+
+    item_shape: tuple[int, ...]
+    dtype: str
+    frame_rate: float
+    frame_length: int
+    sample_rate: int
+    units: str
+    codebook_sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One utterance as an extractor gets it.
+
+    Attributes:
+        id: the utterance's, for whatever must be seeded by it.
+        waveform: float32 `[num_samples]`, mono, at the extractor's rate, nominally in [-1, 1],
+            on the extractor's device. Not to be written to.
+    """
+
+    id: str
+    waveform: torch.Tensor
+
+
+class Params(BaseModel):
+    """The base of every extractor's parameters: unknown names are refused, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+P = TypeVar("P", bound=Params)
+
+
+class Extractor(ABC, Generic[P]):
+    """Turns waveforms into features.
+
+    A value depends on the clip's samples (and id, for dither), the parameters and the weights; never on
+    the other clips of the call. How to ensure that is the extractor's business, and `batching` says how
+    it does: `frames` (computed frame by frame, in blocks of one shape), `padded`, `equal_length` or
+    `single`.
+
+    On the CPU one instance is called from several threads at once, each with torch's own threads
+    set to one: `extract` keeps no state of a call on `self`.
+
+    Attributes:
+        Params: the pydantic model of the config's `params`.
+        revision: raised when a change to the code changes values; part of the fingerprint.
+        batching: see above.
+        spec: of the features; set by `__init__`.
+    """
+
+    Params: ClassVar[type[Params]]
+    revision: ClassVar[int]
+    batching: ClassVar[Batching]
+    spec: FeatureSpec
+
+    @abstractmethod
+    def __init__(self, params: P, sample_rate: int, device: torch.device) -> None:
+        """Build the extractor for waveforms of `sample_rate` Hz on `device`.
+
+        Raises:
+            ConfigError: where the parameters do not go with the rate (`high_freq` above Nyquist, say).
+        """
+
+    @abstractmethod
+    def num_frames(self, num_samples: int) -> int:
+        """How many frames `num_samples` samples give, exactly; 0 where the clip is too short for one."""
+
+    @abstractmethod
+    def extract(self, clips: Sequence[Clip]) -> list[torch.Tensor]:
+        """The clips' features, in their order: each `[frames, *item_shape]` of `spec.dtype`, on the device.
+
+        Every clip is long enough for a frame. Called under `torch.inference_mode()`.
+
+        Raises:
+            AudioError: where the batch is a single clip that cannot be extracted.
+        """
+
+    @classmethod
+    def stored_dtype(cls, params: P) -> str:
+        """The dtype to store where the config names none."""
+        return "float32"
+
+    @classmethod
+    def weights_digest(cls, params: P) -> str | None:
+        """A hash of the content of the weights, for the fingerprint; None without weights."""
+        return None
+
+
+def find(name: str) -> type[Extractor[Params]]:
+    """The extractor class of a registered name, an entry point, or `package.module:Class`.
+
+    Raises:
+        ConfigError: where there is none, naming those there are.
+    """
+    if name in _BUILT_IN:
+        path = _BUILT_IN[name]
+    elif ":" in name:
+        path = name
+    else:
+        plugins = {point.name: point.value for point in entry_points(group=_ENTRY_POINTS)}
+        if name not in plugins:
+            known = sorted({*_BUILT_IN, *plugins})
+            raise ConfigError(
+                f"extractor: there is no {name!r}; there are {listing(known)}, and package.module:Class for your own"
+            )
+        path = plugins[name]
+    module_name, _, class_name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"extractor: {path} cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Extractor)):
+        raise ConfigError(f"extractor: {path} is not a featcache.extractors.Extractor")
+    return found

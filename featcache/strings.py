@@ -1,0 +1,134 @@
+"""Many strings in two flat arrays, and the 64-bit hash that finds one among them.
+
+A Python list of 10^7 ids takes over a gigabyte, is walked by the garbage collector, and is copied page by
+page into every forked worker, since counting references writes to it. Here the strings are one blob of
+UTF-8 bytes and one array of offsets: half the memory, shared by all processes, and memory-mapped from disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+_FNV_OFFSET = np.uint64(0xCBF29CE484222325)
+_FNV_PRIME = np.uint64(0x100000001B3)
+
+
+class Strings(Sequence[str]):
+    """An immutable sequence of strings, stored flat.
+
+    Args:
+        blob: uint8 `[bytes]`, the strings' UTF-8 bytes, one after the other.
+        offsets: integers `[n + 1]`, string `i` is `blob[offsets[i]:offsets[i + 1]]`.
+    """
+
+    __slots__ = ("blob", "offsets")
+
+    def __init__(self, blob: NDArray[np.uint8], offsets: NDArray[Any]) -> None:
+        self.blob = blob
+        self.offsets = offsets
+
+    @classmethod
+    def of(cls, strings: Iterable[str]) -> Strings:
+        """Pack an iterable of strings; it is consumed once and never held whole as a list."""
+        blob = bytearray()
+        ends = [0]
+        for string in strings:
+            blob += string.encode()
+            ends.append(len(blob))
+        return cls(np.frombuffer(bytes(blob), np.uint8), np.array(ends, np.int64))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Strings]) -> Strings:
+        """Put sequences one after the other."""
+        if not parts:
+            return cls.of([])
+        lengths = np.concatenate([part.byte_lengths() for part in parts])
+        blobs = [part.blob[int(part.offsets[0]) : int(part.offsets[-1])] for part in parts]
+        return cls(np.concatenate(blobs), _offsets_of(lengths))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(f"no string at {index}: there are {len(self)}")
+        return self.blob[int(self.offsets[index]) : int(self.offsets[index + 1])].tobytes().decode()
+
+    def __iter__(self) -> Iterator[str]:
+        chunk = 65536  # decoded a chunk at a time, so that iterating copies no more than that
+        for first in range(0, len(self), chunk):
+            ends = self.offsets[first : first + chunk + 1].tolist()
+            data = self.blob[ends[0] : ends[-1]].tobytes()
+            for start, stop in zip(ends, ends[1:], strict=False):
+                yield data[start - ends[0] : stop - ends[0]].decode()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Strings):
+            return np.array_equal(self.byte_lengths(), other.byte_lengths()) and bool(
+                np.array_equal(self._bytes(), other._bytes())
+            )
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        head = ", ".join(map(repr, self[:3]))
+        return f"Strings([{head}{', …' if len(self) > 3 else ''}], {len(self)} in all)"
+
+    def byte_lengths(self) -> NDArray[np.int64]:
+        """The strings' lengths in bytes, int64 `[n]`."""
+        return np.diff(self.offsets).astype(np.int64, copy=False)
+
+    def take(self, positions: NDArray[Any]) -> Strings:
+        """The strings at `positions` `[m]`, in that order."""
+        starts = self.offsets[:-1][positions].astype(np.int64, copy=False)
+        lengths = self.byte_lengths()[positions]
+        offsets = _offsets_of(lengths)
+        within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+        return Strings(self.blob[np.repeat(starts, lengths) + within], offsets)
+
+    def hashes(self) -> NDArray[np.uint64]:
+        """The 64-bit FNV-1a hash of each string's bytes, uint64 `[n]`.
+
+        Source: Fowler, Noll, Vo, draft-eastlake-fnv, section 2.
+        """
+        lengths = self.byte_lengths()
+        longest_first = np.argsort(-lengths, kind="stable")
+        starts = self.offsets[:-1][longest_first].astype(np.int64, copy=False)
+        hashes = np.full(len(self), _FNV_OFFSET)
+        # Column j takes in byte j of every string that has one: the first `alive` in order of length.
+        alive = len(self) - np.searchsorted(lengths[longest_first][::-1], np.arange(lengths.max(initial=0)), "right")
+        for j, count in enumerate(alive.tolist()):
+            hashes[:count] = (hashes[:count] ^ self.blob[starts[:count] + j]) * _FNV_PRIME
+        result = np.empty_like(hashes)
+        result[longest_first] = hashes
+        return result
+
+    def _bytes(self) -> NDArray[np.uint8]:
+        return self.blob[int(self.offsets[0]) : int(self.offsets[-1])]
+
+
+def extend_hashes(hashes: NDArray[np.uint64], values: NDArray[Any]) -> NDArray[np.uint64]:
+    """Continue each FNV-1a hash `[n]` over the little-endian bytes of its number in `values` `[n]`."""
+    little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
+    for column in little.view(np.uint8).reshape(len(values), -1).T:
+        hashes = (hashes ^ column) * _FNV_PRIME
+    return hashes
+
+
+def _offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
