@@ -1,1 +1,37 @@
-"""Speech features, extracted once and read at memory speed."""
+"""featcache: speech features, extracted once, trusted, and read at memory speed.
+
+    import featcache
+
+    cache = featcache.open("features")
+    features, lengths = cache.batch(["utt-1", "utt-2"])
+
+Extraction is a command: `featcache extract manifest.csv`. See `featcache --help`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from featcache.errors import FeatcacheError
+    from featcache.loader import Cache, FeatureDataset, open  # noqa: A004
+
+__version__ = "0.1.0"
+
+__all__ = ["Cache", "FeatcacheError", "FeatureDataset", "open"]
+
+_HOME = {"Cache": "loader", "FeatureDataset": "loader", "open": "loader", "FeatcacheError": "errors"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: the loader brings torch, which takes a second."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'featcache' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"featcache.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -132,35 +132,43 @@ def parse_config(text: str, source: str = "<config>") -> Config:
         ConfigError: every fault, each with its dotted path.
     """
     try:
-        loaded = yaml.load(text, _StrictLoader)  # noqa: S506 - a SafeLoader that refuses duplicate keys
+        loaded = yaml.load(text, _StrictLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
         raise ConfigError(f"config {source}:{where} not valid YAML: {getattr(error, 'problem', error)}") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"config {source}: expected a mapping with name, extractor, params, audio and store")
+    return config_from(loaded, source)
+
+
+def config_from(document: dict[str, Any], source: str = "<config>") -> Config:
+    """Validate a config given as plain values: a YAML file's, or the resolved config that a version keeps.
+
+    Raises:
+        ConfigError: every fault, each with its dotted path.
+    """
     faults: list[str] = []
     try:
-        _File.model_validate(loaded)
+        _File.model_validate(document)
     except ValidationError as error:
         faults += _faults(error)
-    name = loaded.get("name")
+    name = document.get("name")
     if isinstance(name, str) and not _NAME.fullmatch(name):
         faults.append(f"name: {name!r} may hold letters, digits, '.', '_' and '-', and starts with a letter or digit")
-    params, given = None, loaded.get("params")
-    if isinstance(loaded.get("extractor"), str):
+    found = params = None
+    if isinstance(document.get("extractor"), str):
         try:
-            found = extractors.find(loaded["extractor"])
-            params = found.Params.model_validate({} if given is None else given)
+            found = extractors.find(document["extractor"])
+            params = found.Params.model_validate(document.get("params") or {})
         except ConfigError as error:
             faults.append(str(error))
         except ValidationError as error:
             faults += [f"params.{fault}" for fault in _faults(error)]
-    if faults or params is None:
+    if faults or found is None or params is None:
         raise ConfigError(f"config {source}: " + "; ".join(dict.fromkeys(faults)))
-    file = _File.model_validate(loaded)
-    dtype = file.store.dtype or found.stored_dtype(params)
-    return Config(file.name, file.extractor, params, file.audio, dtype)
+    file = _File.model_validate(document)
+    return Config(file.name, file.extractor, params, file.audio, file.store.dtype or found.stored_dtype(params))
 
 
 def packaged_configs() -> dict[str, str]:
@@ -169,18 +177,6 @@ def packaged_configs() -> dict[str, str]:
     # Installed, configs/ lies in the package; in a source checkout, beside it.
     folder = here / "configs" if (here / "configs").is_dir() else here.parent / "configs"
     return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.yaml"))}
-
-
-def differing_keys(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:
-    """The dotted paths at which two resolved configs differ, with both values: `params.low_freq: 20.0 -> 0.0`."""
-    lines = []
-    for key in sorted({*one, *other}):
-        path, a, b = f"{prefix}{key}", one.get(key), other.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            lines += differing_keys(a, b, f"{path}.")
-        elif a != b:
-            lines.append(f"{path}: {json.dumps(a)} -> {json.dumps(b)}")
-    return lines
 
 
 def _faults(error: ValidationError) -> list[str]:

@@ -93,8 +93,8 @@ class Strings(Sequence[str]):
 
     def take(self, positions: NDArray[Any]) -> Strings:
         """The strings at `positions` `[m]`, in that order."""
-        starts = self.offsets[:-1][positions].astype(np.int64, copy=False)
-        lengths = self.byte_lengths()[positions]
+        starts = self.offsets[positions].astype(np.int64, copy=False)
+        lengths = self.offsets[positions + 1].astype(np.int64, copy=False) - starts
         offsets = _offsets_of(lengths)
         within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
         return Strings(self.blob[np.repeat(starts, lengths) + within], offsets)

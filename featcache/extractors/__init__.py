@@ -1,5 +1,6 @@
 """Extractors: the contract in `base`, then one file per family."""
 
-from featcache.extractors.base import Clip, Extractor, FeatureSpec, Params, find
+from featcache.extractors.base import Clip, Extractor, Params, find
+from featcache.spec import FeatureSpec
 
 __all__ = ["Clip", "Extractor", "FeatureSpec", "Params", "find"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from featcache.errors import ConfigError, listing
+from featcache.spec import FeatureSpec
 
 if TYPE_CHECKING:
     import torch
@@ -24,29 +25,6 @@ _BUILT_IN = {
     "mfcc": "featcache.extractors.kaldi:Mfcc",
 }
 _ENTRY_POINTS = "featcache.extractors"
-
-
-@dataclass(frozen=True)
-class FeatureSpec:
-    """What an extractor's features are; stored with every version, as it stands.
-
-    Attributes:
-        item_shape: shape of one frame: `(80,)` for 80 mel bins, `(8,)` for 8 codebooks.
-        dtype: numpy name of the dtype that `extract` returns, before the config's `store.dtype`.
-        frame_rate: frames per second.
-        frame_length: samples that one frame looks at; 0 where it is not finite or not known.
-        sample_rate: of the waveforms that `extract` takes, in Hz.
-        units: what a value means, for a reader: "log mel energy (natural log)".
-        codebook_sizes: of each codebook, for codes; empty for features.
-    """
-
-    item_shape: tuple[int, ...]
-    dtype: str
-    frame_rate: float
-    frame_length: int
-    sample_rate: int
-    units: str
-    codebook_sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

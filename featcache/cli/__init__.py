@@ -1,0 +1,58 @@
+"""The command line: one file per verb, each of which parses, calls the library, and prints.
+
+Results go to stdout, progress and messages to stderr. Nothing here is imported by the library, and
+nothing heavy is imported before a command runs: `featcache --help` answers at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from featcache import __version__
+from featcache.cli.configs import configs
+from featcache.cli.extract import extract
+from featcache.cli.info import info
+from featcache.cli.repair import repair
+from featcache.cli.show import show
+from featcache.cli.verify import verify
+from featcache.errors import FeatcacheError
+
+INTERRUPTED = 130
+
+
+class _Commands(click.Group):
+    """Turns errors into one clear line and the exit code of the contract; keeps the commands' own order."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FeatcacheError as error:
+            click.echo(f"featcache: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("featcache: interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="featcache")
+def main() -> None:
+    """Extract speech features once, into Zarr shards that training can trust.
+
+    \b
+    featcache extract train.csv              80-bin Kaldi fbank into ./features
+    featcache verify features                is every byte what was written?
+    python -c 'import featcache; print(featcache.open("features"))'
+
+    Exit codes: 0 fine; 1 failed, or verify found damage; 2 usage, config or manifest; 3 finished, but
+    some utterances are in the failure ledger; 130 interrupted.
+    """
+
+
+for command in (extract, verify, repair, info, show, configs):
+    main.add_command(command)

@@ -1,0 +1,40 @@
+"""What several commands print alike."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+
+def note(message: str) -> None:
+    """A line for the person, on stderr."""
+    click.echo(message, err=True)
+
+
+def print_json(document: Any) -> None:
+    """The one document that `--json` prints on stdout."""
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def megabytes(num_bytes: float) -> str:
+    """Bytes for a person: `12.3 MB`, `4.56 GB`."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.3g} {unit}" if num_bytes < 999 * size else f"{num_bytes / size:,.0f} {unit}"
+    return f"{num_bytes / 1e3:.3g} kB"
+
+
+def hours(seconds: float) -> str:
+    """Seconds of audio for a person: `3.71 h`, `12.4 min`, `9.7 s`."""
+    if seconds >= 3600:
+        return f"{seconds / 3600:,.2f} h"
+    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.1f} s"
+
+
+def clock(seconds: float) -> str:
+    """A duration as a clock shows it: `1:02:03`, `2:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    whole, minutes = divmod(minutes, 60)
+    return f"{whole}:{minutes:02}:{rest:02}" if whole else f"{minutes}:{rest:02}"

@@ -1,0 +1,29 @@
+"""`featcache configs`: the packaged configs."""
+
+from __future__ import annotations
+
+import click
+
+from featcache.errors import ConfigError, listing
+
+
+@click.command(short_help="List the packaged configs, or print one.")
+@click.argument("name", required=False)
+def configs(name: str | None) -> None:
+    """List the packaged configs; with a NAME, print that one, commented, to start your own from.
+
+    \b
+    Examples:
+      featcache configs
+      featcache configs fbank80 > my-config.yaml
+    """
+    from featcache.config import packaged_configs
+
+    packaged = packaged_configs()
+    if name is None:
+        for known, text in packaged.items():
+            click.echo(f"{known:20} {text.splitlines()[0].lstrip('# ')}")
+    elif name in packaged:
+        click.echo(packaged[name], nl=False)
+    else:
+        raise ConfigError(f"there is no packaged config {name!r}; there are {listing(packaged)}")

@@ -1,0 +1,173 @@
+"""`featcache extract`: the main job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from featcache.cli.common import hours, megabytes, note, print_json
+
+if TYPE_CHECKING:
+    from featcache.extraction import Extraction, Summary
+
+INTERRUPTED = 130
+FAILURES_LEFT = 3
+
+
+@click.command(short_help="Extract the features of a manifest's utterances.")
+@click.argument("manifest")
+@click.option("-c", "--config", "configs", multiple=True, default=("fbank80",), show_default=True, metavar="CONFIG",
+              help="A YAML file, or a packaged config's name. Give several: each file is then decoded once.")
+@click.option("-o", "--output", "cache", type=click.Path(file_okay=False, path_type=Path), default="features",
+              show_default=True, metavar="CACHE", help="The cache: a folder, made where there is none.")
+@click.option("--root", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
+              help="What relative paths are relative to.  [default: the manifest's folder]")
+@click.option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1 …  [default: cuda where there is one]")
+@click.option("--threads", type=click.IntRange(min=1), metavar="N",
+              help="One budget for decoding, computing and writing.  [default: every core; on the CPU at most 8]")
+@click.option("--shard-size", type=click.FloatRange(min=0, min_open=True), default=128.0, show_default=True,
+              metavar="MB", help="Size of a shard, about. What a kill costs; values do not depend on it.")
+@click.option("--retry-failed", is_flag=True, help="Try failures of earlier runs again, though their files are the same.")
+@click.option("--check-sources", is_flag=True, help="Extract again where a file's size or mtime has changed.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, how many hours and bytes, and do nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON document.")
+@click.pass_context
+def extract(
+    ctx: click.Context,
+    manifest: str,
+    configs: tuple[str, ...],
+    cache: Path,
+    root: Path | None,
+    device: str | None,
+    threads: int | None,
+    shard_size: float,
+    retry_failed: bool,
+    check_sources: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Extract the features of the MANIFEST's utterances into a cache.
+
+    MANIFEST is a CSV, TSV or JSONL file with the columns id and path, and, where wanted, start and
+    duration (seconds) and channel; - is standard input.
+
+    Run it again, and only what is missing is done: after a crash, for a longer manifest, for rows whose
+    path, start, duration or channel has changed. Another config makes another version beside the first.
+    Utterances that cannot be extracted are named, with the reason, in the version's failure ledger.
+
+    \b
+    Examples:
+      featcache extract train.csv
+      featcache extract train.csv -c mfcc13 -o /data/features --threads 4
+      featcache extract segments.jsonl -c my-config.yaml --root /corpora/audio --dry-run
+    """
+    _limit_libraries(threads)
+    from featcache.config import load_config
+    from featcache.extraction import Extraction, Options
+    from featcache.manifest import read_manifest
+
+    options = Options(device, threads, shard_size, retry_failed, check_sources)
+    loaded = [load_config(config) for config in configs]
+    extraction = Extraction(read_manifest(manifest, root=root, carry=False), loaded, cache, options)
+    for line in extraction.notes:
+        note(line)
+    if dry_run:
+        _print_plan(extraction, as_json)
+        return
+    from featcache.cli.progress import Display
+
+    with Display(extraction) as display, _stoppable() as stop:
+        summary = extraction.run(display.update, stop)
+    if as_json:
+        print_json({**asdict(summary), "times_real_time": round(summary.times_real_time, 1)})
+    else:
+        _print_summary(summary)
+    ctx.exit(INTERRUPTED if summary.interrupted else FAILURES_LEFT if summary.failed else 0)
+
+
+def _limit_libraries(threads: int | None) -> None:
+    """Hold OpenMP and MKL to the budget before torch starts them; torch's own pools follow in `Device`."""
+    if threads is not None:
+        for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            os.environ[variable] = str(threads)
+
+
+@contextmanager
+def _stoppable() -> Iterator[threading.Event]:
+    """An event that the first SIGINT or SIGTERM sets; a second one ends the process at once."""
+    stop = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            os._exit(INTERRUPTED)  # what is half written is in work/, and swept by the next run
+        note("interrupted: committing the shards that are whole (once more to stop at once)")
+        stop.set()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _print_plan(extraction: Extraction, as_json: bool) -> None:
+    plan = [
+        {
+            "name": work.config.name,
+            "path": str(work.path),
+            "utterances": len(extraction.manifest),
+            "present": int(work.todo.present.sum()),
+            "failed": int(work.todo.failed.sum()),
+            "changed": work.replaced,
+            "missing": int(work.todo.missing.sum()),
+            "hours": round(extraction.expected_seconds(work) / 3600, 4),
+            "bytes": round(extraction.expected_bytes(work)),
+        }
+        for work in extraction.work
+    ]
+    if as_json:
+        print_json(plan)
+        return
+    for row in plan:
+        changed = f", {row['changed']:,} of them changed" if row["changed"] else ""
+        click.echo(
+            f"{row['path']}: {row['missing']:,} of {row['utterances']:,} utterances to extract{changed}: about "
+            f"{hours(row['hours'] * 3600)} of audio, {megabytes(row['bytes'])} of features; "
+            f"{row['present']:,} are there, {row['failed']:,} have failed before"
+        )
+
+
+def _print_summary(summary: Summary) -> None:
+    for version in summary.versions:
+        click.echo(version.path)
+        click.echo(
+            f"  {summary.utterances:,} utterances: {version.extracted:,} extracted"
+            f" ({megabytes(version.num_bytes)}), {version.present:,} there before, {version.failed:,} failed"
+            if version.extracted or version.failed
+            else f"  nothing to do: all {summary.utterances:,} utterances are there"
+        )
+    if summary.elsewhere:
+        click.echo(f"{summary.elsewhere:,} utterances were done by another run meanwhile")
+    if summary.resampled:
+        click.echo(f"{summary.resampled:,} utterances were resampled: their files have another rate than the config")
+    if summary.failures:
+        click.echo("failures: " + ", ".join(f"{reason} {count:,}" for reason, count in summary.failures.items()))
+    if summary.stages:
+        shares = ", ".join(f"{stage} {share:.0%}" for stage, share in summary.stages.items() if share >= 0.005)
+        click.echo(
+            f"{hours(summary.audio_hours * 3600)} of audio in {summary.seconds:.1f} s: "
+            f"{summary.times_real_time:,.0f} × real time on {summary.device}, {summary.threads} threads"
+        )
+        click.echo(f"time in stages: {shares}; bottleneck: {summary.bottleneck}")
+    if summary.failed:
+        click.echo(f"why utterances failed: featcache info {summary.versions[0].path} --failures")

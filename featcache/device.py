@@ -1,0 +1,113 @@
+"""Where extraction runs: threads, precision, and how waveforms get there and features come back."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from featcache.errors import ConfigError
+
+MAX_CPU_THREADS = 8
+"""The default on a CPU stops here: a login node is shared, and beyond it the disk is the limit."""
+
+_CUDA_SLOTS = 2
+"""Batches on a GPU at once: one computes while another is copied."""
+
+
+def available_threads() -> int:
+    """The cores that this process may use: its affinity, not the machine's count."""
+    return len(os.sched_getaffinity(0))
+
+
+class Device:
+    """A torch device as the pipeline's worker threads use it.
+
+    On the CPU each worker computes by itself, with torch's own threads set to one. On a GPU each worker has
+    a stream and pinned staging buffers of its own, so that copies and kernels of different batches overlap,
+    and at most `_CUDA_SLOTS` of them hold device memory at once.
+
+    Args:
+        name: `cpu`, `cuda`, `cuda:1`; None is cuda where there is one.
+        threads: the budget; None is every available core, at most `MAX_CPU_THREADS` of them on the CPU.
+
+    Attributes:
+        torch_device: the device.
+        threads: the budget.
+        workers: worker threads to run. On a GPU as many more as wait on it instead of decoding.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+
+    def __init__(self, name: str | None = None, threads: int | None = None) -> None:
+        try:
+            device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        except RuntimeError as error:
+            raise ConfigError(f"device {name!r}: not a torch device; use cpu, cuda, or cuda:0 and so on") from error
+        if device.type not in ("cpu", "cuda"):
+            raise ConfigError(f"device {name!r}: extraction runs on cpu or cuda")
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise ConfigError(f"device {name!r}: there is none; torch sees {torch.cuda.device_count()} CUDA devices")
+        self.torch_device = device
+        self.is_cuda = device.type == "cuda"
+        self.threads = threads or min(available_threads(), 1 << 16 if self.is_cuda else MAX_CPU_THREADS)
+        self.workers = self.threads + (_CUDA_SLOTS if self.is_cuda else 0)
+        self._slots = threading.BoundedSemaphore(_CUDA_SLOTS if self.is_cuda else self.workers)
+        self._own = threading.local()
+        torch.set_num_threads(1)
+        # fp32 means fp32: TF32 rounds to ten bits, and matrix products and convolutions have a switch each.
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+
+    @property
+    def label(self) -> str:
+        """The device's name, for provenance."""
+        return torch.cuda.get_device_name(self.torch_device) if self.is_cuda else "cpu"
+
+    @contextmanager
+    def slot(self) -> Iterator[None]:
+        """Hold the device while a batch is on it; a GPU's work in it goes to the thread's own stream."""
+        with self._slots, torch.inference_mode():
+            if not self.is_cuda:
+                yield
+                return
+            if not hasattr(self._own, "stream"):
+                self._own.stream = torch.cuda.Stream(self.torch_device)
+            with torch.cuda.device(self.torch_device), torch.cuda.stream(self._own.stream):
+                yield
+
+    def upload(self, waveforms: Sequence[NDArray[np.float32]]) -> list[torch.Tensor]:
+        """Waveforms as float32 tensors `[num_samples]` on the device; on a GPU, by one copy from pinned memory."""
+        if not self.is_cuda:
+            return [torch.from_numpy(waveform) for waveform in waveforms]
+        lengths = [len(waveform) for waveform in waveforms]
+        staging = self._pinned("up", sum(lengths), torch.float32)
+        np.concatenate(waveforms, out=staging.numpy())
+        return list(staging.to(self.torch_device, non_blocking=True).split(lengths))
+
+    def download(self, features: torch.Tensor) -> NDArray[np.generic]:
+        """A contiguous tensor as a numpy array of its own; on a GPU, waits for all the thread's work on it."""
+        if not self.is_cuda:
+            return features.numpy()
+        staging = self._pinned("down", features.numel(), features.dtype)
+        staging.copy_(features.reshape(-1), non_blocking=True)
+        self._own.stream.synchronize()
+        return staging.numpy().reshape(features.shape).copy()
+
+    def _pinned(self, use: str, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """The first `size` elements of the thread's pinned buffer for `use`, grown where it is too small.
+
+        Reused without waiting: `download` has waited for everything before it.
+        """
+        num_bytes = size * dtype.itemsize
+        buffer: torch.Tensor | None = getattr(self._own, use, None)
+        if buffer is None or len(buffer) < num_bytes:
+            buffer = torch.empty(max(num_bytes, 1 << 22) * 5 // 4, dtype=torch.uint8, pin_memory=True)
+            setattr(self._own, use, buffer)
+        return buffer[:num_bytes].view(dtype)

@@ -1,0 +1,1 @@
+"""Who runs shard tasks: `local` does it in this process."""

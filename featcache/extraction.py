@@ -1,0 +1,396 @@
+"""The main job: a manifest and configs in, versions filled, a summary out."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.audio import probe_seconds
+from featcache.config import Config
+from featcache.device import Device
+from featcache.engines.local import Counted, LocalEngine, Progress
+from featcache.errors import ConfigError, FeatcacheError, Reason
+from featcache.manifest import Manifest
+from featcache.pipeline import Target
+from featcache.plan import ShardTask, Todo, compare, tasks
+from featcache.provenance import library_versions
+from featcache.store.index import Index, build_index, open_index
+from featcache.store.runs import Failure, Run, latest_failures
+from featcache.store.version import Version, VersionInfo, differing_keys, find_versions
+
+SHARD_MEGABYTES = 128.0
+"""A shard's size, about."""
+
+SHARD_HOURS = 4.0
+"""A shard's audio, at most about: what a kill costs."""
+
+_PROBED = 256
+"""Files whose headers are read to estimate durations that the manifest does not give."""
+
+_STAT_THREADS = 16
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run may choose, and values do not depend on.
+
+    Attributes:
+        device: `cpu`, `cuda`, `cuda:1`; None is cuda where there is one.
+        threads: the budget for everything; None is what `Device` says.
+        shard_megabytes: a shard's size, about.
+        retry_failed: try failures of earlier runs again, whether or not their files changed.
+        check_sources: extract again where a file's size or mtime is not what it was.
+    """
+
+    device: str | None = None
+    threads: int | None = None
+    shard_megabytes: float = SHARD_MEGABYTES
+    retry_failed: bool = False
+    check_sources: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one config's version lacks.
+
+    Attributes:
+        config: the config.
+        info: of the version.
+        path: of the version, which may not exist yet.
+        todo: what is missing.
+        index: of what is there.
+        replaced: how many items there are of rows or files that have changed.
+    """
+
+    config: Config
+    info: VersionInfo
+    path: Path
+    todo: Todo
+    index: Index
+
+    @property
+    def replaced(self) -> int:
+        """Rows whose item in the cache another row or another file made."""
+        return int((self.todo.missing & (self.todo.replaces >= 0)).sum())
+
+
+@dataclass(frozen=True)
+class VersionSummary:
+    """What a run did to one version.
+
+    Attributes:
+        name: the config's.
+        path: of the version.
+        present: utterances of the manifest that were there already.
+        extracted: utterances extracted by this run.
+        failed: utterances in the ledger: by this run and, not tried again, by earlier ones.
+        num_bytes: of features, written by this run.
+    """
+
+    name: str
+    path: str
+    present: int
+    extracted: int
+    failed: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run did.
+
+    Attributes:
+        utterances: in the manifest.
+        versions: one entry a config.
+        failures: of this run, by reason.
+        resampled: utterances whose file had another rate than the config.
+        audio_hours: extracted.
+        seconds: from start to end.
+        device: that extracted.
+        threads: the budget.
+        stages: each stage's share of the worker threads' time, 0 to 1.
+        bottleneck: the stage that held the run back; empty where there was nothing to do.
+        elsewhere: utterances that another run did meanwhile.
+        interrupted: whether the run was stopped before its end.
+    """
+
+    utterances: int
+    versions: list[VersionSummary]
+    failures: dict[str, int]
+    resampled: int
+    audio_hours: float
+    seconds: float
+    device: str
+    threads: int
+    stages: dict[str, float] = field(default_factory=dict)
+    bottleneck: str = ""
+    elsewhere: int = 0
+    interrupted: bool = False
+
+    @property
+    def times_real_time(self) -> float:
+        """Seconds of audio extracted in a second."""
+        return self.audio_hours * 3600 / self.seconds if self.seconds else 0.0
+
+    @property
+    def failed(self) -> int:
+        """Utterances in the failure ledger, over all versions."""
+        return sum(version.failed for version in self.versions)
+
+
+class Extraction:
+    """A run, planned and not yet begun: nothing is written before `run`.
+
+    Args:
+        manifest: what is wanted.
+        configs: one version is filled for each; files are decoded once for all that lack the same rows.
+        cache: the folder that holds versions.
+        options: of the run.
+
+    Attributes:
+        work: what each config's version lacks.
+        notes: lines worth telling a user before it begins.
+
+    Raises:
+        ConfigError: the device does not exist, or a parameter does not go with the sample rate.
+        DamagedError: a version's metadata or columns are damaged.
+    """
+
+    def __init__(self, manifest: Manifest, configs: Sequence[Config], cache: Path, options: Options) -> None:
+        names = [config.name for config in configs]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"two configs have the same name: {', '.join(sorted(names))}; each names a version")
+        self.manifest = manifest
+        self.cache = cache
+        self.options = options
+        self.device = Device(options.device, options.threads)
+        self.notes: list[str] = []
+        self._started = perf_counter()
+        self._extractors = {
+            config.name: config.extractor_class(config.params, config.audio.sample_rate, self.device.torch_device)
+            for config in configs
+        }
+        self._made_by = library_versions()
+        self.work = [self._compare(config) for config in configs]
+        self._seconds: NDArray[np.float64] | None = None
+
+    @property
+    def missing(self) -> int:
+        """Utterances to extract, over all versions."""
+        return sum(int(work.todo.missing.sum()) for work in self.work)
+
+    @property
+    def row_seconds(self) -> NDArray[np.float64]:
+        """Seconds of audio of each row, float64 `[rows]`: the manifest's, else estimated from some headers."""
+        if self._seconds is None:
+            self._seconds = _row_seconds(self.manifest)
+        return self._seconds
+
+    def expected_seconds(self, work: Work) -> float:
+        """Seconds of audio to extract for one version."""
+        return float(self.row_seconds[work.todo.missing].sum())
+
+    def expected_bytes(self, work: Work) -> float:
+        """Bytes of features to write for one version."""
+        return self.expected_seconds(work) * _bytes_per_second(work.info)
+
+    def run(self, report: Callable[[Progress], None] = lambda _: None, stop: threading.Event | None = None) -> Summary:
+        """Extract what is missing.
+
+        Args:
+            report: called with the progress now and then, from worker threads, one at a time.
+            stop: set it to end the run after the shards that are whole.
+
+        Raises:
+            StoreError: the cache cannot be written. What was committed stays.
+        """
+        stop = stop or threading.Event()
+        progress = Progress()
+        for group in self._groups():
+            if not stop.is_set():
+                self._fill(group, progress, report, stop)
+        return self._summary(progress, stop.is_set())
+
+    def _compare(self, config: Config) -> Work:
+        info = self._version_info(config)
+        path = self.cache / info.folder_name
+        if not (path / "zarr.json").exists():
+            self._note_siblings(info)
+            index = build_index([])
+            return Work(config, info, path, compare(self.manifest, index, {}), index)
+        version = Version.open(path)
+        index = open_index(version)
+        failures = {} if self.options.retry_failed else latest_failures(version)
+        todo = compare(self.manifest, index, failures, self._is_unchanged)
+        if self.options.check_sources:
+            todo = _with_changed_sources(self.manifest, todo, index, version)
+        return Work(config, info, path, todo, index)
+
+    def _version_info(self, config: Config) -> VersionInfo:
+        spec = replace(self._extractors[config.name].spec, dtype=config.dtype)
+        return VersionInfo(config.name, config.fingerprint(), config.resolved(), spec, self._made_by)
+
+    def _note_siblings(self, info: VersionInfo) -> None:
+        """Say what is different where there is a version of the same name under another fingerprint."""
+        try:
+            siblings = find_versions(self.cache, info.name)
+        except FeatcacheError:
+            return  # no cache yet, or damage elsewhere in it, which is verify's to tell
+        for sibling in siblings:
+            keys = differing_keys(sibling.info.config, info.config)
+            self.notes.append(
+                f"{info.folder_name} is a new version beside {sibling.path.name}: "
+                + (", ".join(keys) or "the extractor's revision or weights differ")
+            )
+
+    def _is_unchanged(self, failure: Failure) -> bool:
+        """Whether a file that failed is still the one that failed. An unreadable one may be readable by now."""
+        if failure.reason == Reason.FILE_UNREADABLE:
+            return False
+        return _stat(self.manifest.resolve(failure.path)) == (failure.size, failure.mtime_ns)
+
+    def _groups(self) -> list[list[Work]]:
+        """Versions that lack the same rows are filled together."""
+        groups: list[list[Work]] = []
+        for work in self.work:
+            if not work.todo.missing.any():
+                continue
+            for group in groups:
+                if np.array_equal(group[0].todo.missing, work.todo.missing) and not (work.replaced or group[0].replaced):
+                    group.append(work)
+                    break
+            else:
+                groups.append([work])
+        return groups
+
+    def _fill(
+        self, group: Sequence[Work], progress: Progress, report: Callable[[Progress], None], stop: threading.Event
+    ) -> None:
+        targets = [
+            Target(work.config, self._extractors[work.config.name], Version.create(self.cache, work.info))
+            for work in group
+        ]
+        for target in targets:
+            target.version.sweep()
+        runs = [Run(target.version, self._asked(target)) for target in targets]
+        engine = LocalEngine(
+            targets=targets,
+            runs=runs,
+            root=self.manifest.root,
+            device=self.device,
+            made_by={**self._made_by, "device": self.device.label},
+            progress=progress,
+            report=report,
+            stop=stop,
+        )
+        engine.run(self._tasks(group))
+        for target, run in zip(targets, runs, strict=True):
+            counted = progress.versions.get(target.config.name, Counted())
+            run.finish({**asdict(counted), "interrupted": stop.is_set()})
+            if not stop.is_set():
+                open_index(target.version)  # built now, so that training opens it at once
+
+    def _tasks(self, group: Sequence[Work]) -> Iterator[ShardTask]:
+        largest = max(_bytes_per_second(work.info) for work in group)
+        seconds_per_shard = min(SHARD_HOURS * 3600, self.options.shard_megabytes * 1e6 / largest)
+        first = group[0]
+        return tasks(self.manifest, first.index, first.todo, self.row_seconds, seconds_per_shard)
+
+    def _asked(self, target: Target) -> dict[str, Any]:
+        return {
+            "manifest": self.manifest.source,
+            "root": str(self.manifest.root),
+            "config": target.config.resolved(),
+            "device": str(self.device.torch_device),
+            "threads": self.device.threads,
+            "made_by": self._made_by,
+        }
+
+    def _summary(self, progress: Progress, interrupted: bool) -> Summary:
+        versions = []
+        for work in self.work:
+            counted = progress.versions.get(work.config.name, Counted())
+            versions.append(
+                VersionSummary(
+                    name=work.config.name,
+                    path=str(work.path),
+                    present=int(work.todo.present.sum()),
+                    extracted=counted.extracted,
+                    failed=int(work.todo.failed.sum()) + counted.failed,
+                    num_bytes=counted.num_bytes,
+                )
+            )
+        spent = sum(progress.stages.values())
+        stages = {name: round(seconds / spent, 4) for name, seconds in progress.stages.items()} if spent else {}
+        return Summary(
+            utterances=len(self.manifest),
+            versions=versions,
+            failures=dict(sorted(progress.failures.items())),
+            resampled=progress.resampled,
+            audio_hours=progress.audio_seconds / 3600,
+            seconds=perf_counter() - self._started,
+            device=self.device.label,
+            threads=self.device.threads,
+            stages=stages,
+            bottleneck=max(stages, key=lambda name: stages[name]) if stages else "",
+            elsewhere=progress.elsewhere,
+            interrupted=interrupted,
+        )
+
+
+def _bytes_per_second(info: VersionInfo) -> float:
+    return info.spec.frame_rate * math.prod(info.spec.item_shape) * np.dtype(info.spec.dtype).itemsize
+
+
+def _row_seconds(manifest: Manifest) -> NDArray[np.float64]:
+    """Each row's duration; where the manifest gives none, the mean of what some files' headers say."""
+    seconds = manifest.duration.copy()
+    unknown = np.flatnonzero(np.isnan(seconds))
+    if not len(unknown):
+        return seconds
+    probed = unknown[np.unique(np.linspace(0, len(unknown) - 1, _PROBED).astype(np.int64))]
+    with ThreadPoolExecutor(_STAT_THREADS) as pool:
+        found = pool.map(lambda row: probe_seconds(manifest.resolve(manifest.paths[row])), probed.tolist())
+    known = np.array([math.nan if one is None else one for one in found])
+    known -= np.nan_to_num(manifest.start[probed])
+    usable = known > 0
+    seconds[unknown] = known[usable].mean() if usable.any() else 1.0
+    seconds[probed[usable]] = known[usable]
+    return seconds
+
+
+def _with_changed_sources(manifest: Manifest, todo: Todo, index: Index, version: Version) -> Todo:
+    """Also miss the rows whose file's size or mtime is not what it was when it was decoded."""
+    rows = np.flatnonzero(todo.present)
+    positions = index.find(manifest.ids.take(rows))
+    sources = np.empty((len(rows), 2), np.int64)
+    for number, name in enumerate(index.shards):
+        inside = np.flatnonzero(index.shard[positions] == number)
+        sources[inside] = version.shard(name).column("sources")[index.item[positions[inside]], :2]
+    with ThreadPoolExecutor(_STAT_THREADS) as pool:
+        paths = (manifest.resolve(path) for path in manifest.paths.take(rows))
+        now = list(pool.map(_stat, paths, chunksize=256))
+    changed = np.array([stat != tuple(source) for stat, source in zip(now, sources.tolist(), strict=True)], bool)
+    present, replaces = todo.present.copy(), todo.replaces.copy()
+    present[rows[changed]] = False
+    replaces[rows[changed]] = positions[changed]
+    return replace(todo, present=present, replaces=replaces)
+
+
+def _stat(path: Path) -> tuple[int | None, int | None]:
+    """A file's size in bytes and mtime in ns; None where there is no such file."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None, None
+    return stat.st_size, stat.st_mtime_ns

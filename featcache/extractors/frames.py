@@ -1,0 +1,82 @@
+"""Extractors that look at a waveform frame by frame, and give a frame the same bits whatever surrounds it.
+
+Matrix products and Fourier transforms choose their kernels by shape, so the last bits of a row change with
+the number of rows beside it. Here every computation has one shape. A clip is cut into frames by itself,
+never padded to its neighbours' length; the frames of a call are laid one after the other into blocks of a
+constant number of rows; the last block is filled up with zeros; and the features are cut apart again.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from featcache.extractors.base import Clip, Extractor, P
+
+ROWS = {"cpu": 640, "cuda": 8192}
+"""Rows of a block, by the device's type. On a CPU a block's intermediate results stay in the cache, and
+640 frames of 10 ms waste little of the last block; a GPU wants more work in each kernel."""
+
+
+class FrameExtractor(Extractor[P]):
+    """The base of extractors whose frames are computed each by itself.
+
+    A subclass sets `spec` in its `__init__`, and says how many frames there are (`num_frames`), what they
+    look at (`frames`), what is computed from them (`compute`), and, where something is left to do that
+    needs a whole item, what that is (`finish`). None of them keeps anything on `self`.
+
+    Shapes in this and the following files: `B` rows of a block, `L` samples of a frame, `N` samples of its
+    Fourier transform, `F = N // 2 + 1` frequencies, `M` mel bins, `T` frames of a clip.
+    """
+
+    batching = "frames"
+
+    @abstractmethod
+    def frames(self, clip: Clip) -> torch.Tensor:
+        """The clip's frames, float32 `[T, L]`, with `T` as `num_frames` says and `L = spec.frame_length`.
+
+        May be a strided view of the waveform: it is copied, not written to.
+        """
+
+    @abstractmethod
+    def compute(self, block: torch.Tensor) -> torch.Tensor:
+        """The features, float32 `[B, *item_shape]`, of frames `[B, L]`, which may be overwritten."""
+
+    def finish(self, features: torch.Tensor) -> None:
+        """Complete, in place, one item's features `[T, *item_shape]`."""
+
+    def extract(self, clips: Sequence[Clip]) -> list[torch.Tensor]:
+        """The clips' features, in their order: views `[T, *item_shape]`, one after the other, of one tensor."""
+        if not clips:
+            return []
+        num_frames = [self.num_frames(len(clip.waveform)) for clip in clips]
+        features = clips[0].waveform.new_empty((sum(num_frames), *self.spec.item_shape))
+        done = 0
+        for block, used in self._blocks(clips):
+            features[done : done + used] = self.compute(block)[:used]
+            done += used
+        items = list(features.split(num_frames))
+        for item in items:
+            self.finish(item)
+        return items
+
+    def _blocks(self, clips: Sequence[Clip]) -> Iterator[tuple[torch.Tensor, int]]:
+        """The frames of all clips in blocks `[B, L]`, and how many rows of each are used; one buffer for all."""
+        waveform = clips[0].waveform
+        block = waveform.new_empty(ROWS[waveform.device.type], self.spec.frame_length)
+        used = 0
+        for clip in clips:
+            frames = self.frames(clip)
+            while len(frames):
+                fitting = frames[: len(block) - used]
+                block[used : used + len(fitting)] = fitting
+                used += len(fitting)
+                frames = frames[len(fitting) :]
+                if used == len(block):
+                    yield block, used
+                    used = 0
+        if used:
+            block[used:] = 0
+            yield block, used

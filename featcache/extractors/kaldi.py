@@ -1,0 +1,301 @@
+"""Kaldi's filter-bank energies and MFCCs.
+
+The formulas are those of Kaldi's `src/feat/`: `feature-window.cc` (frames, and what is done to each),
+`mel-computations.cc` (the mel bank), `feature-fbank.cc` and `feature-mfcc.cc`; the MFCC is Davis and
+Mermelstein's (1980). Parameters have Kaldi's names and, unless they say otherwise, Kaldi's defaults. Kaldi
+reads samples as 16-bit integers: waveforms, in [-1, 1] here, count 32768 times as much.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, TypeVar
+
+import torch
+from pydantic import Field
+
+from featcache.errors import ConfigError
+from featcache.extractors import mel
+from featcache.extractors.base import Clip, Params
+from featcache.extractors.frames import FrameExtractor
+from featcache.spec import FeatureSpec
+from featcache.strings import Strings
+
+_SCALE = 32768.0
+"""From [-1, 1] to 16-bit units. A power of two: it may be multiplied in wherever that is cheapest."""
+
+_EPSILON = torch.finfo(torch.float32).eps
+"""Kaldi's floor under every logarithm."""
+
+
+class KaldiParams(Params):
+    """What fbank and MFCC have in common: frames, and the mel bank."""
+
+    frame_length: float = Field(default=25.0, gt=0)
+    """Milliseconds. Cut down to whole samples."""
+    frame_shift: float = Field(default=10.0, gt=0)
+    """Milliseconds from one frame's start to the next one's. Cut down to whole samples."""
+    snip_edges: bool = True
+    """Only frames that lie inside the clip. Else round(num_samples / shift) frames, each centred on its part
+    of the clip, which is reflected at its ends."""
+    dither: float = Field(default=0.0, ge=0)
+    """Standard deviation, in 16-bit units, of Gaussian noise added to every frame. Seeded by the utterance's
+    id, so that a clip always gets the same. Kaldi's default is 1, with noise that differs between runs."""
+    remove_dc_offset: bool = True
+    """Subtract each frame's mean."""
+    preemphasis_coefficient: float = Field(default=0.97, ge=0, le=1)
+    """Subtract this much of the preceding sample from each; the first one's predecessor is itself."""
+    window_type: Literal["povey", "hanning", "hamming", "rectangular", "blackman"] = "povey"
+    """`povey` is a Hann window to the power of 0.85. All are symmetric."""
+    blackman_coeff: float = 0.42
+    """Of the blackman window."""
+    round_to_power_of_two: bool = True
+    """Fill frames with zeros up to a power of two before the Fourier transform."""
+    num_mel_bins: int = Field(default=23, ge=3)
+    """Triangular filters, equidistant in mel."""
+    low_freq: float = Field(default=20.0, ge=0)
+    """Where the first filter begins, in Hz."""
+    high_freq: float = 0.0
+    """Where the last filter ends, in Hz; 0 or less is an offset from the Nyquist frequency."""
+    use_energy: bool = False
+    """Include the frame's log energy."""
+    raw_energy: bool = True
+    """Take that energy before pre-emphasis and windowing."""
+    energy_floor: float = Field(default=0.0, ge=0)
+    """Floor of that energy, before the logarithm, in squared 16-bit units. Kaldi's default; torchaudio's is 1."""
+    htk_compat: bool = False
+    """Put the energy (or the zeroth cepstrum) last."""
+
+
+class FbankParams(KaldiParams):
+    """The parameters of `fbank`."""
+
+    num_mel_bins: int = Field(default=80, ge=3)
+    """Triangular filters, equidistant in mel. Kaldi's default is 23."""
+    use_log_fbank: bool = True
+    """The logarithm of each filter's energy, or the energy itself."""
+    use_power: bool = True
+    """Filter the power spectrum, or the magnitude."""
+
+
+class MfccParams(KaldiParams):
+    """The parameters of `mfcc`."""
+
+    num_ceps: int = Field(default=13, ge=1)
+    """Cepstra, counting the zeroth."""
+    cepstral_lifter: float = Field(default=22.0, ge=0)
+    """Scales cepstra up, the higher ones more, as HTK does; 0 leaves them as they are."""
+    use_energy: bool = True
+    """Put the frame's log energy in place of the zeroth cepstrum. Kaldi's default; torchaudio's, and that of
+    most of Kaldi's recipes, is false."""
+
+
+K = TypeVar("K", bound=KaldiParams)
+
+
+class _Kaldi(FrameExtractor[K]):
+    """From a clip to mel energies and the frame's energy: all that comes before logarithm and cosine transform."""
+
+    def __init__(self, params: K, sample_rate: int, device: torch.device, num_values: int, units: str) -> None:
+        self._params = params
+        self._length = _whole_samples("frame_length", params.frame_length, sample_rate, at_least=2)
+        self._shift = _whole_samples("frame_shift", params.frame_shift, sample_rate, at_least=1)
+        self._fft_length = 1 << (self._length - 1).bit_length() if params.round_to_power_of_two else self._length
+        if self._fft_length % 2:
+            raise ConfigError(
+                f"params.frame_length: {params.frame_length:g} ms are {self._length} samples at audio.sample_rate "
+                f"{sample_rate}, an odd number, which round_to_power_of_two: false does not allow"
+            )
+        low, high = mel.frequency_range(params.low_freq, params.high_freq, sample_rate)
+        filters = mel.kaldi_filters(params.num_mel_bins, self._fft_length, sample_rate, low, high)
+        self._mel_bank = mel.MelBank(filters, device)
+        window = _window(params.window_type, self._length, params.blackman_coeff)
+        self._scaled_window = (window * _SCALE).to(device, torch.float32)
+        self.spec = FeatureSpec(
+            item_shape=(num_values,),
+            dtype="float32",
+            frame_rate=sample_rate / self._shift,
+            frame_length=self._length,
+            sample_rate=sample_rate,
+            units=units,
+        )
+
+    def num_frames(self, num_samples: int) -> int:
+        """How many frames `num_samples` samples give: Kaldi's `NumFrames`."""
+        if self._params.snip_edges:
+            return max(0, num_samples - self._length + self._shift) // self._shift
+        return (num_samples + self._shift // 2) // self._shift
+
+    def frames(self, clip: Clip) -> torch.Tensor:
+        """The clip's frames, float32 `[T, L]`, in [-1, 1], with dither if there is any."""
+        waveform = clip.waveform
+        if not self._params.snip_edges:
+            # Frame t is centred on sample t * shift + shift / 2.
+            before = self._length // 2 - self._shift // 2
+            end = (self.num_frames(len(waveform)) - 1) * self._shift + self._length
+            waveform = _reflected(waveform, before, end - before - len(waveform))
+        frames = waveform.unfold(0, self._length, self._shift)
+        if self._params.dither:
+            seed = int(Strings.of([clip.id]).hashes()[0])
+            generator = torch.Generator().manual_seed(seed)
+            noise = torch.randn(frames.shape, generator=generator, dtype=torch.float32)
+            frames = frames + (noise * (self._params.dither / _SCALE)).to(frames.device)
+        return frames
+
+    def mel_energies(self, frames: torch.Tensor, power: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Mel energies `[B, M]`, and log energies `[B]` if `use_energy`, of frames `[B, L]`.
+
+        `power` tells energies of the power spectrum from those of the magnitude. The frames are overwritten.
+        """
+        if self._params.remove_dc_offset:
+            frames -= frames.mean(dim=1, keepdim=True)
+        windowed = self._windowed(frames)
+        log_energy = None
+        if self._params.use_energy:
+            log_energy = self._log_energy(frames * _SCALE if self._params.raw_energy else windowed)
+        spectrum = mel.power_spectrum(windowed, self._fft_length)
+        return self._mel_bank(spectrum if power else spectrum.sqrt_()), log_energy
+
+    def _windowed(self, frames: torch.Tensor) -> torch.Tensor:
+        """Pre-emphasise frames, bring them to 16-bit units under the window, and fill them with zeros."""
+        coefficient = self._params.preemphasis_coefficient
+        windowed = frames.new_empty(len(frames), self._fft_length)
+        used = windowed[:, : self._length]
+        torch.sub(frames[:, 1:], frames[:, :-1], alpha=coefficient, out=used[:, 1:])
+        torch.sub(frames[:, 0], frames[:, 0], alpha=coefficient, out=used[:, 0])
+        used *= self._scaled_window
+        windowed[:, self._length :] = 0
+        return windowed
+
+    def _log_energy(self, frames: torch.Tensor) -> torch.Tensor:
+        return frames.square().sum(dim=1).clamp_(min=max(_EPSILON, self._params.energy_floor)).log_()
+
+
+class Fbank(_Kaldi[FbankParams]):
+    """Kaldi's log mel filter-bank energies, as `compute-fbank-feats` makes them.
+
+    Features are float32 `[T, num_mel_bins]`; with `use_energy` there is one more value, the first, or with
+    `htk_compat` the last.
+
+    Args:
+        params: see `FbankParams`.
+        sample_rate: of the waveforms, in Hz.
+        device: to compute on.
+
+    Raises:
+        ConfigError: the parameters do not go with the rate.
+    """
+
+    Params = FbankParams
+    revision = 1
+
+    def __init__(self, params: FbankParams, sample_rate: int, device: torch.device) -> None:
+        quantity = "energy" if params.use_power else "magnitude"
+        units = f"log mel {quantity} (natural log, 16-bit scale)" if params.use_log_fbank else f"mel {quantity}"
+        super().__init__(params, sample_rate, device, params.num_mel_bins + params.use_energy, units)
+
+    def compute(self, block: torch.Tensor) -> torch.Tensor:
+        """Features, float32 `[B, D]`, of frames `[B, L]`, which are overwritten."""
+        values, log_energy = self.mel_energies(block, self._params.use_power)
+        if self._params.use_log_fbank:
+            values.clamp_(min=_EPSILON).log_()
+        if log_energy is None:
+            return values
+        energy = log_energy[:, None]
+        return torch.cat([values, energy] if self._params.htk_compat else [energy, values], dim=1)
+
+
+class Mfcc(_Kaldi[MfccParams]):
+    """Kaldi's mel-frequency cepstral coefficients, as `compute-mfcc-feats` makes them.
+
+    Features are float32 `[T, num_ceps]`. The first value is the log energy, or without `use_energy` the
+    zeroth cepstrum; `htk_compat` puts it last.
+
+    Args:
+        params: see `MfccParams`.
+        sample_rate: of the waveforms, in Hz.
+        device: to compute on.
+
+    Raises:
+        ConfigError: the parameters do not go with the rate.
+    """
+
+    Params = MfccParams
+    revision = 1
+
+    def __init__(self, params: MfccParams, sample_rate: int, device: torch.device) -> None:
+        super().__init__(params, sample_rate, device, params.num_ceps, "mel-frequency cepstrum (16-bit scale)")
+        if params.num_ceps > params.num_mel_bins:
+            raise ConfigError(
+                f"params.num_ceps: {params.num_ceps} are more than there are bins, {params.num_mel_bins} (num_mel_bins)"
+            )
+        transform = _cosine_transform(params.num_ceps, params.num_mel_bins) * _lifter(params)
+        self._energy_at = 0
+        if params.htk_compat:
+            transform = transform.roll(-1, dims=1)
+            transform[:, -1] *= math.sqrt(2)  # HTK's transform is not orthonormal
+            self._energy_at = params.num_ceps - 1
+        self._transform = transform.to(device, torch.float32).contiguous()
+
+    def compute(self, block: torch.Tensor) -> torch.Tensor:
+        """Features, float32 `[B, D]`, of frames `[B, L]`, which are overwritten."""
+        energies, log_energy = self.mel_energies(block)
+        cepstra = energies.clamp_(min=_EPSILON).log_() @ self._transform
+        if log_energy is not None:
+            cepstra[:, self._energy_at] = log_energy
+        return cepstra
+
+
+def _whole_samples(name: str, milliseconds: float, sample_rate: int, at_least: int) -> int:
+    num_samples = int(sample_rate * 0.001 * milliseconds)
+    if num_samples < at_least:
+        raise ConfigError(
+            f"params.{name}: {milliseconds:g} ms are {num_samples} samples at audio.sample_rate {sample_rate}; "
+            f"there must be at least {at_least}"
+        )
+    return num_samples
+
+
+def _window(window_type: str, length: int, blackman_coeff: float) -> torch.Tensor:
+    """Float64 `[L]`: `FeatureWindowFunction` in `feature-window.cc`."""
+    phase = torch.arange(length, dtype=torch.float64) * (2 * math.pi / (length - 1))
+    if window_type == "rectangular":
+        return torch.ones_like(phase)
+    if window_type == "hamming":
+        return 0.54 - 0.46 * phase.cos()
+    if window_type == "blackman":
+        return blackman_coeff - 0.5 * phase.cos() + (0.5 - blackman_coeff) * (2 * phase).cos()
+    hann = 0.5 - 0.5 * phase.cos()
+    return hann**0.85 if window_type == "povey" else hann
+
+
+def _reflected(waveform: torch.Tensor, before: int, after: int) -> torch.Tensor:
+    """A waveform `[S]` with `before` and `after` more samples (fewer, where negative) at its ends.
+
+    It is continued by itself backwards, the last sample first (… 1 0 | 0 1 2 … S-1 | S-1 S-2 …), and if that
+    is not enough, forwards again, as `ExtractWindow` in `feature-window.cc` does.
+    """
+    num_samples = len(waveform)
+
+    def beyond(first: int, last: int) -> torch.Tensor:
+        there = torch.arange(first, last, device=waveform.device) % (2 * num_samples)
+        return waveform[torch.minimum(there, 2 * num_samples - 1 - there)]
+
+    inside = waveform[max(0, -before) : num_samples + min(0, after)]
+    return torch.cat([beyond(min(0, -before), 0), inside, beyond(num_samples, num_samples + max(0, after))])
+
+
+def _cosine_transform(num_ceps: int, num_bins: int) -> torch.Tensor:
+    """The orthonormal DCT-II, float64 `[M, num_ceps]`: `ComputeDctMatrix` in `matrix-functions.cc`."""
+    centres = torch.arange(num_bins, dtype=torch.float64) + 0.5
+    orders = torch.arange(num_ceps, dtype=torch.float64)
+    transform = torch.cos(math.pi / num_bins * torch.outer(centres, orders)) * math.sqrt(2 / num_bins)
+    transform[:, 0] = math.sqrt(1 / num_bins)
+    return transform
+
+
+def _lifter(params: MfccParams) -> torch.Tensor:
+    """A factor to each cepstrum, float64 `[num_ceps]`: `ComputeLifterCoeffs` in `mel-computations.cc`."""
+    orders = torch.arange(params.num_ceps, dtype=torch.float64)
+    lifter = params.cepstral_lifter
+    return 1 + lifter / 2 * torch.sin(math.pi * orders / lifter) if lifter else torch.ones_like(orders)

@@ -1,0 +1,140 @@
+"""Log mel spectrograms as speech models of the last years take them: Whisper's, and the vocoders'.
+
+They differ from Kaldi's (see `kaldi`): samples stay in [-1, 1], nothing is done to a frame but windowing, the
+window is a periodic Hann window, and filters are triangles over Hz, as in librosa. Among themselves they
+differ in what the parameters say. The sources are OpenAI's `whisper/audio.py` (`log_mel_spectrogram`) and
+HiFi-GAN's `meldataset.py` (`mel_spectrogram`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from featcache.errors import ConfigError
+from featcache.extractors import mel
+from featcache.extractors.base import Clip, Params
+from featcache.extractors.frames import FrameExtractor
+from featcache.spec import FeatureSpec
+
+
+class LogMelParams(Params):
+    """The parameters of `log_mel`. The defaults are Whisper's."""
+
+    n_fft: int = Field(default=400, ge=2)
+    """Samples of the Fourier transform."""
+    win_length: int | None = Field(default=None, ge=2)
+    """Samples of the window, which lies in the middle of `n_fft`; the same where it is not given."""
+    hop_length: int = Field(default=160, ge=1)
+    """Samples from one frame's start to the next one's."""
+    padding: Literal["center", "same", "none"] = "center"
+    """How many samples are added at either end, by reflection, before frames are cut: `center` n_fft / 2, so
+    that frame t is centred on sample t * hop_length; `same` (n_fft - hop_length) / 2, as HiFi-GAN does, so
+    that there is one frame to every whole hop; `none` none. A clip must be longer than what is added."""
+    drop_last_frame: bool = True
+    """Leave out the last frame, as Whisper does, so that with `center` there is one to every whole hop."""
+    power: Literal[1, 2] = 2
+    """1 filters the magnitude, 2 the power spectrum."""
+    power_offset: float = Field(default=0.0, ge=0)
+    """Added to the power spectrum, before the root where there is one. HiFi-GAN adds 1e-9."""
+    num_mel_bins: int = Field(default=80, ge=1)
+    """Triangular filters, equidistant in mel."""
+    mel_scale: mel.MelScale = "slaney"
+    """`slaney` is linear up to 1 kHz, and librosa's default; `htk` is 2595 log10(1 + f / 700)."""
+    mel_norm: Literal["slaney", "none"] = "slaney"
+    """`slaney` divides each filter by its area in Hz; with `none` it has a peak of 1."""
+    low_freq: float = Field(default=0.0, ge=0)
+    """Where the first filter begins, in Hz."""
+    high_freq: float = 0.0
+    """Where the last filter ends, in Hz; 0 or less is an offset from the Nyquist frequency."""
+    floor: float = Field(default=1e-10, gt=0)
+    """What is smaller becomes this, before the logarithm."""
+    log: Literal["natural", "log10", "whisper"] = "whisper"
+    """`whisper` takes log10, lifts what is more than 8 below the item's maximum to that, adds 4 and divides
+    by 4. Whisper itself fills clips up to 30 s with silence first, which does not change that maximum."""
+
+
+class LogMel(FrameExtractor[LogMelParams]):
+    """The logarithm of a mel spectrogram.
+
+    Features are float32 `[T, num_mel_bins]`. Without parameters they are Whisper's, of the clip itself: frames
+    of the silence that Whisper fills it up with are not stored. (The last one or two frames see where the
+    clip ends: Whisper's look at silence there, these at its reflection.)
+
+    Args:
+        params: see `LogMelParams`.
+        sample_rate: of the waveforms, in Hz.
+        device: to compute on.
+
+    Raises:
+        ConfigError: the parameters do not go with each other or with the rate.
+    """
+
+    Params = LogMelParams
+    revision = 1
+
+    def __init__(self, params: LogMelParams, sample_rate: int, device: torch.device) -> None:
+        self._params = params
+        length = params.win_length or params.n_fft
+        if length > params.n_fft:
+            raise ConfigError(f"params.win_length: {length} samples do not fit into n_fft, {params.n_fft}")
+        added = {"center": params.n_fft, "same": params.n_fft - params.hop_length, "none": 0}[params.padding]
+        if added < 0:
+            raise ConfigError(
+                f"params.padding: same needs a hop_length of at most n_fft, {params.n_fft}; it is {params.hop_length}"
+            )
+        self._padding = added // 2
+        low, high = mel.frequency_range(params.low_freq, params.high_freq, sample_rate)
+        filters = mel.hertz_filters(
+            params.num_mel_bins, params.n_fft, sample_rate, low, high, params.mel_scale, params.mel_norm == "slaney"
+        )
+        self._mel_bank = mel.MelBank(filters, device)
+        self._window = torch.hann_window(length, dtype=torch.float64).to(device, torch.float32)
+        quantity = {1: "magnitude", 2: "power"}[params.power]
+        base = {"natural": "natural log", "log10": "log10", "whisper": "log10, scaled as Whisper's"}[params.log]
+        self.spec = FeatureSpec(
+            item_shape=(params.num_mel_bins,),
+            dtype="float32",
+            frame_rate=sample_rate / params.hop_length,
+            frame_length=length,
+            sample_rate=sample_rate,
+            units=f"log mel {quantity} ({base})",
+        )
+
+    def num_frames(self, num_samples: int) -> int:
+        """How many frames `num_samples` samples give; 0 where there are too few to reflect."""
+        beyond_first = num_samples + 2 * self._padding - self._params.n_fft
+        if num_samples <= self._padding or beyond_first < 0:
+            return 0
+        return 1 + beyond_first // self._params.hop_length - self._params.drop_last_frame
+
+    def frames(self, clip: Clip) -> torch.Tensor:
+        """The clip's frames, float32 `[T, L]`."""
+        waveform = clip.waveform
+        if self._padding:
+            padding = (self._padding, self._padding)
+            waveform = torch.nn.functional.pad(waveform[None], padding, mode="reflect")[0]
+        # A window shorter than the transform lies in its middle. Magnitudes do not change with its place
+        # there, so what it cuts out may as well come first, and the zeros after it.
+        waveform = waveform[(self._params.n_fft - self.spec.frame_length) // 2 :]
+        return waveform.unfold(0, self.spec.frame_length, self._params.hop_length)[: self.num_frames(len(clip.waveform))]
+
+    def compute(self, block: torch.Tensor) -> torch.Tensor:
+        """Features, float32 `[B, M]`, of frames `[B, L]`, which are overwritten."""
+        block *= self._window
+        spectrum = mel.power_spectrum(block, self._params.n_fft)
+        if self._params.power_offset:
+            spectrum += self._params.power_offset
+        if self._params.power == 1:
+            spectrum.sqrt_()
+        energies = self._mel_bank(spectrum).clamp_(min=self._params.floor)
+        return energies.log_() if self._params.log == "natural" else energies.log10_()
+
+    def finish(self, features: torch.Tensor) -> None:
+        """Whisper's scaling, which looks at the maximum of the whole item `[T, M]`."""
+        if self._params.log == "whisper":
+            torch.maximum(features, features.amax() - 8, out=features)
+            features += 4
+            features /= 4

@@ -1,0 +1,155 @@
+"""Manifest minus what is there = the shards still to do. Pure: nothing here reads audio or writes.
+
+The manifest is partitioned once, by its rows alone, into ranges of about a shard each. A range of which
+a version holds nothing is one task, whatever happened to the others: so a run that was killed and
+resumed makes the very shards that an uninterrupted one makes. What is missing from ranges that are
+partly there (retried failures, changed rows, a grown manifest) is gathered into tasks of a shard's size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.manifest import Manifest, Utterance, row_hashes
+from featcache.store.index import Index
+from featcache.store.runs import Failure
+from featcache.strings import Strings
+
+MAX_ITEMS = 100_000
+"""Utterances in a shard, at most: short clips are many to a megabyte."""
+
+
+@dataclass(frozen=True)
+class Todo:
+    """What a version lacks of a manifest; all arrays have one entry a row.
+
+    Attributes:
+        present: bool, rows whose features are there, as the row now is.
+        failed: bool, rows that failed in an earlier run and need not be tried again.
+        replaces: int64, position in the index of the item of the same id that another row (other path,
+            start, duration or channel) or another file made; -1 where there is none.
+    """
+
+    present: NDArray[np.bool_]
+    failed: NDArray[np.bool_]
+    replaces: NDArray[np.int64]
+
+    @property
+    def missing(self) -> NDArray[np.bool_]:
+        """bool `[rows]`: what is to be done."""
+        return ~self.present & ~self.failed
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """One shard to make: small, picklable, and done by whoever has the manifest's root and the configs.
+
+    Attributes:
+        name: of the work: a hash of the utterances asked for.
+        row: manifest row of the first utterance.
+        utterances: to extract, in the manifest's order.
+        seconds: of audio, of each utterance: known or estimated.
+        supersedes: items that the utterances replace: shard name -> item numbers there.
+    """
+
+    name: str
+    row: int
+    utterances: tuple[Utterance, ...]
+    seconds: tuple[float, ...]
+    supersedes: dict[str, list[int]]
+
+    def only(self, numbers: Set[int]) -> ShardTask:
+        """The task without the utterances whose numbers are not given."""
+        keep = sorted(numbers)
+        return replace(
+            self,
+            utterances=tuple(self.utterances[i] for i in keep),
+            seconds=tuple(self.seconds[i] for i in keep),
+        )
+
+
+def compare(
+    manifest: Manifest,
+    index: Index,
+    failures: Mapping[str, Failure],
+    is_unchanged: Callable[[Failure], bool] = lambda _: True,
+) -> Todo:
+    """Hold a manifest against what a version has.
+
+    Args:
+        manifest: what is wanted.
+        index: of the version.
+        failures: the ledger's latest record of each utterance; empty to try all of them again.
+        is_unchanged: whether a failed utterance's file is still the one that failed.
+    """
+    positions = index.find(manifest.ids)
+    found = positions >= 0
+    rows = row_hashes(manifest.paths, manifest.start, manifest.duration, manifest.channel)
+    present = found.copy()
+    present[found] = index.row_hash[positions[found]] == rows[found]
+    failed = np.zeros(len(manifest), bool)
+    if failures:
+        known = np.isin(manifest.ids.hashes(), Strings.of(failures).hashes())
+        for row in np.flatnonzero(known & ~present).tolist():
+            utterance = manifest[row]
+            failure = failures.get(utterance.id)
+            if failure is not None and _same_row(failure, utterance) and is_unchanged(failure):
+                failed[row] = True
+    return Todo(present, failed, np.where(present, -1, positions))
+
+
+def partition(seconds: NDArray[np.float64], seconds_per_shard: float) -> NDArray[np.int64]:
+    """The number of the range that each row is in, int64 `[rows]`, from the rows' durations alone."""
+    weight = np.maximum(seconds / seconds_per_shard, 1 / MAX_ITEMS)
+    return np.floor(np.cumsum(weight) - weight).astype(np.int64)
+
+
+def tasks(
+    manifest: Manifest, index: Index, todo: Todo, seconds: NDArray[np.float64], seconds_per_shard: float
+) -> Iterator[ShardTask]:
+    """The shards to make, in the manifest's order as far as can be.
+
+    Args:
+        manifest: what is wanted.
+        index: of the version.
+        todo: what is missing.
+        seconds: float64 `[rows]`, durations, known or estimated; they decide only which shard a row is in.
+        seconds_per_shard: of audio, about.
+    """
+    rows = np.flatnonzero(todo.missing)
+    if not len(rows):
+        return
+    ranges = partition(seconds, seconds_per_shard)
+    partly_there = np.zeros(int(ranges[-1]) + 1, bool)
+    partly_there[ranges[todo.present]] = True
+    partly = partly_there[ranges[rows]]
+    whole, gathered = rows[~partly], rows[partly]
+    for group, shard in ((whole, ranges[whole]), (gathered, partition(seconds[gathered], seconds_per_shard))):
+        for members in np.split(group, np.flatnonzero(np.diff(shard)) + 1):
+            if len(members):
+                yield _task(manifest, index, todo, seconds, members)
+
+
+def _task(
+    manifest: Manifest, index: Index, todo: Todo, seconds: NDArray[np.float64], rows: NDArray[np.int64]
+) -> ShardTask:
+    utterances = tuple(manifest[row] for row in rows.tolist())
+    name = hashlib.sha256("\n".join(map(repr, utterances)).encode()).hexdigest()[:12]
+    supersedes: dict[str, list[int]] = {}
+    for position in todo.replaces[rows][todo.replaces[rows] >= 0].tolist():
+        supersedes.setdefault(index.shards[index.shard[position]], []).append(int(index.item[position]))
+    return ShardTask(name, int(rows[0]), utterances, tuple(seconds[rows].tolist()), supersedes)
+
+
+def _same_row(failure: Failure, utterance: Utterance) -> bool:
+    return (failure.path, failure.start, failure.duration, failure.channel) == (
+        utterance.path,
+        utterance.start,
+        utterance.duration,
+        utterance.channel,
+    )

@@ -1,0 +1,23 @@
+"""Which versions of what made something: recorded with every version and shard, and not hashed."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+_PACKAGES = ("featcache", "numpy", "torch", "torchaudio", "transformers", "soundfile", "soxr")
+
+
+def library_versions() -> dict[str, str]:
+    """The versions of Python, of the libraries that decide values, and of libsndfile."""
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue  # an optional one
+    if "soundfile" in found:
+        import soundfile
+
+        found["libsndfile"] = soundfile.__libsndfile_version__
+    return found

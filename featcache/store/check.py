@@ -1,0 +1,169 @@
+"""Whether a shard's bytes are the bytes that were written, and make sense."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from featcache.errors import DamagedError
+from featcache.finite import all_finite
+from featcache.spec import FeatureSpec
+from featcache.store import zarr3
+from featcache.store.shard import COLUMNS, Shard
+
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong in a version.
+
+    Attributes:
+        kind: `metadata`, `structure`, `checksum`, `offsets`, `ids`, `frames`, `non_finite`, `index`,
+            `duplicate`, `missing`, `changed`, `source` or `recompute`.
+        message: what, where.
+        shard: the shard's name, where it is in one.
+        id: the utterance's, where it is in one.
+    """
+
+    kind: str
+    message: str
+    shard: str | None = None
+    id: str | None = None
+
+
+def check_shard(shard: Shard, spec: FeatureSpec, data: bool = True) -> Iterator[Problem]:
+    """Find what is wrong in a shard; with `data`, down to every byte of its features."""
+    problems = list(_check_structure(shard, spec))
+    if not problems:
+        problems = list(_check_columns(shard, spec))
+    if data and not problems:
+        problems = list(_check_features(shard))
+    yield from problems
+
+
+def _check_structure(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
+    """Metadata as it was sealed; every column whole; and what stock Zarr makes of it."""
+    try:
+        info = shard.info
+    except DamagedError as error:
+        yield Problem("metadata", str(error), shard.name)
+        return
+    if info.digest[:12] != shard.name:
+        yield Problem("metadata", f"{shard.folder}: holds the shard {info.digest[:12]}", shard.name)
+    names = ("features", *COLUMNS)
+    for name in names:
+        try:
+            metadata = (shard.folder / name / "zarr.json").read_bytes()
+            if f"{zarr3.crc32c(np.frombuffer(metadata, np.uint8)):08x}" != info.metadata.get(name):
+                yield Problem("metadata", f"{shard.folder / name}/zarr.json: damaged: its checksum does not match", shard.name)
+                continue
+            array, checksum = zarr3.map_array(shard.folder / name)
+        except FileNotFoundError as error:
+            yield Problem("structure", f"{error.filename}: damaged: the file is missing", shard.name)
+            continue
+        except DamagedError as error:
+            yield Problem("structure", str(error), shard.name)
+            continue
+        if name != "features" and zarr3.crc32c(array) != int.from_bytes(checksum, "little"):
+            yield Problem("checksum", f"{shard.folder / name}: damaged: its checksum does not match", shard.name)
+            continue
+        found = zarr.open_array(shard.folder / name, mode="r")
+        if found.shape != array.shape or found.dtype != array.dtype.newbyteorder("="):
+            yield Problem("structure", f"{shard.folder / name}: Zarr reads {found.dtype} {found.shape}", shard.name)
+    expected = (info.frames, *spec.item_shape), np.dtype(spec.dtype)
+    try:
+        features = shard.features
+    except DamagedError:
+        return  # told above
+    if (features.shape, features.dtype.newbyteorder("=")) != expected:
+        yield Problem("structure", f"{shard.folder}: features are not {expected[1]} {list(expected[0])}", shard.name)
+
+
+def _check_columns(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
+    """Offsets that rise, ids that differ, and as many frames as the audio should give."""
+    items, frames = shard.info.items, shard.info.frames
+    ends = {"offsets": (items, frames), "id_offsets": (items, len(shard.column("ids")))}
+    ends["path_offsets"] = items, len(shard.column("paths"))
+    for name, (count, last) in ends.items():
+        offsets = shard.column(name).astype(np.int64)
+        if len(offsets) != count + 1 or offsets[0] != 0 or offsets[-1] != last or (np.diff(offsets) <= 0).any():
+            yield Problem("offsets", f"{shard.folder / name}: do not rise from 0 to {last} in {count} steps", shard.name)
+            return
+    for name in ("crc32c", "num_samples", "segments", "channels", "sources"):
+        if len(shard.column(name)) != items:
+            yield Problem("structure", f"{shard.folder / name}: not one entry for each of {items} items", shard.name)
+            return
+    try:
+        ids = list(shard.ids)
+    except UnicodeDecodeError as error:
+        yield Problem("ids", f"{shard.folder / 'ids'}: not UTF-8: {error}", shard.name)
+        return
+    if len(set(ids)) < items:
+        yield Problem("ids", f"{shard.folder / 'ids'}: an id is there twice", shard.name)
+    # A frame more or less at either end is the extractor's business; beyond that, frames are not this audio's.
+    num_frames = np.diff(shard.offsets)
+    per_sample = spec.frame_rate / spec.sample_rate
+    expected = shard.column("num_samples") * per_sample
+    for item in np.flatnonzero(np.abs(num_frames - expected) > spec.frame_length * per_sample + 2).tolist():
+        seconds = int(shard.column("num_samples")[item]) / spec.sample_rate
+        yield Problem(
+            "frames", f"{ids[item]}: {num_frames[item]} frames for {seconds:.3f} s of audio", shard.name, ids[item]
+        )
+
+
+def _check_features(shard: Shard) -> Iterator[Problem]:
+    """Every item's checksum and values, and the whole array's checksum, in one pass over the file."""
+    offsets, expected, ids = shard.offsets, shard.column("crc32c"), shard.ids
+    array = shard.features
+    crc, is_clean = 0, True
+    for first, last, block in _blocks(shard.folder, array, offsets):
+        finite = all_finite(block)
+        start = int(offsets[first])
+        for item in range(first, last):
+            features = block[int(offsets[item]) - start : int(offsets[item + 1]) - start]
+            if zarr3.crc32c(features) != int(expected[item]):
+                message = f"{ids[item]}: damaged: the checksum of its features does not match"
+                yield Problem("checksum", message, shard.name, ids[item])
+                is_clean = False
+            elif not finite and not all_finite(features):
+                yield Problem("non_finite", f"{ids[item]}: features are NaN or infinite", shard.name, ids[item])
+        crc = zarr3.crc32c(block, crc)
+    checksum = zarr3.map_array(shard.folder / "features")[1]
+    if is_clean and crc != int.from_bytes(checksum, "little"):
+        yield Problem("checksum", f"{shard.folder / 'features'}: damaged: the array's checksum does not match", shard.name)
+
+
+def _blocks(
+    folder: Path, array: NDArray[Any], offsets: NDArray[np.int64]
+) -> Iterator[tuple[int, int, NDArray[Any]]]:
+    """Read an array's chunk file in blocks of whole items that fit a core's cache: first and last item, frames.
+
+    By `readinto` and not by the memory map: the map takes a page fault for every 4 kB.
+    """
+    frame_bytes = array[:1].nbytes
+    item, count = 0, len(offsets) - 1
+    buffer = np.empty(0, array.dtype)
+    with zarr3.chunk_path(folder / "features", array.ndim).open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        while item < count:
+            limit = int(offsets[item]) + max(1, _BLOCK_BYTES // frame_bytes)
+            last = max(item + 1, int(np.searchsorted(offsets, limit, "right")) - 1)
+            frames = int(offsets[last] - offsets[item])
+            size = frames * frame_bytes
+            if buffer.nbytes < size:
+                buffer = np.empty(size // array.itemsize, array.dtype)
+            block = buffer[: size // array.itemsize]
+            view, filled = block.view(np.uint8).data, 0
+            while filled < size and (got := file.readinto(view[filled:])):
+                filled += got
+            yield item, last, block.reshape(frames, *array.shape[1:])
+            item = last
+

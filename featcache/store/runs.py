@@ -1,0 +1,118 @@
+"""What each run did, and the failure ledger: every utterance that is in no shard, and why.
+
+    runs/<UTC time>-<4 hex>/
+      run.json          what was asked, and, once it has ended, what came of it
+      failures.jsonl    one `Failure` a line
+
+The latest record of an utterance counts. Records reach the disk before the shard that lacks the
+utterances, so that a kill in between loses none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from featcache.errors import StoreError
+from featcache.store import zarr3
+from featcache.store.version import Version
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An utterance that could not be extracted.
+
+    Attributes:
+        id: the utterance's.
+        path: as the manifest had it; so are start and duration (seconds) and channel.
+        reason: a `featcache.errors.Reason`.
+        message: what was seen.
+        size: of the audio file in bytes, when it was tried; None where there was no file.
+        mtime_ns: of the audio file, likewise.
+    """
+
+    id: str
+    path: str
+    start: float | None
+    duration: float | None
+    channel: int | None
+    reason: str
+    message: str
+    size: int | None
+    mtime_ns: int | None
+
+
+class Run:
+    """One run's folder in a version.
+
+    Raises:
+        StoreError: from every method, where it cannot be written.
+    """
+
+    def __init__(self, version: Version, asked: dict[str, Any]) -> None:
+        started = datetime.now(UTC)
+        self.id = f"{started:%Y%m%dT%H%M%S.%f}Z-{secrets.token_hex(2)}"
+        self.folder = version.path / "runs" / self.id
+        self._record: dict[str, Any] = {"started": started.isoformat(), "asked": asked}
+        try:
+            self.folder.mkdir()
+        except OSError as error:
+            raise StoreError(f"{self.folder}: cannot be written: {error.strerror}") from error
+        self._write()
+
+    def fail(self, failures: Iterable[Failure]) -> None:
+        """Add failures to the ledger, and flush it to disk."""
+        lines = "".join(json.dumps(asdict(failure), ensure_ascii=False) + "\n" for failure in failures)
+        if not lines:
+            return
+        path = self.folder / "failures.jsonl"
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(lines)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+
+    def finish(self, outcome: dict[str, Any]) -> None:
+        """Record what came of the run."""
+        self._record |= {"finished": datetime.now(UTC).isoformat(), "outcome": outcome}
+        self._write()
+
+    def _write(self) -> None:
+        zarr3.write_file(self.folder / "run.json", json.dumps(self._record, indent=2, ensure_ascii=False).encode())
+
+
+def latest_failures(version: Version) -> dict[str, Failure]:
+    """The latest record of every utterance that ever failed, by id; some may have been extracted since."""
+    failures: dict[str, Failure] = {}
+    for path in sorted((version.path / "runs").glob("*/failures.jsonl")):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                failure = Failure(**json.loads(line))
+            except (ValueError, TypeError):
+                continue  # torn by a kill: its utterance is in no shard, and tried again
+            failures[failure.id] = failure
+    return failures
+
+
+def latest_asked(version: Version) -> dict[str, Any]:
+    """What the latest run was asked to do; empty where there was none."""
+    for path in sorted((version.path / "runs").glob("*/run.json"), reverse=True):
+        try:
+            asked: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["asked"]
+        except (OSError, ValueError, KeyError):
+            continue
+        return asked
+    return {}
+
+
+def run_folders(version: Version) -> list[Path]:
+    """The runs' folders, the oldest first."""
+    return sorted(path for path in (version.path / "runs").glob("*") if path.is_dir())

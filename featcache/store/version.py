@@ -1,0 +1,208 @@
+"""A version: everything extracted under one fingerprint, as one Zarr group in the cache.
+
+    <cache>/<name>-<first 12 hex of the fingerprint>/
+      zarr.json       attributes.featcache: what `VersionInfo` holds, sealed
+      shards/         a group; each member a shard
+      index/          derived from the shards; see `featcache.store.index`
+      runs/           what each run did, and the failure ledger; see `featcache.store.runs`
+      work/           shards that are being written; nothing in it is data
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from featcache.errors import DamagedError, StoreError, listing
+from featcache.spec import FeatureSpec
+from featcache.store import zarr3
+from featcache.store.claims import Claim
+from featcache.store.shard import Shard
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class VersionInfo:
+    """The attributes of a version's group.
+
+    Attributes:
+        name: the config's.
+        fingerprint: 64 hex digits; see `featcache.config`.
+        config: resolved: every default filled in.
+        spec: of the features as stored.
+        made_by: the versions of featcache and of the libraries that made the version.
+        format: of everything below the version's folder.
+    """
+
+    name: str
+    fingerprint: str
+    config: dict[str, Any]
+    spec: FeatureSpec
+    made_by: dict[str, str]
+    format: int = FORMAT
+
+    @property
+    def folder_name(self) -> str:
+        """The version's folder in its cache."""
+        return f"{self.name}-{self.fingerprint[:12]}"
+
+
+class Version:
+    """An opened version.
+
+    Attributes:
+        path: its folder.
+        info: its attributes.
+    """
+
+    def __init__(self, path: Path, info: VersionInfo) -> None:
+        self.path = path
+        self.info = info
+
+    @classmethod
+    def open(cls, path: Path) -> Version:
+        """Open the version in the folder `path`.
+
+        Raises:
+            StoreError: there is none, or it was written by a newer featcache.
+            DamagedError: its metadata is damaged.
+        """
+        try:
+            attributes = zarr3.read_group(path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise StoreError(f"{path}: not a version of a featcache cache") from error
+        if attributes.get("format") != FORMAT:
+            raise StoreError(
+                f"{path}: has format {attributes.get('format')!r}; this featcache reads format {FORMAT}: upgrade it"
+            )
+        spec = attributes.pop("spec")
+        spec = FeatureSpec(
+            **{**spec, "item_shape": tuple(spec["item_shape"]), "codebook_sizes": tuple(spec["codebook_sizes"])}
+        )
+        return cls(path, VersionInfo(**attributes, spec=spec))
+
+    @classmethod
+    def create(cls, cache: Path, info: VersionInfo) -> Version:
+        """Open the version that `info` describes, making it where there is none yet.
+
+        Raises:
+            StoreError: the cache cannot be written, or its version is of another fingerprint.
+        """
+        path = cache / info.folder_name
+        try:
+            if not (path / "zarr.json").exists():
+                (path / "shards").mkdir(parents=True, exist_ok=True)
+                zarr3.write_file(path / "shards" / "zarr.json", zarr3.group_metadata())
+                zarr3.write_file(path / "zarr.json", zarr3.group_metadata(asdict(info)))
+            for folder in (path / "work", path / "runs"):
+                folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{error.filename or path}: cannot be written: {error.strerror}") from error
+        version = cls.open(path)
+        if version.info.fingerprint != info.fingerprint:
+            raise StoreError(f"{path}: its fingerprint is not the one its name says: move it away and run again")
+        return version
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the stored features."""
+        return np.dtype(self.info.spec.dtype)
+
+    def shard_names(self) -> list[str]:
+        """The names of all committed shards, sorted."""
+        try:
+            return sorted(entry.name for entry in os.scandir(self.path / "shards") if entry.is_dir())
+        except FileNotFoundError as error:
+            raise DamagedError(f"{error.filename}: damaged: the folder is missing") from error
+
+    def shard(self, name: str) -> Shard:
+        """A committed shard."""
+        return Shard(self.path / "shards" / name)
+
+    def claim(self, work: str) -> Claim:
+        """A claim on a piece of work, by its name."""
+        return Claim(self.path / "work" / f"{work}.lock")
+
+    def work_folder(self, work: str) -> Path:
+        """A fresh folder to write in for a piece of work; it does not exist yet."""
+        return self.path / "work" / f"{work}.{uuid.uuid4().hex[:8]}"
+
+    def sweep(self) -> None:
+        """Remove what killed runs left in `work/`: whatever nobody holds a claim on."""
+        for entry in list(os.scandir(self.path / "work")):
+            work = entry.name.partition(".")[0]
+            claim = self.claim(work)
+            if claim.take():
+                if entry.is_dir() and claim.locked:
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                claim.release()
+
+
+def find_versions(cache: Path, name: str | None = None) -> list[Version]:
+    """The versions in a cache, those called `name` where one is given, sorted by folder.
+
+    Raises:
+        StoreError: there is no such folder.
+        DamagedError: a version's metadata is damaged.
+    """
+    try:
+        folders = sorted(entry.path for entry in os.scandir(cache) if entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StoreError(f"{cache}: there is no such cache folder") from error
+    versions = [Version.open(Path(folder)) for folder in folders if Path(folder, "zarr.json").exists()]
+    return [version for version in versions if name in (None, version.info.name, version.path.name)]
+
+
+def select_versions(path: Path) -> list[Version]:
+    """The version in the folder `path`, or every version of the cache that `path` is.
+
+    Raises:
+        StoreError: there is no version.
+    """
+    if (path / "zarr.json").exists():
+        return [Version.open(path)]
+    versions = find_versions(path)
+    if not versions:
+        raise StoreError(f"{path}: holds no version: `featcache extract` makes one")
+    return versions
+
+
+def select_version(cache: Path, name: str | None = None) -> Version:
+    """The one version in the cache (called `name`).
+
+    Raises:
+        StoreError: there is none, or there are several; says how they differ.
+    """
+    versions = [Version.open(cache)] if (cache / "zarr.json").exists() else find_versions(cache, name)
+    if len(versions) == 1:
+        return versions[0]
+    if not versions:
+        there = [version.path.name for version in find_versions(cache)]
+        what = f"no version called {name!r}" if name else "no version"
+        raise StoreError(f"{cache}: holds {what}; it holds {listing(there) or 'nothing'}")
+    folders = [version.path.name for version in versions]
+    differ = differing_keys(versions[0].info.config, versions[1].info.config)
+    raise StoreError(
+        f"{cache}: holds {len(versions)} versions: {listing(folders)}; name one of these folders"
+        f" (the first two differ in {listing(differ) or 'their weights or revision'})"
+    )
+
+
+def differing_keys(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:
+    """The dotted paths at which two resolved configs differ, with both values: `params.low_freq: 20.0 -> 0.0`."""
+    lines = []
+    for key in sorted({*one, *other}):
+        path, a, b = f"{prefix}{key}", one.get(key), other.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            lines += differing_keys(a, b, f"{path}.")
+        elif a != b:
+            lines.append(f"{path}: {json.dumps(a)} -> {json.dumps(b)}")
+    return lines

@@ -1,0 +1,196 @@
+"""Zarr v3 arrays and groups as files: the few kinds that format 1 is made of.
+
+Every array is one chunk with the codecs `bytes` (little endian) and `crc32c`: its chunk file is the raw
+array followed by four bytes of checksum, so it can be memory-mapped, and stock Zarr refuses it after one
+flipped bit. Writing it takes a JSON file and a stream of bytes, which is why it is done here: zarr-python
+takes 2 ms an array, wants a shard's features whole in memory, leaves all-zero chunks out by default and
+does not flush to disk. Tests hold what is written here to zarr-python's reader.
+
+Source: the Zarr core specification v3, and the crc32c codec's (zarr-specs.readthedocs.io).
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import DamagedError, StoreError
+
+CHECKSUM_BYTES = 4
+_UNSEALED = "00000000"
+
+
+def crc32c(data: NDArray[Any], crc: int = 0) -> int:
+    """CRC-32C (RFC 3720) of an array's bytes, continued from `crc`; the array is C-contiguous."""
+    data = data.view()
+    data.flags.writeable = False  # google_crc32c takes read-only buffers only
+    return int(google_crc32c.extend(crc, data))
+
+
+def chunk_path(folder: Path, num_dimensions: int) -> Path:
+    """Where the only chunk of the array in `folder` lies."""
+    return folder.joinpath("c", *["0"] * num_dimensions)
+
+
+def array_metadata(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """The `zarr.json` of a one-chunk array."""
+    endian = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
+    return _to_json(
+        {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": list(shape),
+            "data_type": dtype.name,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(shape)}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "fill_value": 0 if dtype.kind in "iu" else 0.0,
+            "codecs": [{"name": "bytes", **endian}, {"name": "crc32c"}],
+            "attributes": {},
+        }
+    )
+
+
+def group_metadata(attributes: dict[str, Any] | None = None) -> bytes:
+    """The `zarr.json` of a group, `attributes` under the key `featcache`, sealed by a checksum of its own.
+
+    The seal is `attributes.featcache.checksum`: the CRC-32C, as eight hex digits, of the file's bytes
+    with these eight digits set to `0`. JSON has no other defence against a flipped bit.
+    """
+    if attributes is None:
+        return _to_json({"zarr_format": 3, "node_type": "group", "attributes": {}})
+    sealed = {**attributes, "checksum": _UNSEALED}
+    unsealed = _to_json({"zarr_format": 3, "node_type": "group", "attributes": {"featcache": sealed}})
+    head, mark, tail = unsealed.rpartition(_seal(_UNSEALED))
+    assert mark
+    return head + _seal(f"{google_crc32c.value(unsealed):08x}") + tail
+
+
+def read_group(folder: Path) -> dict[str, Any]:
+    """The attributes of a group that `group_metadata` wrote.
+
+    Raises:
+        FileNotFoundError: there is no group.
+        DamagedError: the file is not what was written.
+    """
+    path = folder / "zarr.json"
+    data = path.read_bytes()
+    try:
+        attributes: dict[str, Any] = json.loads(data)["attributes"]["featcache"]
+        checksum = attributes.pop("checksum")
+        head, mark, tail = data.rpartition(_seal(checksum))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{path}: damaged: not the metadata of a featcache group ({error})") from error
+    if not mark or f"{google_crc32c.value(head + _seal(_UNSEALED) + tail):08x}" != checksum:
+        raise DamagedError(f"{path}: damaged: its checksum does not match")
+    return attributes
+
+
+class ChunkWriter:
+    """Streams an array's only chunk to disk, its checksum at the end.
+
+    Raises:
+        OSError: from every method, where the disk is full or broken.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("wb", buffering=0)
+        self._crc = 0
+
+    def append(self, data: NDArray[Any]) -> None:
+        """Add a C-contiguous little-endian array's bytes."""
+        self._crc = crc32c(data, self._crc)
+        self._write(data.reshape(-1).view(np.uint8).data)
+
+    def close(self) -> None:
+        """Write the checksum and close the file; `discard` closes it without."""
+        self._write(memoryview(self._crc.to_bytes(CHECKSUM_BYTES, "little")))
+        self._file.close()
+
+    def discard(self) -> None:
+        """Close the file as it is."""
+        self._file.close()
+
+    def _write(self, data: memoryview) -> None:
+        while len(data):  # one write may take less than it was given
+            data = data[self._file.write(data) :]
+
+
+def write_array(folder: Path, array: NDArray[Any]) -> bytes:
+    """Write a non-empty array into `folder`; returns the bytes of its `zarr.json`."""
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    metadata = array_metadata(little.shape, little.dtype)
+    writer = ChunkWriter(chunk_path(folder, little.ndim))
+    writer.append(little)
+    writer.close()
+    (folder / "zarr.json").write_bytes(metadata)
+    return metadata
+
+
+def map_array(folder: Path) -> tuple[NDArray[Any], bytes]:
+    """Memory-map an array that `write_array` or a `ChunkWriter` wrote: the array, read-only, and its checksum.
+
+    Raises:
+        DamagedError: a file is missing, its size is wrong, or its metadata is not what format 1 writes.
+    """
+    try:
+        metadata = json.loads((folder / "zarr.json").read_bytes())
+        shape, dtype = tuple(metadata["shape"]), np.dtype(metadata["data_type"]).newbyteorder("<")
+        with chunk_path(folder, len(shape)).open("rb") as file:
+            expected, found = int(np.prod(shape)) * dtype.itemsize + CHECKSUM_BYTES, os.fstat(file.fileno()).st_size
+            if found != expected:
+                raise DamagedError(f"{file.name}: damaged: {found} bytes, expected {expected}")
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError as error:
+        raise DamagedError(f"{error.filename}: damaged: the file is missing") from error
+    except (ValueError, KeyError, TypeError, NotADirectoryError) as error:
+        raise DamagedError(f"{folder / 'zarr.json'}: damaged: not an array of format 1 ({error})") from error
+    array = np.frombuffer(data, dtype, count=int(np.prod(shape))).reshape(shape)
+    return array, data[-CHECKSUM_BYTES:]
+
+
+def sync_tree(folder: Path) -> None:
+    """Flush every file and folder under `folder` to disk, the innermost first."""
+    for parent, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            sync(Path(parent, name))
+        sync(Path(parent))
+
+
+def sync(path: Path) -> None:
+    """Flush one file or folder to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a small file so that it appears whole or not at all, also after a power cut."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+        sync(path.parent)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _to_json(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False).encode()
+
+
+def _seal(checksum: str) -> bytes:
+    return f'"checksum": "{checksum}"'.encode()

@@ -1,0 +1,154 @@
+"""What is damaged, missing, changed or surplus in a version."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.manifest import Manifest
+from featcache.plan import compare
+from featcache.store import zarr3
+from featcache.store.check import Problem, check_shard
+from featcache.store.index import Repeat, build_index, find_repeats, index_folder
+from featcache.store.runs import latest_failures
+from featcache.store.shard import Shard
+from featcache.store.version import Version
+from featcache.strings import Strings
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `verify` found in a version.
+
+    Attributes:
+        path: of the version.
+        shards: how many there are.
+        items: utterances in the sound ones.
+        frames: of the sound ones.
+        num_bytes: of features, of the sound ones.
+        data: whether the features' bytes were read.
+        problems: damage; and with a manifest, what the version lacks of it.
+        failed: utterances in the failure ledger and in no shard (of the manifest's, where there is one).
+        surplus: utterances that are there and not in the manifest.
+        repeated: utterances that two runs have extracted alike; they cost space and do no harm.
+    """
+
+    path: str
+    shards: int
+    items: int
+    frames: int
+    num_bytes: int
+    data: bool
+    problems: list[Problem] = field(default_factory=list)
+    failed: int = 0
+    surplus: int = 0
+    repeated: int = 0
+
+    @property
+    def damaged_shards(self) -> list[str]:
+        """The names of shards with a problem in them."""
+        return sorted({problem.shard for problem in self.problems if problem.shard})
+
+
+def verify(
+    version: Version,
+    *,
+    data: bool = True,
+    manifest: Manifest | None = None,
+    threads: int = 1,
+    report: Callable[[int], None] = lambda _: None,
+) -> Report:
+    """Check a version.
+
+    Args:
+        version: to check.
+        data: read every byte of the features; else only structure, metadata and columns.
+        manifest: say also what the version lacks of it.
+        threads: that read shards.
+        report: called with the bytes of features checked, shard by shard.
+    """
+    problems = list(_check_version(version))
+    sound: list[Shard] = []
+    names = version.shard_names()
+
+    def check(name: str) -> tuple[Shard, list[Problem]]:
+        # Its own maps of the shard's files end with it: thousands at once would be too many open files.
+        found = list(check_shard(version.shard(name), version.info.spec, data))
+        return version.shard(name), found
+
+    with ThreadPoolExecutor(threads) as pool:
+        for shard, found in pool.map(check, names):
+            problems += found
+            if not found:
+                sound.append(shard)
+                report(_num_bytes(shard, version))
+    index = build_index(sound)
+    repeats = find_repeats(sound)
+    problems += _check_repeats(repeats)
+    problems += _check_index(version, names)
+    failures = latest_failures(version)
+    failed = len(failures) - int((index.find(Strings.of(failures)) >= 0).sum())
+    surplus = 0
+    if manifest is not None:
+        todo = compare(manifest, index, failures)
+        failed = int(todo.failed.sum())
+        surplus = len(index) - int((todo.present | (todo.replaces >= 0)).sum())
+        problems += _lacking(manifest, todo.missing & (todo.replaces < 0), "missing", "is in no shard")
+        changed = todo.replaces >= 0
+        problems += _lacking(manifest, changed, "changed", "its row is not the one that was extracted")
+    return Report(
+        path=str(version.path),
+        shards=len(names),
+        items=len(index),
+        frames=sum(shard.info.frames for shard in sound),
+        num_bytes=sum(_num_bytes(shard, version) for shard in sound),
+        data=data,
+        problems=problems,
+        failed=failed,
+        surplus=surplus,
+        repeated=sum(repeat.alike for repeat in repeats),
+    )
+
+
+def _check_version(version: Version) -> Iterator[Problem]:
+    if version.path.name != version.info.folder_name:
+        yield Problem("metadata", f"{version.path}: holds the version {version.info.folder_name}")
+    group = version.path / "shards" / "zarr.json"
+    if not group.exists() or group.read_bytes() != zarr3.group_metadata():
+        yield Problem("metadata", f"{group}: damaged: not the metadata of a Zarr group")
+
+
+def _check_repeats(repeats: list[Repeat]) -> Iterator[Problem]:
+    for repeat in repeats:
+        if not repeat.alike:
+            one, other = repeat.shards
+            message = f"{repeat.id}: is in two shards, from different rows: {one} and {other}"
+            yield Problem("duplicate", message, one, repeat.id)
+
+
+def _check_index(version: Version, names: list[str]) -> Iterator[Problem]:
+    folder = index_folder(version, names)
+    if not folder.is_dir():
+        return
+    try:
+        expected = json.loads((folder / "index.json").read_text())["crc32c"]
+        for name, checksum in expected.items():
+            if f"{zarr3.crc32c(np.load(folder / f'{name}.npy', mmap_mode='r')):08x}" != checksum:
+                yield Problem("index", f"{folder / name}.npy: damaged: its checksum does not match")
+    except (OSError, ValueError, KeyError) as error:
+        yield Problem("index", f"{folder}: damaged: {error}")
+
+
+def _lacking(manifest: Manifest, rows: NDArray[np.bool_], kind: str, what: str) -> Iterator[Problem]:
+    for row in np.flatnonzero(rows).tolist():
+        yield Problem(kind, f"{manifest.ids[row]}: {what}", id=manifest.ids[row])
+
+
+def _num_bytes(shard: Shard, version: Version) -> int:
+    return shard.info.frames * math.prod(version.info.spec.item_shape) * version.dtype.itemsize
