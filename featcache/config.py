@@ -183,7 +183,9 @@ def _faults(error: ValidationError) -> list[str]:
     faults = []
     for fault in error.errors():
         # A union's alternatives are named in the path; only names and positions of the file are of use.
-        path = ".".join(str(part) for part in fault["loc"] if not re.fullmatch(r"literal\[.*\]|int|float|str", str(part)))
+        path = ".".join(
+            str(part) for part in fault["loc"] if not re.fullmatch(r"literal\[.*\]|int|float|str", str(part))
+        )
         faults.append(f"{path}: {fault['msg'][0].lower()}{fault['msg'][1:]}")
     return faults
 
@@ -194,7 +196,7 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=deep)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=deep)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     problem=f"the key {key!r} is given twice", problem_mark=key_node.start_mark

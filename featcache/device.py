@@ -78,7 +78,7 @@ class Device:
                 yield
                 return
             if not hasattr(self._own, "stream"):
-                self._own.stream = torch.cuda.Stream(self.torch_device)
+                self._own.stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
             with torch.cuda.device(self.torch_device), torch.cuda.stream(self._own.stream):
                 yield
 
@@ -89,7 +89,7 @@ class Device:
         lengths = [len(waveform) for waveform in waveforms]
         staging = self._pinned("up", sum(lengths), torch.float32)
         np.concatenate(waveforms, out=staging.numpy())
-        return list(staging.to(self.torch_device, non_blocking=True).split(lengths))
+        return list(torch.split(staging.to(self.torch_device, non_blocking=True), lengths))
 
     def download(self, features: torch.Tensor) -> NDArray[np.generic]:
         """A contiguous tensor as a numpy array of its own; on a GPU, waits for all the thread's work on it."""

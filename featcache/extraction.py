@@ -24,9 +24,11 @@ from featcache.manifest import Manifest
 from featcache.pipeline import Target
 from featcache.plan import ShardTask, Todo, compare, tasks
 from featcache.provenance import library_versions
+from featcache.spec import FeatureSpec
 from featcache.store.index import Index, build_index, open_index
 from featcache.store.runs import Failure, Run, latest_failures
-from featcache.store.version import Version, VersionInfo, differing_keys, find_versions
+from featcache.store.version import Version, VersionInfo, differing_keys, select_versions
+from featcache.strings import Strings
 
 SHARD_MEGABYTES = 128.0
 """A shard's size, about."""
@@ -156,6 +158,7 @@ class Extraction:
         configs: one version is filled for each; files are decoded once for all that lack the same rows.
         cache: the folder that holds versions.
         options: of the run.
+        only: extract no other ids than these.
 
     Attributes:
         work: what each config's version lacks.
@@ -166,13 +169,21 @@ class Extraction:
         DamagedError: a version's metadata or columns are damaged.
     """
 
-    def __init__(self, manifest: Manifest, configs: Sequence[Config], cache: Path, options: Options) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        configs: Sequence[Config],
+        cache: Path,
+        options: Options,
+        only: Strings | None = None,
+    ) -> None:
         names = [config.name for config in configs]
         if len(set(names)) < len(names):
             raise ConfigError(f"two configs have the same name: {', '.join(sorted(names))}; each names a version")
         self.manifest = manifest
         self.cache = cache
         self.options = options
+        self._only = only
         self.device = Device(options.device, options.threads)
         self.notes: list[str] = []
         self._started = perf_counter()
@@ -222,7 +233,7 @@ class Extraction:
         return self._summary(progress, stop.is_set())
 
     def _compare(self, config: Config) -> Work:
-        info = self._version_info(config)
+        info = version_info(config, self._extractors[config.name].spec)
         path = self.cache / info.folder_name
         if not (path / "zarr.json").exists():
             self._note_siblings(info)
@@ -234,16 +245,14 @@ class Extraction:
         todo = compare(self.manifest, index, failures, self._is_unchanged)
         if self.options.check_sources:
             todo = _with_changed_sources(self.manifest, todo, index, version)
+        if self._only is not None:
+            todo = replace(todo, wanted=np.isin(self.manifest.ids.hashes(), self._only.hashes()))
         return Work(config, info, path, todo, index)
-
-    def _version_info(self, config: Config) -> VersionInfo:
-        spec = replace(self._extractors[config.name].spec, dtype=config.dtype)
-        return VersionInfo(config.name, config.fingerprint(), config.resolved(), spec, self._made_by)
 
     def _note_siblings(self, info: VersionInfo) -> None:
         """Say what is different where there is a version of the same name under another fingerprint."""
         try:
-            siblings = find_versions(self.cache, info.name)
+            siblings = select_versions(self.cache, info.name)
         except FeatcacheError:
             return  # no cache yet, or damage elsewhere in it, which is verify's to tell
         for sibling in siblings:
@@ -266,7 +275,9 @@ class Extraction:
             if not work.todo.missing.any():
                 continue
             for group in groups:
-                if np.array_equal(group[0].todo.missing, work.todo.missing) and not (work.replaced or group[0].replaced):
+                if np.array_equal(group[0].todo.missing, work.todo.missing) and not (
+                    work.replaced or group[0].replaced
+                ):
                     group.append(work)
                     break
             else:
@@ -274,7 +285,11 @@ class Extraction:
         return groups
 
     def _fill(
-        self, group: Sequence[Work], progress: Progress, report: Callable[[Progress], None], stop: threading.Event
+        self,
+        group: Sequence[Work],
+        progress: Progress,
+        report: Callable[[Progress], None],
+        stop: threading.Event,
     ) -> None:
         targets = [
             Target(work.config, self._extractors[work.config.name], Version.create(self.cache, work.info))
@@ -346,6 +361,12 @@ class Extraction:
             elsewhere=progress.elsewhere,
             interrupted=interrupted,
         )
+
+
+def version_info(config: Config, spec: FeatureSpec) -> VersionInfo:
+    """What a version of `config` says of itself, whose extractor's features are as `spec` says."""
+    stored = replace(spec, dtype=config.dtype)
+    return VersionInfo(config.name, config.fingerprint(), config.resolved(), stored, library_versions())
 
 
 def _bytes_per_second(info: VersionInfo) -> float:

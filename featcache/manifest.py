@@ -462,9 +462,7 @@ def _gather(
     return parts, row_lines
 
 
-def _values(
-    column: _Column, lines: Sequence[int], cells: Sequence[Any], required: bool, faults: _Faults
-) -> list[Any]:
+def _values(column: _Column, lines: Sequence[int], cells: Sequence[Any], required: bool, faults: _Faults) -> list[Any]:
     values = []
     for line, cell in zip(lines, cells, strict=True):
         value = column.not_given

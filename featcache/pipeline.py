@@ -114,17 +114,19 @@ def process(
     Yields the targets' results, in the targets' order, for one part of the batch after the other: a part
     holds about `BATCH_SECONDS`, however much the batch's files hold.
     """
-    for part in _parts(decode_all(batch, root), spent):
+    limits = [target.config.audio.max_seconds for target in targets]
+    max_seconds = None if None in limits else max(limit for limit in limits if limit)
+    for part in _parts(decode_all(batch, root, max_seconds), spent):
         waveforms = _Waveforms(part, spent)
         yield [_extract(target, waveforms, root, device, spent) for target in targets]
 
 
-def decode_all(utterances: Sequence[Utterance], root: Path) -> Iterator[Decoded]:
+def decode_all(utterances: Sequence[Utterance], root: Path, max_seconds: float | None = None) -> Iterator[Decoded]:
     """Decode utterances one by one, in order; neighbours that cut the same file share its decoder."""
     for path, group in groupby(utterances, key=lambda utterance: utterance.path):
         rows = list(group)
         segments = [Segment(row.start, row.duration) for row in rows]
-        for row, result in zip(rows, decode(root / path, segments), strict=True):
+        for row, result in zip(rows, decode(root / path, segments, max_seconds=max_seconds), strict=True):
             if isinstance(result, AudioError):
                 yield Decoded(row, None, None, result)
             else:
@@ -132,7 +134,11 @@ def decode_all(utterances: Sequence[Utterance], root: Path) -> Iterator[Decoded]
 
 
 def compute(
-    extractor: Extractor[Params], ids: Sequence[str], waveforms: Sequence[NDArray[np.float32]], dtype: str, device: Device
+    extractor: Extractor[Params],
+    ids: Sequence[str],
+    waveforms: Sequence[NDArray[np.float32]],
+    dtype: str,
+    device: Device,
 ) -> tuple[NDArray[Any], list[int], list[AudioError | None]]:
     """Extract the features of some waveforms, each long enough for a frame, and cast them to `dtype`.
 
@@ -148,7 +154,11 @@ def compute(
         features = [outcome for outcome in outcomes if not isinstance(outcome, AudioError)]
         if not features:
             shape = (0, *extractor.spec.item_shape)
-            return np.empty(shape, dtype), [0] * len(clips), [o for o in outcomes if isinstance(o, AudioError)]
+            return (
+                np.empty(shape, dtype),
+                [0] * len(clips),
+                [o for o in outcomes if isinstance(o, AudioError)],
+            )
         stored = device.download(torch.cat(features).to(getattr(torch, dtype)))
     num_frames = [0 if isinstance(outcome, AudioError) else len(outcome) for outcome in outcomes]
     errors = [outcome if isinstance(outcome, AudioError) else None for outcome in outcomes]
@@ -166,11 +176,13 @@ def compute(
 
 def failure_of(utterance: Utterance, root: Path, error: AudioError) -> Failure:
     """The ledger's record of an utterance that failed."""
+    size: int | None
+    mtime_ns: int | None
     try:
         stat = os.stat(root / utterance.path)
         size, mtime_ns = stat.st_size, stat.st_mtime_ns
     except (OSError, ValueError):
-        size = mtime_ns = None
+        size, mtime_ns = None, None
     return Failure(
         id=utterance.id,
         path=utterance.path,

@@ -33,16 +33,18 @@ class Todo:
         failed: bool, rows that failed in an earlier run and need not be tried again.
         replaces: int64, position in the index of the item of the same id that another row (other path,
             start, duration or channel) or another file made; -1 where there is none.
+        wanted: bool, rows that are to be done at all.
     """
 
     present: NDArray[np.bool_]
     failed: NDArray[np.bool_]
     replaces: NDArray[np.int64]
+    wanted: NDArray[np.bool_]
 
     @property
     def missing(self) -> NDArray[np.bool_]:
         """bool `[rows]`: what is to be done."""
-        return ~self.present & ~self.failed
+        return self.wanted & ~self.present & ~self.failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +102,14 @@ def compare(
             failure = failures.get(utterance.id)
             if failure is not None and _same_row(failure, utterance) and is_unchanged(failure):
                 failed[row] = True
-    return Todo(present, failed, np.where(present, -1, positions))
+    return Todo(present, failed, np.where(present, -1, positions), np.ones(len(manifest), bool))
 
 
 def partition(seconds: NDArray[np.float64], seconds_per_shard: float) -> NDArray[np.int64]:
     """The number of the range that each row is in, int64 `[rows]`, from the rows' durations alone."""
     weight = np.maximum(seconds / seconds_per_shard, 1 / MAX_ITEMS)
-    return np.floor(np.cumsum(weight) - weight).astype(np.int64)
+    ranges: NDArray[np.int64] = np.floor(np.cumsum(weight) - weight).astype(np.int64)
+    return ranges
 
 
 def tasks(

@@ -43,9 +43,7 @@ class Recomputed:
     problems: list[Problem] = field(default_factory=list)
 
 
-def recompute(
-    version: Version, index: Index, positions: Sequence[int], root: Path, device: Device
-) -> Recomputed:
+def recompute(version: Version, index: Index, positions: Sequence[int], root: Path, device: Device) -> Recomputed:
     """Extract the items at `positions` of the index again, one by one, from the files they came from.
 
     Args:

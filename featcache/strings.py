@@ -8,6 +8,7 @@ UTF-8 bytes and one array of offsets: half the memory, shared by all processes, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, overload
 
 import numpy as np
@@ -71,7 +72,7 @@ class Strings(Sequence[str]):
         for first in range(0, len(self), chunk):
             ends = self.offsets[first : first + chunk + 1].tolist()
             data = self.blob[ends[0] : ends[-1]].tobytes()
-            for start, stop in zip(ends, ends[1:], strict=False):
+            for start, stop in pairwise(ends):
                 yield data[start - ends[0] : stop - ends[0]].decode()
 
     def __eq__(self, other: object) -> bool:
@@ -123,7 +124,7 @@ class Strings(Sequence[str]):
 def extend_hashes(hashes: NDArray[np.uint64], values: NDArray[Any]) -> NDArray[np.uint64]:
     """Continue each FNV-1a hash `[n]` over the little-endian bytes of its number in `values` `[n]`."""
     little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
-    for column in little.view(np.uint8).reshape(len(values), -1).T:
+    for column in little.view(np.uint8).reshape(len(values), little.itemsize).T:
         hashes = (hashes ^ column) * _FNV_PRIME
     return hashes
 

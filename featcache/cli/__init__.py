@@ -12,14 +12,12 @@ import click
 
 from featcache import __version__
 from featcache.cli.configs import configs
-from featcache.cli.extract import extract
+from featcache.cli.extract import INTERRUPTED, extract
 from featcache.cli.info import info
 from featcache.cli.repair import repair
 from featcache.cli.show import show
 from featcache.cli.verify import verify
-from featcache.errors import FeatcacheError
-
-INTERRUPTED = 130
+from featcache.errors import DamagedError, FeatcacheError
 
 
 class _Commands(click.Group):
@@ -29,7 +27,8 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except FeatcacheError as error:
-            click.echo(f"featcache: {error}", err=True)
+            hint = "; `featcache repair` mends it" if isinstance(error, DamagedError) else ""
+            click.echo(f"featcache: {error}{hint}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo("featcache: interrupted", err=True)

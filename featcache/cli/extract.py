@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,18 +25,52 @@ FAILURES_LEFT = 3
 
 @click.command(short_help="Extract the features of a manifest's utterances.")
 @click.argument("manifest")
-@click.option("-c", "--config", "configs", multiple=True, default=("fbank80",), show_default=True, metavar="CONFIG",
-              help="A YAML file, or a packaged config's name. Give several: each file is then decoded once.")
-@click.option("-o", "--output", "cache", type=click.Path(file_okay=False, path_type=Path), default="features",
-              show_default=True, metavar="CACHE", help="The cache: a folder, made where there is none.")
-@click.option("--root", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
-              help="What relative paths are relative to.  [default: the manifest's folder]")
+@click.option(
+    "-c",
+    "--config",
+    "configs",
+    multiple=True,
+    default=("fbank80",),
+    show_default=True,
+    metavar="CONFIG",
+    help="A YAML file, or a packaged config's name. Give several: each file is then decoded once.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "cache",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="features",
+    show_default=True,
+    metavar="CACHE",
+    help="The cache: a folder, made where there is none.",
+)
+@click.option(
+    "--root",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="What relative paths are relative to.  [default: the manifest's folder]",
+)
 @click.option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1 …  [default: cuda where there is one]")
-@click.option("--threads", type=click.IntRange(min=1), metavar="N",
-              help="One budget for decoding, computing and writing.  [default: every core; on the CPU at most 8]")
-@click.option("--shard-size", type=click.FloatRange(min=0, min_open=True), default=128.0, show_default=True,
-              metavar="MB", help="Size of a shard, about. What a kill costs; values do not depend on it.")
-@click.option("--retry-failed", is_flag=True, help="Try failures of earlier runs again, though their files are the same.")
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="One budget for decoding, computing and writing.  [default: every core; on the CPU at most 8]",
+)
+@click.option(
+    "--shard-size",
+    type=click.FloatRange(min=0, min_open=True),
+    default=128.0,
+    show_default=True,
+    metavar="MB",
+    help="Size of a shard, about. What a kill costs; values do not depend on it.",
+)
+@click.option(
+    "--retry-failed",
+    is_flag=True,
+    help="Try failures of earlier runs again, though their files are the same.",
+)
 @click.option("--check-sources", is_flag=True, help="Extract again where a file's size or mtime has changed.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, how many hours and bytes, and do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON document.")
@@ -85,12 +119,12 @@ def extract(
         return
     from featcache.cli.progress import Display
 
-    with Display(extraction) as display, _stoppable() as stop:
+    with Display(extraction) as display, stoppable() as stop:
         summary = extraction.run(display.update, stop)
     if as_json:
         print_json({**asdict(summary), "times_real_time": round(summary.times_real_time, 1)})
     else:
-        _print_summary(summary)
+        print_summary(summary)
     ctx.exit(INTERRUPTED if summary.interrupted else FAILURES_LEFT if summary.failed else 0)
 
 
@@ -102,7 +136,7 @@ def _limit_libraries(threads: int | None) -> None:
 
 
 @contextmanager
-def _stoppable() -> Iterator[threading.Event]:
+def stoppable() -> Iterator[threading.Event]:
     """An event that the first SIGINT or SIGTERM sets; a second one ends the process at once."""
     stop = threading.Event()
 
@@ -121,7 +155,7 @@ def _stoppable() -> Iterator[threading.Event]:
 
 
 def _print_plan(extraction: Extraction, as_json: bool) -> None:
-    plan = [
+    plan: list[dict[str, Any]] = [
         {
             "name": work.config.name,
             "path": str(work.path),
@@ -147,7 +181,8 @@ def _print_plan(extraction: Extraction, as_json: bool) -> None:
         )
 
 
-def _print_summary(summary: Summary) -> None:
+def print_summary(summary: Summary) -> None:
+    """What a run did, for a person."""
     for version in summary.versions:
         click.echo(version.path)
         click.echo(

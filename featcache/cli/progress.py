@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from time import monotonic
 from types import TracebackType
+from typing import Never
 
 from tqdm import tqdm
 
@@ -22,7 +23,7 @@ class Display:
     def __init__(self, extraction: Extraction) -> None:
         self._total = max((extraction.expected_seconds(work) for work in extraction.work), default=0.0)
         self._is_terminal = sys.stderr.isatty()
-        self._bar: tqdm[None] | None = None
+        self._bar: tqdm[Never] | None = None
         if self._is_terminal and self._total:
             self._bar = tqdm(total=self._total, bar_format="{percentage:3.0f}%|{bar:30}| {desc}", file=sys.stderr)
         self._started = self._shown = monotonic()
@@ -47,7 +48,9 @@ class Display:
     def __enter__(self) -> Display:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._bar is not None:
             self._bar.leave = False
             self._bar.close()

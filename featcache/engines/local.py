@@ -33,6 +33,9 @@ _PENDING_COMMITS = 2
 
 _POLL_SECONDS = 0.2
 
+STAGES = ("decode", "resample", "extract", "write", "wait")
+"""`extract` includes waiting for a GPU; `wait` is for the disk, or for a batch that comes first."""
+
 
 @dataclass
 class Counted:
@@ -66,10 +69,6 @@ class Progress:
     stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
 
 
-STAGES = ("decode", "resample", "extract", "write", "wait")
-"""`extract` includes waiting for a GPU; `wait` is for the disk, or for a batch that comes first."""
-
-
 class _Shard:
     """A task under way: a writer for each target, filled batch by batch."""
 
@@ -79,7 +78,9 @@ class _Shard:
         self.failures: list[list[Failure]] = [[] for _ in targets]
         self.writers = [
             ShardWriter(
-                target.version.work_folder(task.name), target.version.info.spec.item_shape, target.version.dtype
+                target.version.work_folder(task.name),
+                target.version.info.spec.item_shape,
+                target.version.dtype,
             )
             for target in targets
         ]

@@ -48,7 +48,7 @@ class FrameExtractor(Extractor[P]):
         """Complete, in place, one item's features `[T, *item_shape]`."""
 
     def extract(self, clips: Sequence[Clip]) -> list[torch.Tensor]:
-        """The clips' features, in their order: views `[T, *item_shape]`, one after the other, of one tensor."""
+        """The clips' features, in their order: views `[T, *item_shape]`, side by side, of one tensor."""
         if not clips:
             return []
         num_frames = [self.num_frames(len(clip.waveform)) for clip in clips]
@@ -57,13 +57,13 @@ class FrameExtractor(Extractor[P]):
         for block, used in self._blocks(clips):
             features[done : done + used] = self.compute(block)[:used]
             done += used
-        items = list(features.split(num_frames))
+        items = list(features.split_with_sizes(num_frames))
         for item in items:
             self.finish(item)
         return items
 
     def _blocks(self, clips: Sequence[Clip]) -> Iterator[tuple[torch.Tensor, int]]:
-        """The frames of all clips in blocks `[B, L]`, and how many rows of each are used; one buffer for all."""
+        """The frames in blocks `[B, L]`, and how many rows of each are used, in one buffer."""
         waveform = clips[0].waveform
         block = waveform.new_empty(ROWS[waveform.device.type], self.spec.frame_length)
         used = 0

@@ -62,7 +62,7 @@ class KaldiParams(Params):
     raw_energy: bool = True
     """Take that energy before pre-emphasis and windowing."""
     energy_floor: float = Field(default=0.0, ge=0)
-    """Floor of that energy, before the logarithm, in squared 16-bit units. Kaldi's default; torchaudio's is 1."""
+    """Floor of that energy before the logarithm, in 16-bit units squared. Torchaudio's default is 1."""
     htk_compat: bool = False
     """Put the energy (or the zeroth cepstrum) last."""
 
@@ -94,81 +94,79 @@ K = TypeVar("K", bound=KaldiParams)
 
 
 class _Kaldi(FrameExtractor[K]):
-    """From a clip to mel energies and the frame's energy: all that comes before logarithm and cosine transform."""
+    """What fbank and MFCC have in common: from a clip to windowed frames."""
 
-    def __init__(self, params: K, sample_rate: int, device: torch.device, num_values: int, units: str) -> None:
+    def __init__(self, params: K, sample_rate: int, device: torch.device) -> None:
         self._params = params
         self._length = _whole_samples("frame_length", params.frame_length, sample_rate, at_least=2)
         self._shift = _whole_samples("frame_shift", params.frame_shift, sample_rate, at_least=1)
-        self._fft_length = 1 << (self._length - 1).bit_length() if params.round_to_power_of_two else self._length
+        self._fft_length = self._length
+        if params.round_to_power_of_two:
+            self._fft_length = 1 << (self._length - 1).bit_length()
         if self._fft_length % 2:
             raise ConfigError(
-                f"params.frame_length: {params.frame_length:g} ms are {self._length} samples at audio.sample_rate "
-                f"{sample_rate}, an odd number, which round_to_power_of_two: false does not allow"
+                f"params.frame_length: {params.frame_length:g} ms are {self._length} samples at "
+                f"audio.sample_rate {sample_rate}; with round_to_power_of_two: false they must be even"
             )
-        low, high = mel.frequency_range(params.low_freq, params.high_freq, sample_rate)
-        filters = mel.kaldi_filters(params.num_mel_bins, self._fft_length, sample_rate, low, high)
+        band = mel.frequency_band(params.low_freq, params.high_freq, sample_rate)
+        filters = mel.kaldi_filters(params.num_mel_bins, band, self._fft_length, sample_rate)
         self._mel_bank = mel.MelBank(filters, device)
         window = _window(params.window_type, self._length, params.blackman_coeff)
         self._scaled_window = (window * _SCALE).to(device, torch.float32)
-        self.spec = FeatureSpec(
-            item_shape=(num_values,),
-            dtype="float32",
-            frame_rate=sample_rate / self._shift,
-            frame_length=self._length,
-            sample_rate=sample_rate,
-            units=units,
-        )
+        self._sample_rate = sample_rate
 
     def num_frames(self, num_samples: int) -> int:
-        """How many frames `num_samples` samples give: Kaldi's `NumFrames`."""
+        """How many frames `num_samples` samples give: `NumFrames` in `feature-window.cc`."""
         if self._params.snip_edges:
             return max(0, num_samples - self._length + self._shift) // self._shift
         return (num_samples + self._shift // 2) // self._shift
 
     def frames(self, clip: Clip) -> torch.Tensor:
-        """The clip's frames, float32 `[T, L]`, in [-1, 1], with dither if there is any."""
+        """The clip's frames, float32 `[T, L]`, in [-1, 1], dithered if that is asked for."""
         waveform = clip.waveform
         if not self._params.snip_edges:
-            # Frame t is centred on sample t * shift + shift / 2.
-            before = self._length // 2 - self._shift // 2
+            before = self._length // 2 - self._shift // 2  # the first frame is centred on sample shift / 2
             end = (self.num_frames(len(waveform)) - 1) * self._shift + self._length
             waveform = _reflected(waveform, before, end - before - len(waveform))
         frames = waveform.unfold(0, self._length, self._shift)
-        if self._params.dither:
-            seed = int(Strings.of([clip.id]).hashes()[0])
-            generator = torch.Generator().manual_seed(seed)
-            noise = torch.randn(frames.shape, generator=generator, dtype=torch.float32)
-            frames = frames + (noise * (self._params.dither / _SCALE)).to(frames.device)
-        return frames
+        return frames + self._noise(clip.id, frames) if self._params.dither else frames
 
-    def mel_energies(self, frames: torch.Tensor, power: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Mel energies `[B, M]`, and log energies `[B]` if `use_energy`, of frames `[B, L]`.
+    def _noise(self, clip_id: str, frames: torch.Tensor) -> torch.Tensor:
+        """The dither of frames `[T, L]`, drawn on the CPU, so that it is the same on every device."""
+        generator = torch.Generator().manual_seed(int(Strings.of([clip_id]).hashes()[0]))
+        noise = torch.randn(frames.shape, generator=generator, dtype=torch.float32)
+        return noise.mul_(self._params.dither / _SCALE).to(frames.device)
 
-        `power` tells energies of the power spectrum from those of the magnitude. The frames are overwritten.
+    def _windowed(self, frames: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`ProcessWindow` in `feature-window.cc`.
+
+        Returns:
+            Frames `[B, N]`, in 16-bit units, windowed and filled with zeros; and their log energies `[B]`, if
+            `use_energy`. The frames `[B, L]` given, in [-1, 1], are overwritten.
         """
         if self._params.remove_dc_offset:
             frames -= frames.mean(dim=1, keepdim=True)
-        windowed = self._windowed(frames)
-        log_energy = None
-        if self._params.use_energy:
-            log_energy = self._log_energy(frames * _SCALE if self._params.raw_energy else windowed)
-        spectrum = mel.power_spectrum(windowed, self._fft_length)
-        return self._mel_bank(spectrum if power else spectrum.sqrt_()), log_energy
+        preemphasis = self._params.preemphasis_coefficient
+        filled = frames.new_empty(len(frames), self._fft_length)
+        windowed = filled[:, : self._length]
+        torch.sub(frames[:, 1:], frames[:, :-1], alpha=preemphasis, out=windowed[:, 1:])
+        torch.sub(frames[:, 0], frames[:, 0], alpha=preemphasis, out=windowed[:, 0])
+        windowed *= self._scaled_window
+        filled[:, self._length :] = 0
+        if not self._params.use_energy:
+            return filled, None
+        energy = (frames * _SCALE if self._params.raw_energy else windowed).square().sum(dim=1)
+        return filled, energy.clamp_(min=max(_EPSILON, self._params.energy_floor)).log_()
 
-    def _windowed(self, frames: torch.Tensor) -> torch.Tensor:
-        """Pre-emphasise frames, bring them to 16-bit units under the window, and fill them with zeros."""
-        coefficient = self._params.preemphasis_coefficient
-        windowed = frames.new_empty(len(frames), self._fft_length)
-        used = windowed[:, : self._length]
-        torch.sub(frames[:, 1:], frames[:, :-1], alpha=coefficient, out=used[:, 1:])
-        torch.sub(frames[:, 0], frames[:, 0], alpha=coefficient, out=used[:, 0])
-        used *= self._scaled_window
-        windowed[:, self._length :] = 0
-        return windowed
-
-    def _log_energy(self, frames: torch.Tensor) -> torch.Tensor:
-        return frames.square().sum(dim=1).clamp_(min=max(_EPSILON, self._params.energy_floor)).log_()
+    def _spec(self, num_values: int, units: str) -> FeatureSpec:
+        return FeatureSpec(
+            item_shape=(num_values,),
+            dtype="float32",
+            frame_rate=self._sample_rate / self._shift,
+            frame_length=self._length,
+            sample_rate=self._sample_rate,
+            units=f"{units}, 16-bit scale",
+        )
 
 
 class Fbank(_Kaldi[FbankParams]):
@@ -183,20 +181,26 @@ class Fbank(_Kaldi[FbankParams]):
         device: to compute on.
 
     Raises:
-        ConfigError: the parameters do not go with the rate.
+        ConfigError: the parameters do not go with each other or with the rate.
     """
 
     Params = FbankParams
     revision = 1
 
     def __init__(self, params: FbankParams, sample_rate: int, device: torch.device) -> None:
-        quantity = "energy" if params.use_power else "magnitude"
-        units = f"log mel {quantity} (natural log, 16-bit scale)" if params.use_log_fbank else f"mel {quantity}"
-        super().__init__(params, sample_rate, device, params.num_mel_bins + params.use_energy, units)
+        super().__init__(params, sample_rate, device)
+        units = "mel energy" if params.use_power else "mel magnitude"
+        if params.use_log_fbank:
+            units = f"log {units} (natural log)"
+        self.spec = self._spec(params.num_mel_bins + params.use_energy, units)
 
     def compute(self, block: torch.Tensor) -> torch.Tensor:
         """Features, float32 `[B, D]`, of frames `[B, L]`, which are overwritten."""
-        values, log_energy = self.mel_energies(block, self._params.use_power)
+        windowed, log_energy = self._windowed(block)
+        spectrum = mel.power_spectrum(windowed, self._fft_length)
+        if not self._params.use_power:
+            spectrum.sqrt_()
+        values = self._mel_bank(spectrum)
         if self._params.use_log_fbank:
             values.clamp_(min=_EPSILON).log_()
         if log_energy is None:
@@ -217,29 +221,33 @@ class Mfcc(_Kaldi[MfccParams]):
         device: to compute on.
 
     Raises:
-        ConfigError: the parameters do not go with the rate.
+        ConfigError: the parameters do not go with each other or with the rate.
     """
 
     Params = MfccParams
     revision = 1
 
     def __init__(self, params: MfccParams, sample_rate: int, device: torch.device) -> None:
-        super().__init__(params, sample_rate, device, params.num_ceps, "mel-frequency cepstrum (16-bit scale)")
+        super().__init__(params, sample_rate, device)
         if params.num_ceps > params.num_mel_bins:
             raise ConfigError(
-                f"params.num_ceps: {params.num_ceps} are more than there are bins, {params.num_mel_bins} (num_mel_bins)"
+                f"params.num_ceps: {params.num_ceps} cepstra need as many filters; num_mel_bins is "
+                f"{params.num_mel_bins}"
             )
+        self.spec = self._spec(params.num_ceps, "mel-frequency cepstrum")
+        # Cosine transform, lifter and HTK's order are one matrix.
         transform = _cosine_transform(params.num_ceps, params.num_mel_bins) * _lifter(params)
         self._energy_at = 0
         if params.htk_compat:
+            transform[:, 0] *= math.sqrt(2)  # HTK's transform is not orthonormal
             transform = transform.roll(-1, dims=1)
-            transform[:, -1] *= math.sqrt(2)  # HTK's transform is not orthonormal
             self._energy_at = params.num_ceps - 1
         self._transform = transform.to(device, torch.float32).contiguous()
 
     def compute(self, block: torch.Tensor) -> torch.Tensor:
         """Features, float32 `[B, D]`, of frames `[B, L]`, which are overwritten."""
-        energies, log_energy = self.mel_energies(block)
+        windowed, log_energy = self._windowed(block)
+        energies = self._mel_bank(mel.power_spectrum(windowed, self._fft_length))
         cepstra = energies.clamp_(min=_EPSILON).log_() @ self._transform
         if log_energy is not None:
             cepstra[:, self._energy_at] = log_energy
@@ -250,8 +258,8 @@ def _whole_samples(name: str, milliseconds: float, sample_rate: int, at_least: i
     num_samples = int(sample_rate * 0.001 * milliseconds)
     if num_samples < at_least:
         raise ConfigError(
-            f"params.{name}: {milliseconds:g} ms are {num_samples} samples at audio.sample_rate {sample_rate}; "
-            f"there must be at least {at_least}"
+            f"params.{name}: {milliseconds:g} ms are {num_samples} samples at audio.sample_rate "
+            f"{sample_rate}; there must be at least {at_least}"
         )
     return num_samples
 

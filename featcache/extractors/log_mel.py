@@ -53,15 +53,15 @@ class LogMelParams(Params):
     """What is smaller becomes this, before the logarithm."""
     log: Literal["natural", "log10", "whisper"] = "whisper"
     """`whisper` takes log10, lifts what is more than 8 below the item's maximum to that, adds 4 and divides
-    by 4. Whisper itself fills clips up to 30 s with silence first, which does not change that maximum."""
+    by 4."""
 
 
 class LogMel(FrameExtractor[LogMelParams]):
     """The logarithm of a mel spectrogram.
 
-    Features are float32 `[T, num_mel_bins]`. Without parameters they are Whisper's, of the clip itself: frames
-    of the silence that Whisper fills it up with are not stored. (The last one or two frames see where the
-    clip ends: Whisper's look at silence there, these at its reflection.)
+    Features are float32 `[T, num_mel_bins]`. Without parameters they are Whisper's, but of the clip alone:
+    Whisper fills clips up to 30 s with silence, and frames of that are not worth storing. (Where less than
+    40 of its samples are left over, a clip's last frame looks beyond its end: here at its reflection.)
 
     Args:
         params: see `LogMelParams`.
@@ -80,27 +80,26 @@ class LogMel(FrameExtractor[LogMelParams]):
         length = params.win_length or params.n_fft
         if length > params.n_fft:
             raise ConfigError(f"params.win_length: {length} samples do not fit into n_fft, {params.n_fft}")
-        added = {"center": params.n_fft, "same": params.n_fft - params.hop_length, "none": 0}[params.padding]
-        if added < 0:
+        if params.padding == "same" and params.hop_length > params.n_fft:
             raise ConfigError(
-                f"params.padding: same needs a hop_length of at most n_fft, {params.n_fft}; it is {params.hop_length}"
+                f"params.padding: same needs n_fft, {params.n_fft}, to be at least hop_length, {params.hop_length}"
             )
-        self._padding = added // 2
-        low, high = mel.frequency_range(params.low_freq, params.high_freq, sample_rate)
+        added = {"center": params.n_fft, "same": params.n_fft - params.hop_length, "none": 0}
+        self._padding = added[params.padding] // 2
+        band = mel.frequency_band(params.low_freq, params.high_freq, sample_rate)
         filters = mel.hertz_filters(
-            params.num_mel_bins, params.n_fft, sample_rate, low, high, params.mel_scale, params.mel_norm == "slaney"
+            params.num_mel_bins, band, params.n_fft, sample_rate, params.mel_scale, params.mel_norm
         )
         self._mel_bank = mel.MelBank(filters, device)
         self._window = torch.hann_window(length, dtype=torch.float64).to(device, torch.float32)
-        quantity = {1: "magnitude", 2: "power"}[params.power]
-        base = {"natural": "natural log", "log10": "log10", "whisper": "log10, scaled as Whisper's"}[params.log]
+        logarithms = {"natural": "natural log", "log10": "log10", "whisper": "log10, scaled as Whisper's"}
         self.spec = FeatureSpec(
             item_shape=(params.num_mel_bins,),
             dtype="float32",
             frame_rate=sample_rate / params.hop_length,
             frame_length=length,
             sample_rate=sample_rate,
-            units=f"log mel {quantity} ({base})",
+            units=f"log mel {'energy' if params.power == 2 else 'magnitude'} ({logarithms[params.log]})",
         )
 
     def num_frames(self, num_samples: int) -> int:
@@ -116,10 +115,11 @@ class LogMel(FrameExtractor[LogMelParams]):
         if self._padding:
             padding = (self._padding, self._padding)
             waveform = torch.nn.functional.pad(waveform[None], padding, mode="reflect")[0]
-        # A window shorter than the transform lies in its middle. Magnitudes do not change with its place
-        # there, so what it cuts out may as well come first, and the zeros after it.
-        waveform = waveform[(self._params.n_fft - self.spec.frame_length) // 2 :]
-        return waveform.unfold(0, self.spec.frame_length, self._params.hop_length)[: self.num_frames(len(clip.waveform))]
+        # A window shorter than the transform lies in its middle. Where it lies does not change a magnitude,
+        # so only what is under the window is taken, and followed by zeros.
+        length = self.spec.frame_length
+        frames = waveform[(self._params.n_fft - length) // 2 :].unfold(0, length, self._params.hop_length)
+        return frames[: self.num_frames(len(clip.waveform))]
 
     def compute(self, block: torch.Tensor) -> torch.Tensor:
         """Features, float32 `[B, M]`, of frames `[B, L]`, which are overwritten."""

@@ -14,6 +14,8 @@ import torch
 from featcache.errors import ConfigError, listing
 
 MelScale = Literal["htk", "slaney"]
+MelNorm = Literal["slaney", "none"]
+Band = tuple[float, float]
 
 _BAND = 16
 """Filters to a matrix product, on a CPU. Fewer make products too narrow for the CPU's kernels, more make
@@ -54,8 +56,8 @@ class MelBank:
         if empty:
             raise ConfigError(
                 f"params.num_mel_bins: {filters.shape[1]} bins are too many for a spectrum of {len(filters)} "
-                f"frequencies: none of them falls into bin {listing(map(str, empty))} (from 0); ask for fewer "
-                "bins, a wider range of frequencies, or a longer frame"
+                f"frequencies: none of them falls into bin {listing(map(str, empty))} (from 0); ask for "
+                "fewer bins, a wider band of frequencies, or a longer frame"
             )
         self.num_bins = filters.shape[1]
         self._bands = []
@@ -75,11 +77,11 @@ class MelBank:
         return energies
 
 
-def frequency_range(low_freq: float, high_freq: float, sample_rate: int) -> tuple[float, float]:
-    """The range of a mel bank in Hz, where `high_freq <= 0` is an offset from the Nyquist frequency, as in Kaldi.
+def frequency_band(low_freq: float, high_freq: float, sample_rate: int) -> Band:
+    """The band of a mel bank in Hz; `high_freq <= 0` is an offset from the Nyquist frequency, as in Kaldi.
 
     Raises:
-        ConfigError: the range is empty, or reaches below 0 or above Nyquist.
+        ConfigError: the band is empty, or reaches below 0 or above Nyquist.
     """
     nyquist = sample_rate / 2
     high = high_freq if high_freq > 0 else nyquist + high_freq
@@ -117,54 +119,52 @@ def mel_to_hertz(mel: torch.Tensor, scale: MelScale) -> torch.Tensor:
     return torch.where(mel < 15, mel * (1000 / 15), 1000 * torch.exp((mel - 15) * (math.log(6.4) / 27)))
 
 
-def kaldi_filters(num_bins: int, fft_length: int, sample_rate: int, low: float, high: float) -> torch.Tensor:
-    """Kaldi's bank: filters that are triangles over *mel*, with a peak of 1 (`mel-computations.cc`, MelBanks).
+def kaldi_filters(num_bins: int, band: Band, fft_length: int, sample_rate: int) -> torch.Tensor:
+    """Kaldi's bank: triangles over *mel* with a peak of 1 (`MelBanks` in `mel-computations.cc`).
 
     Args:
         num_bins: `M`.
+        band: where the first filter begins and the last one ends, in Hz.
         fft_length: `N`, in samples.
         sample_rate: Hz.
-        low: where the first filter begins, in Hz.
-        high: where the last one ends.
 
     Returns:
         float64 `[N // 2 + 1, M]`. Kaldi leaves the Nyquist frequency out; no filter reaches beyond it.
     """
-    corners = _corners(num_bins, low, high, "htk")
+    corners = _corners(num_bins, band, "htk")
     filters = _triangles(hertz_to_mel(_frequencies(fft_length, sample_rate), "htk"), corners)
     filters[-1] = 0
     return filters
 
 
 def hertz_filters(
-    num_bins: int, fft_length: int, sample_rate: int, low: float, high: float, scale: MelScale, norm: bool
+    num_bins: int, band: Band, fft_length: int, sample_rate: int, scale: MelScale, norm: MelNorm
 ) -> torch.Tensor:
     """The Auditory Toolbox's bank, as in librosa: triangles over *Hz* whose corners are equidistant in mel.
 
     Args:
         num_bins: `M`.
+        band: where the first filter begins and the last one ends, in Hz.
         fft_length: `N`, in samples.
         sample_rate: Hz.
-        low: where the first filter begins, in Hz.
-        high: where the last one ends.
         scale: of the corners.
-        norm: divide each filter by its area in Hz, instead of giving it a peak of 1.
+        norm: `slaney` gives each filter an area of 1 in Hz, `none` a peak of 1.
 
     Returns:
         float64 `[N // 2 + 1, M]`.
     """
-    corners = mel_to_hertz(_corners(num_bins, low, high, scale), scale)
+    corners = mel_to_hertz(_corners(num_bins, band, scale), scale)
     filters = _triangles(_frequencies(fft_length, sample_rate), corners)
-    return filters * (2 / (corners[2:] - corners[:-2])) if norm else filters
+    return filters * (2 / (corners[2:] - corners[:-2])) if norm == "slaney" else filters
 
 
 def _frequencies(fft_length: int, sample_rate: int) -> torch.Tensor:
     return torch.arange(fft_length // 2 + 1, dtype=torch.float64) * (sample_rate / fft_length)
 
 
-def _corners(num_bins: int, low: float, high: float, scale: MelScale) -> torch.Tensor:
+def _corners(num_bins: int, band: Band, scale: MelScale) -> torch.Tensor:
     """In mel, `[M + 2]`: filter `m` rises from corner `m`, peaks at `m + 1` and has fallen at `m + 2`."""
-    first, last = hertz_to_mel(torch.tensor([low, high], dtype=torch.float64), scale).tolist()
+    first, last = hertz_to_mel(torch.tensor(band, dtype=torch.float64), scale).tolist()
     return torch.linspace(first, last, num_bins + 2, dtype=torch.float64)
 
 

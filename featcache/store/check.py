@@ -63,7 +63,11 @@ def _check_structure(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
         try:
             metadata = (shard.folder / name / "zarr.json").read_bytes()
             if f"{zarr3.crc32c(np.frombuffer(metadata, np.uint8)):08x}" != info.metadata.get(name):
-                yield Problem("metadata", f"{shard.folder / name}/zarr.json: damaged: its checksum does not match", shard.name)
+                yield Problem(
+                    "metadata",
+                    f"{shard.folder / name}/zarr.json: damaged: its checksum does not match",
+                    shard.name,
+                )
                 continue
             array, checksum = zarr3.map_array(shard.folder / name)
         except FileNotFoundError as error:
@@ -95,7 +99,9 @@ def _check_columns(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
     for name, (count, last) in ends.items():
         offsets = shard.column(name).astype(np.int64)
         if len(offsets) != count + 1 or offsets[0] != 0 or offsets[-1] != last or (np.diff(offsets) <= 0).any():
-            yield Problem("offsets", f"{shard.folder / name}: do not rise from 0 to {last} in {count} steps", shard.name)
+            yield Problem(
+                "offsets", f"{shard.folder / name}: do not rise from 0 to {last} in {count} steps", shard.name
+            )
             return
     for name in ("crc32c", "num_samples", "segments", "channels", "sources"):
         if len(shard.column(name)) != items:
@@ -115,7 +121,10 @@ def _check_columns(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
     for item in np.flatnonzero(np.abs(num_frames - expected) > spec.frame_length * per_sample + 2).tolist():
         seconds = int(shard.column("num_samples")[item]) / spec.sample_rate
         yield Problem(
-            "frames", f"{ids[item]}: {num_frames[item]} frames for {seconds:.3f} s of audio", shard.name, ids[item]
+            "frames",
+            f"{ids[item]}: {num_frames[item]} frames for {seconds:.3f} s of audio",
+            shard.name,
+            ids[item],
         )
 
 
@@ -138,12 +147,14 @@ def _check_features(shard: Shard) -> Iterator[Problem]:
         crc = zarr3.crc32c(block, crc)
     checksum = zarr3.map_array(shard.folder / "features")[1]
     if is_clean and crc != int.from_bytes(checksum, "little"):
-        yield Problem("checksum", f"{shard.folder / 'features'}: damaged: the array's checksum does not match", shard.name)
+        yield Problem(
+            "checksum",
+            f"{shard.folder / 'features'}: damaged: the array's checksum does not match",
+            shard.name,
+        )
 
 
-def _blocks(
-    folder: Path, array: NDArray[Any], offsets: NDArray[np.int64]
-) -> Iterator[tuple[int, int, NDArray[Any]]]:
+def _blocks(folder: Path, array: NDArray[Any], offsets: NDArray[np.int64]) -> Iterator[tuple[int, int, NDArray[Any]]]:
     """Read an array's chunk file in blocks of whole items that fit a core's cache: first and last item, frames.
 
     By `readinto` and not by the memory map: the map takes a page fault for every 4 kB.
@@ -166,4 +177,3 @@ def _blocks(
                 filled += got
             yield item, last, block.reshape(frames, *array.shape[1:])
             item = last
-

@@ -94,7 +94,7 @@ def open_index(version: Version) -> Index:
     folder = index_folder(version, names)
     if folder.is_dir():
         try:
-            return _load(folder)
+            return load_index(folder)
         except FileNotFoundError:
             pass  # another process has just removed it: the shards are no longer these
     index = build_index(map(version.shard, names))
@@ -102,7 +102,7 @@ def open_index(version: Version) -> Index:
         with version.claim("index") as claim:
             if claim.take():
                 _save(index, folder, version.work_folder("index"))
-                return _load(folder)
+                return load_index(folder)
     except OSError:
         pass  # a read-only cache, a full disk: it does without
     return index
@@ -212,7 +212,7 @@ def _joined(parts: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
 
 def _equal(a: Strings, at_a: NDArray[np.int64], b: Strings, at_b: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Whether string `at_a[i]` of `a` is string `at_b[i]` of `b`, for each `i`."""
-    equal = a.byte_lengths()[at_a] == b.offsets[at_b + 1] - b.offsets[at_b]
+    equal: NDArray[np.bool_] = a.byte_lengths()[at_a] == b.offsets[at_b + 1] - b.offsets[at_b]
     one, other = a.take(at_a[equal]), b.take(at_b[equal])
     differs = np.flatnonzero(one.blob != other.blob)
     equal[np.flatnonzero(equal)[np.searchsorted(one.offsets, differs, "right") - 1]] = False
@@ -241,7 +241,8 @@ def _save(index: Index, folder: Path, work: Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _load(folder: Path) -> Index:
+def load_index(folder: Path) -> Index:
+    """The index that `open_index` kept in `folder`, memory-mapped."""
     meta = json.loads((folder / "index.json").read_text())
     arrays = {path.stem: np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)) for path in folder.glob("*.npy")}
     ids = Strings(arrays.pop("ids"), arrays.pop("id_offsets"))

@@ -16,7 +16,6 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from featcache.errors import StoreError
@@ -111,8 +110,3 @@ def latest_asked(version: Version) -> dict[str, Any]:
             continue
         return asked
     return {}
-
-
-def run_folders(version: Version) -> list[Path]:
-    """The runs' folders, the oldest first."""
-    return sorted(path for path in (version.path / "runs").glob("*") if path.is_dir())

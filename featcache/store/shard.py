@@ -1,18 +1,18 @@
 """One shard: written beside its place, flushed, and renamed into it; from then on it never changes.
 
-    <name>/
-      zarr.json       attributes.featcache: what `ShardInfo` holds, sealed
-      features/       [frames, *item_shape]; one chunk
-      offsets/        uint64 [items + 1]: item i is features[offsets[i]:offsets[i + 1]]
-      crc32c/         uint32 [items]: CRC-32C of each item's bytes
-      num_samples/    uint64 [items]: samples that the extractor was given, at its rate
-      ids/            uint8 [bytes]: the ids' UTF-8 bytes, one after the other; id i is
-      id_offsets/     uint64 [items + 1]: ids[id_offsets[i]:id_offsets[i + 1]]
-      paths/          uint8 [bytes], likewise: each row's path, as the manifest had it
-      path_offsets/   uint64 [items + 1]
-      segments/       float64 [items, 2]: the row's start and duration in seconds, NaN where it had none
-      channels/       int32 [items]: the row's channel, -1 where it had none
-      sources/        int64 [items, 3]: the file's bytes, mtime in ns, and sample rate in Hz, when decoded
+<name>/
+  zarr.json       attributes.featcache: what `ShardInfo` holds, sealed
+  features/       [frames, *item_shape]; one chunk
+  offsets/        uint64 [items + 1]: item i is features[offsets[i]:offsets[i + 1]]
+  crc32c/         uint32 [items]: CRC-32C of each item's bytes
+  num_samples/    uint64 [items]: samples that the extractor was given, at its rate
+  ids/            uint8 [bytes]: the ids' UTF-8 bytes, one after the other; id i is
+  id_offsets/     uint64 [items + 1]: ids[id_offsets[i]:id_offsets[i + 1]]
+  paths/          uint8 [bytes], likewise: each row's path, as the manifest had it
+  path_offsets/   uint64 [items + 1]
+  segments/       float64 [items, 2]: the row's start and duration in seconds, NaN where it had none
+  channels/       int32 [items]: the row's channel, -1 where it had none
+  sources/        int64 [items, 3]: the file's bytes, mtime in ns, and sample rate in Hz, when decoded
 """
 
 from __future__ import annotations
@@ -186,7 +186,9 @@ class ShardWriter:
             if not place.is_dir():
                 raise
             if Shard(place).info.digest != info.digest:
-                raise StoreError(f"{place}: holds other items under the same name: move it away and run again") from None
+                raise StoreError(
+                    f"{place}: holds other items under the same name: move it away and run again"
+                ) from None
             shutil.rmtree(self._folder)
         zarr3.sync(shards)
         return place.name

@@ -1,11 +1,11 @@
 """A version: everything extracted under one fingerprint, as one Zarr group in the cache.
 
-    <cache>/<name>-<first 12 hex of the fingerprint>/
-      zarr.json       attributes.featcache: what `VersionInfo` holds, sealed
-      shards/         a group; each member a shard
-      index/          derived from the shards; see `featcache.store.index`
-      runs/           what each run did, and the failure ledger; see `featcache.store.runs`
-      work/           shards that are being written; nothing in it is data
+<cache>/<name>-<first 12 hex of the fingerprint>/
+  zarr.json       attributes.featcache: what `VersionInfo` holds, sealed
+  shards/         a group; each member a shard
+  index/          derived from the shards; see `featcache.store.index`
+  runs/           what each run did, and the failure ledger; see `featcache.store.runs`
+  work/           shards that are being written; nothing in it is data
 """
 
 from __future__ import annotations
@@ -77,15 +77,19 @@ class Version:
         """
         try:
             attributes = zarr3.read_group(path)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise StoreError(f"{path}: not a version of a featcache cache") from error
+        except FileNotFoundError as error:
+            raise DamagedError(f"{path / 'zarr.json'}: damaged: the file is missing") from error
         if attributes.get("format") != FORMAT:
             raise StoreError(
                 f"{path}: has format {attributes.get('format')!r}; this featcache reads format {FORMAT}: upgrade it"
             )
         spec = attributes.pop("spec")
         spec = FeatureSpec(
-            **{**spec, "item_shape": tuple(spec["item_shape"]), "codebook_sizes": tuple(spec["codebook_sizes"])}
+            **{
+                **spec,
+                "item_shape": tuple(spec["item_shape"]),
+                "codebook_sizes": tuple(spec["codebook_sizes"]),
+            }
         )
         return cls(path, VersionInfo(**attributes, spec=spec))
 
@@ -146,33 +150,32 @@ class Version:
                 claim.release()
 
 
-def find_versions(cache: Path, name: str | None = None) -> list[Version]:
-    """The versions in a cache, those called `name` where one is given, sorted by folder.
-
-    Raises:
-        StoreError: there is no such folder.
-        DamagedError: a version's metadata is damaged.
-    """
-    try:
-        folders = sorted(entry.path for entry in os.scandir(cache) if entry.is_dir())
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise StoreError(f"{cache}: there is no such cache folder") from error
-    versions = [Version.open(Path(folder)) for folder in folders if Path(folder, "zarr.json").exists()]
-    return [version for version in versions if name in (None, version.info.name, version.path.name)]
-
-
-def select_versions(path: Path) -> list[Version]:
-    """The version in the folder `path`, or every version of the cache that `path` is.
+def version_folders(path: Path) -> list[Path]:
+    """The folder of the version at `path`, or of every version in the cache at `path`, sorted.
 
     Raises:
         StoreError: there is no version.
     """
-    if (path / "zarr.json").exists():
-        return [Version.open(path)]
-    versions = find_versions(path)
-    if not versions:
+    if (path / "shards").is_dir():
+        return [path]
+    try:
+        folders = sorted(Path(entry.path) for entry in os.scandir(path) if Path(entry.path, "shards").is_dir())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StoreError(f"{path}: there is no such cache folder") from error
+    if not folders:
         raise StoreError(f"{path}: holds no version: `featcache extract` makes one")
-    return versions
+    return folders
+
+
+def select_versions(path: Path, name: str | None = None) -> list[Version]:
+    """The version at `path`, or every version in the cache at `path` that is called `name`.
+
+    Raises:
+        StoreError: there is no version.
+        DamagedError: a version's metadata is damaged.
+    """
+    versions = [Version.open(folder) for folder in version_folders(path)]
+    return [version for version in versions if name in (None, version.info.name, version.path.name)]
 
 
 def select_version(cache: Path, name: str | None = None) -> Version:
@@ -181,13 +184,12 @@ def select_version(cache: Path, name: str | None = None) -> Version:
     Raises:
         StoreError: there is none, or there are several; says how they differ.
     """
-    versions = [Version.open(cache)] if (cache / "zarr.json").exists() else find_versions(cache, name)
+    versions = select_versions(cache, name)
     if len(versions) == 1:
         return versions[0]
     if not versions:
-        there = [version.path.name for version in find_versions(cache)]
-        what = f"no version called {name!r}" if name else "no version"
-        raise StoreError(f"{cache}: holds {what}; it holds {listing(there) or 'nothing'}")
+        there = [folder.name for folder in version_folders(cache)]
+        raise StoreError(f"{cache}: holds no version called {name!r}; it holds {listing(there)}")
     folders = [version.path.name for version in versions]
     differ = differing_keys(versions[0].info.config, versions[1].info.config)
     raise StoreError(

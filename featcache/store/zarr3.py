@@ -144,7 +144,10 @@ def map_array(folder: Path) -> tuple[NDArray[Any], bytes]:
         metadata = json.loads((folder / "zarr.json").read_bytes())
         shape, dtype = tuple(metadata["shape"]), np.dtype(metadata["data_type"]).newbyteorder("<")
         with chunk_path(folder, len(shape)).open("rb") as file:
-            expected, found = int(np.prod(shape)) * dtype.itemsize + CHECKSUM_BYTES, os.fstat(file.fileno()).st_size
+            expected, found = (
+                int(np.prod(shape)) * dtype.itemsize + CHECKSUM_BYTES,
+                os.fstat(file.fileno()).st_size,
+            )
             if found != expected:
                 raise DamagedError(f"{file.name}: damaged: {found} bytes, expected {expected}")
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -1,0 +1,212 @@
+"""One file -> the utterances cut from it -> mono float32 waveforms at the extractor's rate.
+
+`decode` opens a file once and cuts segments out of it; `to_waveform` takes a channel and resamples. They are
+apart because several extractors may want the same samples at different rates.
+
+Samples are scaled as libsndfile does: integers to [-1, 1), floats as they are. Whatever is wrong with an
+utterance is an `AudioError` with its `Reason`, and never stops those beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import AudioError, MissingDependencyError, Reason
+from featcache.finite import all_finite
+from featcache.recording import UNKNOWN, Recording, Span
+
+if TYPE_CHECKING:
+    from featcache.config import AudioPolicy
+
+END_TOLERANCE_SECONDS = 0.1
+"""How far a segment may run past the end of its file, to be cut off there: manifests round durations, and
+encoders of MP3 add or drop a little. What runs further is a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The identity of a file when it was decoded.
+
+    Attributes:
+        size: in bytes.
+        mtime_ns: when it was last modified, in nanoseconds since the epoch.
+        sample_rate: in Hz, as in the file.
+    """
+
+    size: int
+    mtime_ns: int
+    sample_rate: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What to cut from a file: by default, all of it.
+
+    Attributes:
+        start: seconds from the beginning of the file; None for the beginning.
+        duration: seconds; None for the rest of the file.
+    """
+
+    start: float | None = None
+    duration: float | None = None
+
+
+def decode(
+    path: str | Path, segments: Sequence[Segment], *, max_seconds: float | None = None
+) -> Iterator[tuple[NDArray[np.float32], Source] | AudioError]:
+    """Cut segments out of one file, which stays open until the iterator is exhausted or closed.
+
+    A segment is bit for bit what decoding the whole file and cutting gives: samples round(start * rate) up to
+    round(start * rate) + round(duration * rate). WAV, FLAC and their like are seeked, so that only the segment at
+    hand is held. The others (MP3, Ogg) are decoded once, up to the last sample that is needed; there, segments
+    that are not asked for in the order of the file are held until they are due.
+
+    Of a truncated or damaged file, the segments before the damage are good and the others fail.
+
+    Args:
+        path: the file.
+        segments: in any order; they may overlap.
+        max_seconds: longer ones fail, before they are decoded where the header tells.
+
+    Yields:
+        For each segment, in the order given, its samples, float32 `[num_samples, channels]` at the file's rate,
+        with the identity of the file; or what is wrong. What is wrong with the file is so for each segment.
+    """
+    try:
+        recording = Recording(path)
+    except AudioError as fault:
+        yield from repeat(fault, len(segments))
+        return
+    with closing(recording):
+        source = Source(recording.size, recording.mtime_ns, recording.sample_rate)
+        spans = [_span(recording, recording.num_samples, segment, max_seconds) for segment in segments]
+        cuts = recording.cut([span for span in spans if not isinstance(span, AudioError)])
+        for segment, span in zip(segments, spans, strict=True):
+            if isinstance(span, AudioError):
+                yield span
+            else:
+                samples = next(cuts)
+                yield _fault(recording, samples, span, segment, max_seconds) or (samples, source)
+
+
+def to_waveform(
+    samples: NDArray[np.float32], source_rate: int, policy: AudioPolicy, channel: int | None = None
+) -> NDArray[np.float32]:
+    """Turn decoded samples into the waveform that an extractor takes.
+
+    A mix is the sum of channels 0, 1, … in float32, divided by their number. soxr resamples it, to
+    floor(num_samples * rate / source_rate + 0.5) samples, and gives the same bits in any thread.
+
+    Args:
+        samples: float32 `[num_samples, channels]`, C-contiguous.
+        source_rate: theirs, in Hz.
+        policy: the config's `audio` section.
+        channel: the utterance's own, from 0; None for the policy's.
+
+    Returns:
+        float32 `[num_samples]` at `policy.sample_rate`, contiguous; it may share the memory of `samples`.
+
+    Raises:
+        AudioError: RATE_REFUSED, TOO_LONG or NO_SUCH_CHANNEL.
+        MissingDependencyError: the rates differ, and soxr is not installed.
+    """
+    if source_rate != policy.sample_rate and policy.resample == "forbid":
+        wanted = f"the config wants {policy.sample_rate} Hz and forbids resampling"
+        raise AudioError(Reason.RATE_REFUSED, f"sampled at {source_rate} Hz; {wanted}")
+    if too_long := _too_long(len(samples), source_rate, policy.max_seconds):
+        raise too_long
+    mono = _mono(samples, policy.channel if channel is None else channel)
+    if source_rate == policy.sample_rate:
+        return mono
+    try:
+        import soxr
+    except ImportError as error:
+        raise MissingDependencyError("soxr", "resampling") from error
+    quality = policy.resample.removeprefix("soxr_").upper()
+    resampled: NDArray[np.float32] = soxr.resample(mono, source_rate, policy.sample_rate, quality)
+    return resampled
+
+
+def probe_seconds(path: str | Path) -> float | None:
+    """How many seconds a file holds, by its header; None where it cannot be read, or its header does not say."""
+    try:
+        with closing(Recording(path)) as recording:
+            known = recording.num_samples != UNKNOWN
+            return recording.num_samples / recording.sample_rate if known else None
+    except AudioError:
+        return None
+
+
+def _span(recording: Recording, held: int, segment: Segment, max_seconds: float | None) -> Span | AudioError:
+    """Where a segment lies in a recording that holds `held` samples, or why it does not."""
+    rate = recording.sample_rate
+    first = round((segment.start or 0.0) * rate)
+    stop = held if segment.duration is None else first + round(segment.duration * rate)
+    if recording.shortfall and (segment.duration is None or stop > held):
+        return AudioError(Reason.TRUNCATED, recording.shortfall)
+    if held == 0:
+        return AudioError(Reason.EMPTY, f"its {recording.size:,} bytes hold no samples, by its header")
+    if not 0 <= first < held or stop > held + round(END_TOLERANCE_SECONDS * rate):
+        end = "the end" if segment.duration is None else f"{stop / rate:.3f} s"
+        asked = f"the segment goes from {first / rate:.3f} s to {end}"
+        return AudioError(Reason.SEGMENT_OUTSIDE, f"{asked}, and the file holds {held / rate:.3f} s")
+    if stop <= first:
+        return AudioError(Reason.EMPTY, f"{segment.duration} s are no samples at {rate} Hz")
+    stop = min(stop, held)
+    if stop == UNKNOWN and max_seconds is not None:
+        return first, first + int(max_seconds * rate) + 1  # enough to see that it is too long
+    return _too_long(stop - first, rate, max_seconds) or (first, stop)
+
+
+def _fault(
+    recording: Recording, samples: NDArray[np.float32], span: Span, segment: Segment, max_seconds: float | None
+) -> AudioError | None:
+    """What is wrong with the samples that were cut for a span; None where nothing is."""
+    first, stop = span
+    rate = recording.sample_rate
+    if recording.has_changed():
+        return AudioError(Reason.FILE_UNREADABLE, "the file changed while it was read")
+    if len(samples) < stop - first:
+        if recording.damage:
+            return recording.damage
+        held = recording.position
+        if recording.num_samples != UNKNOWN:
+            promised = f"its header promises {recording.num_samples / rate:.3f} s"
+            return AudioError(Reason.TRUNCATED, f"{promised}, and the file holds {held / rate:.3f} s")
+        refitted = _span(recording, held, segment, max_seconds)
+        if isinstance(refitted, AudioError):
+            return refitted
+    if recording.is_float and not all_finite(samples):
+        at = first + int(np.isfinite(samples).all(axis=1).argmin())
+        return AudioError(Reason.NON_FINITE_AUDIO, f"holds NaN or infinity at {at / rate:.3f} s")
+    return _too_long(len(samples), rate, max_seconds)
+
+
+def _too_long(num_samples: int, rate: int, max_seconds: float | None) -> AudioError | None:
+    if max_seconds is None or num_samples <= max_seconds * rate:
+        return None
+    lasts = f"lasts {num_samples / rate:.3f} s or more"
+    return AudioError(Reason.TOO_LONG, f"{lasts}, and the config's max_seconds is {max_seconds:g}")
+
+
+def _mono(samples: NDArray[np.float32], channel: Literal["mix", "first"] | int) -> NDArray[np.float32]:
+    num_channels = samples.shape[1]
+    if channel == "mix" and num_channels > 1:
+        mixed = samples[:, 0] + samples[:, 1]
+        for other in range(2, num_channels):
+            mixed += samples[:, other]
+        mixed /= num_channels
+        return mixed
+    index = channel if isinstance(channel, int) else 0
+    if not 0 <= index < num_channels:
+        there = f"the file has {num_channels}, counted from 0"
+        raise AudioError(Reason.NO_SUCH_CHANNEL, f"there is no channel {index}: {there}")
+    return np.ascontiguousarray(samples[:, index])

@@ -1,0 +1,79 @@
+"""`featcache info`: what a cache holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from featcache.cli.common import hours, megabytes, print_json
+
+if TYPE_CHECKING:
+    from featcache.store.version import Version
+
+
+@click.command(short_help="Say what a cache holds.")
+@click.argument("path", metavar="CACHE[/VERSION]", type=click.Path(path_type=Path))
+@click.option("--failures", is_flag=True, help="List the failure ledger: each utterance with its reason.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as one JSON document.")
+def info(path: Path, failures: bool, as_json: bool) -> None:
+    """Say what each version of a cache holds: utterances, hours, bytes, config, who made it, failures.
+
+    \b
+    Examples:
+      featcache info features
+      featcache info features --failures
+      featcache info features/fbank80-3f9c21ab04de --json
+    """
+    from featcache.store.version import select_versions
+
+    documents = [_describe(version) for version in select_versions(path)]
+    if as_json:
+        print_json(documents)
+        return
+    for document in documents:
+        _print(document, failures)
+
+
+def _describe(version: Version) -> dict[str, Any]:
+    import math
+    from dataclasses import asdict
+
+    from featcache.store.index import open_index
+    from featcache.store.runs import latest_failures
+    from featcache.strings import Strings
+
+    index = open_index(version)
+    ledger = latest_failures(version)
+    standing = index.find(Strings.of(ledger)) < 0
+    failures = [asdict(failure) for failure, stands in zip(ledger.values(), standing, strict=True) if stands]
+    spec = version.info.spec
+    frames = int(index.num_frames.sum())
+    return {
+        "path": str(version.path),
+        **asdict(version.info),
+        "utterances": len(index),
+        "frames": frames,
+        "seconds": round(sum(version.shard(name).info.seconds for name in index.shards), 3),
+        "bytes": frames * math.prod(spec.item_shape) * version.dtype.itemsize,
+        "shards": len(index.shards),
+        "failures": failures,
+    }
+
+
+def _print(document: dict[str, Any], failures: bool) -> None:
+    spec, config = document["spec"], document["config"]
+    shape = ", ".join(["frames", *map(str, spec["item_shape"])])
+    click.echo(document["path"])
+    click.echo(
+        f"  {document['utterances']:,} utterances, {hours(document['seconds'])} of audio, "
+        f"{megabytes(document['bytes'])} in {document['shards']:,} shards; {len(document['failures']):,} failed"
+    )
+    click.echo(f"  {spec['dtype']} [{shape}], {spec['frame_rate']:g} frames/s: {spec['units']}")
+    click.echo(f"  extractor {config['extractor']}, audio at {spec['sample_rate']:,} Hz")
+    click.echo(f"  fingerprint {document['fingerprint']}")
+    click.echo("  made by " + ", ".join(f"{name} {version}" for name, version in document["made_by"].items()))
+    if failures:
+        for failure in document["failures"]:
+            click.echo(f"  {failure['id']}\t{failure['reason']}\t{failure['path']}\t{failure['message']}")

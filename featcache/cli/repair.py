@@ -1,0 +1,67 @@
+"""`featcache repair`: remove what is damaged, and extract just that again."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from featcache.cli.common import print_json
+from featcache.cli.extract import FAILURES_LEFT, INTERRUPTED, print_summary, stoppable
+
+
+@click.command(short_help="Remove what is damaged, and extract just that again.")
+@click.argument("path", metavar="CACHE[/VERSION]", type=click.Path(path_type=Path))
+@click.option("--manifest", required=True, metavar="MANIFEST", help="That the utterances came from.")
+@click.option(
+    "--root",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="What relative paths are relative to.  [default: the manifest's folder]",
+)
+@click.option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1 …  [default: cuda where there is one]")
+@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="As for extract.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON document.")
+@click.pass_context
+def repair(
+    ctx: click.Context,
+    path: Path,
+    manifest: str,
+    root: Path | None,
+    device: str | None,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Read every byte of a version (or of all versions of a cache), remove damaged shards, and extract
+    what was in them again.
+
+    Nothing is removed where the manifest lacks an utterance of a damaged shard.
+
+    \b
+    Example:
+      featcache repair features --manifest train.csv
+    """
+    from featcache.extraction import Options
+    from featcache.manifest import read_manifest
+    from featcache.repair import repair as mend
+    from featcache.store.version import version_folders
+
+    read = read_manifest(manifest, root=root, carry=False)
+    options = Options(device=device, threads=threads)
+    with stoppable() as stop:
+        done = [mend(folder, read, options, stop=stop) for folder in version_folders(path)]
+    if as_json:
+        print_json([asdict(one) for one in done])
+    else:
+        for one in done:
+            if one.metadata:
+                click.echo(f"{one.path}: metadata restored")
+            if one.summary:
+                click.echo(f"{one.path}: {len(one.removed):,} damaged shards removed and extracted again")
+                print_summary(one.summary)
+            elif not one.metadata:
+                click.echo(f"{one.path}: no damage found")
+    summaries = [one.summary for one in done if one.summary]
+    interrupted = any(summary.interrupted for summary in summaries)
+    ctx.exit(INTERRUPTED if interrupted else FAILURES_LEFT if any(summary.failed for summary in summaries) else 0)

@@ -1,0 +1,137 @@
+"""`featcache verify`: is every byte what was written, and is everything there?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from featcache.cli.common import megabytes, note, print_json
+from featcache.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from featcache.manifest import Manifest
+    from featcache.recompute import Recomputed
+    from featcache.store.version import Version
+    from featcache.verify import Report
+
+_SHOWN = 20
+
+
+@click.command(short_help="Check a cache: what is damaged, missing, changed.")
+@click.argument("path", metavar="CACHE[/VERSION]", type=click.Path(path_type=Path))
+@click.option("--manifest", metavar="MANIFEST", help="Say also what is missing, changed, surplus or failed of it.")
+@click.option(
+    "--root",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="What relative paths are relative to.  [default: as in the last run]",
+)
+@click.option("--data/--no-data", default=True, help="Read every byte of the features; without, a quick check.")
+@click.option(
+    "--recompute",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Extract N random utterances again, each alone, and compare.",
+)
+@click.option("--device", metavar="DEVICE", help="For --recompute.  [default: cuda where there is one]")
+@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="[default: every core, at most 8]")
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as one JSON document.")
+@click.pass_context
+def verify(
+    ctx: click.Context,
+    path: Path,
+    manifest: str | None,
+    root: Path | None,
+    data: bool,
+    recompute: int,
+    device: str | None,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Check every version of a cache, or one: structure, metadata, offsets, every item's checksum,
+    non-finite values, frame counts, ids that are there twice.
+
+    Exits with 1 where something is damaged, missing or changed, with 3 where utterances are only in the
+    failure ledger. `featcache repair` mends damage; `featcache extract` adds what is missing.
+
+    \b
+    Examples:
+      featcache verify features
+      featcache verify features --manifest train.csv --no-data
+      featcache verify features/fbank80-3f9c21ab04de --recompute 100
+    """
+    import os
+
+    from featcache.manifest import read_manifest
+    from featcache.store.version import select_versions
+    from featcache.verify import verify as check
+
+    threads = threads or min(8, len(os.sched_getaffinity(0)))
+    wanted = read_manifest(manifest, root=root, carry=False) if manifest else None
+    found = []
+    for version in select_versions(path):
+        result = check(version, data=data, manifest=wanted, threads=threads)
+        again = _recompute(version, wanted, root, recompute, device, threads) if recompute else None
+        found.append((result, again))
+    if as_json:
+        print_json([{**asdict(result), "recomputed": again and asdict(again)} for result, again in found])
+    else:
+        for result, again in found:
+            _print(result, again)
+    damaged = any(result.problems or (again and again.problems) for result, again in found)
+    ctx.exit(1 if damaged else 3 if any(result.failed for result, _ in found) else 0)
+
+
+def _recompute(
+    version: Version,
+    manifest: Manifest | None,
+    root: Path | None,
+    count: int,
+    device: str | None,
+    threads: int,
+) -> Recomputed:
+    try:
+        from featcache.device import Device
+        from featcache.recompute import recompute, sample
+    except ImportError as error:
+        raise MissingDependencyError(error.name or "pydantic", "verify --recompute") from error
+    from featcache.store.index import open_index
+    from featcache.store.runs import latest_asked
+
+    folder = root or (manifest.root if manifest else Path(latest_asked(version).get("root", ".")))
+    index = open_index(version)
+    return recompute(version, index, sample(index, count), folder, Device(device, threads))
+
+
+def _print(result: Report, again: Recomputed | None) -> None:
+    checked = "every byte read" if result.data else "features not read"
+    click.echo(
+        f"{result.path}: {result.shards:,} shards, {result.items:,} utterances, {result.frames:,} frames, "
+        f"{megabytes(result.num_bytes)}; {checked}"
+    )
+    problems = [*result.problems, *(again.problems if again else [])]
+    for problem in problems[:_SHOWN]:
+        where = f" (shard {problem.shard})" if problem.shard else ""
+        click.echo(f"  {problem.kind}: {problem.message}{where}")
+    if len(problems) > _SHOWN:
+        click.echo(f"  … and {len(problems) - _SHOWN:,} more: --json has them all")
+    if again:
+        click.echo(
+            f"  extracted {again.utterances:,} again: {again.identical:,} bit-identical, "
+            f"largest difference {again.largest_difference:.3g}"
+        )
+    if result.surplus:
+        click.echo(f"  {result.surplus:,} utterances are not in the manifest")
+    if result.repeated:
+        click.echo(f"  {result.repeated:,} utterances are there twice, alike")
+    if result.failed:
+        click.echo(f"  {result.failed:,} utterances are in the failure ledger: featcache info {result.path} --failures")
+    damaged = result.damaged_shards
+    if damaged:
+        note(f"{len(damaged):,} shards are damaged: featcache repair {result.path} --manifest MANIFEST")
+    elif not problems:
+        click.echo("  no damage found")

@@ -1,0 +1,126 @@
+"""What an audio file's header promises, and whether the file keeps it.
+
+libsndfile opens most truncated files as if nothing were missing, with the samples that are left. What gives
+them away differs by container, and was found by cutting files (libsndfile 1.2.2, libmpg123 1.32):
+
+    WAV, W64, RF64, AIFF, AU   its log notes a size in the header that is larger than the file
+    NIST SPHERE                the header counts the samples
+    Ogg (Vorbis, Opus)         the last page does not end the stream, or is itself cut off
+    MP3                        the header frame of LAME and FFmpeg ("Xing", "Info") counts frames and bytes; without
+                               it a cut between two frames cannot be told
+    FLAC                       nothing here: decoding fails, or gives fewer samples than the header counts
+
+Other containers are believed.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from typing import Any
+
+_LOG_LIMIT = 2047  # characters that libsndfile keeps of its log
+_DATA_SIZE = re.compile(r"^ *(?:data|SSND|BODY|Data Size|Riff size|riff) *: (\d+) \(should be (\d+)\)", re.M)
+_FILE_SIZE = re.compile(r"^RIFF : (\d+) \(should be (\d+)\)", re.M)
+# A writer that cannot go back to fill in the size, into a pipe, leaves the largest number, or one near to it.
+_UNFINISHED_SIZE = 0x7F000000
+_PAGE = 65536  # holds the largest Ogg page, 65,307 bytes
+_MP3_HEADER = re.compile(rb"(?:Xing|Info)\0\0\0[\x03\x07\x0b\x0f].{4}(.{4})", re.S)
+_MP3_FRAME = 2881  # bytes, at most
+
+
+class EndlessFile(io.FileIO):
+    """A file that claims to be far longer than it is.
+
+    libmpg123 guesses the length of an MP3 without a header frame from the bitrate of its first frame and the size
+    of the file, and libsndfile reads no more than that: of a file at a variable bitrate, 40 % were lost.
+    With this guess far too high, it reads on to the real end.
+    """
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Go to `offset`; the end alone, asked for by who wants to know the size, is not where it is."""
+        if whence == os.SEEK_END and offset == 0:
+            return super().seek(64 * os.fstat(self.fileno()).st_size)
+        return super().seek(offset, whence)
+
+
+def shortfall(file: Any, fd: int, size: int) -> str | None:
+    """How a file, as the open soundfile.SoundFile `file`, breaks its header's promise; None where it seems whole.
+
+    Args:
+        file: just opened.
+        fd: descriptor of the same file; its position is left alone.
+        size: of the file, in bytes.
+    """
+    match file.format:
+        case "FLAC":
+            return None
+        case "MP3":
+            return _mp3_shortfall(fd, size)
+        case "OGG":
+            return _ogg_shortfall(fd, size)
+        case "NIST":
+            return _nist_shortfall(fd, file.frames)
+        case _:
+            return _logged_shortfall(file.extra_info)
+
+
+def mp3_end(fd: int) -> int | None:
+    """Where an MP3 ends, in bytes from the start of the file, by its header frame; None without one.
+
+    Source: http://gabriel.mp3-tech.org/mp3infotag.html; the ID3v2 tag before it: https://id3.org/id3v2.3.0#ID3v2_header.
+    """
+    head = os.pread(fd, 10, 0)
+    start = 0
+    if head.startswith(b"ID3") and len(head) == 10:
+        start = 10 + sum(digit << 7 * place for place, digit in enumerate(reversed(head[6:])))
+    found = _MP3_HEADER.search(os.pread(fd, 4096, start))
+    return start + int.from_bytes(found[1]) if found else None
+
+
+def _mp3_shortfall(fd: int, size: int) -> str | None:
+    end = mp3_end(fd)
+    if end is None or size - end <= _MP3_FRAME:
+        return None
+    after = os.pread(fd, 3, end)
+    if after == b"ID3" or (after[0] == 0xFF and after[1] >= 0xE0):
+        return (
+            f"its header ends it after {end:,} bytes of {size:,}, but another MP3 follows, which cannot be read with it"
+        )
+    return None
+
+
+def _ogg_shortfall(fd: int, size: int) -> str | None:
+    tail = os.pread(fd, _PAGE, max(0, size - _PAGE))
+    start = tail.rfind(b"OggS")
+    if start < 0:
+        return None  # more than a page of something else at the end
+    # RFC 3533, section 6: flags in byte 5, serial number in 14-17, number of segments in 26, then their sizes
+    page = tail[start:]
+    if len(page) < 27 or len(page) < 27 + page[26] + sum(page[27 : 27 + page[26]]):
+        return "its last Ogg page is cut off"
+    if not page[5] & 4:
+        return "its last Ogg page does not end the stream"
+    if page[14:18] != os.pread(fd, 4, 14):
+        return "it holds several Ogg streams, and only the first can be read"
+    return None
+
+
+def _nist_shortfall(fd: int, num_samples: int) -> str | None:
+    found = re.search(rb"\nsample_count -i (\d+)", os.pread(fd, 1024, 0))
+    if found and int(found[1]) > num_samples:
+        return f"its header promises {int(found[1]):,} samples, and it holds {num_samples:,}"
+    return None
+
+
+def _logged_shortfall(log: str) -> str | None:
+    found = _DATA_SIZE.search(log)
+    if found is None and len(log) >= _LOG_LIMIT:  # so much metadata that the rest was not logged
+        found = _FILE_SIZE.search(log)
+    if found is None:
+        return None
+    promised, held = int(found[1]), int(found[2])
+    if promised >= _UNFINISHED_SIZE or promised - held <= 1:  # some count the byte that pads to an even size
+        return None
+    return f"its header promises {promised:,} bytes, and it holds {held:,}"
