@@ -63,7 +63,7 @@ def shortfall(file: Any, fd: int, size: int) -> str | None:
         case "NIST":
             return _nist_shortfall(fd, file.frames)
         case _:
-            return _logged_shortfall(file.extra_info)
+            return _logged_shortfall(file.extra_info, file.frames)
 
 
 def mp3_end(fd: int) -> int | None:
@@ -114,13 +114,14 @@ def _nist_shortfall(fd: int, num_samples: int) -> str | None:
     return None
 
 
-def _logged_shortfall(log: str) -> str | None:
+def _logged_shortfall(log: str, num_samples: int) -> str | None:
     found = _DATA_SIZE.search(log)
     if found is None and len(log) >= _LOG_LIMIT:  # so much metadata that the rest was not logged
         found = _FILE_SIZE.search(log)
     if found is None:
         return None
     promised, held = int(found[1]), int(found[2])
-    if promised >= _UNFINISHED_SIZE or promised - held <= 1:  # some count the byte that pads to an even size
+    width = max(1, held // max(1, num_samples))  # of a sample, in bytes
+    if promised >= _UNFINISHED_SIZE or promised // width <= num_samples:
         return None
     return f"its header promises {promised:,} bytes, and it holds {held:,}"

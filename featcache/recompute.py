@@ -58,7 +58,7 @@ def recompute(version: Version, index: Index, positions: Sequence[int], root: Pa
     identical, largest, problems = 0, 0.0, []
     for position in positions:
         shard = version.shard(index.shards[int(index.shard[position])])
-        item = shard.item(int(index.item[position]))
+        (item,) = shard.items([int(index.item[position])])
         first = int(index.first_frame[position])
         stored = shard.features[first : first + int(index.num_frames[position])]
         try:

@@ -68,10 +68,11 @@ class Recording:
         self.sample_rate: int = self._decoder.samplerate
         self.num_channels: int = self._decoder.channels
         self.num_samples: int = self._decoder.frames if states_length else UNKNOWN
-        self.is_float: bool = self._decoder.subtype in ("FLOAT", "DOUBLE")
+        subtype = self._decoder.subtype
+        self.is_float = subtype in ("FLOAT", "DOUBLE")
         self.position = 0
         self.damage: AudioError | None = None
-        self._can_seek = states_length and self._decoder.subtype in _SEEKABLE
+        self._can_seek = states_length and subtype in _SEEKABLE
 
     def close(self) -> None:
         """Close the file."""
@@ -169,7 +170,7 @@ class _Decoder(soundfile.SoundFile):  # type: ignore[misc]
 
 def _open(path: str | Path) -> tuple[io.FileIO, os.stat_result]:
     try:
-        status = Path(path).stat()
+        status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer
             kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
             raise AudioError(Reason.FILE_MISSING, f"the path is {kind}")

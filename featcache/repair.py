@@ -120,8 +120,8 @@ def _ids_in(version: Version, names: Sequence[str], damaged: Sequence[str]) -> S
         shard = version.shard(name)
         try:
             for column in ("ids", "id_offsets"):
-                array, checksum = zarr3.map_array(shard.folder / column)
-                if zarr3.crc32c(array) != int.from_bytes(checksum, "little"):
+                array, checksum = zarr3.read_array(shard.folder / column)
+                if zarr3.crc32c(array) != checksum:
                     return None
             parts.append(shard.ids)
         except DamagedError:

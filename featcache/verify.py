@@ -9,8 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
+import zarr
 from numpy.typing import NDArray
 
+from featcache.errors import FeatcacheError
 from featcache.manifest import Manifest
 from featcache.plan import compare
 from featcache.store import zarr3
@@ -37,6 +39,7 @@ class Report:
         failed: utterances in the failure ledger and in no shard (of the manifest's, where there is one).
         surplus: utterances that are there and not in the manifest.
         repeated: utterances that two runs have extracted alike; they cost space and do no harm.
+        notes: what is no damage and worth knowing.
     """
 
     path: str
@@ -49,6 +52,7 @@ class Report:
     failed: int = 0
     surplus: int = 0
     repeated: int = 0
+    notes: list[str] = field(default_factory=list)
 
     @property
     def damaged_shards(self) -> list[str]:
@@ -62,7 +66,7 @@ def verify(
     data: bool = True,
     manifest: Manifest | None = None,
     threads: int = 1,
-    report: Callable[[int], None] = lambda _: None,
+    report: Callable[[], object] = lambda: None,
 ) -> Report:
     """Check a version.
 
@@ -71,23 +75,23 @@ def verify(
         data: read every byte of the features; else only structure, metadata and columns.
         manifest: say also what the version lacks of it.
         threads: that read shards.
-        report: called with the bytes of features checked, shard by shard.
+        report: called after each shard.
     """
     problems = list(_check_version(version))
     sound: list[Shard] = []
     names = version.shard_names()
 
     def check(name: str) -> tuple[Shard, list[Problem]]:
-        # Its own maps of the shard's files end with it: thousands at once would be too many open files.
-        found = list(check_shard(version.shard(name), version.info.spec, data))
-        return version.shard(name), found
+        shard = version.shard(name)
+        return shard, list(check_shard(shard, version.info.spec, data))
 
-    with ThreadPoolExecutor(threads) as pool:
+    limits = {"async.concurrency": threads, "threading.max_workers": threads}
+    with zarr.config.set(limits), ThreadPoolExecutor(threads) as pool:
         for shard, found in pool.map(check, names):
             problems += found
             if not found:
                 sound.append(shard)
-                report(_num_bytes(shard, version))
+            report()
     index = build_index(sound)
     repeats = find_repeats(sound)
     problems += _check_repeats(repeats)
@@ -113,6 +117,7 @@ def verify(
         failed=failed,
         surplus=surplus,
         repeated=sum(repeat.alike for repeat in repeats),
+        notes=list(_notes(version)),
     )
 
 
@@ -122,6 +127,24 @@ def _check_version(version: Version) -> Iterator[Problem]:
     group = version.path / "shards" / "zarr.json"
     if not group.exists() or group.read_bytes() != zarr3.group_metadata():
         yield Problem("metadata", f"{group}: damaged: not the metadata of a Zarr group")
+
+
+def _notes(version: Version) -> Iterator[str]:
+    """Whether the version's config still has the version's fingerprint, where extraction is installed to tell."""
+    try:
+        from featcache.config import config_from
+    except ImportError:
+        return
+    try:
+        now = config_from(version.info.config).fingerprint()
+    except FeatcacheError as error:
+        yield f"its config does not load here: {error}"
+        return
+    if now != version.info.fingerprint:
+        yield (
+            f"its config now has the fingerprint {now[:12]}: the extractor's revision or weights have changed since, "
+            "and extracting would fill another version"
+        )
 
 
 def _check_repeats(repeats: list[Repeat]) -> Iterator[Problem]:

@@ -170,7 +170,7 @@ def _print_plan(extraction: Extraction, as_json: bool) -> None:
         for work in extraction.work
     ]
     if as_json:
-        print_json(plan)
+        print_json({"dry_run": True, "versions": plan})
         return
     for row in plan:
         changed = f", {row['changed']:,} of them changed" if row["changed"] else ""

@@ -30,7 +30,7 @@ def info(path: Path, failures: bool, as_json: bool) -> None:
 
     documents = [_describe(version) for version in select_versions(path)]
     if as_json:
-        print_json(documents)
+        print_json({"versions": documents})
         return
     for document in documents:
         _print(document, failures)

@@ -52,7 +52,7 @@ def repair(
     with stoppable() as stop:
         done = [mend(folder, read, options, stop=stop) for folder in version_folders(path)]
     if as_json:
-        print_json([asdict(one) for one in done])
+        print_json({"versions": [asdict(one) for one in done]})
     else:
         for one in done:
             if one.metadata:

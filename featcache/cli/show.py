@@ -34,12 +34,13 @@ def show(path: Path, utterance: str, as_json: bool) -> None:
         index = cache.index
         position = int(index.find(Strings.of([utterance]))[0])
         shard = version.shard(index.shards[int(index.shard[position])])
+        (item,) = shard.items([int(index.item[position])])
         values = features.astype(np.float64)
         documents.append(
             {
                 "version": str(version.path),
                 "shard": shard.name,
-                **asdict(shard.item(int(index.item[position]))),
+                **asdict(item),
                 "shape": list(features.shape),
                 "dtype": features.dtype.name,
                 "min": float(values.min()),
@@ -48,7 +49,7 @@ def show(path: Path, utterance: str, as_json: bool) -> None:
             }
         )
     if as_json:
-        print_json(documents)
+        print_json({"versions": documents})
         return
     for document in documents:
         for name, value in document.items():

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from tqdm import tqdm
 
 from featcache.cli.common import megabytes, note, print_json
 from featcache.errors import MissingDependencyError
@@ -64,8 +69,6 @@ def verify(
       featcache verify features --manifest train.csv --no-data
       featcache verify features/fbank80-3f9c21ab04de --recompute 100
     """
-    import os
-
     from featcache.manifest import read_manifest
     from featcache.store.version import select_versions
     from featcache.verify import verify as check
@@ -74,16 +77,26 @@ def verify(
     wanted = read_manifest(manifest, root=root, carry=False) if manifest else None
     found = []
     for version in select_versions(path):
-        result = check(version, data=data, manifest=wanted, threads=threads)
+        with shard_bar(version) as report:
+            result = check(version, data=data, manifest=wanted, threads=threads, report=report)
         again = _recompute(version, wanted, root, recompute, device, threads) if recompute else None
         found.append((result, again))
+    damaged = any(result.problems or (again and again.problems) for result, again in found)
     if as_json:
-        print_json([{**asdict(result), "recomputed": again and asdict(again)} for result, again in found])
+        documents = [{**asdict(result), "recomputed": again and asdict(again)} for result, again in found]
+        print_json({"ok": not damaged, "versions": documents})
     else:
         for result, again in found:
             _print(result, again)
-    damaged = any(result.problems or (again and again.problems) for result, again in found)
     ctx.exit(1 if damaged else 3 if any(result.failed for result, _ in found) else 0)
+
+
+@contextmanager
+def shard_bar(version: Version) -> Iterator[Callable[[], object]]:
+    """A bar over the version's shards, on a terminal; yields what moves it on."""
+    total = len(version.shard_names())
+    with tqdm(total=total, unit=" shards", leave=False, file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
+        yield bar.update
 
 
 def _recompute(
@@ -124,6 +137,8 @@ def _print(result: Report, again: Recomputed | None) -> None:
             f"  extracted {again.utterances:,} again: {again.identical:,} bit-identical, "
             f"largest difference {again.largest_difference:.3g}"
         )
+    for line in result.notes:
+        click.echo(f"  {line}")
     if result.surplus:
         click.echo(f"  {result.surplus:,} utterances are not in the manifest")
     if result.repeated:

@@ -359,9 +359,7 @@ class _Others:
         for name in self._version.shard_names():
             if name not in self._known:
                 self._known.add(name)
-                shard = self._version.shard(name)
-                for number in range(shard.info.items):
-                    item = shard.item(number)
+                for item in self._version.shard(name).items():
                     self._done[item.id] = (item.path, item.start, item.duration, item.channel)
         return {
             number

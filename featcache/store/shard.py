@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -224,15 +224,14 @@ class ShardWriter:
 
 
 class Shard:
-    """A committed shard. Opening reads nothing; every property reads what it needs, once.
+    """A committed shard. Opening it reads nothing; each property reads what it needs, time and again.
 
     Raises:
-        DamagedError: from every property, where the files are not what was written.
+        DamagedError: from every property and method, where the files are not what was written.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._columns: dict[str, NDArray[Any]] = {}
 
     @property
     def name(self) -> str:
@@ -252,45 +251,46 @@ class Shard:
     @property
     def features(self) -> NDArray[Any]:
         """All items' frames, one after the other, memory-mapped: `[frames, *item_shape]`."""
-        return self.column("features")
+        return zarr3.map_array(self.folder / "features")
 
-    @cached_property
+    @property
     def offsets(self) -> NDArray[np.int64]:
         """int64 `[items + 1]`: item `i` is `features[offsets[i]:offsets[i + 1]]`."""
         return self.column("offsets").astype(np.int64)
 
-    @cached_property
+    @property
     def ids(self) -> Strings:
         """The items' ids."""
         return Strings(self.column("ids"), self.column("id_offsets").astype(np.int64))
 
-    @cached_property
+    @property
     def paths(self) -> Strings:
         """The paths of the items' audio files, as the manifest had them."""
         return Strings(self.column("paths"), self.column("path_offsets").astype(np.int64))
 
     def column(self, name: str) -> NDArray[Any]:
-        """An array of the shard, memory-mapped and read-only."""
-        if name not in self._columns:
-            self._columns[name] = zarr3.map_array(self.folder / name)[0]
-        return self._columns[name]
+        """One of the `COLUMNS`, read whole."""
+        return zarr3.read_array(self.folder / name)[0]
 
-    def item(self, number: int) -> Item:
-        """What the shard keeps of item `number` besides its features."""
-        start, duration = self.column("segments")[number].tolist()
-        channel = int(self.column("channels")[number])
-        size, mtime_ns, sample_rate = self.column("sources")[number].tolist()
-        return Item(
-            id=self.ids[number],
-            path=self.paths[number],
-            start=None if math.isnan(start) else start,
-            duration=None if math.isnan(duration) else duration,
-            channel=None if channel < 0 else channel,
-            num_samples=int(self.column("num_samples")[number]),
-            size=size,
-            mtime_ns=mtime_ns,
-            sample_rate=sample_rate,
-        )
+    def items(self, numbers: Sequence[int] | None = None) -> Iterator[Item]:
+        """What the shard keeps of its items (of those of the given numbers) besides their features."""
+        ids, paths = self.ids, self.paths
+        names = ("segments", "channels", "num_samples", "sources")
+        segments, channels, num_samples, sources = (self.column(name) for name in names)
+        for number in range(len(ids)) if numbers is None else numbers:
+            start, duration = segments[number].tolist()
+            size, mtime_ns, sample_rate = sources[number].tolist()
+            yield Item(
+                id=ids[number],
+                path=paths[number],
+                start=None if math.isnan(start) else start,
+                duration=None if math.isnan(duration) else duration,
+                channel=None if channels[number] < 0 else int(channels[number]),
+                num_samples=int(num_samples[number]),
+                size=size,
+                mtime_ns=mtime_ns,
+                sample_rate=sample_rate,
+            )
 
 
 def _or_nan(seconds: float | None) -> float:

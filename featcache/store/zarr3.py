@@ -12,10 +12,13 @@ Source: the Zarr core specification v3, and the crc32c codec's (zarr-specs.readt
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import google_crc32c
 import numpy as np
@@ -134,29 +137,45 @@ def write_array(folder: Path, array: NDArray[Any]) -> bytes:
     return metadata
 
 
-def map_array(folder: Path) -> tuple[NDArray[Any], bytes]:
-    """Memory-map an array that `write_array` or a `ChunkWriter` wrote: the array, read-only, and its checksum.
+def read_array(folder: Path) -> tuple[NDArray[Any], int]:
+    """Read an array that `write_array` or a `ChunkWriter` wrote: the array, and the checksum stored with it.
 
     Raises:
         DamagedError: a file is missing, its size is wrong, or its metadata is not what format 1 writes.
     """
+    with _chunk(folder) as (file, shape, dtype):
+        data = file.read()
+    array = np.frombuffer(data, dtype, count=math.prod(shape)).reshape(shape)
+    return array, int.from_bytes(data[-CHECKSUM_BYTES:], "little")
+
+
+def map_array(folder: Path) -> NDArray[Any]:
+    """Memory-map such an array, read-only. The map keeps a file descriptor for as long as the array lives.
+
+    Raises:
+        DamagedError: as `read_array`.
+    """
+    with _chunk(folder) as (file, shape, dtype):
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return np.frombuffer(data, dtype, count=math.prod(shape)).reshape(shape)
+
+
+@contextmanager
+def _chunk(folder: Path) -> Iterator[tuple[BinaryIO, tuple[int, ...], np.dtype[Any]]]:
+    """The open chunk file of an array, found to be of the right size, with the array's shape and dtype."""
     try:
         metadata = json.loads((folder / "zarr.json").read_bytes())
         shape, dtype = tuple(metadata["shape"]), np.dtype(metadata["data_type"]).newbyteorder("<")
-        with chunk_path(folder, len(shape)).open("rb") as file:
-            expected, found = (
-                int(np.prod(shape)) * dtype.itemsize + CHECKSUM_BYTES,
-                os.fstat(file.fileno()).st_size,
-            )
+        with chunk_path(folder, len(shape)).open("rb", buffering=0) as file:
+            expected = math.prod(shape) * dtype.itemsize + CHECKSUM_BYTES
+            found = os.fstat(file.fileno()).st_size
             if found != expected:
                 raise DamagedError(f"{file.name}: damaged: {found} bytes, expected {expected}")
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError as error:
+            yield file, shape, dtype
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise DamagedError(f"{error.filename}: damaged: the file is missing") from error
-    except (ValueError, KeyError, TypeError, NotADirectoryError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"{folder / 'zarr.json'}: damaged: not an array of format 1 ({error})") from error
-    array = np.frombuffer(data, dtype, count=int(np.prod(shape))).reshape(shape)
-    return array, data[-CHECKSUM_BYTES:]
 
 
 def sync_tree(folder: Path) -> None:
