@@ -95,6 +95,7 @@ def decode(
             else:
                 samples = next(cuts)
                 yield _fault(recording, samples, span, segment, max_seconds) or (samples, source)
+                del samples  # not held while the next ones are decoded
 
 
 def to_waveform(

@@ -1,16 +1,16 @@
 """What an audio file's header promises, and whether the file keeps it.
 
 libsndfile opens most truncated files as if nothing were missing, with the samples that are left. What gives
-them away differs by container, and was found by cutting files (libsndfile 1.2.2, libmpg123 1.32):
+them away was found by cutting files (libsndfile 1.2.2):
 
-    WAV, W64, RF64, AIFF, AU   its log notes a size in the header that is larger than the file
+    WAV, W64, RF64, AIFF, AU   its log notes a size in the header that is larger than what there is
     NIST SPHERE                the header counts the samples
     Ogg (Vorbis, Opus)         the last page does not end the stream, or is itself cut off
-    MP3                        the header frame of LAME and FFmpeg ("Xing", "Info") counts frames and bytes; without
-                               it a cut between two frames cannot be told
-    FLAC                       nothing here: decoding fails, or gives fewer samples than the header counts
+    FLAC                       decoding fails, or gives fewer samples than the header counts
+    MP3                        decoding gives fewer samples than the header frame of LAME and FFmpeg ("Xing",
+                               "Info") counts; without it, decoding fails, unless the cut lies between frames
 
-Other containers are believed.
+Other containers are believed; so is a WAV that promises 2 GiB or more, as one written to a pipe does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 _LOG_LIMIT = 2047  # characters that libsndfile keeps of its log
 _DATA_SIZE = re.compile(r"^ *(?:data|SSND|BODY|Data Size|Riff size|riff) *: (\d+) \(should be (\d+)\)", re.M)
 _FILE_SIZE = re.compile(r"^RIFF : (\d+) \(should be (\d+)\)", re.M)
-# A writer that cannot go back to fill in the size, into a pipe, leaves the largest number, or one near to it.
+# A writer that cannot go back to fill in the size, as into a pipe, leaves the largest number, or one near it.
 _UNFINISHED_SIZE = 0x7F000000
 _PAGE = 65536  # holds the largest Ogg page, 65,307 bytes
 _MP3_HEADER = re.compile(rb"(?:Xing|Info)\0\0\0[\x03\x07\x0b\x0f].{4}(.{4})", re.S)
@@ -33,13 +33,13 @@ _MP3_FRAME = 2881  # bytes, at most
 class EndlessFile(io.FileIO):
     """A file that claims to be far longer than it is.
 
-    libmpg123 guesses the length of an MP3 without a header frame from the bitrate of its first frame and the size
-    of the file, and libsndfile reads no more than that: of a file at a variable bitrate, 40 % were lost.
-    With this guess far too high, it reads on to the real end.
+    libmpg123 guesses the length of an MP3 without a header frame by the bitrate of its first frame and the size
+    of the file, and libsndfile reads no more than that: of a file at a variable bitrate it lost 40 %. When the
+    file claims to be far longer, so does the guess, and all of it is read.
     """
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Go to `offset`; the end alone, asked for by who wants to know the size, is not where it is."""
+        """Go to `offset`; to the end itself, which is how a file's size is asked for, only as claimed."""
         if whence == os.SEEK_END and offset == 0:
             return super().seek(64 * os.fstat(self.fileno()).st_size)
         return super().seek(offset, whence)
@@ -69,7 +69,7 @@ def shortfall(file: Any, fd: int, size: int) -> str | None:
 def mp3_end(fd: int) -> int | None:
     """Where an MP3 ends, in bytes from the start of the file, by its header frame; None without one.
 
-    Source: http://gabriel.mp3-tech.org/mp3infotag.html; the ID3v2 tag before it: https://id3.org/id3v2.3.0#ID3v2_header.
+    Source: http://gabriel.mp3-tech.org/mp3infotag.html; https://id3.org/id3v2.3.0 for the tag before it.
     """
     head = os.pread(fd, 10, 0)
     start = 0
@@ -85,9 +85,7 @@ def _mp3_shortfall(fd: int, size: int) -> str | None:
         return None
     after = os.pread(fd, 3, end)
     if after == b"ID3" or (after[0] == 0xFF and after[1] >= 0xE0):
-        return (
-            f"its header ends it after {end:,} bytes of {size:,}, but another MP3 follows, which cannot be read with it"
-        )
+        return f"its header ends it after {end:,} of {size:,} bytes; another MP3 follows, which cannot be read"
     return None
 
 
@@ -121,7 +119,9 @@ def _logged_shortfall(log: str, num_samples: int) -> str | None:
     if found is None:
         return None
     promised, held = int(found[1]), int(found[2])
-    width = max(1, held // max(1, num_samples))  # of a sample, in bytes
-    if promised >= _UNFINISHED_SIZE or promised // width <= num_samples:
+    if promised >= _UNFINISHED_SIZE:
+        return None
+    width = held // num_samples if num_samples else 0  # of a sample, in bytes; 0 where it is compressed
+    if width and promised // width <= num_samples:  # a part of a sample, or a byte that pads
         return None
     return f"its header promises {promised:,} bytes, and it holds {held:,}"

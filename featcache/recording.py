@@ -61,9 +61,9 @@ class Recording:
         try:
             self._decoder, states_length = _start(self._file)
             self.shortfall = shortfall(self._decoder, self._file.fileno(), status.st_size)
-        except BaseException:
+        except (OSError, soundfile.LibsndfileError) as error:
             self._file.close()
-            raise
+            raise _refusal(error) from error
         self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
         self.sample_rate: int = self._decoder.samplerate
         self.num_channels: int = self._decoder.channels
@@ -123,8 +123,8 @@ class Recording:
         try:
             self._decoder.close()
             self._decoder, _ = _start(self._file)
-        except AudioError as error:  # the file has changed
-            self.damage = error
+        except (OSError, soundfile.LibsndfileError) as error:  # the file has changed
+            self.damage = _refusal(error)
         else:
             self.position, self.damage = 0, None
 
@@ -137,7 +137,7 @@ class Recording:
 
     def _read(self, num_samples: int) -> NDArray[np.float32]:
         """The next samples, `[num_samples, channels]`; fewer where the recording ends or is damaged."""
-        believable = num_samples <= _SAMPLES_PER_BYTE * self.size  # else room is made for what turns out to be there
+        believable = num_samples <= _SAMPLES_PER_BYTE * self.size  # else the room grows with what turns up
         samples = np.empty((num_samples if believable else _BLOCK, self.num_channels), np.float32)
         at_once = num_samples if self._can_seek else _BLOCK  # what is lost where a stream breaks off
         filled = 0
@@ -180,28 +180,36 @@ def _open(path: str | Path) -> tuple[io.FileIO, os.stat_result]:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise AudioError(Reason.FILE_MISSING, "there is no such file") from error
     except OSError as error:
-        raise AudioError(Reason.FILE_UNREADABLE, f"the file cannot be opened: {error.strerror}") from error
+        raise _refusal(error) from error
     except ValueError as error:  # a zero byte, say
         raise AudioError(Reason.FILE_MISSING, f"the path cannot be one: {error}") from error
 
 
 def _start(file: io.FileIO) -> tuple[_Decoder, bool]:
     """A decoder at the start of a file, and whether the file states how many samples it holds."""
-    try:
-        file.seek(0)
-        decoder = _Decoder(file.fileno(), closefd=False)
-        if decoder.format != "MP3" or mp3_end(file.fileno()) is not None:
-            return decoder, decoder.frames != UNKNOWN
-        decoder.close()
-        file.seek(0)
-        return _Decoder(EndlessFile(file.fileno(), closefd=False)), False
-    except soundfile.LibsndfileError as error:
-        raise AudioError(Reason.NOT_AUDIO, f"cannot be read as audio: {_words(error)}") from error
+    file.seek(0)
+    decoder = _Decoder(file.fileno(), closefd=False)
+    if decoder.format != "MP3" or mp3_end(file.fileno()) is not None:
+        return decoder, decoder.frames != UNKNOWN
+    decoder.close()
+    file.seek(0)
+    return _Decoder(EndlessFile(file.fileno(), closefd=False)), False
+
+
+def _refusal(error: OSError | soundfile.LibsndfileError) -> AudioError:
+    """Why a file cannot be opened."""
+    if isinstance(error, OSError):
+        return AudioError(Reason.FILE_UNREADABLE, f"the file cannot be read: {error.strerror}")
+    if error.code == _SYSTEM_ERROR:
+        return AudioError(Reason.FILE_UNREADABLE, "the file cannot be read: an error of the system")
+    return AudioError(Reason.NOT_AUDIO, f"cannot be read as audio: {_words(error)}")
 
 
 def _damage(error: soundfile.LibsndfileError, seconds: float) -> AudioError:
-    reason = Reason.FILE_UNREADABLE if error.code == _SYSTEM_ERROR else Reason.TRUNCATED
-    return AudioError(reason, f"decoding fails somewhere after {seconds:.3f} s: {_words(error)}")
+    """Why a file cannot be decoded from somewhere on."""
+    if error.code == _SYSTEM_ERROR:
+        return _refusal(error)
+    return AudioError(Reason.TRUNCATED, f"decoding fails somewhere after {seconds:.3f} s: {_words(error)}")
 
 
 def _words(error: soundfile.LibsndfileError) -> str:

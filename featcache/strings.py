@@ -121,6 +121,14 @@ class Strings(Sequence[str]):
         return self.blob[int(self.offsets[0]) : int(self.offsets[-1])]
 
 
+def hash_of(string: str) -> int:
+    """The 64-bit FNV-1a hash of one string, as `Strings.hashes` has it; a hundred times faster for one."""
+    value = int(_FNV_OFFSET)
+    for byte in string.encode():
+        value = (value ^ byte) * int(_FNV_PRIME) & 0xFFFFFFFFFFFFFFFF
+    return value
+
+
 def extend_hashes(hashes: NDArray[np.uint64], values: NDArray[Any]) -> NDArray[np.uint64]:
     """Continue each FNV-1a hash `[n]` over the little-endian bytes of its number in `values` `[n]`."""
     little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))

@@ -42,9 +42,9 @@ class Clip:
 
 
 class Params(BaseModel):
-    """The base of every extractor's parameters: unknown names are refused, values do not change."""
+    """The base of every extractor's parameters: unknown names are refused, and numbers that are not finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 P = TypeVar("P", bound=Params)

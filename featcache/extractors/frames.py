@@ -19,6 +19,16 @@ ROWS = {"cpu": 640, "cuda": 8192}
 """Rows of a block, by the device's type. On a CPU a block's intermediate results stay in the cache, and
 640 frames of 10 ms waste little of the last block; a GPU wants more work in each kernel."""
 
+COLUMNS = 16
+"""A block's products with a matrix have a multiple of this many columns (`with_whole_columns`), so that all rows
+of the result begin at addresses aligned alike. MKL computes rows differently where they do not: seen with 5, 6,
+7, 9, 10 and 11 columns."""
+
+
+def with_whole_columns(matrix: torch.Tensor) -> torch.Tensor:
+    """A matrix `[K, n]`, followed by columns of zeros up to a multiple of `COLUMNS`."""
+    return torch.nn.functional.pad(matrix, (0, -matrix.shape[1] % COLUMNS))
+
 
 class FrameExtractor(Extractor[P]):
     """The base of extractors whose frames are computed each by itself.
@@ -63,7 +73,7 @@ class FrameExtractor(Extractor[P]):
         return items
 
     def _blocks(self, clips: Sequence[Clip]) -> Iterator[tuple[torch.Tensor, int]]:
-        """The frames in blocks `[B, L]`, and how many rows of each are used, in one buffer."""
+        """The frames of all clips, in blocks `[B, L]`, and how many rows of each are used. The buffer is reused."""
         waveform = clips[0].waveform
         block = waveform.new_empty(ROWS[waveform.device.type], self.spec.frame_length)
         used = 0

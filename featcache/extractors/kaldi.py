@@ -17,7 +17,7 @@ from pydantic import Field
 from featcache.errors import ConfigError
 from featcache.extractors import mel
 from featcache.extractors.base import Clip, Params
-from featcache.extractors.frames import FrameExtractor
+from featcache.extractors.frames import FrameExtractor, with_whole_columns
 from featcache.spec import FeatureSpec
 from featcache.strings import Strings
 
@@ -132,7 +132,7 @@ class _Kaldi(FrameExtractor[K]):
         return frames + self._noise(clip.id, frames) if self._params.dither else frames
 
     def _noise(self, clip_id: str, frames: torch.Tensor) -> torch.Tensor:
-        """The dither of frames `[T, L]`, drawn on the CPU, so that it is the same on every device."""
+        """The dither of frames `[T, L]`: seeded by the id's FNV-1a hash, and drawn on the CPU for every device."""
         generator = torch.Generator().manual_seed(int(Strings.of([clip_id]).hashes()[0]))
         noise = torch.randn(frames.shape, generator=generator, dtype=torch.float32)
         return noise.mul_(self._params.dither / _SCALE).to(frames.device)
@@ -242,13 +242,13 @@ class Mfcc(_Kaldi[MfccParams]):
             transform[:, 0] *= math.sqrt(2)  # HTK's transform is not orthonormal
             transform = transform.roll(-1, dims=1)
             self._energy_at = params.num_ceps - 1
-        self._transform = transform.to(device, torch.float32).contiguous()
+        self._transform = with_whole_columns(transform).to(device, torch.float32)
 
     def compute(self, block: torch.Tensor) -> torch.Tensor:
         """Features, float32 `[B, D]`, of frames `[B, L]`, which are overwritten."""
         windowed, log_energy = self._windowed(block)
         energies = self._mel_bank(mel.power_spectrum(windowed, self._fft_length))
-        cepstra = energies.clamp_(min=_EPSILON).log_() @ self._transform
+        cepstra = (energies.clamp_(min=_EPSILON).log_() @ self._transform)[:, : self._params.num_ceps]
         if log_energy is not None:
             cepstra[:, self._energy_at] = log_energy
         return cepstra

@@ -12,14 +12,11 @@ from typing import Literal
 import torch
 
 from featcache.errors import ConfigError, listing
+from featcache.extractors.frames import COLUMNS, with_whole_columns
 
 MelScale = Literal["htk", "slaney"]
 MelNorm = Literal["slaney", "none"]
 Band = tuple[float, float]
-
-_BAND = 16
-"""Filters to a matrix product, on a CPU. Fewer make products too narrow for the CPU's kernels, more make
-them multiply more zeros."""
 
 
 def power_spectrum(frames: torch.Tensor, fft_length: int) -> torch.Tensor:
@@ -40,8 +37,9 @@ class MelBank:
     """A bank of filters, applied to spectra.
 
     A filter overlaps only its neighbours, so most of the bank's matrix is zeros. On a CPU it is applied as
-    a few narrow products, each of neighbouring filters with only the frequencies that they touch, in less
-    than half the time of the whole product; on a GPU one product is quicker than several.
+    a few narrow products, each of 16 neighbouring filters with only the frequencies that they touch, in less
+    than half the time of the whole product. (With fewer, products are too narrow for the CPU's kernels; with
+    more, they multiply more zeros.) On a GPU one product is quicker than several.
 
     Args:
         filters: float64 `[F, M]`, from `kaldi_filters` or `hertz_filters`.
@@ -59,11 +57,13 @@ class MelBank:
                 f"frequencies: none of them falls into bin {listing(map(str, empty))} (from 0); ask for "
                 "fewer bins, a wider band of frequencies, or a longer frame"
             )
-        self.num_bins = filters.shape[1]
+        self._num_bins = filters.shape[1]
+        filters = with_whole_columns(filters)
+        self._num_columns = filters.shape[1]
         self._bands = []
-        step = _BAND if device.type == "cpu" else self.num_bins
-        for first in range(0, self.num_bins, step):
-            bins = slice(first, min(first + step, self.num_bins))
+        step = COLUMNS if device.type == "cpu" else self._num_columns
+        for first in range(0, self._num_columns, step):
+            bins = slice(first, first + step)
             touched = filters[:, bins].any(dim=1).nonzero().flatten()
             frequencies = slice(int(touched[0]), int(touched[-1]) + 1)
             weights = filters[frequencies, bins].to(device, torch.float32).contiguous()
@@ -71,10 +71,10 @@ class MelBank:
 
     def __call__(self, spectrum: torch.Tensor) -> torch.Tensor:
         """Sum a spectrum, float32 `[B, F]`, under each filter: float32 `[B, M]`."""
-        energies = spectrum.new_empty(len(spectrum), self.num_bins)
+        energies = spectrum.new_empty(len(spectrum), self._num_columns)
         for frequencies, weights, bins in self._bands:
             torch.mm(spectrum[:, frequencies], weights, out=energies[:, bins])
-        return energies
+        return energies[:, : self._num_bins]
 
 
 def frequency_band(low_freq: float, high_freq: float, sample_rate: int) -> Band:

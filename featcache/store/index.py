@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,17 @@ from featcache.manifest import row_hashes
 from featcache.store import zarr3
 from featcache.store.shard import Shard
 from featcache.store.version import Version
-from featcache.strings import Strings
+from featcache.strings import Strings, hash_of
 
-_ARRAYS = ("shard", "item", "first_frame", "num_frames", "row_hash", "id_hash", "by_hash")
+_ARRAYS = {
+    "shard": np.uint32,
+    "item": np.uint32,
+    "first_frame": np.int64,
+    "num_frames": np.int64,
+    "row_hash": np.uint64,
+    "id_hash": np.uint64,
+    "by_hash": np.uint32,
+}
 _KEPT = 3
 
 
@@ -83,24 +91,39 @@ class Index:
             pending = pending[at[pending] < len(self)]
         return positions
 
+    def find_one(self, id: str) -> int:  # noqa: A002
+        """The position of one id, -1 where there is none: `find` without the price of arrays."""
+        wanted = np.uint64(hash_of(id))
+        at = int(np.searchsorted(self.id_hash, wanted))
+        while at < len(self) and self.id_hash[at] == wanted:
+            if self.ids[position := int(self.by_hash[at])] == id:
+                return position
+            at += 1
+        return -1
 
-def open_index(version: Version) -> Index:
+
+def open_index(version: Version, names: Sequence[str] | None = None) -> Index:
     """The index of the version's shards: the one on disk where it matches, else built, and kept if it can be.
+
+    Args:
+        version: whose shards.
+        names: of those that count, to see a version as it was; all that are there now by default.
 
     Raises:
         DamagedError: a shard's metadata or columns are damaged.
     """
-    names = version.shard_names()
+    names = version.shard_names() if names is None else names
     folder = index_folder(version, names)
-    if folder.is_dir():
-        try:
-            return load_index(folder)
-        except FileNotFoundError:
-            pass  # another process has just removed it: the shards are no longer these
+    if (index := _load_if_sound(folder)) is not None:
+        return index
     index = build_index(map(version.shard, names))
     try:
+        (version.path / "work").mkdir(exist_ok=True)  # a copy of a version may have come without it
         with version.claim("index") as claim:
             if claim.take():
+                if (kept := _load_if_sound(folder)) is not None:  # by another process, in the meantime
+                    return kept
+                shutil.rmtree(folder, ignore_errors=True)
                 _save(index, folder, version.work_folder("index"))
                 return load_index(folder)
     except OSError:
@@ -247,3 +270,14 @@ def load_index(folder: Path) -> Index:
     arrays = {path.stem: np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)) for path in folder.glob("*.npy")}
     ids = Strings(arrays.pop("ids"), arrays.pop("id_offsets"))
     return Index(meta["shards"], ids, **arrays)
+
+
+def _load_if_sound(folder: Path) -> Index | None:
+    """The index in `folder`; None where there is none, or one that is damaged so that it shows at once."""
+    try:
+        index = load_index(folder)
+    except Exception:  # noqa: BLE001 (a garbled header makes numpy raise whatever its parser meets)
+        return None
+    expected = [(len(index), dtype) for dtype in _ARRAYS.values()]
+    found = [(len(array), array.dtype) for array in (getattr(index, name) for name in _ARRAYS)]
+    return index if found == expected else None

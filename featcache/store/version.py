@@ -103,17 +103,35 @@ class Version:
         path = cache / info.folder_name
         try:
             if not (path / "zarr.json").exists():
-                (path / "shards").mkdir(parents=True, exist_ok=True)
-                zarr3.write_file(path / "shards" / "zarr.json", zarr3.group_metadata())
-                zarr3.write_file(path / "zarr.json", zarr3.group_metadata(asdict(info)))
-            for folder in (path / "work", path / "runs"):
-                folder.mkdir(exist_ok=True)
+                cls._lay_out(path, info)
+            for folder in ("runs", "work"):  # a copy of a version may have come without them
+                (path / folder).mkdir(exist_ok=True)
         except OSError as error:
             raise StoreError(f"{error.filename or path}: cannot be written: {error.strerror}") from error
         version = cls.open(path)
         if version.info.fingerprint != info.fingerprint:
             raise StoreError(f"{path}: its fingerprint is not the one its name says: move it away and run again")
         return version
+
+    @classmethod
+    def _lay_out(cls, path: Path, info: VersionInfo) -> None:
+        """Make an empty version beside its place and rename it, so that it is there whole or not at all."""
+        beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+        for folder in ("shards", "runs", "work"):
+            (beside / folder).mkdir(parents=True)
+        (beside / "shards" / "zarr.json").write_bytes(zarr3.group_metadata())
+        (beside / "zarr.json").write_bytes(zarr3.group_metadata(asdict(info)))
+        zarr3.sync_tree(beside)
+        try:
+            beside.rename(path)
+        except OSError:  # another run was first, or there is one without its metadata
+            if not path.is_dir():
+                raise
+            if not (path / "zarr.json").exists():
+                (beside / "zarr.json").rename(path / "zarr.json")
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+        zarr3.sync(path.parent)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -159,7 +177,8 @@ def version_folders(path: Path) -> list[Path]:
     if (path / "shards").is_dir():
         return [path]
     try:
-        folders = sorted(Path(entry.path) for entry in os.scandir(path) if Path(entry.path, "shards").is_dir())
+        entries = [Path(entry.path) for entry in os.scandir(path) if not entry.name.startswith(".")]
+        folders = sorted(entry for entry in entries if (entry / "shards").is_dir())
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StoreError(f"{path}: there is no such cache folder") from error
     if not folders:

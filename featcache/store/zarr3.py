@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError
+from featcache.store.mapping import map_file
 
 CHECKSUM_BYTES = 4
 _UNSEALED = "00000000"
@@ -150,14 +151,14 @@ def read_array(folder: Path) -> tuple[NDArray[Any], int]:
 
 
 def map_array(folder: Path) -> NDArray[Any]:
-    """Memory-map such an array, read-only. The map keeps a file descriptor for as long as the array lives.
+    """Memory-map such an array, read-only. The map holds no file descriptor, and lives as long as the array.
 
     Raises:
         DamagedError: as `read_array`.
     """
     with _chunk(folder) as (file, shape, dtype):
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return np.frombuffer(data, dtype, count=math.prod(shape)).reshape(shape)
+        data = map_file(file.fileno(), math.prod(shape) * dtype.itemsize)
+    return data.view(dtype).reshape(shape)
 
 
 @contextmanager
@@ -197,7 +198,7 @@ def sync(path: Path) -> None:
 
 def write_file(path: Path, data: bytes) -> None:
     """Write a small file so that it appears whole or not at all, also after a power cut."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         with beside.open("wb") as file:
             file.write(data)

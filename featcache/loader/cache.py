@@ -1,0 +1,321 @@
+"""An opened version: utterances by id or by position, one without a copy, or many padded into one tensor."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, SupportsIndex
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from featcache.errors import DamagedError, MissingDependencyError, MissingItemError, StoreError, listing
+from featcache.spec import FeatureSpec
+from featcache.store import zarr3
+from featcache.store.index import open_index
+from featcache.store.runs import Failure, latest_failures
+from featcache.store.version import Version, differing_keys, select_version, select_versions
+from featcache.strings import Strings
+
+__all__ = ["Cache", "Keys", "open"]
+
+Keys = Sequence[str] | Sequence[int] | NDArray[Any] | torch.Tensor
+"""Utterances: all by id, or all by position."""
+
+
+class Config(Protocol):
+    """What a `featcache.config.Config` can say of itself; training does without its module."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    def fingerprint(self) -> str: ...  # noqa: D102
+    def resolved(self) -> dict[str, Any]: ...  # noqa: D102
+
+
+def open(  # noqa: A001
+    path: str | Path, name: str | None = None, *, config: str | Path | Config | None = None, check: bool = False
+) -> Cache:
+    """Open a version of a cache for reading.
+
+    Args:
+        path: the cache, or one version's folder in it.
+        name: which version: its name or its folder's; not needed where there is but one.
+        config: the version that this config makes, and no other: a YAML file, a packaged config's name, or a
+            `Config`. The first two need the extra `extract`.
+        check: hold every utterance that is read against its checksum.
+
+    Raises:
+        StoreError: there is no such version, or there are several; says which there are, and which config
+            keys tell them apart, or from `config`.
+        DamagedError: the version's metadata is damaged.
+        ConfigError: `config` cannot be read, or has faults.
+        MissingDependencyError: `config` is to be read, and the packages for it are not there.
+    """
+    path = Path(path).absolute()  # the working directory may change while shards are still to be opened
+    version = select_version(path, name) if config is None else _version_of(_load(config), path, name)
+    return Cache(version, check=check)
+
+
+class Cache:
+    """The utterances of a version, as they were when it was opened.
+
+    It is a sequence of arrays, whose items can also be named: `cache[3]` and `cache["utt-1"]` are arrays,
+    iterating yields the arrays in order, and `"utt-1" in cache` asks for an id. Nothing is read before it is
+    asked for; shards that a run adds later are seen by opening again. Copies that are pickled into other
+    processes see exactly the same utterances in the same order.
+
+    Args:
+        version: which.
+        check: hold every utterance that is read against its checksum.
+        shards: names of the shards that count, to see a version as it was; by default all that are there.
+
+    Attributes:
+        version: where it is, and what it says of itself.
+        index: where each utterance is.
+        check: as given.
+
+    Raises:
+        DamagedError: the index has to be built, and a shard's metadata is damaged.
+    """
+
+    def __init__(self, version: Version, *, check: bool = False, shards: Sequence[str] | None = None) -> None:
+        self.version = version
+        self.check = check
+        try:
+            self.index = open_index(version, shards)
+        except DamagedError as error:
+            raise self._damaged(str(error)) from error
+        self._features: dict[int, NDArray[Any]] = {}  # by number of the shard, as they are needed
+        self._checksums: dict[int, NDArray[np.uint32]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.version.path, self.check, self.index.shards)
+
+    def __repr__(self) -> str:
+        frames, spec = int(self.lengths.sum()), self.spec
+        num_bytes = frames * math.prod(spec.item_shape) * self.version.dtype.itemsize
+        shape = ", ".join(map(str, ("frames", *spec.item_shape)))
+        return (
+            f"Cache({self.version.path.name}: {len(self):,} utterances, {frames / spec.frame_rate / 3600:.2f} h, "
+            f"{num_bytes / 1e9:.3g} GB, {spec.dtype} [{shape}] at {spec.frame_rate:g} Hz)"
+        )
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __contains__(self, id: object) -> bool:  # noqa: A002
+        return isinstance(id, str) and self.index.find_one(id) >= 0
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        return (self._read(position, self.check) for position in range(len(self)))
+
+    def __getitem__(self, key: str | SupportsIndex) -> NDArray[Any]:
+        return self.item(key)
+
+    @property
+    def spec(self) -> FeatureSpec:
+        """What the features are: shape of a frame, dtype, frame rate, units."""
+        return self.version.info.spec
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The config that made the version, every default filled in."""
+        return self.version.info.config
+
+    @property
+    def ids(self) -> Strings:
+        """The utterances' ids, in the cache's order: that of the manifest they were extracted from."""
+        return self.index.ids
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """How many frames each utterance has; int64 `[utterances]`, read-only."""
+        lengths = self.index.num_frames.view()
+        lengths.flags.writeable = False
+        return lengths
+
+    def find(self, ids: Iterable[str]) -> NDArray[np.int64]:
+        """The positions of utterances; int64 `[ids]`.
+
+        Raises:
+            MissingItemError: names up to ten that are not there, and says how many failed in extraction.
+        """
+        wanted = ids if isinstance(ids, Strings) else Strings.of(ids)
+        positions = self.index.find(wanted)
+        missing = np.flatnonzero(positions < 0).tolist()
+        if missing:
+            raise self._missing([wanted[number] for number in missing], len(wanted))
+        return positions
+
+    def item(self, key: str | SupportsIndex, *, check: bool | None = None) -> NDArray[Any]:
+        """The features of one utterance: `cache[key]`, with a say on checking.
+
+        Args:
+            key: an id, or a position; negative ones count from the end.
+            check: whether to hold it against its checksum; by default as the cache was opened.
+
+        Returns:
+            `[frames, *item_shape]` of the stored dtype, read-only: memory-mapped, nothing is copied.
+
+        Raises:
+            MissingItemError: there is no such id; says whether, and why, it failed in extraction.
+            IndexError: there is no such position.
+            DamagedError: the shard is damaged, or `check` found other bytes than were written.
+        """
+        if isinstance(key, str):
+            position = self.index.find_one(key)
+            if position < 0:
+                raise self._missing([key], 1)
+        else:
+            position = int(self._positions([operator.index(key)])[0])
+        return self._read(position, self.check if check is None else check)
+
+    def batch(
+        self, keys: Keys, *, padding_value: float = 0, out: torch.Tensor | None = None, check: bool | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The features of several utterances, padded at their ends to the longest.
+
+        Args:
+            keys: ids or positions, in any order, repeated or not.
+            padding_value: what frames beyond an utterance's end are filled with.
+            out: a contiguous tensor in CPU memory, of the stored dtype, to gather into instead of a new one:
+                any shape with room enough. What it held is overwritten; the batch is a view of its beginning.
+            check: whether to hold each against its checksum; by default as the cache was opened.
+
+        Returns:
+            The features, `[batch, frames, *item_shape]` of the stored dtype; and how many frames each
+            utterance has, int64 `[batch]`.
+
+        Raises:
+            MissingItemError: names up to ten ids that are not there, and says how many failed in extraction.
+            IndexError: there is no such position.
+            ValueError: there are no keys, or `out` does not do.
+            DamagedError: a shard is damaged, or `check` found other bytes than were written.
+        """
+        positions = self._positions(keys)
+        if not len(positions):
+            raise ValueError("a batch of no utterances: keys is empty")
+        check = self.check if check is None else check
+        lengths = self.lengths[positions]
+        padded = self._room((len(positions), int(lengths.max()), *self.spec.item_shape), out)
+        for row, position, length in zip(padded.numpy(), positions.tolist(), lengths.tolist(), strict=True):
+            row[:length] = self._read(position, check)
+            row[length:] = padding_value
+        return padded, torch.from_numpy(lengths)
+
+    def _positions(self, keys: Keys) -> NDArray[np.int64]:
+        if isinstance(keys, str):
+            raise TypeError(f"keys is one id, {keys!r}: give a list of ids, or of positions")
+        if isinstance(keys, Strings) or (len(keys) and isinstance(keys[0], str)):
+            return self.find(keys)
+        positions = np.asarray(keys, np.int64 if not len(keys) else None)
+        if positions.dtype.kind not in "iu" or positions.ndim != 1:
+            raise TypeError(f"keys are neither ids nor positions, or both: {positions.dtype} {list(positions.shape)}")
+        outside = positions[(positions < -len(self)) | (positions >= len(self))]
+        if len(outside):
+            raise IndexError(f"no utterance at {outside[0]}: {self.version.path} has {len(self):,}")
+        return np.where(positions < 0, positions + len(self), positions).astype(np.int64, copy=False)
+
+    def _room(self, shape: tuple[int, ...], out: torch.Tensor | None) -> torch.Tensor:
+        """A tensor of this shape: the beginning of `out`, or a new one."""
+        dtype = self.version.dtype
+        if out is None:
+            return torch.from_numpy(np.empty(shape, dtype))  # numpy asks for huge pages, torch does not
+        needed = math.prod(shape)
+        if out.dtype != torch.from_numpy(np.empty(0, dtype)).dtype or out.is_cuda or not out.is_contiguous():
+            raise ValueError(f"out is {out.dtype} on {out.device}; it must be contiguous, {dtype}, in CPU memory")
+        if out.numel() < needed:
+            raise ValueError(f"out has room for {out.numel():,} values; this batch has {needed:,}: {list(shape)}")
+        return out.view(-1)[:needed].view(shape)
+
+    def _read(self, position: int, check: bool) -> NDArray[Any]:
+        index = self.index
+        number, first, count = int(index.shard[position]), int(index.first_frame[position]), int(self.lengths[position])
+        features = self._features.get(number)
+        if features is None:
+            features = self._open_shard(number)
+        frames = features[first : first + count]
+        if len(frames) != count or (check and zarr3.crc32c(frames) != self._checksum(position)):
+            folder = self.version.shard(index.shards[number]).folder
+            raise self._damaged(f"{self.ids[position]}: damaged: its features in {folder} are not what was written")
+        return frames
+
+    def _open_shard(self, number: int) -> NDArray[Any]:
+        shard = self.version.shard(self.index.shards[number])
+        try:
+            features = shard.features
+        except DamagedError as error:
+            raise self._damaged(str(error)) from error
+        except OSError as error:
+            raise StoreError(f"{error.filename or shard.folder}: cannot be read: {error.strerror}") from error
+        if (features.shape[1:], features.dtype) != (self.spec.item_shape, self.version.dtype):
+            raise self._damaged(f"{shard.folder}: damaged: features are {features.dtype} {list(features.shape)}")
+        self._features[number] = features
+        return features
+
+    def _checksum(self, position: int) -> int:
+        number = int(self.index.shard[position])
+        if number not in self._checksums:
+            self._checksums[number] = self.version.shard(self.index.shards[number]).column("crc32c")
+        return int(self._checksums[number][self.index.item[position]])
+
+    def _damaged(self, what: str) -> DamagedError:
+        return DamagedError(f"{what}; `featcache repair {self.version.path} --manifest MANIFEST` extracts it again")
+
+    @cached_property
+    def _failures(self) -> dict[str, Failure]:
+        return latest_failures(self.version)
+
+    def _missing(self, ids: list[str], asked: int) -> MissingItemError:
+        failed = [self._failures[id] for id in ids if id in self._failures]  # noqa: A001
+        where = f"{self.version.path}, which holds {len(self):,}"
+        if len(ids) == 1 and failed:
+            return MissingItemError(f"{ids[0]}: failed in extraction: {failed[0].message} ({failed[0].reason}); not in {where}")
+        if len(ids) == 1:
+            example = f", like {self.ids[0]!r}" if len(self) else ""
+            return MissingItemError(f"{ids[0]!r}: no such utterance in {where}{example}")
+        reasons = Counter(failure.reason for failure in failed)
+        why = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
+        return MissingItemError(
+            f"{len(ids):,} of {asked:,} utterances are not in {where}: {listing(ids)}; "
+            f"{len(failed):,} of them failed in extraction" + (f" ({why})" if why else "")
+        )
+
+
+def _reopen(path: Path, check: bool, shards: list[str]) -> Cache:
+    return Cache(Version.open(path), check=check, shards=shards)
+
+
+def _load(config: str | Path | Config) -> Config:
+    if not isinstance(config, (str, Path)):
+        return config
+    try:
+        from featcache.config import load_config
+    except ImportError as error:
+        raise MissingDependencyError(error.name or "pydantic", "reading a config") from error
+    return load_config(config)
+
+
+def _version_of(config: Config, path: Path, name: str | None) -> Version:
+    """The version in `path` (called `name`) that `config` makes."""
+    fingerprint = config.fingerprint()
+    versions = select_versions(path, name)
+    # Configs that differ in their names alone make the same values: either will do.
+    versions.sort(key=lambda version: version.info.name != config.name)
+    for version in versions:
+        if version.info.fingerprint == fingerprint:
+            return version
+    wanted = f"{config.name}-{fingerprint[:12]}"
+    if not versions or (versions[0].info.name != config.name and len(versions) > 1):
+        there = listing(version.path.name for version in select_versions(path))
+        raise StoreError(f"{path}: holds no version of this config, which is {wanted}; it holds {there}")
+    keys = listing(differing_keys(versions[0].info.config, config.resolved())) or "their weights or revision"
+    raise StoreError(
+        f"{versions[0].path}: made by another config than the one given, which is {wanted}; "
+        f"they differ (made by -> given) in {keys}"
+    )

@@ -1,0 +1,56 @@
+"""Files as memory, without keeping them open.
+
+Python's `mmap` holds a duplicate of the file's descriptor for as long as the map lives (3.13 is the first
+that can do without), so a cache of some thousand shards would meet `ulimit -n`. The system call needs the
+descriptor for the length of the call alone.
+
+Source: POSIX.1-2017, mmap: a map keeps its own reference to the file, which closing it does not remove.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class _Map:
+    """Mapped memory; the arrays over it keep it alive, and it is unmapped after the last one."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self._range = address, num_bytes
+        is_readonly = True
+        self.__array_interface__: dict[str, Any] = {
+            "version": 3,
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, is_readonly),
+        }
+
+    def __del__(self, munmap: Any = _libc.munmap) -> None:
+        munmap(*self._range)
+
+
+def map_file(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
+    """The first bytes of an open file, memory-mapped and read-only; uint8 `[num_bytes]`.
+
+    The array is valid for as long as it, or a view of it, lives; the file may be closed at once.
+
+    Raises:
+        OSError: the file cannot be mapped: it is empty, or the process has too many maps (vm.max_map_count).
+    """
+    address = _libc.mmap(None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    if address == _FAILED:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return np.asarray(_Map(address, num_bytes))
