@@ -9,7 +9,7 @@ utterance is an `AudioError` with its `Reason`, and never stops those beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import repeat
@@ -60,7 +60,11 @@ class Segment:
 
 
 def decode(
-    path: str | Path, segments: Sequence[Segment], *, max_seconds: float | None = None
+    path: str | Path,
+    segments: Sequence[Segment],
+    *,
+    max_seconds: float | None = None,
+    reserve: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[NDArray[np.float32], Source] | AudioError]:
     """Cut segments out of one file, which stays open until the iterator is exhausted or closed.
 
@@ -75,6 +79,8 @@ def decode(
         path: the file.
         segments: in any order; they may overlap.
         max_seconds: longer ones fail, before they are decoded where the header tells.
+        reserve: called with the bytes that the longest segment will take, before any is decoded, so that the
+            caller can wait for room; 0 where the header does not tell.
 
     Yields:
         For each segment, in the order given, its samples, float32 `[num_samples, channels]` at the file's rate,
@@ -88,7 +94,11 @@ def decode(
     with closing(recording):
         source = Source(recording.size, recording.mtime_ns, recording.sample_rate)
         spans = [_span(recording, recording.num_samples, segment, max_seconds) for segment in segments]
-        cuts = recording.cut([span for span in spans if not isinstance(span, AudioError)])
+        good = [span for span in spans if not isinstance(span, AudioError)]
+        if reserve is not None:
+            longest = max((stop - first for first, stop in good if stop != UNKNOWN), default=0)
+            reserve(longest * recording.num_channels * np.dtype(np.float32).itemsize)
+        cuts = recording.cut(good)
         for segment, span in zip(segments, spans, strict=True):
             if isinstance(span, AudioError):
                 yield span

@@ -13,7 +13,7 @@ import re
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -30,11 +30,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class AudioPolicy(BaseModel):
     """How one utterance becomes one mono waveform; the `audio` section."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     sample_rate: int = Field(default=16000, ge=1000, le=384000)
     """Hz of the waveforms that the extractor gets."""
-    channel: Literal["mix", "first"] | int = "mix"
+    channel: Literal["mix", "first"] | Annotated[int, Field(ge=0, strict=True)] = "mix"
     """`mix` averages the channels, `first` takes channel 0, a number takes that one (from 0). A row's
     own `channel` comes first."""
     resample: Resampler = "soxr_hq"
@@ -137,6 +137,8 @@ def parse_config(text: str, source: str = "<config>") -> Config:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
         raise ConfigError(f"config {source}:{where} not valid YAML: {getattr(error, 'problem', error)}") from error
+    except ValueError as error:  # what looks like a date and is none
+        raise ConfigError(f"config {source}: not valid YAML: {error}") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"config {source}: expected a mapping with name, extractor, params, audio and store")
     return config_from(loaded, source)
@@ -184,7 +186,9 @@ def _faults(error: ValidationError) -> list[str]:
     for fault in error.errors():
         # A union's alternatives are named in the path; only names and positions of the file are of use.
         path = ".".join(
-            str(part) for part in fault["loc"] if not re.fullmatch(r"literal\[.*\]|int|float|str", str(part))
+            str(part)
+            for part in fault["loc"]
+            if not re.fullmatch(r"literal\[.*\]|(constrained-)?int|float|str", str(part))
         )
         faults.append(f"{path}: {fault['msg'][0].lower()}{fault['msg'][1:]}")
     return faults
@@ -197,6 +201,10 @@ class _StrictLoader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=deep)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(
+                    problem="a list or mapping cannot be a key", problem_mark=key_node.start_mark
+                )
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     problem=f"the key {key!r} is given twice", problem_mark=key_node.start_mark

@@ -7,7 +7,7 @@ target: each file is decoded once, each distinct audio policy applied once.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -25,6 +25,7 @@ from featcache.errors import AudioError, ExtractorError, Reason
 from featcache.extractors import Clip, Extractor, Params
 from featcache.finite import all_finite
 from featcache.manifest import Utterance
+from featcache.memory import SMALL_BYTES, AudioMemory
 from featcache.store.runs import Failure
 from featcache.store.shard import Item
 from featcache.store.version import Version
@@ -79,14 +80,12 @@ class Spent:
         decode: reading and decoding files.
         waveform: mixing down and resampling.
         extract: computing features, with their way to the device and back.
-        audio: seconds of audio decoded.
         resampled: utterances whose source had another rate.
     """
 
     decode: float = 0.0
     waveform: float = 0.0
     extract: float = 0.0
-    audio: float = 0.0
     resampled: int = 0
 
 
@@ -107,7 +106,12 @@ def batches(utterances: Sequence[Utterance], seconds: Sequence[float]) -> Iterat
 
 
 def process(
-    batch: Sequence[Utterance], root: Path, targets: Sequence[Target], device: Device, spent: Spent
+    batch: Sequence[Utterance],
+    root: Path,
+    targets: Sequence[Target],
+    device: Device,
+    memory: AudioMemory,
+    spent: Spent,
 ) -> Iterator[list[Extracted]]:
     """Extract a batch for every target.
 
@@ -116,17 +120,29 @@ def process(
     """
     limits = [target.config.audio.max_seconds for target in targets]
     max_seconds = None if None in limits else max(limit for limit in limits if limit)
-    for part in _parts(decode_all(batch, root, max_seconds), spent):
-        waveforms = _Waveforms(part, spent)
-        yield [_extract(target, waveforms, root, device, spent) for target in targets]
+    with memory.lease() as reserve:
+        for part in _parts(decode_all(batch, root, max_seconds, reserve), spent):
+            waveforms = _Waveforms(part, spent)
+            yield [_extract(target, waveforms, root, device, spent) for target in targets]
+            del part, waveforms  # before the next part is decoded
 
 
-def decode_all(utterances: Sequence[Utterance], root: Path, max_seconds: float | None = None) -> Iterator[Decoded]:
-    """Decode utterances one by one, in order; neighbours that cut the same file share its decoder."""
+def decode_all(
+    utterances: Sequence[Utterance],
+    root: Path,
+    max_seconds: float | None = None,
+    reserve: Callable[[int], None] | None = None,
+) -> Iterator[Decoded]:
+    """Decode utterances one by one, in order; neighbours that cut the same file share its decoder.
+
+    `max_seconds` and `reserve` are `featcache.audio.decode`'s.
+    """
     for path, group in groupby(utterances, key=lambda utterance: utterance.path):
         rows = list(group)
         segments = [Segment(row.start, row.duration) for row in rows]
-        for row, result in zip(rows, decode(root / path, segments, max_seconds=max_seconds), strict=True):
+        for row, result in zip(
+            rows, decode(root / path, segments, max_seconds=max_seconds, reserve=reserve), strict=True
+        ):
             if isinstance(result, AudioError):
                 yield Decoded(row, None, None, result)
             else:
@@ -199,21 +215,24 @@ def failure_of(utterance: Utterance, root: Path, error: AudioError) -> Failure:
 def _parts(decoding: Iterator[Decoded], spent: Spent) -> Iterator[list[Decoded]]:
     """Decode until a part is full, time and again."""
     part: list[Decoded] = []
-    seconds = 0.0
+    seconds, num_bytes = 0.0, 0
     while True:
         started = perf_counter()
         decoded = next(decoding, None)
         spent.decode += perf_counter() - started
-        if decoded is not None:
-            part.append(decoded)
-            if decoded.samples is not None and decoded.source is not None:
-                seconds += len(decoded.samples) / decoded.source.sample_rate
-        if part and (decoded is None or seconds >= BATCH_SECONDS):
-            spent.audio += seconds
-            yield part
-            part, seconds = [], 0.0
         if decoded is None:
-            return
+            break
+        part.append(decoded)
+        if decoded.samples is not None and decoded.source is not None:
+            seconds += len(decoded.samples) / decoded.source.sample_rate
+            num_bytes += decoded.samples.nbytes
+        decoded = None  # what is yielded may take gigabytes: nothing here holds on to it
+        if seconds >= BATCH_SECONDS or num_bytes >= SMALL_BYTES:
+            full, part, seconds, num_bytes = part, [], 0.0, 0
+            yield full
+            del full
+    if part:
+        yield part
 
 
 class _Waveforms:

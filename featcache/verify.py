@@ -122,7 +122,7 @@ def verify(
 
 
 def _check_version(version: Version) -> Iterator[Problem]:
-    if version.path.name != version.info.folder_name:
+    if version.path.resolve().name != version.info.folder_name:
         yield Problem("metadata", f"{version.path}: holds the version {version.info.folder_name}")
     group = version.path / "shards" / "zarr.json"
     if not group.exists() or group.read_bytes() != zarr3.group_metadata():

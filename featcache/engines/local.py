@@ -18,6 +18,7 @@ from typing import Any
 from featcache.device import Device
 from featcache.errors import StoreError
 from featcache.manifest import Utterance
+from featcache.memory import AudioMemory
 from featcache.pipeline import Extracted, Spent, Target, batches, process
 from featcache.plan import ShardTask
 from featcache.store.claims import Claim
@@ -133,6 +134,7 @@ class LocalEngine:
         self._made_by = made_by
         self._report = report
         self._stop = stop
+        self._memory = AudioMemory()
         self._others = [_Others(target.version) for target in targets]
         self._failed = threading.Event()
         self._error: BaseException | None = None
@@ -175,7 +177,7 @@ class LocalEngine:
         spent = Spent()
         try:
             while (batch := self._take()) is not None:
-                parts = list(process(batch.utterances, self._root, self._targets, self._device, spent))
+                parts = list(process(batch.utterances, self._root, self._targets, self._device, self._memory, spent))
                 self._deliver(batch, parts)
         except BaseException as error:  # noqa: BLE001 - it is raised again in the thread that called run
             self._fail(error)

@@ -28,17 +28,22 @@ Keys = Sequence[str] | Sequence[int] | NDArray[Any] | torch.Tensor
 """Utterances: all by id, or all by position."""
 
 
-class Config(Protocol):
-    """What a `featcache.config.Config` can say of itself; training does without its module."""
+class ConfigLike(Protocol):
+    """What `open` asks of a `featcache.config.Config`, whose module is not there in training."""
 
     @property
-    def name(self) -> str: ...  # noqa: D102
-    def fingerprint(self) -> str: ...  # noqa: D102
-    def resolved(self) -> dict[str, Any]: ...  # noqa: D102
+    def name(self) -> str:
+        """Of the version."""
+
+    def fingerprint(self) -> str:
+        """A hash of everything that decides the values."""
+
+    def resolved(self) -> dict[str, Any]:
+        """The config with every default filled in."""
 
 
 def open(  # noqa: A001
-    path: str | Path, name: str | None = None, *, config: str | Path | Config | None = None, check: bool = False
+    path: str | Path, name: str | None = None, *, config: str | Path | ConfigLike | None = None, check: bool = False
 ) -> Cache:
     """Open a version of a cache for reading.
 
@@ -112,7 +117,7 @@ class Cache:
         return isinstance(id, str) and self.index.find_one(id) >= 0
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
-        return (self._read(position, self.check) for position in range(len(self)))
+        return map(self.item, range(len(self)))
 
     def __getitem__(self, key: str | SupportsIndex) -> NDArray[Any]:
         return self.item(key)
@@ -145,7 +150,7 @@ class Cache:
         Raises:
             MissingItemError: names up to ten that are not there, and says how many failed in extraction.
         """
-        wanted = ids if isinstance(ids, Strings) else Strings.of(ids)
+        wanted = ids if isinstance(ids, Strings) else _packed(ids)
         positions = self.index.find(wanted)
         missing = np.flatnonzero(positions < 0).tolist()
         if missing:
@@ -167,13 +172,12 @@ class Cache:
             IndexError: there is no such position.
             DamagedError: the shard is damaged, or `check` found other bytes than were written.
         """
-        if isinstance(key, str):
-            position = self.index.find_one(key)
-            if position < 0:
-                raise self._missing([key], 1)
-        else:
-            position = int(self._positions([operator.index(key)])[0])
-        return self._read(position, self.check if check is None else check)
+        position = self._position(key)
+        index = self.index
+        frames = self._frames(int(index.shard[position]), int(index.first_frame[position]), int(self.lengths[position]))
+        if self.check if check is None else check:
+            self._verify(position, frames)
+        return frames
 
     def batch(
         self, keys: Keys, *, padding_value: float = 0, out: torch.Tensor | None = None, check: bool | None = None
@@ -198,51 +202,64 @@ class Cache:
             DamagedError: a shard is damaged, or `check` found other bytes than were written.
         """
         positions = self._positions(keys)
-        if not len(positions):
-            raise ValueError("a batch of no utterances: keys is empty")
-        check = self.check if check is None else check
         lengths = self.lengths[positions]
         padded = self._room((len(positions), int(lengths.max()), *self.spec.item_shape), out)
-        for row, position, length in zip(padded.numpy(), positions.tolist(), lengths.tolist(), strict=True):
-            row[:length] = self._read(position, check)
+        rows = padded.numpy()
+        places = self.index.shard[positions], self.index.first_frame[positions], lengths
+        for row, shard, first, length in zip(rows, *(place.tolist() for place in places), strict=True):
+            row[:length] = self._frames(shard, first, length)
             row[length:] = padding_value
+        if self.check if check is None else check:
+            for row, position, length in zip(rows, positions.tolist(), lengths.tolist(), strict=True):
+                self._verify(position, row[:length])
         return padded, torch.from_numpy(lengths)
 
+    def _position(self, key: str | SupportsIndex) -> int:
+        if isinstance(key, str):
+            position = self.index.find_one(key)
+            if position < 0:
+                raise self._missing([key], 1)
+            return position
+        position = operator.index(key)
+        if not -len(self) <= position < len(self):
+            raise self._outside(position)
+        return position % len(self)
+
     def _positions(self, keys: Keys) -> NDArray[np.int64]:
-        if isinstance(keys, str):
-            raise TypeError(f"keys is one id, {keys!r}: give a list of ids, or of positions")
-        if isinstance(keys, Strings) or (len(keys) and isinstance(keys[0], str)):
-            return self.find(keys)
-        positions = np.asarray(keys, np.int64 if not len(keys) else None)
+        if not len(keys):
+            raise ValueError("keys is empty: a batch has at least one utterance")
+        if isinstance(keys, str) or isinstance(keys[0], str):
+            return self.find(keys)  # type: ignore[arg-type]
+        positions = np.asarray(keys)
         if positions.dtype.kind not in "iu" or positions.ndim != 1:
-            raise TypeError(f"keys are neither ids nor positions, or both: {positions.dtype} {list(positions.shape)}")
+            raise TypeError(f"keys are all ids or all positions, not {positions.dtype} {list(positions.shape)}")
         outside = positions[(positions < -len(self)) | (positions >= len(self))]
         if len(outside):
-            raise IndexError(f"no utterance at {outside[0]}: {self.version.path} has {len(self):,}")
-        return np.where(positions < 0, positions + len(self), positions).astype(np.int64, copy=False)
+            raise self._outside(int(outside[0]))
+        return positions.astype(np.int64) % len(self)
 
     def _room(self, shape: tuple[int, ...], out: torch.Tensor | None) -> torch.Tensor:
         """A tensor of this shape: the beginning of `out`, or a new one."""
-        dtype = self.version.dtype
+        new = np.empty(0 if out is not None else shape, self.version.dtype)
         if out is None:
-            return torch.from_numpy(np.empty(shape, dtype))  # numpy asks for huge pages, torch does not
-        needed = math.prod(shape)
-        if out.dtype != torch.from_numpy(np.empty(0, dtype)).dtype or out.is_cuda or not out.is_contiguous():
-            raise ValueError(f"out is {out.dtype} on {out.device}; it must be contiguous, {dtype}, in CPU memory")
+            return torch.from_numpy(new)  # numpy's memory is in huge pages, which torch does not ask for
+        needed, dtype = math.prod(shape), torch.from_numpy(new).dtype
+        if (out.dtype, out.device.type, out.is_contiguous()) != (dtype, "cpu", True):
+            raise ValueError(f"out is {out.dtype} on {out.device}; it must be {dtype}, contiguous, in CPU memory")
         if out.numel() < needed:
             raise ValueError(f"out has room for {out.numel():,} values; this batch has {needed:,}: {list(shape)}")
         return out.view(-1)[:needed].view(shape)
 
-    def _read(self, position: int, check: bool) -> NDArray[Any]:
-        index = self.index
-        number, first, count = int(index.shard[position]), int(index.first_frame[position]), int(self.lengths[position])
-        features = self._features.get(number)
+    def _frames(self, shard: int, first: int, count: int) -> NDArray[Any]:
+        """Frames of a shard, by its number in the index."""
+        features = self._features.get(shard)
         if features is None:
-            features = self._open_shard(number)
+            features = self._features[shard] = self._open_shard(shard)
         frames = features[first : first + count]
-        if len(frames) != count or (check and zarr3.crc32c(frames) != self._checksum(position)):
-            folder = self.version.shard(index.shards[number]).folder
-            raise self._damaged(f"{self.ids[position]}: damaged: its features in {folder} are not what was written")
+        if len(frames) != count:
+            raise self._damaged(
+                f"{self.version.path}: damaged: shard {self.index.shards[shard]} ends before frame {first + count}"
+            )
         return frames
 
     def _open_shard(self, number: int) -> NDArray[Any]:
@@ -255,14 +272,23 @@ class Cache:
             raise StoreError(f"{error.filename or shard.folder}: cannot be read: {error.strerror}") from error
         if (features.shape[1:], features.dtype) != (self.spec.item_shape, self.version.dtype):
             raise self._damaged(f"{shard.folder}: damaged: features are {features.dtype} {list(features.shape)}")
-        self._features[number] = features
         return features
 
-    def _checksum(self, position: int) -> int:
+    def _verify(self, position: int, frames: NDArray[Any]) -> None:
         number = int(self.index.shard[position])
-        if number not in self._checksums:
-            self._checksums[number] = self.version.shard(self.index.shards[number]).column("crc32c")
-        return int(self._checksums[number][self.index.item[position]])
+        shard = self.version.shard(self.index.shards[number])
+        try:
+            if number not in self._checksums:
+                self._checksums[number] = shard.column("crc32c")
+        except DamagedError as error:
+            raise self._damaged(str(error)) from error
+        if zarr3.crc32c(frames) != self._checksums[number][self.index.item[position]]:
+            raise self._damaged(
+                f"{self.ids[position]}: damaged: its features in {shard.folder} are not what was written"
+            )
+
+    def _outside(self, position: int) -> IndexError:
+        return IndexError(f"no utterance at {position}: {self.version.path} holds {len(self):,}")
 
     def _damaged(self, what: str) -> DamagedError:
         return DamagedError(f"{what}; `featcache repair {self.version.path} --manifest MANIFEST` extracts it again")
@@ -275,7 +301,9 @@ class Cache:
         failed = [self._failures[id] for id in ids if id in self._failures]  # noqa: A001
         where = f"{self.version.path}, which holds {len(self):,}"
         if len(ids) == 1 and failed:
-            return MissingItemError(f"{ids[0]}: failed in extraction: {failed[0].message} ({failed[0].reason}); not in {where}")
+            return MissingItemError(
+                f"{ids[0]}: failed in extraction: {failed[0].message} ({failed[0].reason}); not in {where}"
+            )
         if len(ids) == 1:
             example = f", like {self.ids[0]!r}" if len(self) else ""
             return MissingItemError(f"{ids[0]!r}: no such utterance in {where}{example}")
@@ -287,11 +315,20 @@ class Cache:
         )
 
 
+def _packed(ids: Iterable[str]) -> Strings:
+    if isinstance(ids, str):
+        raise TypeError(f"ids is one id, {ids!r}: give a list of ids")
+    try:
+        return Strings.of(ids)
+    except AttributeError as error:
+        raise TypeError(f"ids are strings, all of them ({error})") from None
+
+
 def _reopen(path: Path, check: bool, shards: list[str]) -> Cache:
     return Cache(Version.open(path), check=check, shards=shards)
 
 
-def _load(config: str | Path | Config) -> Config:
+def _load(config: str | Path | ConfigLike) -> ConfigLike:
     if not isinstance(config, (str, Path)):
         return config
     try:
@@ -301,21 +338,20 @@ def _load(config: str | Path | Config) -> Config:
     return load_config(config)
 
 
-def _version_of(config: Config, path: Path, name: str | None) -> Version:
+def _version_of(config: ConfigLike, path: Path, name: str | None) -> Version:
     """The version in `path` (called `name`) that `config` makes."""
     fingerprint = config.fingerprint()
-    versions = select_versions(path, name)
-    # Configs that differ in their names alone make the same values: either will do.
-    versions.sort(key=lambda version: version.info.name != config.name)
-    for version in versions:
-        if version.info.fingerprint == fingerprint:
-            return version
     wanted = f"{config.name}-{fingerprint[:12]}"
-    if not versions or (versions[0].info.name != config.name and len(versions) > 1):
+    versions = select_versions(path, name)
+    fitting = [version for version in versions if version.info.fingerprint == fingerprint]
+    namesakes = [version for version in versions if version.info.name == config.name]
+    if fitting:  # several differ in nothing but their names
+        return next((version for version in fitting if version in namesakes), fitting[0])
+    if not namesakes and len(versions) != 1:
         there = listing(version.path.name for version in select_versions(path))
-        raise StoreError(f"{path}: holds no version of this config, which is {wanted}; it holds {there}")
-    keys = listing(differing_keys(versions[0].info.config, config.resolved())) or "their weights or revision"
+        raise StoreError(f"{path}: holds no version of this config, which would be {wanted}; it holds {there}")
+    other = (namesakes or versions)[0]
+    keys = listing(differing_keys(other.info.config, config.resolved())) or "their weights or revision"
     raise StoreError(
-        f"{versions[0].path}: made by another config than the one given, which is {wanted}; "
-        f"they differ (made by -> given) in {keys}"
+        f"{other.path}: made by another config than the one given, which would be {wanted}; they differ in {keys}"
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections import UserList
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -93,9 +94,13 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self._positions)
 
-    def __getitem__(self, row: int) -> dict[str, Any]:
-        features, _ = self.cache.batch(self._positions[row : row + 1] if row >= 0 else self._positions[row:][:1])
-        columns = {name: _value(column[row]) for name, column in self.columns.items()}
+    def __getitem__(self, row: SupportsIndex) -> dict[str, Any]:
+        row = operator.index(row)
+        features, _ = self.cache.batch([self._positions[row]])
+        columns = {
+            name: column[row] if isinstance(column, Strings) else column[row].item()
+            for name, column in self.columns.items()
+        }
         return {"id": self.ids[row], "features": features[0], **columns}
 
     def __getitems__(self, rows: Sequence[int]) -> Items:
@@ -126,3 +131,46 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             for name, column in self.columns.items()
         }
         return {"ids": [self.ids[row] for row in rows], "features": features, "lengths": lengths, **columns}
+
+
+class Items(UserList[dict[str, Any]]):
+    """Items of a dataset, read when somebody looks into the list; `collate` need not, and gathers them instead."""
+
+    def __init__(self, dataset: FeatureDataset, rows: Sequence[int]) -> None:
+        self.dataset = dataset
+        self.rows = rows
+
+    @cached_property
+    def data(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """What the list holds."""
+        return [self.dataset[row] for row in self.rows]
+
+    @property
+    def were_read(self) -> bool:
+        """Whether somebody has looked, and may have changed something."""
+        return "data" in vars(self)
+
+
+def _select(manifest: Manifest, names: Collection[str] | None) -> dict[str, Strings | NDArray[Any]]:
+    """A manifest's columns (those of these names), ready to be joined with features."""
+    given: dict[str, Strings | NDArray[Any]] = {}
+    if len(manifest.paths.blob):
+        given["path"] = manifest.paths
+    if not np.isnan(manifest.start).all():
+        given["start"] = manifest.start
+    if not np.isnan(manifest.duration).all():
+        given["duration"] = manifest.duration
+    if (manifest.channel >= 0).any():
+        given["channel"] = manifest.channel.astype(np.int64)
+    given |= manifest.columns
+    names = given if names is None else names
+    for name in names:
+        if name not in given:
+            there = listing(map(repr, given)) or "none but id"
+            raise ManifestError(f"{manifest.source}: has no column {name!r}; it has {there}")
+        if name in _OWN:
+            raise ManifestError(
+                f"{manifest.source}: the column {name!r} would hide what the dataset itself calls so: "
+                "rename it, or leave it out of columns="
+            )
+    return {name: given[name] for name in names}

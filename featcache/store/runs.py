@@ -72,7 +72,7 @@ class Run:
             return
         path = self.folder / "failures.jsonl"
         try:
-            with path.open("a", encoding="utf-8") as file:
+            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(lines)
                 file.flush()
                 os.fsync(file.fileno())
@@ -85,14 +85,16 @@ class Run:
         self._write()
 
     def _write(self) -> None:
-        zarr3.write_file(self.folder / "run.json", json.dumps(self._record, indent=2, ensure_ascii=False).encode())
+        text = json.dumps(self._record, indent=2, ensure_ascii=False)
+        # A path may hold bytes that are not UTF-8; as an escape of JSON's they come back as they were.
+        zarr3.write_file(self.folder / "run.json", text.encode(errors="backslashreplace"))
 
 
 def latest_failures(version: Version) -> dict[str, Failure]:
     """The latest record of every utterance that ever failed, by id; some may have been extracted since."""
     failures: dict[str, Failure] = {}
     for path in sorted((version.path / "runs").glob("*/failures.jsonl")):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
             try:
                 failure = Failure(**json.loads(line))
             except (ValueError, TypeError):
