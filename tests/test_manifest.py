@@ -341,9 +341,7 @@ def test_faults_of_json_lines(write):
 )
 def test_a_missing_column_is_one_fault_that_names_what_is_there(write, name, content):
     [fault] = faults_of(write(content, name))
-    assert fault.startswith(
-        "line 2: no id column among 'wav_id', 'audio_filepath', 'text': rename or add one"
-    )
+    assert fault.startswith("line 2: no id column among 'wav_id', 'audio_filepath', 'text': rename or add one")
     assert all(spelling in fault for spelling in SPELLINGS["id"])
 
 
@@ -364,15 +362,11 @@ def test_a_column_that_only_later_json_lines_lack(write):
     [("train.csv", "id,WAV,file\na,x,y\n"), ("train.jsonl", '{"id": "a", "WAV": "x", "file": "y"}\n')],
 )
 def test_two_columns_that_mean_the_same(write, name, content):
-    assert faults_of(write(content, name)) == [
-        "line 1: 'WAV' and 'file' both mean path: name one of them path"
-    ]
+    assert faults_of(write(content, name)) == ["line 1: 'WAV' and 'file' both mean path: name one of them path"]
 
 
 def test_two_columns_of_one_name(write):
-    assert faults_of(write("id,path,text,text,text\na,x.wav,1,2,3\n")) == [
-        "line 1: 3 columns are named 'text'"
-    ]
+    assert faults_of(write("id,path,text,text,text\na,x.wav,1,2,3\n")) == ["line 1: 3 columns are named 'text'"]
 
 
 @pytest.mark.parametrize(
@@ -383,9 +377,7 @@ def test_two_columns_of_one_name(write):
     ],
 )
 def test_an_end_does_not_pass_for_a_duration(write, name, content):
-    assert faults_of(write(content, name)) == [
-        "line 1: 'End' is not read: give a duration, End - start, instead"
-    ]
+    assert faults_of(write(content, name)) == ["line 1: 'End' is not read: give a duration, End - start, instead"]
 
 
 def test_an_end_beside_a_duration_is_carried(write):
@@ -396,11 +388,7 @@ def test_an_end_beside_a_duration_is_carried(write):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        *(
-            (f"train{suffix}", blank)
-            for suffix in (".csv", ".tsv", ".jsonl", "")
-            for blank in ("", "\ufeff", "\n\r\n")
-        ),
+        *((f"train{suffix}", blank) for suffix in (".csv", ".tsv", ".jsonl", "") for blank in ("", "\ufeff", "\n\r\n")),
         *(("train.csv", header) for header in ("id,path", "\nid,path\n\n")),
         ("train.tsv", "id\tpath\n"),
     ],
@@ -509,9 +497,7 @@ same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixtur
 
 @same_folder
 @given(tables)
-@example(
-    [(Utterance('"', " x\u2028", 0.0, 5e-324, 0), "\r"), (Utterance("\ufeff", "é", None, None, None), "\n")]
-)
+@example([(Utterance('"', " x\u2028", 0.0, 5e-324, 0), "\r"), (Utterance("\ufeff", "é", None, None, None), "\n")])
 def test_csv_round_trip(tmp_path, rows):
     assert_reads_back(tmp_path / "t.csv", as_csv(rows), rows)
 
@@ -546,9 +532,7 @@ def slow_row_hash(path: str, start: float, duration: float, channel: int) -> int
 
 def hashes_of(rows) -> list[int]:
     paths, start, duration, channel = zip(*rows, strict=True)
-    return row_hashes(
-        Strings.of(paths), np.array(start), np.array(duration), np.array(channel, np.int32)
-    ).tolist()
+    return row_hashes(Strings.of(paths), np.array(start), np.array(duration), np.array(channel, np.int32)).tolist()
 
 
 OTHER_NAN = struct.unpack("<d", b"\x01\0\0\0\0\0\xf8\xff")[0]

@@ -127,7 +127,7 @@ def find(name: str) -> type[Extractor[Params]]:
     module_name, _, class_name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: ":Class", ".module:Class"
         raise ConfigError(f"extractor: {path} cannot be imported: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Extractor)):
         raise ConfigError(f"extractor: {path} is not a featcache.extractors.Extractor")

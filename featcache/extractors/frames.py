@@ -16,8 +16,9 @@ import torch
 from featcache.extractors.base import Clip, Extractor, P
 
 ROWS = {"cpu": 640, "cuda": 8192}
-"""Rows of a block, by the device's type. On a CPU a block's intermediate results stay in the cache, and
-640 frames of 10 ms waste little of the last block; a GPU wants more work in each kernel."""
+"""Rows of a block, by the device's type. On a CPU a block's intermediate results stay in the cache, 640 frames of
+10 ms waste little of the last block, and two or four of torch's threads share them evenly, which the values need;
+a GPU wants more work in each kernel."""
 
 COLUMNS = 16
 """A block's products with a matrix have a multiple of this many columns (`with_whole_columns`), so that all rows

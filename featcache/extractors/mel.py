@@ -129,12 +129,10 @@ def kaldi_filters(num_bins: int, band: Band, fft_length: int, sample_rate: int) 
         sample_rate: Hz.
 
     Returns:
-        float64 `[N // 2 + 1, M]`. Kaldi leaves the Nyquist frequency out; no filter reaches beyond it.
+        float64 `[N // 2 + 1, M]`. Kaldi leaves the Nyquist frequency out, where all filters are 0 anyhow.
     """
     corners = _corners(num_bins, band, "htk")
-    filters = _triangles(hertz_to_mel(_frequencies(fft_length, sample_rate), "htk"), corners)
-    filters[-1] = 0
-    return filters
+    return _triangles(hertz_to_mel(_frequencies(fft_length, sample_rate), "htk"), corners)
 
 
 def hertz_filters(

@@ -1,0 +1,242 @@
+import kaldi_reference as reference
+import numpy as np
+import pytest
+import speech
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from featcache.config import load_config
+from featcache.errors import ConfigError
+from featcache.extractors import Clip
+from featcache.extractors.kaldi import Fbank, FbankParams
+
+CPU = torch.device("cpu")
+
+OPTIONS = [
+    {},
+    {"num_mel_bins": 23},
+    {"num_mel_bins": 40, "low_freq": 0.0},
+    {"low_freq": 60.0, "high_freq": 7600.0},
+    {"high_freq": -400.0, "snip_edges": False},
+    {"frame_length": 20.0, "frame_shift": 12.5},
+    {"frame_length": 32.0, "frame_shift": 8.0},
+    {"frame_length": 10.0, "frame_shift": 25.0, "num_mel_bins": 23},
+    {"frame_length": 10.0, "frame_shift": 25.0, "num_mel_bins": 23, "snip_edges": False},
+    {"window_type": "hanning"},
+    {"window_type": "hamming"},
+    {"window_type": "rectangular"},
+    {"window_type": "blackman"},
+    {"window_type": "blackman", "blackman_coeff": 0.3},
+    {"preemphasis_coefficient": 0.0},
+    {"preemphasis_coefficient": 1.0},
+    {"remove_dc_offset": False, "window_type": "rectangular"},
+    {"round_to_power_of_two": False},
+    {"use_energy": True},
+    {"use_energy": True, "raw_energy": False},
+    {"use_energy": True, "htk_compat": True},
+    {"use_energy": True, "energy_floor": 1e9},
+    {"use_power": False},
+    {"use_log_fbank": False},
+    {"use_log_fbank": False, "use_power": False},
+]
+
+
+def noise(num_samples: int, seed: int = 0) -> np.ndarray:
+    """Noise that swells and has an offset, as 16-bit audio holds it."""
+    rng = np.random.default_rng(seed)
+    swelling = np.geomspace(1e-3, 0.3, num_samples) * rng.standard_normal(num_samples) + 0.02
+    return (np.round(swelling.clip(-1, 1) * 32767) / 32768).astype(np.float32)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_every_option_is_kaldis(options):
+    reference.assert_as_close_as_they_are(noise(16000), 16000, FbankParams(**options))
+
+
+@pytest.mark.parametrize("sample_rate", [8000, 16000, 22050, 24000, 44100])
+@pytest.mark.parametrize("snip_edges", [True, False])
+def test_every_rate_is_kaldis(sample_rate, snip_edges):
+    params = FbankParams(num_mel_bins=40, snip_edges=snip_edges)
+    reference.assert_as_close_as_they_are(noise(sample_rate), sample_rate, params)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    sample_rate=st.sampled_from([8000, 16000, 22050, 24000, 44100]),
+    seconds=st.floats(0.06, 0.3),
+    seed=st.integers(0, 2**32 - 1),
+    options=st.fixed_dictionaries(
+        {
+            "num_mel_bins": st.integers(4, 40),  # torchaudio refuses 3, which Kaldi allows
+            "low_freq": st.floats(0, 300),
+            "high_freq": st.sampled_from([0.0, -400.0, 3800.0]),
+            "frame_length": st.floats(15, 50),
+            "frame_shift": st.floats(4, 60),
+            "snip_edges": st.booleans(),
+            "window_type": st.sampled_from(["povey", "hanning", "hamming", "rectangular", "blackman"]),
+            "preemphasis_coefficient": st.floats(0, 1),
+            "remove_dc_offset": st.booleans(),
+            "use_energy": st.booleans(),
+            "raw_energy": st.booleans(),
+            "energy_floor": st.sampled_from([0.0, 1.0]),
+            "htk_compat": st.booleans(),
+            "use_power": st.booleans(),
+        }
+    ),
+)
+def test_any_options_are_kaldis(sample_rate, seconds, seed, options):
+    waveform = noise(int(sample_rate * seconds), seed)
+    reference.assert_as_close_as_they_are(waveform, sample_rate, FbankParams(**options), max_factor=10, rms_factor=4)
+
+
+@pytest.mark.parametrize("num_mel_bins", [23, 80])
+def test_real_speech_is_nearer_to_the_formula_than_others(num_mel_bins):
+    for clips in speech.sentences(5), speech.digits(40):
+        sample_rate = clips[0][1]
+        params = FbankParams(num_mel_bins=min(num_mel_bins, sample_rate // 200), snip_edges=False)
+        by = {
+            function.__name__: np.concatenate([function(waveform, sample_rate, params) for waveform, _ in clips])
+            for function in (
+                reference.by_featcache,
+                reference.by_torchaudio,
+                reference.by_native,
+                reference.exact,
+            )
+        }
+        truth, ours = by["exact"], by["by_featcache"]
+        for other in "by_torchaudio", "by_native":
+            apart = reference.max_error(by["by_torchaudio"], by["by_native"])
+            assert reference.max_error(ours, by[other]) <= 2 * apart
+            assert reference.rms_error(ours, truth) <= 1.1 * reference.rms_error(by[other], truth)
+
+
+@pytest.mark.parametrize("sample_rate", [8000, 16000, 22050, 44100])
+@pytest.mark.parametrize("snip_edges", [True, False])
+def test_frames_at_every_boundary(sample_rate, snip_edges):
+    params = FbankParams(num_mel_bins=20, snip_edges=snip_edges)
+    extractor = Fbank(params, sample_rate, CPU)
+    length, shift = extractor.spec.frame_length, sample_rate // 100
+    boundaries = [shift // 2, shift, shift + shift // 2, length // 2, length, length + shift, length + 2 * shift]
+    waveform = noise(length + 3 * shift)
+    for num_samples in sorted({at + off for at in boundaries for off in (-1, 0, 1)}):
+        clip = waveform[:num_samples]
+        there = reference.by_native(clip, sample_rate, params)
+        assert extractor.num_frames(num_samples) == len(there)
+        if len(there):
+            ours = extractor.extract([Clip("", torch.from_numpy(clip))])[0].numpy()
+            assert ours.shape == there.shape
+            # Clips shorter than a frame are reflected several times: torchaudio cannot do that.
+            assert reference.max_error(ours, reference.exact(clip, sample_rate, params)) < 2e-3
+            assert reference.max_error(ours, there) < 2e-3
+
+
+@given(
+    num_samples=st.integers(0, 5000),
+    length=st.integers(2, 900),
+    shift=st.integers(1, 900),
+    snip_edges=st.booleans(),
+)
+def test_num_frames(num_samples, length, shift, snip_edges):
+    params = FbankParams(
+        num_mel_bins=3, frame_length=length, frame_shift=shift, snip_edges=snip_edges, high_freq=0, low_freq=0
+    )
+    try:
+        extractor = Fbank(params, 1000, CPU)
+    except ConfigError:
+        return  # so short a frame has no spectrum for three filters
+    expected = reference.first_samples(num_samples, length, shift, snip_edges)
+    assert extractor.num_frames(num_samples) == len(expected)
+
+
+def test_silence_is_the_floor():
+    extractor = Fbank(FbankParams(use_energy=True), 16000, CPU)
+    (features,) = extractor.extract([Clip("", torch.zeros(1000))])
+    assert torch.equal(features, torch.full((4, 81), float(np.log(np.float32(reference.EPSILON)))))
+
+
+def test_dither_is_the_ids():
+    """Gaussian, as strong as asked for, new in every frame, and the same wherever the clip is extracted."""
+    extractor = Fbank(FbankParams(dither=2.0), 16000, CPU)
+    silence, other = Clip("a", torch.zeros(48000)), Clip("b", torch.zeros(48000))
+    noise = extractor.frames(silence) * 32768
+    assert noise.shape == (298, 400)
+    assert float(noise.std()) == pytest.approx(2.0, rel=0.01)
+    assert abs(float(noise.mean())) < 0.02
+    assert not torch.equal(noise[0, 160:], noise[1, :-160])
+    alone = extractor.extract([silence])[0]
+    together = extractor.extract([other, silence, other])
+    assert torch.equal(alone, together[1])
+    assert torch.equal(together[0], together[2])
+    assert not torch.equal(together[0], together[1])
+    undithered = Fbank(FbankParams(dither=0.0), 16000, CPU)
+    assert torch.equal(undithered.extract([silence])[0], undithered.extract([other])[0])
+
+
+def test_dither_is_added_to_the_frame():
+    """Before anything else is done to it, in 16-bit units."""
+    waveform = torch.from_numpy(noise(16000))
+    dithered = Fbank(FbankParams(dither=1.0), 16000, CPU)
+    frames = dithered.frames(Clip("a", waveform))
+    plain = Fbank(FbankParams(frame_shift=25.0), 16000, CPU)  # the dithered frames, end to end
+    expected = plain.extract([Clip("a", frames.reshape(-1))])[0]
+    assert torch.equal(dithered.extract([Clip("a", waveform)])[0], expected)
+
+
+def test_the_packaged_config_is_torchaudios_default():
+    config = load_config("fbank80")
+    waveform = noise(16000)
+    ours = reference.by_featcache(waveform, config.audio.sample_rate, config.params)
+    theirs = reference.by_torchaudio(waveform, 16000, FbankParams())
+    assert reference.max_error(ours, theirs) < 1e-3
+    assert config.dtype == "float16"
+    assert config.params.model_fields_set == set(FbankParams.model_fields), "it shows every parameter"
+
+
+def test_spec():
+    spec = Fbank(FbankParams(use_energy=True), 22050, CPU).spec
+    assert (spec.item_shape, spec.dtype, spec.sample_rate) == ((81,), "float32", 22050)
+    assert (spec.frame_length, spec.frame_rate) == (551, 22050 / 220)
+    assert spec.units == "log mel energy (natural log), 16-bit scale"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"high_freq": 8001.0}, r"params.high_freq: 8001 Hz is above 8000 Hz, .* audio.sample_rate 16000"),
+        ({"low_freq": 4000.0, "high_freq": 4000.0}, r"params.low_freq: 4000 Hz is not between 0 and 4000 Hz"),
+        ({"low_freq": 8000.0}, r"params.low_freq: 8000 Hz is not between 0 and 8000 Hz"),
+        ({"high_freq": -8000.0}, r"params.low_freq: 20 Hz is not between 0 and 0 Hz.*high_freq -8000"),
+        ({"frame_length": 0.1}, r"params.frame_length: 0.1 ms are 1 samples .* at least 2"),
+        ({"frame_shift": 0.05}, r"params.frame_shift: 0.05 ms are 0 samples .* at least 1"),
+        ({"frame_length": 25.1, "round_to_power_of_two": False}, r"params.frame_length: 25.1 ms are 401 samples"),
+        ({"num_mel_bins": 128}, r"params.num_mel_bins: 128 bins are too many .* bin 3 \(from 0\); ask for"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_parameters_that_do_not_go_with_the_rate(options, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        Fbank(FbankParams(**options), 16000, CPU)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_mel_bins": 2},
+        {"frame_length": 0},
+        {"frame_shift": -10},
+        {"low_freq": -1},
+        {"dither": -1},
+        {"preemphasis_coefficient": 1.1},
+        {"window_type": "hann"},
+        {"mel_bins": 80},
+        {"frame_length": float("inf")},
+        {"high_freq": float("nan")},
+    ],
+    ids=str,
+)
+def test_parameters_that_are_never_right(options):
+    with pytest.raises(ValidationError):
+        FbankParams(**options)

@@ -1,0 +1,154 @@
+"""A value depends on its clip alone: not a bit of it changes with what surrounds the clip."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from featcache.config import load_config
+from featcache.extractors import Clip
+from featcache.extractors.frames import ROWS
+from featcache.extractors.kaldi import Fbank, FbankParams, Mfcc, MfccParams
+from featcache.extractors.log_mel import LogMel, LogMelParams
+
+CPU = torch.device("cpu")
+
+EXTRACTORS = {
+    "fbank80": Fbank(load_config("fbank80").params, 16000, CPU),
+    "fbank40-44.1k": Fbank(FbankParams(num_mel_bins=40, snip_edges=False), 44100, CPU),
+    "fbank-dithered": Fbank(FbankParams(dither=1.0, use_energy=True), 8000, CPU),
+    "fbank23": Fbank(FbankParams(num_mel_bins=23), 16000, CPU),
+    "mfcc": Mfcc(MfccParams(), 16000, CPU),
+    "whisper": LogMel(load_config("whisper-mel80").params, 16000, CPU),
+    "hifigan": LogMel(load_config("hifigan-mel80").params, 22050, CPU),
+}
+
+every_extractor = pytest.mark.parametrize("extractor", EXTRACTORS.values(), ids=EXTRACTORS.keys())
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    """Tests may set torch's threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def clip(seed: int, num_samples: int) -> Clip:
+    generator = torch.Generator().manual_seed(seed)
+    return Clip(f"utt-{seed}", torch.randn(num_samples, generator=generator) * 10.0 ** -(seed % 5))
+
+
+def assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
+    assert len(ours) == len(theirs)
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+@every_extractor
+@settings(max_examples=15, deadline=None)
+@given(
+    clips=st.lists(st.builds(clip, st.integers(0, 1000), st.integers(1300, 60_000)), min_size=1, max_size=8),
+    order=st.randoms(use_true_random=False),
+    threads=st.sampled_from([1, 2]),
+)
+def test_alone_as_in_any_batch(extractor, clips, order, threads):
+    torch.set_num_threads(1)
+    alone = [extractor.extract([one])[0] for one in clips]
+    order.shuffle(shuffled := list(range(len(clips))))
+    torch.set_num_threads(threads)
+    batch = extractor.extract([clips[i] for i in shuffled])
+    assert_same(batch, [alone[i] for i in shuffled])
+
+
+@every_extractor
+def test_every_row_of_a_block(extractor):
+    """One clip, moved through the block frame by frame, among others and across the blocks' boundaries."""
+    shift = round(extractor.spec.sample_rate / extractor.spec.frame_rate)
+    short = clip(1, extractor.spec.frame_length + 4 * shift)
+    alone = extractor.extract([short])[0]
+    others = [clip(seed, short.waveform.numel() + shift * (seed % 3)) for seed in range(20)]
+    batch = [*others, short] * (2 * ROWS["cpu"] // (len(others) * len(alone)) + 1)
+    for found, one in zip(extractor.extract(batch), batch, strict=True):
+        if one is short:
+            assert torch.equal(found, alone)
+    found = extractor.extract([short] * ROWS["cpu"])  # each starts at another row
+    assert all(torch.equal(one, alone) for one in found)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_mel_bins=st.integers(3, 60),
+    num_ceps=st.integers(1, 60),
+    frame_length=st.integers(20, 40),
+    threads=st.sampled_from([1, 2]),
+)
+def test_rows_are_the_same_whatever_the_shapes(num_mel_bins, num_ceps, frame_length, threads):
+    """A block of one frame, again and again, gives one row of features, again and again."""
+    torch.set_num_threads(threads)
+    shapes = {"num_mel_bins": num_mel_bins, "frame_length": frame_length}
+    for extractor in (
+        Fbank(FbankParams(**shapes), 16000, CPU),
+        Mfcc(MfccParams(**shapes, num_ceps=min(num_ceps, num_mel_bins)), 16000, CPU),
+        LogMel(LogMelParams(num_mel_bins=num_mel_bins, n_fft=16 * frame_length), 16000, CPU),
+    ):
+        frame = clip(num_ceps, extractor.spec.frame_length).waveform
+        features = extractor.compute(frame.repeat(ROWS["cpu"], 1))
+        assert torch.equal(features, features[:1].expand_as(features))
+
+
+@every_extractor
+def test_many_python_threads_share_one_instance(extractor):
+    torch.set_num_threads(1)
+    batches = [[clip(10 * i + j, 3000 + 5000 * j + 77 * i) for j in range(4)] for i in range(24)]
+    expected = [extractor.extract(batch) for batch in batches]
+    with ThreadPoolExecutor(8) as pool:
+        for found, wanted in zip(pool.map(extractor.extract, batches), expected, strict=True):
+            assert_same(found, wanted)
+
+
+@every_extractor
+def test_neighbours_that_are_not_numbers(extractor):
+    nan, infinite = (Clip("", torch.full((9000,), value)) for value in (float("nan"), float("inf")))
+    good = clip(2, 9000)
+    assert torch.equal(extractor.extract([nan, good, infinite, nan])[1], extractor.extract([good])[0])
+
+
+@every_extractor
+def test_a_long_clip_fills_many_blocks(extractor):
+    long = clip(7, extractor.spec.sample_rate * 20)
+    features = extractor.extract([long])[0]
+    assert len(features) == extractor.num_frames(len(long.waveform)) > 2 * ROWS["cpu"]
+    assert_same(extractor.extract([clip(8, 5000), long, clip(9, 5000)])[1:2], [features])
+
+
+@every_extractor
+def test_what_comes_back(extractor):
+    """Rows of one tensor, in the clips' order; clips are left as they were."""
+    clips = [clip(seed, 4000 + 1000 * seed) for seed in range(5)]
+    before = [one.waveform.clone() for one in clips]
+    features = extractor.extract(clips)
+    assert [len(one) for one in features] == [extractor.num_frames(len(one.waveform)) for one in clips]
+    assert all(one.dtype == torch.float32 and one.is_contiguous() for one in features)
+    assert all(one.shape[1:] == extractor.spec.item_shape for one in features)
+    addresses = [one.data_ptr() for one in features]
+    ends = [one.data_ptr() + one.nbytes for one in features]
+    assert addresses[1:] == ends[:-1]
+    assert_same([one.waveform for one in clips], before)
+    assert extractor.extract([]) == []
+
+
+@every_extractor
+def test_a_waveform_may_be_a_view(extractor):
+    """One channel of an interleaved recording, say."""
+    stereo = clip(3, 20_000).waveform.reshape(-1, 2)
+    (view,) = extractor.extract([Clip("a", stereo[:, 1])])
+    (copy,) = extractor.extract([Clip("a", stereo[:, 1].clone())])
+    assert torch.equal(view, copy)
+
+
+@every_extractor
+def test_the_shortest_clip(extractor):
+    shortest = next(n for n in range(5000) if extractor.num_frames(n))
+    assert extractor.extract([clip(1, shortest)])[0].shape == (1, *extractor.spec.item_shape)
