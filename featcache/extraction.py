@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -158,7 +159,7 @@ class Extraction:
         configs: one version is filled for each; files are decoded once for all that lack the same rows.
         cache: the folder that holds versions.
         options: of the run.
-        only: extract no other ids than these.
+        only: extract these ids, even where something older of them is there, and no others.
 
     Attributes:
         work: what each config's version lacks.
@@ -191,8 +192,16 @@ class Extraction:
             config.name: config.extractor_class(config.params, config.audio.sample_rate, self.device.torch_device)
             for config in configs
         }
+        for config in configs:
+            _refuse_dtype(config, self._extractors[config.name].spec)
         self._made_by = library_versions()
         self.work = [self._compare(config) for config in configs]
+        self.notes += [
+            f"{work.info.folder_name}: {work.replaced:,} utterances are extracted again: their path, start, duration, "
+            "channel or file is not what it was"
+            for work in self.work
+            if work.replaced and only is None
+        ]
         self._seconds: NDArray[np.float64] | None = None
 
     @property
@@ -242,11 +251,14 @@ class Extraction:
         version = Version.open(path)
         index = open_index(version)
         failures = {} if self.options.retry_failed else latest_failures(version)
-        todo = compare(self.manifest, index, failures, self._is_unchanged)
+        todo = compare(self.manifest, index, failures, partial(self._is_unchanged, config.audio.max_seconds))
         if self.options.check_sources:
             todo = _with_changed_sources(self.manifest, todo, index, version)
         if self._only is not None:
-            todo = replace(todo, wanted=np.isin(self.manifest.ids.hashes(), self._only.hashes()))
+            wanted = np.isin(self.manifest.ids.hashes(), self._only.hashes())
+            # What is there of them is what the items that are gone had replaced.
+            older = np.where(wanted, index.find(self.manifest.ids), todo.replaces)
+            todo = replace(todo, wanted=wanted, present=todo.present & ~wanted, replaces=older)
         return Work(config, info, path, todo, index)
 
     def _note_siblings(self, info: VersionInfo) -> None:
@@ -262,11 +274,20 @@ class Extraction:
                 + (", ".join(keys) or "the extractor's revision or weights differ")
             )
 
-    def _is_unchanged(self, failure: Failure) -> bool:
-        """Whether a file that failed is still the one that failed. An unreadable one may be readable by now."""
-        if failure.reason == Reason.FILE_UNREADABLE:
+    def _is_unchanged(self, max_seconds: float | None, failure: Failure) -> bool:
+        """Whether what failed would fail again: its file is still the same, and it still too long, if it was.
+
+        An unreadable file may be readable by now.
+        """
+        path = self.manifest.resolve(failure.path)
+        if failure.reason == Reason.FILE_UNREADABLE or _stat(path) != (failure.size, failure.mtime_ns):
             return False
-        return _stat(self.manifest.resolve(failure.path)) == (failure.size, failure.mtime_ns)
+        if failure.reason != Reason.TOO_LONG:
+            return True
+        held = math.inf if failure.duration else probe_seconds(path)  # infinite: at least its duration
+        if max_seconds is None or held is None:
+            return False
+        return min(failure.duration or math.inf, held - (failure.start or 0.0)) > max_seconds
 
     def _groups(self) -> list[list[Work]]:
         """Versions that lack the same rows are filled together."""
@@ -307,6 +328,7 @@ class Extraction:
             progress=progress,
             report=report,
             stop=stop,
+            planned=[work.index.shards for work in group],
         )
         engine.run(self._tasks(group))
         for target, run in zip(targets, runs, strict=True):
@@ -350,7 +372,7 @@ class Extraction:
         return Summary(
             utterances=len(self.manifest),
             versions=versions,
-            failures=dict(sorted(progress.failures.items())),
+            failures={reason: count for reason, count in sorted(progress.failures.items()) if count},
             resampled=progress.resampled,
             audio_hours=progress.audio_seconds / 3600,
             seconds=perf_counter() - self._started,
@@ -361,6 +383,20 @@ class Extraction:
             elsewhere=progress.elsewhere,
             interrupted=interrupted,
         )
+
+
+def _refuse_dtype(config: Config, spec: FeatureSpec) -> None:
+    """Refuse to store features as integers, and codes as what does not hold them all: casts do not complain."""
+    made, stored = np.dtype(spec.dtype), np.dtype(config.dtype)
+    if made.kind == "f" and stored.kind != "f":
+        raise ConfigError(
+            f"store.dtype: {stored} cannot hold the features of {config.extractor}, which are {made}: "
+            "take float16 or float32"
+        )
+    if made.kind != "f":
+        largest = max(spec.codebook_sizes, default=int(np.iinfo(made).max) + 1) - 1
+        if stored.kind == "f" or largest > np.iinfo(stored).max:
+            raise ConfigError(f"store.dtype: {stored} cannot hold the codes of {config.extractor}, up to {largest}")
 
 
 def version_info(config: Config, spec: FeatureSpec) -> VersionInfo:
@@ -401,7 +437,9 @@ def _with_changed_sources(manifest: Manifest, todo: Todo, index: Index, version:
     with ThreadPoolExecutor(_STAT_THREADS) as pool:
         paths = (manifest.resolve(path) for path in manifest.paths.take(rows))
         now = list(pool.map(_stat, paths, chunksize=256))
-    changed = np.array([stat != tuple(source) for stat, source in zip(now, sources.tolist(), strict=True)], bool)
+    gone = None, None  # what is no more cannot be extracted again
+    same = [stat in (gone, tuple(source)) for stat, source in zip(now, sources.tolist(), strict=True)]
+    changed = ~np.array(same, bool)
     present, replaces = todo.present.copy(), todo.replaces.copy()
     present[rows[changed]] = False
     replaces[rows[changed]] = positions[changed]

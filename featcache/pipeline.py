@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from featcache.audio import Segment, Source, decode, to_waveform
 from featcache.config import AudioPolicy, Config
 from featcache.device import Device
-from featcache.errors import AudioError, ExtractorError, Reason
+from featcache.errors import AudioError, ExtractorError, Reason, listing
 from featcache.extractors import Clip, Extractor, Params
 from featcache.finite import all_finite
 from featcache.manifest import Utterance
@@ -302,6 +302,9 @@ def _call(extractor: Extractor[Params], clips: Sequence[Clip]) -> list[torch.Ten
         features = extractor.extract(clips)
     except AudioError as error:
         return [error] if len(clips) == 1 else [_call(extractor, [clip])[0] for clip in clips]
+    except Exception as error:
+        error.add_note(f"featcache: while {type(extractor).__name__} extracted {listing(clip.id for clip in clips)}")
+        raise
     expected = [extractor.num_frames(len(clip.waveform)) for clip in clips]
     if (found := [len(one) for one in features]) != expected:
         raise ExtractorError(

@@ -108,7 +108,9 @@ def compare(
 def partition(seconds: NDArray[np.float64], seconds_per_shard: float) -> NDArray[np.int64]:
     """The number of the range that each row is in, int64 `[rows]`, from the rows' durations alone."""
     weight = np.clip(seconds / seconds_per_shard, 1 / MAX_ITEMS, 1)  # at most 1: a row fills no more than its shard
-    ranges: NDArray[np.int64] = np.floor(np.cumsum(weight) - weight).astype(np.int64)
+    begins = np.zeros(len(weight))
+    np.cumsum(weight[:-1], out=begins[1:])
+    ranges: NDArray[np.int64] = np.floor(begins).astype(np.int64)
     return ranges
 
 

@@ -19,7 +19,8 @@ from featcache.manifest import Utterance
 from featcache.pipeline import compute, decode_all
 from featcache.store.check import Problem
 from featcache.store.index import Index
-from featcache.store.shard import Item
+from featcache.store.runs import asked_of
+from featcache.store.shard import Item, Shard
 from featcache.store.version import Version
 
 _TOLERANCE = {"float16": 2.0**-8, "float32": 1e-4}
@@ -43,14 +44,16 @@ class Recomputed:
     problems: list[Problem] = field(default_factory=list)
 
 
-def recompute(version: Version, index: Index, positions: Sequence[int], root: Path, device: Device) -> Recomputed:
+def recompute(
+    version: Version, index: Index, positions: Sequence[int], root: Path | None, device: Device
+) -> Recomputed:
     """Extract the items at `positions` of the index again, one by one, from the files they came from.
 
     Args:
         version: where they are.
         index: of the version.
         positions: of the items.
-        root: what their relative paths are relative to.
+        root: what their relative paths are relative to; None for what it was in the run that extracted each.
         device: to extract on.
     """
     config = config_from(version.info.config)
@@ -62,7 +65,7 @@ def recompute(version: Version, index: Index, positions: Sequence[int], root: Pa
         first = int(index.first_frame[position])
         stored = shard.features[first : first + int(index.num_frames[position])]
         try:
-            again = _extract_again(item, config, extractor, root, device)
+            again = _extract_again(item, config, extractor, root or _root_of(shard, version), device)
         except AudioError as error:
             problems.append(Problem("source", f"{item.id}: {item.path}: {error.reason}: {error}", shard.name, item.id))
             continue
@@ -77,6 +80,10 @@ def recompute(version: Version, index: Index, positions: Sequence[int], root: Pa
     return Recomputed(len(positions), identical, largest, problems)
 
 
+def _root_of(shard: Shard, version: Version) -> Path:
+    return Path(asked_of(version, shard.info.made_by.get("run", "")).get("root", "."))
+
+
 def sample(index: Index, count: int, seed: int | None = None) -> list[int]:
     """Random positions of the index, sorted, all different."""
     return sorted(random.Random(seed).sample(range(len(index)), min(count, len(index))))
@@ -88,7 +95,8 @@ def _extract_again(item: Item, config: Config, extractor: Any, root: Path, devic
     if decoded.samples is None or decoded.source is None:
         assert decoded.error is not None
         raise decoded.error
-    waveform = to_waveform(decoded.samples, decoded.source.sample_rate, config.audio, item.channel)
+    policy = config.audio.model_copy(update={"max_seconds": None})  # it was extracted, under whatever limit
+    waveform = to_waveform(decoded.samples, decoded.source.sample_rate, policy, item.channel)
     features, _, (error,) = compute(extractor, [item.id], [waveform], config.dtype, device)
     if error is not None:
         raise error

@@ -6,20 +6,21 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from featcache.config import config_from
+from featcache.device import Device
 from featcache.engines.local import Progress
 from featcache.errors import DamagedError, FeatcacheError, StoreError, listing
 from featcache.extraction import Extraction, Options, Summary, version_info
 from featcache.manifest import Manifest
 from featcache.store import zarr3
 from featcache.store.index import index_folder, load_index
-from featcache.store.version import Version
+from featcache.store.version import Version, VersionInfo
 from featcache.strings import Strings
 from featcache.verify import verify
 
@@ -33,12 +34,16 @@ class Repaired:
         removed: names of the damaged shards.
         metadata: whether metadata or the index had to be written anew.
         summary: of the extraction that followed; None where no shard was damaged.
+        missing: utterances of the manifest that are in no shard, where none was damaged: extract adds them.
+        interrupted: whether it was stopped before it removed anything.
     """
 
     path: str
     removed: list[str]
     metadata: bool
     summary: Summary | None
+    missing: int = 0
+    interrupted: bool = False
 
 
 def repair(
@@ -51,28 +56,41 @@ def repair(
     """Verify the version at `path` down to every byte, remove what is damaged, and extract that again.
 
     Raises:
-        StoreError: the manifest lacks utterances of the damaged shards, or the version's own metadata is
-            damaged and no run's record tells what it was. Nothing has been removed then.
+        StoreError: the manifest lacks utterances of the damaged shards, or their files are gone, or this
+            featcache would extract them into another version; or the version's own metadata is damaged and
+            no run's record tells what it was. Nothing has been removed then.
     """
+    path = path.resolve()  # what is extracted goes beside it, by its name
     restored = restore_metadata(path)
     version = Version.open(path)
     names = version.shard_names()
-    found = verify(version, threads=options.threads or 1)
+    found = verify(version, threads=options.threads or 1, manifest=manifest)
+    if stop is not None and stop.is_set():
+        return Repaired(str(path), [], restored, None, interrupted=True)
     index_damaged = any(problem.kind == "index" for problem in found.problems)
     if index_damaged:
         shutil.rmtree(index_folder(version, names), ignore_errors=True)
     restored |= index_damaged
     damaged = found.damaged_shards
     if not damaged:
-        return Repaired(str(path), [], restored, None)
+        missing = sum(problem.kind == "missing" for problem in found.problems)
+        return Repaired(str(path), [], restored, None, missing)
+    config = config_from(version.info.config)
+    # What was there was not too long, whatever the limit was of the run that made the version.
+    config = replace(config, audio=config.audio.model_copy(update={"max_seconds": None}))
+    device = Device(options.device, options.threads)
+    extractor = config.extractor_class(config.params, config.audio.sample_rate, device.torch_device)
+    _refuse_another_version(version, version_info(config, extractor.spec))
     ids = _ids_in(version, names, damaged)
     if ids is not None:
         _refuse_loss(ids, manifest, damaged)
+    (path / "work").mkdir(exist_ok=True)
     for name in damaged:
         gone = version.work_folder(name)
-        (version.path / "shards" / name).rename(gone)
+        (path / "shards" / name).rename(gone)
         shutil.rmtree(gone)
-    extraction = Extraction(manifest, [config_from(version.info.config)], path.parent, options, only=ids)
+    options = replace(options, retry_failed=True)  # they were there, whatever the ledger once said of them
+    extraction = Extraction(manifest, [config], path.parent, options, only=ids)
     return Repaired(str(path), damaged, restored, extraction.run(report, stop))
 
 
@@ -124,14 +142,31 @@ def _ids_in(version: Version, names: Sequence[str], damaged: Sequence[str]) -> S
                 if zarr3.crc32c(array) != checksum:
                     return None
             parts.append(shard.ids)
-        except DamagedError:
+        except (DamagedError, OSError):
             return None
     return Strings.concatenate(parts)
 
 
+def _refuse_another_version(version: Version, info: VersionInfo) -> None:
+    if info.fingerprint != version.info.fingerprint:
+        raise StoreError(
+            f"{version.path}: was made by an extractor of another revision, or with other weights: what is damaged "
+            "cannot be extracted again as it was. Nothing has been removed: repair it with the featcache that made "
+            f"it ({version.info.made_by.get('featcache', 'unknown')}), or extract a new version"
+        )
+    if info.folder_name != version.path.name:
+        raise StoreError(f"{version.path}: rename it back to {info.folder_name}; nothing has been removed")
+
+
 def _refuse_loss(ids: Strings, manifest: Manifest, damaged: Sequence[str]) -> None:
-    wanted = set(manifest.ids)
-    lost = [id_ for id_ in ids if id_ not in wanted]
+    paths = dict(zip(manifest.ids, manifest.paths, strict=True))
+    gone = [path for path in {paths[id_]: None for id_ in ids if id_ in paths} if not manifest.resolve(path).exists()]
+    if gone:
+        raise StoreError(
+            f"{len(gone):,} audio files of the damaged shards {listing(damaged)} are not below {manifest.root}: "
+            f"{listing(gone)}. Nothing has been removed: say where they are with --root"
+        )
+    lost = [id_ for id_ in ids if id_ not in paths]
     if lost:
         raise StoreError(
             f"{len(lost):,} utterances of the damaged shards {listing(damaged)} are not in {manifest.source}, so they "

@@ -6,6 +6,7 @@ nothing heavy is imported before a command runs: `featcache --help` answers at o
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -17,7 +18,10 @@ from featcache.cli.info import info
 from featcache.cli.repair import repair
 from featcache.cli.show import show
 from featcache.cli.verify import verify
-from featcache.errors import DamagedError, FeatcacheError
+from featcache.errors import DamagedError, FeatcacheError, MissingDependencyError
+
+_EXTRACT_ONLY = {"pydantic", "soundfile", "soxr", "torchaudio", "yaml"}
+"""Packages that come with `featcache[extract]`; a training environment has no need of them."""
 
 
 class _Commands(click.Group):
@@ -30,6 +34,19 @@ class _Commands(click.Group):
             hint = "; `featcache repair` mends it" if isinstance(error, DamagedError) else ""
             click.echo(f"featcache: {error}{hint}", err=True)
             ctx.exit(error.exit_code)
+        except ImportError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in _EXTRACT_ONLY:
+                raise
+            missing = MissingDependencyError(package, f"featcache {ctx.invoked_subcommand}")
+            click.echo(f"featcache: {missing}", err=True)
+            ctx.exit(missing.exit_code)
+        except BrokenPipeError:
+            raise  # click's: whoever read our output has gone
+        except OSError as error:
+            where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
+            click.echo(f"featcache: {where}{error.strerror or error}", err=True)
+            ctx.exit(1)
         except KeyboardInterrupt:
             click.echo("featcache: interrupted", err=True)
             ctx.exit(INTERRUPTED)

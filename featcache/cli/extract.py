@@ -188,7 +188,7 @@ def print_summary(summary: Summary) -> None:
         click.echo(
             f"  {summary.utterances:,} utterances: {version.extracted:,} extracted"
             f" ({megabytes(version.num_bytes)}), {version.present:,} there before, {version.failed:,} failed"
-            if version.extracted or version.failed
+            if version.extracted or version.failed or summary.interrupted
             else f"  nothing to do: all {summary.utterances:,} utterances are there"
         )
     if summary.elsewhere:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcache.cli.common import hours, megabytes, print_json
+from featcache.cli.common import hours, megabytes, note, print_json
+from featcache.errors import DamagedError
 
 if TYPE_CHECKING:
     from featcache.store.version import Version
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 @click.argument("path", metavar="CACHE[/VERSION]", type=click.Path(path_type=Path))
 @click.option("--failures", is_flag=True, help="List the failure ledger: each utterance with its reason.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as one JSON document.")
-def info(path: Path, failures: bool, as_json: bool) -> None:
+@click.pass_context
+def info(ctx: click.Context, path: Path, failures: bool, as_json: bool) -> None:
     """Say what each version of a cache holds: utterances, hours, bytes, config, who made it, failures.
 
     \b
@@ -26,14 +28,21 @@ def info(path: Path, failures: bool, as_json: bool) -> None:
       featcache info features --failures
       featcache info features/fbank80-3f9c21ab04de --json
     """
-    from featcache.store.version import select_versions
+    from featcache.store.version import Version, version_folders
 
-    documents = [_describe(version) for version in select_versions(path)]
+    documents, is_damaged = [], False
+    for folder in version_folders(path):
+        try:
+            documents.append(_describe(Version.open(folder)))
+        except DamagedError as error:
+            note(f"featcache: {error}: featcache repair {folder} --manifest MANIFEST")
+            is_damaged = True
     if as_json:
         print_json({"versions": documents})
-        return
-    for document in documents:
-        _print(document, failures)
+    else:
+        for document in documents:
+            _print(document, failures)
+    ctx.exit(DamagedError.exit_code if is_damaged else 0)
 
 
 def _describe(version: Version) -> dict[str, Any]:

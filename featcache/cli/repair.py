@@ -55,13 +55,18 @@ def repair(
         print_json({"versions": [asdict(one) for one in done]})
     else:
         for one in done:
+            if one.interrupted:
+                click.echo(f"{one.path}: interrupted before any shard was removed")
+                continue
             if one.metadata:
                 click.echo(f"{one.path}: metadata restored")
             if one.summary:
-                click.echo(f"{one.path}: {len(one.removed):,} damaged shards removed and extracted again")
+                click.echo(f"{one.path}: {len(one.removed):,} damaged shards removed, to be extracted again")
                 print_summary(one.summary)
             elif not one.metadata:
                 click.echo(f"{one.path}: no damage found")
+            if one.missing:
+                click.echo(f"{one.path}: {one.missing:,} utterances are in no shard: featcache extract adds them")
     summaries = [one.summary for one in done if one.summary]
-    interrupted = any(summary.interrupted for summary in summaries)
+    interrupted = any(one.interrupted for one in done) or any(summary.interrupted for summary in summaries)
     ctx.exit(INTERRUPTED if interrupted else FAILURES_LEFT if any(summary.failed for summary in summaries) else 0)

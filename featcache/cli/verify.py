@@ -14,7 +14,7 @@ import click
 from tqdm import tqdm
 
 from featcache.cli.common import megabytes, note, print_json
-from featcache.errors import MissingDependencyError
+from featcache.errors import DamagedError, MissingDependencyError
 
 if TYPE_CHECKING:
     from featcache.manifest import Manifest
@@ -32,7 +32,7 @@ _SHOWN = 20
     "--root",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="FOLDER",
-    help="What relative paths are relative to.  [default: as in the last run]",
+    help="What relative paths are relative to.  [default: as in the run that extracted each utterance]",
 )
 @click.option("--data/--no-data", default=True, help="Read every byte of the features; without, a quick check.")
 @click.option(
@@ -70,13 +70,20 @@ def verify(
       featcache verify features/fbank80-3f9c21ab04de --recompute 100
     """
     from featcache.manifest import read_manifest
-    from featcache.store.version import select_versions
+    from featcache.store.check import Problem
+    from featcache.store.version import Version, version_folders
+    from featcache.verify import Report
     from featcache.verify import verify as check
 
     threads = threads or min(8, len(os.sched_getaffinity(0)))
     wanted = read_manifest(manifest, root=root, carry=False) if manifest else None
-    found = []
-    for version in select_versions(path):
+    found: list[tuple[Report, Recomputed | None]] = []
+    for folder in version_folders(path):
+        try:
+            version = Version.open(folder)
+        except DamagedError as error:
+            found.append((Report(str(folder), 0, 0, 0, 0, data, [Problem("metadata", str(error))]), None))
+            continue
         with shard_bar(version) as report:
             result = check(version, data=data, manifest=wanted, threads=threads, report=report)
         again = _recompute(version, wanted, root, recompute, device, threads) if recompute else None
@@ -113,9 +120,8 @@ def _recompute(
     except ImportError as error:
         raise MissingDependencyError(error.name or "pydantic", "verify --recompute") from error
     from featcache.store.index import open_index
-    from featcache.store.runs import latest_asked
 
-    folder = root or (manifest.root if manifest else Path(latest_asked(version).get("root", ".")))
+    folder = root or (manifest.root if manifest else None)
     index = open_index(version)
     return recompute(version, index, sample(index, count), folder, Device(device, threads))
 
@@ -148,5 +154,7 @@ def _print(result: Report, again: Recomputed | None) -> None:
     damaged = result.damaged_shards
     if damaged:
         note(f"{len(damaged):,} shards are damaged: featcache repair {result.path} --manifest MANIFEST")
+    elif any(problem.kind in ("metadata", "index") for problem in problems):
+        note(f"what describes the shards is damaged: featcache repair {result.path} --manifest MANIFEST")
     elif not problems:
         click.echo("  no damage found")

@@ -8,7 +8,7 @@ the budget: one more only waits for the disk, flushing finished shards while the
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,6 +113,7 @@ class LocalEngine:
         progress: added to.
         report: called with it, from worker threads, one at a time.
         stop: once it is set, whole shards are still committed, and no others begun.
+        planned: names of the shards that each target had when the tasks were planned: later ones are others'.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class LocalEngine:
         progress: Progress,
         report: Callable[[Progress], None],
         stop: threading.Event,
+        planned: Sequence[Iterable[str]],
     ) -> None:
         self._progress = progress
         self._targets = targets
@@ -135,7 +137,7 @@ class LocalEngine:
         self._report = report
         self._stop = stop
         self._memory = AudioMemory()
-        self._others = [_Others(target.version) for target in targets]
+        self._others = [_Others(target.version, known) for target, known in zip(targets, planned, strict=True)]
         self._failed = threading.Event()
         self._error: BaseException | None = None
         self._open: set[_Shard] = set()
@@ -169,6 +171,7 @@ class LocalEngine:
                 worker.join()
             self._commits.shutdown()
             for shard in self._open:
+                self._uncount(shard)
                 shard.abandon()
         if self._error is not None:
             raise self._error
@@ -240,7 +243,11 @@ class LocalEngine:
         claims: list[Claim] = []
         for target in self._targets:
             claim = target.version.claim(task.name)
-            if not claim.take():
+            try:
+                is_ours = claim.take()
+            except OSError as error:
+                raise _cannot_write(target.version, error) from error
+            if not is_ours:
                 for taken in claims:
                     taken.release()
                 return None
@@ -312,6 +319,17 @@ class LocalEngine:
         if number == 0:
             progress.audio_seconds += sum(item.num_samples for item in extracted.items) / config.audio.sample_rate
 
+    def _uncount(self, shard: _Shard) -> None:
+        """Take back what was counted of a shard that never became whole."""
+        for target, writer, failures in zip(self._targets, shard.writers, shard.failures, strict=True):
+            counted = self._progress.versions.get(target.config.name, Counted())
+            counted.extracted -= writer.items
+            counted.failed -= len(failures)
+            counted.num_bytes -= writer.num_bytes
+            for failure in failures:
+                self._progress.failures[failure.reason] -= 1
+        self._progress.audio_seconds -= shard.writers[0].num_samples / self._targets[0].config.audio.sample_rate
+
     # Committing: in a thread of its own, which mostly waits for the disk.
 
     def _commit(self, shard: _Shard) -> None:
@@ -347,9 +365,9 @@ class LocalEngine:
 class _Others:
     """What other runs have added to a version since this run was planned."""
 
-    def __init__(self, version: Version) -> None:
+    def __init__(self, version: Version, known: Iterable[str]) -> None:
         self._version = version
-        self._known = set(version.shard_names())
+        self._known = set(known)
         self._done: dict[str, tuple[Any, ...]] = {}
 
     def ours(self, name: str) -> None:

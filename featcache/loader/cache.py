@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, MissingDependencyError, MissingItemError, StoreError, listing
+from featcache.loader.buffers import Buffers
 from featcache.spec import FeatureSpec
 from featcache.store import zarr3
 from featcache.store.index import open_index
@@ -95,6 +96,7 @@ class Cache:
             self.index = open_index(version, shards)
         except DamagedError as error:
             raise self._damaged(str(error)) from error
+        self._buffers = Buffers()
         self._features: dict[int, NDArray[Any]] = {}  # by number of the shard, as they are needed
         self._checksums: dict[int, NDArray[np.uint32]] = {}
 
@@ -228,7 +230,7 @@ class Cache:
     def _positions(self, keys: Keys) -> NDArray[np.int64]:
         if not len(keys):
             raise ValueError("keys is empty: a batch has at least one utterance")
-        if isinstance(keys, str) or isinstance(keys[0], str):
+        if isinstance(keys, str) or isinstance(next(iter(keys)), str):
             return self.find(keys)  # type: ignore[arg-type]
         positions = np.asarray(keys)
         if positions.dtype.kind not in "iu" or positions.ndim != 1:
@@ -239,13 +241,13 @@ class Cache:
         return positions.astype(np.int64) % len(self)
 
     def _room(self, shape: tuple[int, ...], out: torch.Tensor | None) -> torch.Tensor:
-        """A tensor of this shape: the beginning of `out`, or a new one."""
-        new = np.empty(0 if out is not None else shape, self.version.dtype)
+        """A tensor of this shape and any content: the beginning of `out`, or one of its own."""
         if out is None:
-            return torch.from_numpy(new)  # numpy's memory is in huge pages, which torch does not ask for
-        needed, dtype = math.prod(shape), torch.from_numpy(new).dtype
+            return torch.from_numpy(self._buffers.take(shape, self.version.dtype))
+        dtype = torch.from_numpy(np.empty(0, self.version.dtype)).dtype
         if (out.dtype, out.device.type, out.is_contiguous()) != (dtype, "cpu", True):
             raise ValueError(f"out is {out.dtype} on {out.device}; it must be {dtype}, contiguous, in CPU memory")
+        needed = math.prod(shape)
         if out.numel() < needed:
             raise ValueError(f"out has room for {out.numel():,} values; this batch has {needed:,}: {list(shape)}")
         return out.view(-1)[:needed].view(shape)
@@ -298,7 +300,7 @@ class Cache:
         return latest_failures(self.version)
 
     def _missing(self, ids: list[str], asked: int) -> MissingItemError:
-        failed = [self._failures[id] for id in ids if id in self._failures]  # noqa: A001
+        failed = [self._failures[name] for name in ids if name in self._failures]
         where = f"{self.version.path}, which holds {len(self):,}"
         if len(ids) == 1 and failed:
             return MissingItemError(

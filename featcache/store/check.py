@@ -12,7 +12,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from featcache.errors import DamagedError
+from featcache.errors import DamagedError, StoreError
 from featcache.finite import all_finite
 from featcache.spec import FeatureSpec
 from featcache.store import zarr3
@@ -40,12 +40,22 @@ class Problem:
 
 
 def check_shard(shard: Shard, spec: FeatureSpec, data: bool = True) -> Iterator[Problem]:
-    """Find what is wrong in a shard; with `data`, down to every byte of its features."""
-    problems = list(_check_structure(shard, spec))
-    if not problems:
-        problems = list(_check_columns(shard, spec))
-    if data and not problems:
-        problems = list(_check_features(shard))
+    """Find what is wrong in a shard; with `data`, down to every byte of its features.
+
+    Raises:
+        StoreError: it may not be read.
+    """
+    try:
+        problems = list(_check_structure(shard, spec))
+        if not problems:
+            problems = list(_check_columns(shard, spec))
+        if data and not problems:
+            problems = list(_check_features(shard))
+    except PermissionError as error:
+        raise StoreError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    except OSError as error:  # a bad sector, a folder in place of a file
+        message = f"{error.filename or shard.folder}: damaged: cannot be read: {error.strerror}"
+        problems = [Problem("structure", message, shard.name)]
     yield from problems
 
 

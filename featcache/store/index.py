@@ -123,6 +123,9 @@ def open_index(version: Version, names: Sequence[str] | None = None) -> Index:
             if claim.take():
                 if (kept := _load_if_sound(folder)) is not None:  # by another process, in the meantime
                     return kept
+                if claim.locked:
+                    for left in (version.path / "work").glob("index.*/"):  # by a killed process
+                        shutil.rmtree(left, ignore_errors=True)
                 shutil.rmtree(folder, ignore_errors=True)
                 _save(index, folder, version.work_folder("index"))
                 return load_index(folder)
@@ -212,12 +215,16 @@ class _Items:
                     self.superseded[start_of[other] + np.array(items)] = True
 
     def twice(self) -> list[tuple[int, int]]:
-        """Positions of items that are not superseded and have the same id: the earlier and the next one."""
+        """Positions of items that are not superseded and have the same id: the earlier and the next one, by the
+        time of the runs that wrote them.
+        """
         order = np.argsort(self.id_hash, kind="stable")
         order = order[~self.superseded[order]]
         same = np.flatnonzero(self.id_hash[order][1:] == self.id_hash[order][:-1])
         pairs, last = [], dict[str, int]()
-        for position in sorted({*order[same].tolist(), *order[same + 1].tolist()}):
+        shard = np.repeat(np.arange(len(self.shards)), self.counts)
+        run = [shard.info.made_by.get("run", "") for shard in self.shards]  # runs are named by their time
+        for position in sorted({*order[same].tolist(), *order[same + 1].tolist()}, key=lambda at: (run[shard[at]], at)):
             if (earlier := last.get(self.ids[position])) is not None:
                 pairs.append((earlier, position))
             last[self.ids[position]] = position

@@ -103,12 +103,12 @@ def latest_failures(version: Version) -> dict[str, Failure]:
     return failures
 
 
-def latest_asked(version: Version) -> dict[str, Any]:
-    """What the latest run was asked to do; empty where there was none."""
-    for path in sorted((version.path / "runs").glob("*/run.json"), reverse=True):
-        try:
-            asked: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["asked"]
-        except (OSError, ValueError, KeyError):
-            continue
-        return asked
-    return {}
+def asked_of(version: Version, run: str) -> dict[str, Any]:
+    """What a run was asked to do, by its name; empty where there is no record of it."""
+    try:
+        asked: dict[str, Any] = json.loads((version.path / "runs" / run / "run.json").read_text(encoding="utf-8"))[
+            "asked"
+        ]
+    except (OSError, ValueError, KeyError):
+        return {}
+    return asked

@@ -127,6 +127,11 @@ class ShardWriter:
         return len(self._items)
 
     @property
+    def num_samples(self) -> int:
+        """Samples of audio so far."""
+        return sum(item.num_samples for item in self._items)
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of features so far."""
         return self._offsets[-1] * math.prod(self._item_shape) * self._dtype.itemsize
@@ -170,7 +175,7 @@ class ShardWriter:
         info = ShardInfo(
             items=len(self._items),
             frames=self._offsets[-1],
-            seconds=round(sum(item.num_samples for item in self._items) / sample_rate, 6),
+            seconds=round(self.num_samples / sample_rate, 6),
             digest=self._digest(supersedes),
             row=row,
             supersedes=dict(supersedes),
@@ -269,8 +274,11 @@ class Shard:
         return Strings(self.column("paths"), self.column("path_offsets").astype(np.int64))
 
     def column(self, name: str) -> NDArray[Any]:
-        """One of the `COLUMNS`, read whole."""
-        return zarr3.read_array(self.folder / name)[0]
+        """One of the `COLUMNS`, read whole and held against its checksum."""
+        array, checksum = zarr3.read_array(self.folder / name)
+        if zarr3.crc32c(array) != checksum:
+            raise DamagedError(f"{self.folder / name}: damaged: its checksum does not match")
+        return array
 
     def items(self, numbers: Sequence[int] | None = None) -> Iterator[Item]:
         """What the shard keeps of its items (of those of the given numbers) besides their features."""

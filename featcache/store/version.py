@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import uuid
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from featcache.store.claims import Claim
 from featcache.store.shard import Shard
 
 FORMAT = 1
+_SHARD_NAME = re.compile("[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
@@ -139,9 +142,10 @@ class Version:
         return np.dtype(self.info.spec.dtype)
 
     def shard_names(self) -> list[str]:
-        """The names of all committed shards, sorted."""
+        """The names of all committed shards, sorted. Folders of other names (`.snapshot`, `.nfs…`) are none."""
         try:
-            return sorted(entry.name for entry in os.scandir(self.path / "shards") if entry.is_dir())
+            entries = [entry for entry in os.scandir(self.path / "shards") if _SHARD_NAME.fullmatch(entry.name)]
+            return sorted(entry.name for entry in entries if entry.is_dir())
         except FileNotFoundError as error:
             raise DamagedError(f"{error.filename}: damaged: the folder is missing") from error
 
@@ -162,10 +166,11 @@ class Version:
         for entry in list(os.scandir(self.path / "work")):
             work = entry.name.partition(".")[0]
             claim = self.claim(work)
-            if claim.take():
-                if entry.is_dir() and claim.locked:
-                    shutil.rmtree(entry.path, ignore_errors=True)
-                claim.release()
+            with suppress(OSError):  # on a full disk it stays
+                if claim.take():
+                    if entry.is_dir() and claim.locked:
+                        shutil.rmtree(entry.path, ignore_errors=True)
+                    claim.release()
 
 
 def version_folders(path: Path) -> list[Path]:
@@ -191,10 +196,19 @@ def select_versions(path: Path, name: str | None = None) -> list[Version]:
 
     Raises:
         StoreError: there is no version.
-        DamagedError: a version's metadata is damaged.
+        DamagedError: the metadata of one of them is damaged.
     """
-    versions = [Version.open(folder) for folder in version_folders(path)]
-    return [version for version in versions if name in (None, version.info.name, version.path.name)]
+    versions = []
+    for folder in version_folders(path):
+        try:
+            version = Version.open(folder)
+        except DamagedError:
+            if name in (None, folder.name, folder.name.rpartition("-")[0]):
+                raise
+            continue  # another one's, and not of interest
+        if name in (None, version.info.name, folder.name):
+            versions.append(version)
+    return versions
 
 
 def select_version(cache: Path, name: str | None = None) -> Version:

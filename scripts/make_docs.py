@@ -1,0 +1,133 @@
+"""Write what the documentation takes from the code: `python scripts/make_docs.py`.
+
+    docs/commands.md   whole: what `--help` says of every command
+    docs/configs.md    the tables between its `<!-- keys: … -->` and `<!-- end -->`: the keys of every section,
+                       from the models that validate them
+
+With `--check` nothing is written: it says what is out of date, and exits with 1.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import sys
+import textwrap
+from itertools import pairwise
+from pathlib import Path
+
+import click
+from pydantic import BaseModel
+
+from featcache.cli import main as cli
+from featcache.config import AudioPolicy, StorePolicy
+from featcache.extractors.kaldi import FbankParams, MfccParams
+from featcache.extractors.log_mel import LogMelParams
+
+DOCS = Path(__file__).parents[1] / "docs"
+WIDTH = 100  # of help texts, in characters
+MODELS = {model.__name__: model for model in (FbankParams, MfccParams, LogMelParams, AudioPolicy, StorePolicy)}
+LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+
+
+def commands_page() -> str:
+    """docs/commands.md."""
+    parent = click.Context(cli, info_name="featcache", terminal_width=WIDTH, **cli.context_settings)
+    parts = [
+        "# Commands",
+        "Made by `python scripts/make_docs.py` from what `--help` says: do not edit.",
+        "Results go to stdout, progress and messages to stderr; `--json` prints one document on stdout.",
+        *_section("featcache", cli.get_help(parent)),
+    ]
+    for name, command in cli.commands.items():
+        with click.Context(command, info_name=name, parent=parent, terminal_width=WIDTH) as context:
+            parts += _section(f"featcache {name}", command.get_help(context))
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(title: str, text: str) -> list[str]:
+    lines = "\n".join(line.rstrip() for line in text.splitlines())
+    return [f"## {title}", f"```text\n{lines}\n```"]
+
+
+def configs_page() -> str:
+    """docs/configs.md, with its tables filled anew."""
+    page = (DOCS / "configs.md").read_text(encoding="utf-8")
+    return re.sub(
+        r"(<!-- keys: (\w+) -->\n).*?(<!-- end -->)",
+        lambda found: f"{found[1]}\n{keys_table(MODELS[found[2]])}\n\n{found[3]}",
+        page,
+        flags=re.DOTALL,
+    )
+
+
+def keys_table(model: type[BaseModel]) -> str:
+    """A Markdown table of a model's keys, in the order in which it declares them."""
+    meanings = _meanings(model)
+    rows = ["| key | default | values | meaning |", "|---|---|---|---|"]
+    for key, schema in model.model_json_schema()["properties"].items():
+        default = "" if (value := schema.get("default")) is None else f"`{_yaml(value)}`"
+        rows.append(f"| `{key}` | {default} | {_values(schema)} | {meanings[key]} |")
+    return "\n".join(rows)
+
+
+def _meanings(model: type[BaseModel]) -> dict[str, str]:
+    """The string below each field, in the class or where it was inherited from."""
+    meanings: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if not issubclass(base, BaseModel) or base is BaseModel:
+            continue
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        body = definition.body  # type: ignore[attr-defined]
+        for field, below in pairwise(body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    meanings[name] = " ".join(text.split())
+    return meanings
+
+
+def _values(schema: dict) -> str:
+    """What a key may be: a type with its limits, or a list of words."""
+    if "anyOf" in schema:
+        return ", ".join(_values(one) for one in schema["anyOf"])
+    if "enum" in schema:
+        return ", ".join(f"`{_yaml(value)}`" for value in schema["enum"])
+    kind = {"number": "number", "integer": "whole number", "boolean": "true, false"}.get(schema["type"], schema["type"])
+    limits = ", ".join(f"{sign} {_yaml(schema[name])}" for name, sign in LIMITS.items() if name in schema)
+    return f"{kind} {limits}".rstrip()
+
+
+def _yaml(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.1e}" if 0 < abs(value) < 1e-3 else f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+PAGES = {"commands.md": commands_page, "configs.md": configs_page}
+
+
+def stale() -> list[str]:
+    """The pages that are not what the code says; how lines are broken does not matter."""
+    return [name for name, page in PAGES.items() if _words(DOCS / name) != page().split()]
+
+
+def _words(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split() if path.exists() else []
+
+
+def main() -> None:
+    """Write the pages, or with --check say which are out of date."""
+    if sys.argv[1:] == ["--check"]:
+        if names := stale():
+            sys.exit(f"out of date: {', '.join(f'docs/{name}' for name in names)}: run python scripts/make_docs.py")
+    elif sys.argv[1:]:
+        sys.exit(__doc__)
+    else:
+        for name, page in PAGES.items():
+            (DOCS / name).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

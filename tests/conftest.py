@@ -1,0 +1,307 @@
+"""What the end-to-end tests share: a small corpus, and `featcache` as real processes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from featcache.store.index import open_index
+from featcache.store.version import Version, version_folders
+from featcache.verify import Report, verify
+
+TESTS = Path(__file__).parent
+COLUMNS = ("id", "path", "start", "duration", "channel")
+TINY = "0.004"
+"""MB: a shard size that spreads the corpus over a dozen shards."""
+
+
+# Processes
+
+
+@dataclass
+class Finished:
+    """What became of a process; `code` is negative where a signal ended it."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        """The one document on stdout."""
+        return json.loads(self.out)
+
+
+@dataclass
+class Running:
+    """A `featcache` process that runs."""
+
+    pid: int
+    _stream: Any
+    _folder: Path
+    _code: int | None = None
+
+    def send(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):  # it may have ended
+            os.kill(self.pid, number)
+
+    def err(self) -> str:
+        return (self._folder / "err").read_text(errors="surrogateescape")
+
+    def wait_until(self, condition, seconds: float = 30.0) -> None:
+        """Wait for something that the process does."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"it never happened; stderr: {self.err()}"
+            time.sleep(0.002)
+
+    def wait(self) -> Finished:
+        if self._code is None:
+            self._code = int(self._stream.readline())
+            self._stream.close()
+        out = (self._folder / "out").read_text(errors="surrogateescape")
+        return Finished(self._code, out, self.err())
+
+
+class Cli:
+    """Runs `featcache` commands in processes of their own; see `cli_server.py`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._socket = str(folder / "socket")
+        path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error"}
+        self._server = subprocess.Popen([sys.executable, TESTS / "cli_server.py", self._socket], env=environment)
+
+    def __call__(self, *args: object, **options: Any) -> Finished:
+        """Run a command to its end; the options are those of `start`."""
+        return self.start(*args, **options).wait()
+
+    def start(
+        self,
+        *args: object,
+        cwd: Path | None = None,
+        stdin: Path = Path(os.devnull),
+        env: dict[str, str] | None = None,
+        limits: dict[str, int] | None = None,
+        fault: dict[str, Any] | None = None,
+        powerless: bool = False,
+    ) -> Running:
+        """Start a command.
+
+        Args:
+            args: the command line, without `featcache`.
+            cwd: where it runs.
+            stdin: what it reads.
+            env: added to its environment.
+            limits: resource limits, `FSIZE` for `RLIMIT_FSIZE` and so on.
+            fault: what goes wrong; see `saboteur` in `cli_server.py`.
+            powerless: permissions count, though the tests may run as root.
+        """
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        request = {
+            "args": [str(arg) for arg in args],
+            "cwd": str(cwd or folder),
+            "stdin": str(stdin),
+            "stdout": str(folder / "out"),
+            "stderr": str(folder / "err"),
+            "env": env or {},
+            "limits": limits or {},
+            "fault": fault,
+            "powerless": powerless,
+        }
+        with self._connect() as connection:
+            stream = connection.makefile("rw")
+        print(json.dumps(request), file=stream, flush=True)
+        return Running(int(stream.readline()), stream, folder)
+
+    def stop(self) -> None:
+        self._connect().close()
+        self._server.wait()
+
+    def _connect(self) -> socket.socket:
+        deadline = time.monotonic() + 120
+        while True:
+            connection = socket.socket(socket.AF_UNIX)
+            try:
+                connection.connect(self._socket)
+            except OSError:
+                connection.close()
+                assert self._server.poll() is None, "the server of test processes has died"
+                assert time.monotonic() < deadline, "the server of test processes does not answer"
+                time.sleep(0.05)
+            else:
+                return connection
+
+
+@pytest.fixture(scope="session")
+def cli():
+    """Runs `featcache` commands: `cli("verify", cache)` gives a `Finished`, `cli.start(...)` a `Running`."""
+    folder = Path(tempfile.mkdtemp(prefix="featcache-"))  # short: a socket's path is limited to 100 characters
+    cli = Cli(folder)
+    yield cli
+    cli.stop()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def scratch():
+    """A folder for caches, which goes after the test."""
+    with scratch_folder() as folder:
+        yield folder
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder in memory where there is such a file system: flushing to disk then takes no time."""
+    memory = Path("/dev/shm")
+    parent = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="featcache-", dir=parent) as folder:
+        yield Path(folder)
+
+
+# Corpora
+
+
+@dataclass
+class Corpus:
+    """Audio files, and the rows of a manifest of them."""
+
+    folder: Path
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, id_: str, path: str | Path, **columns: Any) -> None:
+        """Add a row."""
+        self.rows.append({"id": id_, "path": str(path), **columns})
+
+    def manifest(self, rows: list[dict[str, Any]] | None = None, name: str = "manifest.csv") -> Path:
+        """Write a manifest of the given rows, or of all, beside the audio."""
+        path = self.folder / name
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(self.rows if rows is None else rows)
+        return path
+
+    @property
+    def ids(self) -> list[str]:
+        return [row["id"] for row in self.rows]
+
+    def copy(self, folder: Path) -> Corpus:
+        """The same in another folder, with files to spoil."""
+        shutil.copytree(self.folder, folder)
+        return Corpus(folder, [dict(row) for row in self.rows])
+
+
+def speech(seconds: float, rate: int = 16000, *, channels: int = 1, seed: int = 0) -> np.ndarray:
+    """Noise that waxes and wanes over a tone, float64 `[num_samples, channels]`."""
+    generator = np.random.default_rng(seed)
+    at = np.arange(round(seconds * rate)) / rate
+    envelope = 0.5 + 0.5 * np.sin(2 * np.pi * (2 + seed % 3) * at)
+    tone = np.sin(2 * np.pi * (120 + 40 * seed % 300) * at)
+    noise = generator.normal(scale=0.1, size=(len(at), channels))
+    return (0.2 * tone[:, None] + noise) * envelope[:, None]
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> Corpus:
+    """Some 30 utterances of 0.03 to 3 s: several rates, formats, channels, and segments of longer files."""
+    folder = tmp_path_factory.mktemp("corpus")
+    made = Corpus(folder)
+    lengths = (0.03, 0.9, 0.31, 1.7, 0.045, 0.6, 2.2, 0.5, 1.1, 0.25, 0.7, 1.3)
+    for i, seconds in enumerate(lengths):
+        path = f"plain/{i:02}.{'flac' if i % 2 else 'wav'}"
+        (folder / "plain").mkdir(exist_ok=True)
+        soundfile.write(folder / path, speech(seconds, seed=i), 16000)
+        made.add(f"plain-{i:02}", path)
+    for rate in (8000, 22050, 44100, 48000):
+        soundfile.write(folder / f"rate-{rate}.wav", speech(0.8, rate, seed=rate), rate)
+        made.add(f"rate-{rate}", f"rate-{rate}.wav")
+    soundfile.write(folder / "stereo.flac", speech(1.0, channels=2, seed=5), 16000)
+    made.add("stereo-mix", "stereo.flac")
+    made.add("stereo-left", "stereo.flac", channel=0)
+    made.add("stereo-right", "stereo.flac", channel=1)
+    soundfile.write(folder / "long.flac", speech(6.0, seed=7), 16000)
+    for i in range(6):
+        made.add(f"segment-{i}", "long.flac", start=round(0.9 * i + 0.013, 3), duration=0.85)
+    soundfile.write(folder / "vorbis.ogg", speech(2.0, seed=9), 16000)
+    made.add("vorbis", "vorbis.ogg")
+    made.add("vorbis-middle", "vorbis.ogg", start=0.5, duration=0.7)
+    soundfile.write(folder / "music.mp3", speech(2.0, 22050, channels=2, seed=11), 22050)
+    made.add("mp3", "music.mp3")
+    made.add("ünï-ço∂é", "plain/01.flac")
+    return made
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory) -> Corpus:
+    """Twelve clips of half a second at 16 kHz, and their durations in the manifest: a shard each, if so asked."""
+    made = Corpus(tmp_path_factory.mktemp("plain"))
+    for i in range(12):
+        seconds = 0.4 + 0.02 * i
+        soundfile.write(made.folder / f"{i:02}.wav", speech(seconds, seed=i), 16000)
+        made.add(f"utt-{i:02}", f"{i:02}.wav", duration=round(seconds, 2))
+    return made
+
+
+@pytest.fixture(scope="session")
+def slow_config(tmp_path_factory) -> Path:
+    """A config whose extractor sleeps 10 ms for every clip."""
+    return write_config(tmp_path_factory.mktemp("config"), "Slow", seconds=0.01)
+
+
+def write_config(folder: Path, extractor: str, name: str | None = None, **params: Any) -> Path:
+    """A config of one of the `odd_extractors`."""
+    path = folder / f"{name or extractor.lower()}.yaml"
+    path.write_text(f"name: {path.stem}\nextractor: odd_extractors:{extractor}\nparams: {json.dumps(params)}\n")
+    return path
+
+
+# What is in a cache
+
+
+def only_version(cache: Path) -> Version:
+    """The one version in a cache."""
+    (folder,) = version_folders(cache)
+    return Version.open(folder)
+
+
+def items(cache: Path) -> dict[str, tuple]:
+    """Every item of a cache's one version: id -> dtype, shape and bytes of its features."""
+    version = only_version(cache)
+    index = open_index(version)
+    found = {}
+    for position, id_ in enumerate(index.ids):
+        first, count = int(index.first_frame[position]), int(index.num_frames[position])
+        features = version.shard(index.shards[int(index.shard[position])]).features[first : first + count]
+        found[id_] = (features.dtype.name, features.shape, features.tobytes())
+    return found
+
+
+def chunk_files(cache: Path) -> dict[str, bytes]:
+    """The `features` chunk file of every shard of a cache's one version."""
+    version = only_version(cache)
+    dimensions = 1 + len(version.info.spec.item_shape)
+    chunk = "/".join(["features", "c", *["0"] * dimensions])
+    return {name: (version.shard(name).folder / chunk).read_bytes() for name in version.shard_names()}
+
+
+def check(cache: Path, **options: Any) -> Report:
+    """Verify a cache's one version in this process."""
+    return verify(only_version(cache), **options)

@@ -1,0 +1,64 @@
+"""Versions of made-up features, written through the store as extraction does, without any audio."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from featcache.spec import FeatureSpec
+from featcache.store.shard import Item, ShardWriter
+from featcache.store.version import Version, VersionInfo
+
+Features = Mapping[str, np.ndarray]
+"""Arrays `[frames, *item_shape]` by id."""
+
+
+def make_features(count, item_shape=(80,), dtype="float16", *, max_frames=40, seed=0, prefix="utt"):
+    """Random features of `count` utterances: `utt-0`, `utt-1` …"""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, max_frames + 1, count).tolist()
+    if np.dtype(dtype).kind == "f":
+        arrays = [rng.standard_normal((length, *item_shape)).astype(dtype) for length in lengths]
+    else:
+        arrays = [rng.integers(0, 200, (length, *item_shape)).astype(dtype) for length in lengths]
+    return {f"{prefix}-{number}": array for number, array in enumerate(arrays)}
+
+
+def make_version(cache, *shards, name="fbank80", params=None, fingerprint=None):
+    """Make a version of one or more shards.
+
+    Args:
+        cache: the folder.
+        shards: the `Features` of each; the first one's first array decides the item shape and the dtype.
+        name: the config's.
+        params: in the config, and by default in the fingerprint.
+        fingerprint: where it is to be another.
+    """
+    config = {"name": name, "extractor": "made_up", "params": params or {}}
+    fingerprint = fingerprint or hashlib.sha256(json.dumps(config).encode()).hexdigest()
+    first = next(iter(shards[0].values())) if shards else np.zeros((1, 80), np.float16)
+    spec = FeatureSpec(first.shape[1:], first.dtype.name, 100.0, 400, 16000, "log mel energy")
+    version = Version.create(Path(cache), VersionInfo(name, fingerprint, config, spec, {}))
+    row = 0
+    for features in shards:
+        add_shard(version, features, row=row)
+        row += len(features)
+    return version
+
+
+def add_shard(version, features, *, row=0, supersedes=None):
+    """Commit one more shard; returns its name."""
+    spec = version.info.spec
+    arrays: Sequence[np.ndarray] = list(features.values())
+    lengths = [len(array) for array in arrays]
+    items = [
+        Item(name, f"audio/{name}.wav", None, None, None, length * 160 + 240, 1000, 5, spec.sample_rate)
+        for name, length in zip(features, lengths, strict=True)
+    ]
+    writer = ShardWriter(version.work_folder("made-up"), spec.item_shape, version.dtype)
+    writer.append(items, np.concatenate(arrays), lengths)
+    return writer.commit(
+        version.path / "shards", sample_rate=spec.sample_rate, row=row, supersedes=supersedes or {}, made_by={}
+    )

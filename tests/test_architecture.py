@@ -1,0 +1,136 @@
+"""The house rules of docs/architecture.md, held against the imports and calls in the code itself."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import featcache
+
+PACKAGE = Path(featcache.__file__).parent
+
+# A file or folder of the package may import from the lines above its own, and from its own folder. A file that
+# is added gets its place here: as high as it can stand.
+LAYERS = [
+    {"errors", "spec", "finite", "strings", "provenance", "containers", "memory"},
+    {"manifest", "recording", "extractors", "device"},
+    {"store", "config"},
+    {"audio", "plan"},
+    {"pipeline", "loader"},
+    {"engines"},
+    {"extraction", "verify", "recompute"},
+    {"repair"},
+    {"cli"},
+    {"__main__"},
+]
+LAYER_OF = {unit: number for number, units in enumerate(LAYERS) for unit in units}
+FLAT = {"errors", "spec", "finite", "strings", "manifest"}
+"""What knows no audio, no extractor and no config."""
+
+ONLY = {
+    "store": FLAT,
+    "loader": FLAT | {"store"},
+    "plan": FLAT | {"store"},
+    "verify": FLAT | {"store", "plan"},
+    "extractors": {"errors", "spec", "strings"},
+}
+EXTRACT_ONLY = {"pydantic", "yaml", "soundfile", "soxr", "torchaudio"}
+"""Packages of the extra `extract`, which a training environment does not have."""
+
+
+@cache
+def modules():
+    return {path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+
+
+def unit_of(path):
+    """`store/index.py` is of `store`, `plan.py` is `plan`; the package's own `__init__.py` is None."""
+    return path.parts[0] if len(path.parts) > 1 else None if path.stem == "__init__" else path.stem
+
+
+def imported(tree, needed_only=False):
+    """Dotted names of all that a module imports, also in its functions and under TYPE_CHECKING.
+
+    With `needed_only`, without what it does without: imports whose ImportError it catches.
+    """
+    done_without = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try) and "ImportError" in {ast.unparse(one.type) for one in node.handlers if one.type}:
+            done_without.update(inner for statement in node.body for inner in ast.walk(statement))
+    for node in ast.walk(tree):
+        if needed_only and node in done_without:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def units_imported(tree, needed_only):
+    """The files and folders of the package that a module imports."""
+    parts = [name.split(".") for name in imported(tree, needed_only)]
+    return {part[1] for part in parts if part[0] == "featcache" and len(part) > 1 and part[1] in LAYER_OF}
+
+
+def imports_by_unit(needed_only=False):
+    found = {}
+    for path, tree in modules().items():
+        if unit := unit_of(path):
+            found.setdefault(unit, set()).update(units_imported(tree, needed_only) - {unit})
+    return found
+
+
+def test_every_file_has_its_place():
+    assert {unit_of(path) for path in modules()} - {None} <= set(LAYER_OF)
+
+
+def test_imports_run_one_way():
+    # audio knows the type of the config's audio section, and nothing else of config
+    wrong = [
+        f"{unit} imports {other}"
+        for unit, others in imports_by_unit().items()
+        for other in others
+        if LAYER_OF[other] >= LAYER_OF[unit]
+    ]
+    assert not wrong
+
+
+def test_store_knows_no_audio_and_no_extractor_and_the_loader_stands_on_the_store_alone():
+    found = imports_by_unit(needed_only=True)
+    assert {unit: found[unit] - allowed for unit, allowed in ONLY.items() if found.get(unit, set()) - allowed} == {}
+
+
+def test_training_needs_no_package_of_the_extra_extract():
+    found = imports_by_unit(needed_only=True)
+    reached, pending = set(), ["loader", "verify"]
+    while pending:
+        if (unit := pending.pop()) not in reached:
+            reached.add(unit)
+            pending += found.get(unit, ())
+    for path, tree in modules().items():
+        if unit_of(path) in reached:
+            assert not EXTRACT_ONLY & {name.split(".")[0] for name in imported(tree, needed_only=True)}, path
+
+
+def test_a_command_imports_nothing_heavy_before_it_runs():
+    for path, tree in modules().items():
+        if unit_of(path) != "cli":
+            continue
+        at_once = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
+        heavy = {"torch", "numpy", "zarr", *EXTRACT_ONLY} & {name.split(".")[0] for name in imported(at_once)}
+        assert not heavy, path
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if unit_of(path) not in ("cli", "__main__")], ids=str)
+def test_the_library_neither_prints_nor_ends_the_process(path):
+    calls = {ast.unparse(node.func) for node in ast.walk(modules()[path]) if isinstance(node, ast.Call)}
+    assert not calls & {"print", "exit", "quit", "sys.exit", "os._exit", "click.echo"}
+
+
+def test_the_architecture_page_names_every_file():
+    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = [path for path in modules() if path.name not in ("__init__.py", "__main__.py")]
+    files = [str(path) for path in named if unit_of(path) != "cli"]
+    assert [name for name in files if f"`{name}`" not in page] == []

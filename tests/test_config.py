@@ -1,0 +1,281 @@
+"""Configs: every fault at once, and a fingerprint of what decides the values and of nothing else."""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from featcache import extractors
+from featcache.config import config_from, load_config, packaged_configs, parse_config
+from featcache.errors import ConfigError
+from featcache.extractors import Params
+from featcache.extractors.kaldi import Fbank
+
+PLAIN = "name: mine\nextractor: fbank\n"
+
+
+def fault(text: str) -> str:
+    """What is said of a config that is refused."""
+    with pytest.raises(ConfigError) as raised:
+        parse_config(text, "mine.yaml")
+    message = str(raised.value)
+    assert message.startswith("config mine.yaml:")
+    assert "\n" not in message
+    return message
+
+
+# Faults
+
+
+def test_every_fault_is_told_at_once_by_its_dotted_path():
+    """Nobody mends a config one error at a time."""
+    message = fault(
+        """
+        name: my config
+        extractor: fbank
+        params: {num_mel_bins: 2, low_freq: .nan, bins: 80, window_type: triangle}
+        audio: {sample_rate: fast, channel: left, rate: 8000, max_seconds: 0}
+        store: {dtype: bfloat16, shards: 3}
+        steps: 5
+        """
+    )
+    for path in (
+        *("name: 'my config'", "params.num_mel_bins:", "params.low_freq:", "params.bins:", "params.window_type:"),
+        *("audio.sample_rate:", "audio.channel:", "audio.rate:", "audio.max_seconds:", "store.dtype:", "store.shards:"),
+        "steps:",
+    ):
+        assert message.count(path) == 1 or path == "audio.channel:", path
+    for name in ("literal", "constrained", "is_instance", "function-", "int:", "str:"):
+        assert name not in message
+
+
+@pytest.mark.parametrize("section", ["name", "extractor"])
+def test_what_must_be_given_is_named(section):
+    """A config has a name and an extractor."""
+    lines = [line for line in PLAIN.splitlines() if not line.startswith(section)]
+    assert f"{section}: field required" in fault("\n".join(lines))
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "-c", "a/b", "..", "a b", "naïve", "a\n", 5, None, True])
+def test_a_name_is_fit_for_a_folder(name):
+    """Letters, digits, '.', '_' and '-'."""
+    assert "name: " in fault(json.dumps({"name": name, "extractor": "fbank"}))
+
+
+def test_an_unknown_extractor_lists_those_there_are():
+    """And says how to name one's own."""
+    message = fault("name: a\nextractor: fbnak\n")
+    assert all(name in message for name in ("'fbnak'", "fbank", "log_mel", "mfcc", "package.module:Class"))
+
+
+@pytest.mark.parametrize(
+    "path", ["os:path", "json:loads", "no.such:Class", "json:Nothing", ":Class", "json:", ".a:B", "odd_extractors:HOP"]
+)
+def test_an_extractor_that_cannot_be_imported_is_a_fault(path):
+    """Not a traceback."""
+    assert f"extractor: {path}" in fault(f"name: a\nextractor: '{path}'\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("name: a\nname: b\nextractor: fbank\n", "line 2, column 1: not valid YAML: the key 'name' is given twice"),
+        (
+            PLAIN + "params: {low_freq: 1, low_freq: 2}\n",
+            "line 3, column 23: not valid YAML: the key 'low_freq' is given twice",
+        ),
+        ("name: [a\n", "line 2, column 1: not valid YAML"),
+        ("{[1]: 2}", "not valid YAML: a list or mapping cannot be a key"),
+        ("name: 2020-13-45\n", "not valid YAML: month must be in 1..12"),
+        ("\tname: a\n", "not valid YAML"),
+        ("name: !!python/object/apply:os.system [ls]\n", "not valid YAML"),
+        ("", "expected a mapping"),
+        ("- a\n", "expected a mapping"),
+        ("just words", "expected a mapping"),
+        (PLAIN + "1: 2\n", "1: keys should be strings"),
+        (PLAIN + "params: 5\n", "params: input should be a valid dictionary"),
+        (PLAIN + "audio: {channel: -1}\n", "audio.channel: input should be greater than or equal to 0"),
+        (PLAIN + "audio: {channel: true}\n", "audio.channel: "),
+        (PLAIN + "audio: {max_seconds: .inf}\n", "audio.max_seconds: input should be a finite number"),
+        (PLAIN + "params: {blackman_coeff: .nan}\n", "params.blackman_coeff: input should be a finite number"),
+    ],
+)
+def test_what_is_no_config_is_refused_in_one_line(text, words):
+    """YAML's surprises included."""
+    assert words in fault(text)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_no_document_is_more_than_refused(document):
+    """Whatever YAML holds: a config, or a ConfigError."""
+    with pytest.raises(ConfigError):
+        parse_config(yaml.safe_dump(document), "mine.yaml")
+
+
+@given(st.text())
+def test_no_text_is_more_than_refused(text):
+    """Whatever a file holds."""
+    with pytest.raises(ConfigError):
+        parse_config(text, "mine.yaml")
+
+
+def test_a_file_that_cannot_be_read_is_a_fault(tmp_path):
+    """Gone, a folder, bytes that are no text; and a name that is neither a file nor packaged lists those that are."""
+    (tmp_path / "bytes.yaml").write_bytes(b"name: \xff\n")
+    for path in (tmp_path / "gone.yaml", tmp_path, tmp_path / "bytes.yaml"):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            load_config(path)
+    with pytest.raises(ConfigError, match=r"the packaged configs are fbank80, .*mfcc13"):
+        load_config("fbank81")
+
+
+# What a config is
+
+
+def test_packaged_configs_hold_together():
+    """Each loads, is named like its file, and spells out every parameter of its extractor."""
+    assert {"fbank80", "mfcc13", "whisper-mel80", "hifigan-mel80"} <= set(packaged_configs())
+    for name, text in packaged_configs().items():
+        config = load_config(name)
+        assert config.name == name
+        assert text.startswith("# ")
+        config.extractor_class(config.params, config.audio.sample_rate, __import__("torch").device("cpu"))
+
+
+def test_a_resolved_config_is_the_config():
+    """What a version keeps gives the same fingerprint, and itself, again."""
+    for name in packaged_configs():
+        config = load_config(name)
+        again = config_from(json.loads(json.dumps(config.resolved())))
+        assert (again, again.fingerprint()) == (config, config.fingerprint())
+
+
+# The fingerprint
+
+
+def fingerprint(text: str) -> str:
+    return parse_config(text).fingerprint()
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        "name: another\nextractor: fbank\n",
+        "extractor: fbank\nname: mine\n",
+        PLAIN + "params: {}\naudio: {}\nstore: {}\n",
+        PLAIN + "params: {num_mel_bins: 80}\n",
+        PLAIN + "params: {low_freq: 20}\n",
+        PLAIN + "params: {window_type: povey, num_mel_bins: 80, low_freq: 2.0e+1}\n",
+        PLAIN + "audio: {channel: mix, sample_rate: 16000, resample: soxr_hq}\n",
+        PLAIN + "audio: {max_seconds: 30}\n",
+        PLAIN + "store: {dtype: float32}\n",
+    ],
+)
+def test_what_decides_no_value_is_not_in_the_fingerprint(same):
+    """A name, the order of keys, a default spelt out, a limit of seconds."""
+    assert fingerprint(same) == fingerprint(PLAIN)
+
+
+DIFFERENT = {
+    "frame_length": 20.0,
+    "frame_shift": 12.5,
+    "snip_edges": False,
+    "dither": 1.0,
+    "remove_dc_offset": False,
+    "preemphasis_coefficient": 0.96,
+    "window_type": "hamming",
+    "blackman_coeff": 0.41,
+    "round_to_power_of_two": False,
+    "num_mel_bins": 81,
+    "low_freq": 21.0,
+    "high_freq": -100.0,
+    "use_energy": True,
+    "raw_energy": False,
+    "energy_floor": 1.0,
+    "htk_compat": True,
+    "use_log_fbank": False,
+    "use_power": False,
+}
+
+
+def test_each_key_that_decides_values_is_in_the_fingerprint():
+    """All parameters, the audio policy, the stored dtype, the extractor: each alone makes another version."""
+    assert set(DIFFERENT) == set(Fbank.Params.model_fields)
+    texts = [f"params: {{{key}: {json.dumps(value)}}}\n" for key, value in DIFFERENT.items()]
+    texts += [
+        f"audio: {{{one}}}\n"
+        for one in ("sample_rate: 8000", "channel: first", "channel: 1", "resample: soxr_vhq", "resample: forbid")
+    ]
+    texts += [f"store: {{dtype: {dtype}}}\n" for dtype in ("float16", "uint8")]
+    found = [
+        fingerprint(PLAIN),
+        *(fingerprint(PLAIN + text) for text in texts),
+        fingerprint("name: mine\nextractor: mfcc\n"),
+    ]
+    assert len(set(found)) == len(texts) + 2
+    assert all(len(one) == 64 and set(one) <= set("0123456789abcdef") for one in found)
+
+
+def test_a_revision_and_weights_are_in_the_fingerprint(monkeypatch):
+    """New code that changes values, or other weights under the same name, make another version."""
+    before = fingerprint(PLAIN)
+    monkeypatch.setattr(Fbank, "revision", Fbank.revision + 1)
+    assert fingerprint(PLAIN) != before
+    monkeypatch.undo()
+    monkeypatch.setattr(Fbank, "weights_digest", classmethod(lambda cls, params: "0" * 64))
+    assert fingerprint(PLAIN) != before
+
+
+def test_the_fingerprint_of_fbank80_is_what_it_was():
+    """A cache of years ago opens: no change to this code may move the fingerprint of a config that did not change."""
+    assert load_config("fbank80").fingerprint()[:12] == "2a8b3903b266"
+
+
+# Extractors of one's own
+
+
+def test_an_extractor_may_come_from_any_module():
+    """Its parameters are its own model's, with everything that holds for the others."""
+    config = parse_config("name: mine\nextractor: odd_extractors:Slow\nparams: {seconds: 0.5}\n")
+    assert config.resolved()["params"] == {"seconds": 0.5}
+    assert "params.second: extra inputs are not permitted" in fault(
+        "name: a\nextractor: odd_extractors:Slow\nparams: {second: 1}\n"
+    )
+
+
+def test_an_extractor_may_come_from_an_entry_point(monkeypatch):
+    """An installed package that registers one under `featcache.extractors` needs no more."""
+
+    class Point:
+        name = "theirs"
+        value = "odd_extractors:Slow"
+
+    monkeypatch.setattr(
+        "featcache.extractors.base.entry_points", lambda group: [Point] if group == "featcache.extractors" else []
+    )
+    assert parse_config("name: a\nextractor: theirs\n").extractor_class.__name__ == "Slow"
+    assert "theirs" in fault("name: a\nextractor: ours\n")
+
+
+def test_parameters_do_not_change():
+    """Nor do they take what is not theirs, or no number."""
+
+    class Mine(Params):
+        value: float = 1.0
+        names: ClassVar[list[str]] = []
+
+    assert issubclass(extractors.Params, Params)
+    with pytest.raises(ValueError, match="frozen"):
+        Mine().value = 2.0
+    with pytest.raises(ValueError, match="finite"):
+        Mine(value=float("nan"))

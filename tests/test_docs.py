@@ -1,0 +1,291 @@
+"""The documentation is held to the code: what it shows runs, what it lists is complete, its links resolve."""
+
+import importlib.util
+import re
+import runpy
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from featcache import config as configs
+from featcache.cli import main as cli
+from featcache.errors import Reason
+from featcache.extractors import find
+from featcache.manifest import SPELLINGS
+from featcache.store.index import find_repeats, open_index
+from featcache.store.version import select_version
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
+MANIFEST = ROOT / "examples" / "manifest.csv"
+
+as_test_ids = {"ids": lambda path: str(path.relative_to(ROOT))}
+
+
+def text_of(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def blocks(text, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def run_cli(*arguments):
+    result = CliRunner().invoke(cli, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """A folder that looks like the clone after README's first command: examples/ and features/."""
+    folder = tmp_path_factory.mktemp("clone")
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    run_cli("extract", folder / "examples" / "manifest.csv", "-o", folder / "features", "--device", "cpu")
+    return folder
+
+
+# What is generated
+
+
+def make_docs():
+    spec = importlib.util.spec_from_file_location("make_docs", ROOT / "scripts" / "make_docs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_pages_are_what_the_code_says():
+    assert make_docs().stale() == []
+
+
+@pytest.mark.parametrize("name", cli.commands)
+def test_every_command_has_help_an_example_and_its_place_in_the_docs(name):
+    command = cli.commands[name]
+    assert command.help
+    assert command.short_help
+    assert re.search(rf"Examples?:(\n +featcache {name}\b.*)+\s*$", command.help), "help ends in an example"
+    assert f"## featcache {name}\n" in text_of("docs/commands.md")
+    for parameter in command.params:
+        assert not isinstance(parameter, click.Option) or parameter.help, parameter
+
+
+# What is shown
+
+
+def commands_shown():
+    """Every `featcache …` line in the pages' shell blocks and in the commands' own examples."""
+    texts = [block for page in PAGES for block in blocks(page.read_text(encoding="utf-8"), "sh")]
+    texts += [command.help for command in (cli, *cli.commands.values())]
+    for text in texts:
+        for line in text.replace("\\\n", " ").splitlines():
+            for part in re.split(r"&&|\||;|> ", line):
+                if found := re.match(r"\s*(?:\.venv/bin/)?featcache ([a-z]+.*)", part):
+                    yield re.split(r" {3,}", found[1].strip())[0]
+
+
+@pytest.mark.parametrize("line", sorted(set(commands_shown())))
+def test_commands_shown_have_the_options_shown(line):
+    name, *arguments = shlex.split(line, comments=True)
+    cli.commands[name].make_context(name, arguments)
+
+
+def test_readme_python_runs(clone, monkeypatch):
+    monkeypatch.chdir(clone)
+    shown = blocks(text_of("README.md"), "python")
+    assert len(shown) >= 2
+    namespace = {}
+    for block in shown:
+        exec(compile(block, "README.md", "exec"), namespace)
+
+
+def test_the_training_loop_of_the_readme_is_that_of_the_examples(clone, monkeypatch, capsys):
+    shown = [block.removeprefix("import torch\n\n") for block in blocks(text_of("README.md"), "python")]
+    assert any(block in text_of("examples/train.py") for block in shown)
+    monkeypatch.chdir(clone)
+    runpy.run_path(str(clone / "examples" / "train.py"))
+    losses = [float(loss) for loss in re.findall(r"loss (\S+)", capsys.readouterr().out)]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_the_readme_names_the_files_of_a_cache(clone):
+    (version,) = (clone / "features").iterdir()
+    assert version.name in text_of("README.md"), "the fingerprint of fbank80, in the output shown"
+    for entry in version.iterdir():
+        assert f"{entry.name}" in text_of("README.md")
+
+
+def test_examples_are_small_and_are_what_their_names_say():
+    import soundfile
+
+    files = sorted((ROOT / "examples" / "speech").iterdir())
+    assert sum(path.stat().st_size for path in files) < 500_000
+    for path in files:
+        found = soundfile.info(path)
+        assert found.samplerate == (22050 if "22k" in path.name else 16000)
+        assert found.channels == (2 if path.stem == "both" else 1)
+
+
+# The format page
+
+
+@pytest.fixture(scope="module")
+def reader():
+    (code,) = blocks(text_of("docs/format.md"), "python")
+    namespace = {}
+    exec(compile(code, "docs/format.md", "exec"), namespace)
+    return namespace
+
+
+def test_the_format_pages_reader_reads_a_version(reader, clone):
+    check_reader(reader, clone / "features")
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_the_format_pages_reader_knows_which_item_counts(reader, clone, tmp_path, first):
+    rows = MANIFEST.read_text(encoding="utf-8").splitlines()
+    swapped = [row.replace("both.flac,0", "both.flac,1") for row in rows]
+    manifest = tmp_path / "manifest.csv"
+    options = ("--root", clone / "examples", "--device", "cpu")
+
+    # another run extracts some of the utterances, anna-4 from another channel, and knows nothing of the first
+    manifest.write_text("\n".join(swapped[:1] + swapped[first:]), encoding="utf-8")
+    run_cli("extract", manifest, "-o", tmp_path / "other", *options)
+    other = select_version(tmp_path / "other")
+    shutil.copytree(clone / "features", tmp_path / "features")
+    version = select_version(tmp_path / "features")
+    for name in other.shard_names():
+        shutil.copytree(other.path / "shards" / name, version.path / "shards" / name)
+    assert len(find_repeats(map(version.shard, version.shard_names()))) == len(rows) - first
+    items = check_reader(reader, tmp_path / "features")
+    assert items["anna-4"] == items["ben-4"], "the later run's"
+
+    # and a third one changes it back, and knows
+    manifest.write_text("\n".join(rows), encoding="utf-8")
+    run_cli("extract", manifest, "-o", tmp_path / "features", *options)
+    assert any(version.shard(name).info.supersedes for name in version.shard_names())
+    items = check_reader(reader, tmp_path / "features")
+    assert items == reader["read_version"](select_version(clone / "features").path)
+
+
+def check_reader(reader, cache):
+    version = select_version(cache)
+    items = reader["read_version"](version.path)
+    index = open_index(version)
+    assert list(items) == list(index.ids)
+    for position, id_ in enumerate(index.ids):
+        first, count = int(index.first_frame[position]), int(index.num_frames[position])
+        features = version.shard(index.shards[int(index.shard[position])]).features[first : first + count]
+        np.testing.assert_array_equal(np.array(items[id_], features.dtype), features)
+    return items
+
+
+@pytest.mark.parametrize("name", ["zarr.json", "features/c/0/0", "ids/c/0"])
+def test_the_format_pages_reader_notices_a_flipped_bit(reader, clone, tmp_path, name):
+    cache = tmp_path / "features"
+    shutil.copytree(clone / "features", cache)
+    version = select_version(cache)
+    path = version.path / "shards" / version.shard_names()[0] / name
+    data = bytearray(path.read_bytes())
+    at = data.index(b'"row": 0') + 7 if name == "zarr.json" else 3
+    data[at] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="damaged"):
+        reader["read_version"](version.path)
+
+
+def test_the_format_pages_bytes_are_those_of_the_examples(clone):
+    version = select_version(clone / "features")
+    (name,) = version.shard_names()
+    (shown,) = blocks(text_of("docs/format.md"), "hexdump")
+    data = bytes.fromhex("".join(line.partition(":")[2] for line in shown.splitlines()))
+    assert (version.path / "shards" / name / "offsets" / "c" / "0").read_bytes() == data
+
+
+# What is listed
+
+
+@pytest.mark.parametrize("name", configs.packaged_configs())
+def test_packaged_configs_load_and_begin_with_what_they_are(name):
+    text = configs.packaged_configs()[name]
+    config = configs.load_config(name)
+    first = text.splitlines()[0]
+    assert config.name == name
+    assert re.fullmatch(r"# [A-Z0-9].{20,}", first)
+    assert first.removeprefix("# ") in run_cli("configs")
+    assert f"| `{name}` |" in text_of("docs/configs.md")
+
+
+@pytest.mark.parametrize("extractor", ["fbank", "mfcc", "log_mel"])
+def test_every_parameter_is_on_the_config_page(extractor):
+    _, _, rest = text_of("docs/configs.md").partition(f"## `{extractor}`")
+    section = rest.partition("\n## ")[0]
+    for name in find(extractor).Params.model_fields:
+        assert f"| `{name}` |" in section
+
+
+def test_the_config_page_says_what_is_in_the_fingerprint():
+    def fingerprint(**changes):
+        document = {"name": "a", "extractor": "fbank"} | changes
+        return configs.config_from(document).fingerprint()
+
+    same = {"name": "b"}, {"audio": {"max_seconds": 5}}, {"params": {"num_mel_bins": 80}}, {"store": {}}
+    other = (
+        {"extractor": "mfcc"},
+        {"params": {"num_mel_bins": 40}},
+        {"audio": {"sample_rate": 8000}},
+        {"audio": {"channel": "first"}},
+        {"audio": {"resample": "soxr_vhq"}},
+        {"store": {"dtype": "float16"}},
+    )
+    assert {fingerprint(**changes) for changes in same} == {fingerprint()}
+    assert len({fingerprint(**changes) for changes in ({}, *other)}) == 1 + len(other)
+
+
+def test_the_manifest_page_has_every_spelling_and_every_reason():
+    page = text_of("docs/manifest.md")
+    for column, spellings in SPELLINGS.items():
+        assert f"| `{column}` | {', '.join(f'`{spelling}`' for spelling in spellings)} |" in page
+    assert re.findall(r"^\| `(\w+)` \|", page.partition("## Utterances that fail")[2], re.MULTILINE) == [*Reason]
+
+
+# Links
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, **as_test_ids)
+def test_links_resolve(page):
+    text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("https://", "http://")):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = (page.parent / name).resolve() if name else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+@pytest.mark.parametrize("page", PAGES, **as_test_ids)
+def test_pages_name_no_machine(page):
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r"/(work|root|tmp|home|opt)/", text)
+
+
+def test_ci_can_be_run():
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & 0o111
+    assert ".ci/run" in text_of("README.md")
+    assert sys.version_info >= (3, 11)
