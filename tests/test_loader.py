@@ -181,12 +181,17 @@ class TestCache:
         assert np.array_equal(cache["utt-3"], features["utt-3"])
 
 
+KINDS = [
+    *[((80,), "float16"), ((80,), "float32"), ((2, 3), "float16")],
+    *[((8,), "uint16"), ((8,), "uint8"), ((), "uint32"), ((), "int64")],
+]
+
+
 class TestBatch:
     @settings(max_examples=60, deadline=None)
     @given(data=st.data())
     def test_equals_the_reference(self, data, tmp_path_factory):
-        shape = data.draw(st.sampled_from([(80,), (8,), (), (2, 3)]), "item shape")
-        dtype = data.draw(st.sampled_from(["float32", "float16", "uint8", "uint16", "uint32", "int64"]), "dtype")
+        shape, dtype = data.draw(st.sampled_from(KINDS), "item shape and dtype")
         folder = tmp_path_factory.getbasetemp() / f"reference-{len(shape)}-{sum(shape)}-{dtype}"
         shards = [make_features(6, shape, dtype, seed=n, prefix=f"é{n}") for n in range(2)]
         stored = [array for shard in shards for array in shard.values()]
@@ -504,6 +509,22 @@ class TestFeatureDataset:
         make_version(tmp_path / "features", make_features(8))
         with pytest.raises(MissingItemError, match=r"train.csv: 2 of 6 utterances are not in .*: utt-11, utt-19; 0 of"):
             featcache.FeatureDataset(featcache.open(tmp_path / "features"), manifest)
+
+    def test_goes_without_them_where_that_is_asked_for(self, tmp_path, manifest):
+        features = make_features(8)
+        make_version(tmp_path / "features", features)
+        cache = featcache.open(tmp_path / "features")
+        dataset = featcache.FeatureDataset(cache, manifest, skip_missing=True)
+        assert list(dataset.ids) == ["utt-4", "utt-2", "utt-0", "utt-7"]
+        assert dataset.skipped == ["utt-11", "utt-19"]
+        batch = dataset.collate([dataset[row] for row in range(4)])
+        assert batch["ids"] == list(dataset.ids)
+        assert batch["lengths"].tolist() == dataset.lengths.tolist() == [len(features[name]) for name in dataset.ids]
+        assert [text.split()[-1] for text in batch["text"]] == [name.split("-")[1] for name in dataset.ids]
+        others = tmp_path / "others.csv"
+        others.write_text("id\nelse-1\nelse-2\n")
+        with pytest.raises(MissingItemError, match="2 of 2 utterances"):  # another corpus, surely
+            featcache.FeatureDataset(cache, others, skip_missing=True)
 
     @pytest.mark.parametrize("name", ["ids", "features", "lengths"])
     def test_a_column_that_clashes_is_refused_unless_left_out(self, cache, tmp_path, name):

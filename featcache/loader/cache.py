@@ -156,7 +156,7 @@ class Cache:
         positions = self.index.find(wanted)
         missing = np.flatnonzero(positions < 0).tolist()
         if missing:
-            raise self._missing([wanted[number] for number in missing], len(wanted))
+            raise self.missing_error([wanted[number] for number in missing], len(wanted))
         return positions
 
     def item(self, key: str | SupportsIndex, *, check: bool | None = None) -> NDArray[Any]:
@@ -220,7 +220,7 @@ class Cache:
         if isinstance(key, str):
             position = self.index.find_one(key)
             if position < 0:
-                raise self._missing([key], 1)
+                raise self.missing_error([key], 1)
             return position
         position = operator.index(key)
         if not -len(self) <= position < len(self):
@@ -299,7 +299,8 @@ class Cache:
     def _failures(self) -> dict[str, Failure]:
         return latest_failures(self.version)
 
-    def _missing(self, ids: list[str], asked: int) -> MissingItemError:
+    def missing_error(self, ids: list[str], asked: int) -> MissingItemError:
+        """What to raise for ids that are not here, of so many asked for: whether, and why, they failed."""
         failed = [self._failures[name] for name in ids if name in self._failures]
         where = f"{self.version.path}, which holds {len(self):,}"
         if len(ids) == 1 and failed:

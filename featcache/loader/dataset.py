@@ -50,6 +50,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         manifest: a CSV, TSV or JSONL file with an `id` for each utterance, in the order that the dataset is to
             have; audio paths are not needed. Without one, the dataset is the cache's utterances in its order.
         columns: those to carry, by their names in the manifest; all of them by default.
+        skip_missing: leave out the manifest's utterances that the cache has not, instead of raising; `skipped`
+            tells which.
         padding_value: what a batch's frames beyond an utterance's end are filled with.
 
     Attributes:
@@ -57,6 +59,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         ids: the utterances' ids, in the dataset's order.
         lengths: how many frames each has; int64 `[utterances]`.
         columns: `[utterances]`, by name.
+        skipped: ids of the manifest's utterances that were left out.
         padding_value: as given.
 
     Raises:
@@ -72,10 +75,12 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         manifest: str | Path | Manifest | None = None,
         *,
         columns: Collection[str] | None = None,
+        skip_missing: bool = False,
         padding_value: float = 0,
     ) -> None:
         self.cache = cache
         self.padding_value = padding_value
+        self.skipped: list[str] = []
         self.columns: dict[str, Strings | NDArray[Any]] = {}
         if manifest is None:
             self.ids = cache.ids
@@ -83,12 +88,10 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         else:
             if not isinstance(manifest, Manifest):
                 manifest = read_manifest(manifest, audio=False, carry=columns is None or len(columns) > 0)
-            try:
-                self._positions = cache.find(manifest.ids)
-            except MissingItemError as error:
-                raise MissingItemError(f"{manifest.source}: {error}") from None
-            self.ids = manifest.ids
             self.columns = _select(manifest, columns)
+            self.ids = manifest.ids
+            self._positions = cache.index.find(manifest.ids)
+            self._leave_out(np.flatnonzero(self._positions < 0), skip_missing, manifest.source)
         self.lengths = cache.lengths[self._positions]
 
     def __len__(self) -> int:
@@ -121,6 +124,21 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             "features": pad_sequence(features, batch_first=True, padding_value=self.padding_value),
             "lengths": torch.tensor([len(item) for item in features]),
             **default_collate(rest),
+        }
+
+    def _leave_out(self, rows: NDArray[np.int64], are_allowed: bool, source: str) -> None:
+        """Go without the rows that the cache has not, or refuse to."""
+        if not len(rows):
+            return
+        self.skipped = list(self.ids.take(rows))
+        if not are_allowed or len(rows) == len(self.ids):
+            raise MissingItemError(f"{source}: {self.cache.missing_error(self.skipped, len(self.ids))}")
+        kept = np.flatnonzero(self._positions >= 0)
+        self._positions = self._positions[kept]
+        self.ids = self.ids.take(kept)
+        self.columns = {
+            name: column.take(kept) if isinstance(column, Strings) else column[kept]
+            for name, column in self.columns.items()
         }
 
     def _batch(self, rows: Sequence[int]) -> dict[str, Any]:
