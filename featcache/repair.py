@@ -88,7 +88,7 @@ def repair(
     for name in damaged:
         gone = version.work_folder(name)
         (path / "shards" / name).rename(gone)
-        shutil.rmtree(gone)
+        shutil.rmtree(gone, ignore_errors=True)  # a run that begins just now may sweep it
     options = replace(options, retry_failed=True)  # they were there, whatever the ledger once said of them
     extraction = Extraction(manifest, [config], path.parent, options, only=ids)
     return Repaired(str(path), damaged, restored, extraction.run(report, stop))
@@ -164,7 +164,8 @@ def _refuse_loss(ids: Strings, manifest: Manifest, damaged: Sequence[str]) -> No
     if gone:
         raise StoreError(
             f"{len(gone):,} audio files of the damaged shards {listing(damaged)} are not below {manifest.root}: "
-            f"{listing(gone)}. Nothing has been removed: say where they are with --root"
+            f"{listing(gone)}. Nothing has been removed: say where they are with --root, or remove "
+            "those shards yourself and run featcache extract"
         )
     lost = [id_ for id_ in ids if id_ not in paths]
     if lost:

@@ -266,6 +266,12 @@ def slow_config(tmp_path_factory) -> Path:
     return write_config(tmp_path_factory.mktemp("config"), "Slow", seconds=0.01)
 
 
+@pytest.fixture(scope="session")
+def slower_config(tmp_path_factory) -> Path:
+    """The same with 50 ms: enough to meet a process at work, also on a busy machine."""
+    return write_config(tmp_path_factory.mktemp("config"), "Slow", seconds=0.05)
+
+
 def write_config(folder: Path, extractor: str, name: str | None = None, **params: Any) -> Path:
     """A config of one of the `odd_extractors`."""
     path = folder / f"{name or extractor.lower()}.yaml"

@@ -17,6 +17,7 @@ import zarr
 from audio_files import bad_files
 from conftest import TINY, Corpus, check, chunk_files, items, only_version, speech, write_config
 
+import featcache
 from featcache import pipeline
 from featcache.config import load_config
 from featcache.errors import Reason
@@ -117,8 +118,12 @@ def test_each_utterance_extracted_alone_is_the_same(cli, reference, corpus):
     assert again["identical"] == again["utterances"] == len(corpus.rows)
 
 
-def test_stock_zarr_reads_a_shard(reference, truth):
-    """A shard is a plain Zarr v3 group: zarr-python gives the same values without featcache."""
+def test_stock_zarr_and_the_loader_read_what_is_there(reference, truth):
+    """A shard is a plain Zarr v3 group: zarr-python gives the same values as featcache, and without it."""
+    cache = featcache.open(reference)
+    assert set(cache.ids) == set(truth)
+    for id_, (dtype, shape, data) in truth.items():
+        assert (cache[id_].dtype.name, cache[id_].shape, cache[id_].tobytes()) == (dtype, shape, data)
     version = only_version(reference)
     for name in version.shard_names():
         group = zarr.open_group(version.shard(name).folder, mode="r")
@@ -535,10 +540,10 @@ def test_each_worker_computes_with_one_thread_of_torch(cli, plain, scratch):
     }
 
 
-def test_a_process_has_no_more_threads_than_its_budget(cli, plain, scratch, slow_config):
+def test_a_process_has_no_more_threads_than_its_budget(cli, plain, scratch, slower_config):
     """The main thread, the workers, the one that commits; the kernel counts them."""
     running = cli.start(
-        "extract", plain.manifest(), "-o", scratch, "-c", slow_config, "--threads", 2, "--shard-size", "0.0004"
+        "extract", plain.manifest(), "-o", scratch, "-c", slower_config, "--threads", 2, "--shard-size", "0.0004"
     )
     running.wait_until(lambda: list(scratch.glob("*/shards/*/")))
     count = len(os.listdir(f"/proc/{running.pid}/task"))
@@ -601,15 +606,18 @@ def test_the_summary_tells_what_was_done(cli, corpus, scratch):
     assert summary["versions"][0]["num_bytes"] == sum(len(chunk) - 4 for chunk in chunk_files(scratch).values())
 
 
-def test_an_interrupted_run_counts_what_it_has_committed(plain, scratch, monkeypatch):
+def test_an_interrupted_run_counts_what_it_has_committed(plain, slower_config, scratch, monkeypatch):
     """Not what was extracted for a shard that never became whole."""
     monkeypatch.setattr(pipeline, "BATCH_SECONDS", 0.5)  # a batch each: one shard has several
+    options = Options("cpu", 1, shard_megabytes=0.0014)
     stop = threading.Event()
-    extraction = Extraction(
-        read_manifest(plain.manifest()), [load_config("fbank80")], scratch, Options("cpu", 1, shard_megabytes=0.04)
-    )
+    extraction = Extraction(read_manifest(plain.manifest()), [load_config(slower_config)], scratch, options)
     summary = extraction.run(lambda progress: stop.set() if progress.shards else None, stop)
     assert summary.interrupted
-    there = len(open_index(only_version(scratch)))
+    version = only_version(scratch)
+    there = len(open_index(version))
     assert 0 < there < len(plain.rows)
     assert summary.versions[0].extracted == there
+    assert summary.audio_hours * 3600 == pytest.approx(
+        sum(version.shard(name).info.seconds for name in version.shard_names())
+    )

@@ -143,8 +143,8 @@ def stoppable() -> Iterator[threading.Event]:
     def on_signal(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
             os._exit(INTERRUPTED)  # what is half written is in work/, and swept by the next run
+        stop.set()  # first: the next signal may come while the line is written
         note("interrupted: committing the shards that are whole (once more to stop at once)")
-        stop.set()
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
