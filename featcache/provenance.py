@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-_PACKAGES = ("featcache", "numpy", "torch", "torchaudio", "transformers", "soundfile", "soxr")
+_PACKAGES = ("featcache", "numpy", "torch", "torchaudio", "transformers", "soundfile", "miniaudio", "soxr")
 
 
 def library_versions() -> dict[str, str]:

@@ -109,7 +109,7 @@ def restore_metadata(path: Path) -> bool:
         return mended
     except DamagedError:
         pass
-    for folder in reversed(list((path / "runs").glob("*/run.json"))):
+    for folder in sorted((path / "runs").glob("*/run.json"), reverse=True):
         try:
             config = config_from(json.loads(folder.read_text(encoding="utf-8"))["asked"]["config"])
         except (OSError, ValueError, KeyError, FeatcacheError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -28,6 +29,9 @@ from featcache.verify import Report, verify
 
 TESTS = Path(__file__).parent
 COLUMNS = ("id", "path", "start", "duration", "channel")
+MOST_SECONDS = 120
+"""That a command may take."""
+
 TINY = "0.004"
 """MB: a shard size that spreads the corpus over a dozen shards."""
 
@@ -73,8 +77,12 @@ class Running:
 
     def wait(self) -> Finished:
         if self._code is None:
+            ready, _, _ = select.select([self._stream], [], [], MOST_SECONDS)
+            if not ready:
+                self.send(signal.SIGKILL)
             self._code = int(self._stream.readline())
             self._stream.close()
+            assert ready, f"it did not end in {MOST_SECONDS} s; stderr: {self.err()}"
         out = (self._folder / "out").read_text(errors="surrogateescape")
         return Finished(self._code, out, self.err())
 
@@ -127,8 +135,8 @@ class Cli:
             "powerless": powerless,
         }
         with self._connect() as connection:
-            stream = connection.makefile("rw")
-        print(json.dumps(request), file=stream, flush=True)
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            stream = connection.makefile("r")
         return Running(int(stream.readline()), stream, folder)
 
     def stop(self) -> None:

@@ -13,7 +13,7 @@ PACKAGE = Path(featcache.__file__).parent
 # A file or folder of the package may import from the lines above its own, and from its own folder. A file that
 # is added gets its place here: as high as it can stand.
 LAYERS = [
-    {"errors", "spec", "finite", "strings", "provenance", "containers", "memory"},
+    {"errors", "spec", "finite", "strings", "provenance", "containers", "memory", "flac"},
     {"manifest", "recording", "extractors", "device"},
     {"store", "config"},
     {"audio", "plan"},
@@ -35,7 +35,7 @@ ONLY = {
     "verify": FLAT | {"store", "plan"},
     "extractors": {"errors", "spec", "strings"},
 }
-EXTRACT_ONLY = {"pydantic", "yaml", "soundfile", "soxr", "torchaudio"}
+EXTRACT_ONLY = {"pydantic", "yaml", "soundfile", "miniaudio", "soxr", "torchaudio"}
 """Packages of the extra `extract`, which a training environment does not have."""
 
 

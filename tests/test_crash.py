@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import shutil
@@ -15,6 +16,7 @@ import pytest
 import soundfile
 from conftest import Corpus, check, chunk_files, items, only_version, speech, write_config
 
+from featcache import pipeline
 from featcache.config import load_config
 from featcache.errors import StoreError
 from featcache.extraction import Extraction, Options
@@ -198,6 +200,20 @@ def test_a_second_interrupt_stops_at_once(cli, plain, scratch):
     assert assert_clean(scratch / "c") == 0
 
 
+def test_two_interrupts_at_once_stop_at_once(cli, plain, scratch):
+    """Both keys hit before anything was said: the second signal comes while the first is being handled."""
+    config = write_config(scratch, "Slow", seconds=60)
+    for _ in range(10):
+        running = cli.start("extract", plain.manifest(), "-c", config, "-o", scratch / "c")
+        running.wait_until(lambda: list(scratch.glob("c/*/work/*.????????")))
+        for number in (signal.SIGINT, signal.SIGTERM):  # two of a kind may be delivered as one
+            running.send(number)
+        started = time.monotonic()
+        assert running.wait().code == 130
+        assert time.monotonic() - started < 5
+        shutil.rmtree(scratch / "c")
+
+
 def test_an_interrupt_before_the_first_shard_is_not_called_nothing_to_do(cli, plain, scratch):
     """The summary of a run that got nowhere says so."""
     rows = [{**row, "path": "00.wav", "duration": 0.4} for row in plain.rows]
@@ -267,6 +283,30 @@ def test_a_disk_that_breaks_ends_the_run_and_names_the_version(plain, scratch, m
     monkeypatch.setattr(zarr3, broken, fail)
     with pytest.raises(StoreError, match="Input/output error"):
         extraction.run()
+
+
+def breaks_off(at: int):
+    """A `ChunkWriter.append` that leaves off in the middle of its call number `at`, and works before and after."""
+    write, calls = zarr3.ChunkWriter.append, itertools.count(1)
+
+    def append(writer, data):
+        if next(calls) != at:
+            return write(writer, data)
+        write(writer, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    return append
+
+
+@pytest.mark.parametrize("at", range(2, 12))
+def test_nothing_follows_what_is_half_written(plain, scratch, monkeypatch, at):
+    """A write that breaks off in the middle of a shard ends it, whatever other threads still hold for it."""
+    monkeypatch.setattr(pipeline, "BATCH_SECONDS", 0.3)
+    monkeypatch.setattr(zarr3.ChunkWriter, "append", breaks_off(at))
+    extraction = Extraction(read_manifest(plain.manifest()), [load_config("fbank80")], scratch, Options("cpu", 4))
+    with pytest.raises(StoreError, match="No space left"):
+        extraction.run()
+    assert not list(scratch.glob("*/shards/*/"))
 
 
 def test_a_cache_that_cannot_be_made_is_one_clear_line(cli, plain, scratch):

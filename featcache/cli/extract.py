@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -139,11 +140,12 @@ def _limit_libraries(threads: int | None) -> None:
 def stoppable() -> Iterator[threading.Event]:
     """An event that the first SIGINT or SIGTERM sets; a second one ends the process at once."""
     stop = threading.Event()
+    signals = count()  # not asked of the event: the second one may come while the first is setting it, in this thread
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
+        if next(signals):
             os._exit(INTERRUPTED)  # what is half written is in work/, and swept by the next run
-        stop.set()  # first: the next signal may come while the line is written
+        stop.set()
         note("interrupted: committing the shards that are whole (once more to stop at once)")
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -279,19 +279,21 @@ class LocalEngine:
             self._finished[batch.number] = batch, parts
         while True:
             with self._state:
-                if self._appending or self._written not in self._finished:
+                if self._failed.is_set() or self._appending or self._written not in self._finished:
                     return
                 self._appending = True
                 batch, parts = self._finished.pop(self._written)
             started = perf_counter()
             try:
                 self._append(batch, parts)
-            finally:
-                with self._state:
-                    self._appending = False
-                    self._written += 1
-                    self._progress.stages["write"] += perf_counter() - started
-                    self._state.notify_all()
+            except BaseException as error:
+                self._fail(error)  # before another worker's turn: nothing may follow what is half written
+                raise
+            with self._state:
+                self._appending = False
+                self._written += 1
+                self._progress.stages["write"] += perf_counter() - started
+                self._state.notify_all()
 
     def _append(self, batch: _Batch, parts: list[list[Extracted]]) -> None:
         for part in parts:

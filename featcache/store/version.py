@@ -86,15 +86,12 @@ class Version:
             raise StoreError(
                 f"{path}: has format {attributes.get('format')!r}; this featcache reads format {FORMAT}: upgrade it"
             )
-        spec = attributes.pop("spec")
-        spec = FeatureSpec(
-            **{
-                **spec,
-                "item_shape": tuple(spec["item_shape"]),
-                "codebook_sizes": tuple(spec["codebook_sizes"]),
-            }
-        )
-        return cls(path, VersionInfo(**attributes, spec=spec))
+        try:
+            spec = attributes.pop("spec")
+            shapes = {key: tuple(spec[key]) for key in ("item_shape", "codebook_sizes")}
+            return cls(path, VersionInfo(**attributes, spec=FeatureSpec(**{**spec, **shapes})))
+        except (TypeError, KeyError) as error:
+            raise DamagedError(f"{path / 'zarr.json'}: damaged: not a version of format 1 ({error})") from error
 
     @classmethod
     def create(cls, cache: Path, info: VersionInfo) -> Version:
