@@ -13,9 +13,9 @@ PACKAGE = Path(featcache.__file__).parent
 # A file or folder of the package may import from the lines above its own, and from its own folder. A file that
 # is added gets its place here: as high as it can stand.
 LAYERS = [
-    {"errors", "spec", "finite", "strings", "provenance", "containers", "memory", "flac"},
-    {"manifest", "recording", "extractors", "device"},
-    {"store", "config"},
+    {"errors", "spec", "finite", "strings", "provenance", "containers", "memory"},
+    {"manifest", "flac", "extractors", "device"},
+    {"store", "config", "recording"},
     {"audio", "plan"},
     {"pipeline", "loader"},
     {"engines"},
