@@ -162,7 +162,8 @@ class LocalEngine:
             for worker in workers:
                 worker.start()
             for worker in workers:
-                worker.join()
+                while worker.is_alive():  # a signal that comes just before a wait is handled when the wait ends
+                    worker.join(_POLL_SECONDS)
         except BaseException:
             self._failed.set()
             raise

@@ -16,6 +16,7 @@ import math
 import os
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,6 +30,7 @@ from featcache.store.mapping import map_file
 
 CHECKSUM_BYTES = 4
 _UNSEALED = "00000000"
+_SYNC_THREADS = 8  # which only wait for the disk
 
 
 def crc32c(data: NDArray[Any], crc: int = 0) -> int:
@@ -180,11 +182,17 @@ def _chunk(folder: Path) -> Iterator[tuple[BinaryIO, tuple[int, ...], np.dtype[A
 
 
 def sync_tree(folder: Path) -> None:
-    """Flush every file and folder under `folder` to disk, the innermost first."""
-    for parent, _, files in os.walk(folder, topdown=False):
-        for name in files:
-            sync(Path(parent, name))
-        sync(Path(parent))
+    """Flush every file under `folder` to disk, then every folder.
+
+    Side by side: a disk flushes many small files together in little more time than one.
+    """
+    folders, files = [], []
+    for parent, _, names in os.walk(folder):
+        folders.append(Path(parent))
+        files += [Path(parent, name) for name in names]
+    with ThreadPoolExecutor(_SYNC_THREADS, "featcache-sync") as pool:
+        list(pool.map(sync, files))
+        list(pool.map(sync, folders))
 
 
 def sync(path: Path) -> None:
