@@ -16,6 +16,9 @@ from featcache.errors import ConfigError
 MAX_CPU_THREADS = 8
 """The default on a CPU stops here: a login node is shared, and beyond it the disk is the limit."""
 
+BATCH_SECONDS = {"cpu": 60.0, "cuda": 320.0}
+"""Audio that a worker decodes before it extracts: enough to fill blocks, and kernels; little enough to share out."""
+
 _CUDA_SLOTS = 2
 """Batches on a GPU at once: one computes while another is copied."""
 
@@ -39,6 +42,7 @@ class Device:
     Attributes:
         torch_device: the device.
         threads: the budget.
+        batch_seconds: of audio that a worker extracts at once, about.
         workers: worker threads to run. On a GPU as many more as wait on it instead of decoding.
 
     Raises:
@@ -56,6 +60,7 @@ class Device:
             raise ConfigError(f"device {name!r}: there is none; torch sees {torch.cuda.device_count()} CUDA devices")
         self.torch_device = device
         self.is_cuda = device.type == "cuda"
+        self.batch_seconds = BATCH_SECONDS[device.type]
         self.threads = threads or min(available_threads(), 1 << 16 if self.is_cuda else MAX_CPU_THREADS)
         self.workers = self.threads + (_CUDA_SLOTS if self.is_cuda else 0)
         self._slots = threading.BoundedSemaphore(_CUDA_SLOTS if self.is_cuda else self.workers)

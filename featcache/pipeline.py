@@ -30,9 +30,6 @@ from featcache.store.runs import Failure
 from featcache.store.shard import Item
 from featcache.store.version import Version
 
-BATCH_SECONDS = 60.0
-"""Audio that a worker decodes before it extracts: enough to fill blocks, little enough to share out."""
-
 _DECODED_FROM_START = frozenset({".mp3", ".ogg", ".opus"})
 
 
@@ -89,14 +86,16 @@ class Spent:
     resampled: int = 0
 
 
-def batches(utterances: Sequence[Utterance], seconds: Sequence[float]) -> Iterator[Sequence[Utterance]]:
-    """Cut a task into batches of about `BATCH_SECONDS`, in order.
+def batches(
+    utterances: Sequence[Utterance], seconds: Sequence[float], batch_seconds: float
+) -> Iterator[Sequence[Utterance]]:
+    """Cut a task, whose utterances last `seconds` each, into batches of about `batch_seconds`, in order.
 
     Rows that cut the same file stay together where it can only be decoded from its start.
     """
     first, filled = 0, 0.0
     for i, utterance in enumerate(utterances):
-        if filled >= BATCH_SECONDS and not (
+        if filled >= batch_seconds and not (
             utterance.path == utterances[i - 1].path and Path(utterance.path).suffix.lower() in _DECODED_FROM_START
         ):
             yield utterances[first:i]
@@ -116,12 +115,12 @@ def process(
     """Extract a batch for every target.
 
     Yields the targets' results, in the targets' order, for one part of the batch after the other: a part
-    holds about `BATCH_SECONDS`, however much the batch's files hold.
+    holds about `device.batch_seconds`, however much the batch's files hold.
     """
     limits = [target.config.audio.max_seconds for target in targets]
     max_seconds = None if None in limits else max(limit for limit in limits if limit)
     with memory.lease() as reserve:
-        for part in _parts(decode_all(batch, root, max_seconds, reserve), spent):
+        for part in _parts(decode_all(batch, root, max_seconds, reserve), device.batch_seconds, spent):
             waveforms = _Waveforms(part, spent)
             yield [_extract(target, waveforms, root, device, spent) for target in targets]
             del part, waveforms  # before the next part is decoded
@@ -212,8 +211,8 @@ def failure_of(utterance: Utterance, root: Path, error: AudioError) -> Failure:
     )
 
 
-def _parts(decoding: Iterator[Decoded], spent: Spent) -> Iterator[list[Decoded]]:
-    """Decode until a part is full, time and again."""
+def _parts(decoding: Iterator[Decoded], full_at: float, spent: Spent) -> Iterator[list[Decoded]]:
+    """Decode until a part holds `full_at` seconds, time and again."""
     part: list[Decoded] = []
     seconds, num_bytes = 0.0, 0
     while True:
@@ -227,7 +226,7 @@ def _parts(decoding: Iterator[Decoded], spent: Spent) -> Iterator[list[Decoded]]
             seconds += len(decoded.samples) / decoded.source.sample_rate
             num_bytes += decoded.samples.nbytes
         decoded = None  # what is yielded may take gigabytes: nothing here holds on to it
-        if seconds >= BATCH_SECONDS or num_bytes >= SMALL_BYTES:
+        if seconds >= full_at or num_bytes >= SMALL_BYTES:
             full, part, seconds, num_bytes = part, [], 0.0, 0
             yield full
             del full

@@ -16,8 +16,8 @@ import pytest
 import soundfile
 from conftest import Corpus, check, chunk_files, items, only_version, speech, write_config
 
-from featcache import pipeline
 from featcache.config import load_config
+from featcache.device import BATCH_SECONDS
 from featcache.errors import StoreError
 from featcache.extraction import Extraction, Options
 from featcache.manifest import read_manifest
@@ -301,7 +301,7 @@ def breaks_off(at: int):
 @pytest.mark.parametrize("at", range(2, 12))
 def test_nothing_follows_what_is_half_written(plain, scratch, monkeypatch, at):
     """A write that breaks off in the middle of a shard ends it, whatever other threads still hold for it."""
-    monkeypatch.setattr(pipeline, "BATCH_SECONDS", 0.3)
+    monkeypatch.setitem(BATCH_SECONDS, "cpu", 0.3)
     monkeypatch.setattr(zarr3.ChunkWriter, "append", breaks_off(at))
     extraction = Extraction(read_manifest(plain.manifest()), [load_config("fbank80")], scratch, Options("cpu", 4))
     with pytest.raises(StoreError, match="No space left"):

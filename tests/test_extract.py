@@ -20,9 +20,11 @@ from conftest import TINY, Corpus, check, chunk_files, items, only_version, spee
 import featcache
 from featcache import pipeline
 from featcache.config import load_config
+from featcache.device import BATCH_SECONDS
 from featcache.errors import Reason
 from featcache.extraction import Extraction, Options
 from featcache.manifest import read_manifest
+from featcache.store import zarr3
 from featcache.store.index import open_index
 
 
@@ -541,14 +543,14 @@ def test_each_worker_computes_with_one_thread_of_torch(cli, plain, scratch):
 
 
 def test_a_process_has_no_more_threads_than_its_budget(cli, plain, scratch, slower_config):
-    """The main thread, the workers, the one that commits; the kernel counts them."""
+    """The main thread, the workers, the one that commits, those that wait for the disk; the kernel counts them."""
     running = cli.start(
         "extract", plain.manifest(), "-o", scratch, "-c", slower_config, "--threads", 2, "--shard-size", "0.0004"
     )
     running.wait_until(lambda: list(scratch.glob("*/shards/*/")))
     count = len(os.listdir(f"/proc/{running.pid}/task"))
     assert running.wait().code == 0
-    assert count <= 2 + 2
+    assert count <= 2 + 2 + zarr3.SYNC_THREADS
 
 
 # Plans, summaries, manifests
@@ -608,7 +610,7 @@ def test_the_summary_tells_what_was_done(cli, corpus, scratch):
 
 def test_an_interrupted_run_counts_what_it_has_committed(plain, slower_config, scratch, monkeypatch):
     """Not what was extracted for a shard that never became whole."""
-    monkeypatch.setattr(pipeline, "BATCH_SECONDS", 0.5)  # a batch each: one shard has several
+    monkeypatch.setitem(BATCH_SECONDS, "cpu", 0.5)  # a batch each: one shard has several
     options = Options("cpu", 1, shard_megabytes=0.0014)
     stop = threading.Event()
     extraction = Extraction(read_manifest(plain.manifest()), [load_config(slower_config)], scratch, options)

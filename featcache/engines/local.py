@@ -220,7 +220,7 @@ class LocalEngine:
         number = 0
         for shard in self._claimed(tasks):
             self._open.add(shard)
-            cut = list(batches(shard.task.utterances, shard.task.seconds))
+            cut = list(batches(shard.task.utterances, shard.task.seconds, self._device.batch_seconds))
             for utterances in cut:
                 yield _Batch(number, shard, utterances, utterances is cut[-1])
                 number += 1

@@ -30,7 +30,8 @@ from featcache.store.mapping import map_file
 
 CHECKSUM_BYTES = 4
 _UNSEALED = "00000000"
-_SYNC_THREADS = 8  # which only wait for the disk
+SYNC_THREADS = 8
+"""That flush the files of a shard side by side, and only wait for the disk."""
 
 
 def crc32c(data: NDArray[Any], crc: int = 0) -> int:
@@ -190,7 +191,7 @@ def sync_tree(folder: Path) -> None:
     for parent, _, names in os.walk(folder):
         folders.append(Path(parent))
         files += [Path(parent, name) for name in names]
-    with ThreadPoolExecutor(_SYNC_THREADS, "featcache-sync") as pool:
+    with ThreadPoolExecutor(SYNC_THREADS, "featcache-sync") as pool:
         list(pool.map(sync, files))
         list(pool.map(sync, folders))
 
