@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -434,9 +435,12 @@ def _with_changed_sources(manifest: Manifest, todo: Todo, index: Index, version:
     for number, name in enumerate(index.shards):
         inside = np.flatnonzero(index.shard[positions] == number)
         sources[inside] = version.shard(name).column("sources")[index.item[positions[inside]], :2]
+
+    def look(some: NDArray[np.int64]) -> list[tuple[int | None, int | None]]:
+        return [_stat(manifest.resolve(path)) for path in manifest.paths.take(some)]
+
     with ThreadPoolExecutor(_STAT_THREADS) as pool:
-        paths = (manifest.resolve(path) for path in manifest.paths.take(rows))
-        now = list(pool.map(_stat, paths, chunksize=256))
+        now = list(chain.from_iterable(pool.map(look, np.array_split(rows, 1 + len(rows) // 1024))))
     gone = None, None  # what is no more cannot be extracted again
     same = [stat in (gone, tuple(source)) for stat, source in zip(now, sources.tolist(), strict=True)]
     changed = ~np.array(same, bool)

@@ -93,6 +93,7 @@ class Cli:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._socket = str(folder / "socket")
+        self._started: list[Running] = []
         path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error"}
         self._server = subprocess.Popen([sys.executable, TESTS / "cli_server.py", self._socket], env=environment)
@@ -137,9 +138,14 @@ class Cli:
         with self._connect() as connection:
             connection.sendall(json.dumps(request).encode() + b"\n")
             stream = connection.makefile("r")
-        return Running(int(stream.readline()), stream, folder)
+        self._started.append(Running(int(stream.readline()), stream, folder))
+        return self._started[-1]
 
     def stop(self) -> None:
+        """End the server, and what a failed test may have left running."""
+        for one in self._started:
+            if one._code is None:
+                one.send(signal.SIGKILL)
         self._connect().close()
         self._server.wait()
 

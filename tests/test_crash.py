@@ -50,7 +50,7 @@ def assert_clean(cache: Path) -> int:
     try:
         version = only_version(cache)
     except (StoreError, ValueError):
-        assert not list(cache.glob("*/zarr.json"))
+        assert not list(cache.glob("[!.]*/zarr.json"))
         return 0
     report = check(cache)
     assert report.problems == []
@@ -121,7 +121,7 @@ def test_a_killed_run_loses_no_failure(cli, plain, slow_config, scratch):
     job = ("extract", manifest, "-c", slow_config, "--shard-size", "0.0008", "--threads", 1, "-o", scratch)
     for operation in range(0, 400, 40):
         died = cli(*job, fault={"folder": str(scratch), "before": operation, "error": 0})
-        if not list(scratch.glob("*/zarr.json")):
+        if not list(scratch.glob("[!.]*/zarr.json")):
             continue
         shards = [only_version(scratch).shard(name) for name in only_version(scratch).shard_names()]
         there = {id_ for shard in shards for id_ in shard.ids}
