@@ -16,7 +16,7 @@ from featcache.errors import ConfigError
 MAX_CPU_THREADS = 8
 """The default on a CPU stops here: a login node is shared, and beyond it the disk is the limit."""
 
-BATCH_SECONDS = {"cpu": 60.0, "cuda": 320.0}
+BATCH_SECONDS = {"cpu": 120.0, "cuda": 320.0}
 """Audio that a worker decodes before it extracts: enough to fill blocks, and kernels; little enough to share out."""
 
 _CUDA_SLOTS = 2

@@ -21,14 +21,14 @@ from featcache.audio import probe_seconds
 from featcache.config import Config
 from featcache.device import Device
 from featcache.engines.local import Counted, LocalEngine, Progress
-from featcache.errors import ConfigError, FeatcacheError, Reason
+from featcache.errors import ConfigError, FeatcacheError, ManifestError, Reason
 from featcache.manifest import Manifest
 from featcache.pipeline import Target
 from featcache.plan import ShardTask, Todo, compare, tasks
 from featcache.provenance import library_versions
 from featcache.spec import FeatureSpec
 from featcache.store.index import Index, build_index, open_index
-from featcache.store.runs import Failure, Run, latest_failures
+from featcache.store.runs import Failure, Run, latest_failures, roots
 from featcache.store.version import Version, VersionInfo, differing_keys, select_versions
 from featcache.strings import Strings
 
@@ -255,12 +255,38 @@ class Extraction:
         todo = compare(self.manifest, index, failures, partial(self._is_unchanged, config.audio.max_seconds))
         if self.options.check_sources:
             todo = _with_changed_sources(self.manifest, todo, index, version)
+        elif self._only is None:
+            self._refuse_another_corpus(version, index, todo)
         if self._only is not None:
             wanted = np.isin(self.manifest.ids.hashes(), self._only.hashes())
             # What is there of them is what the items that are gone had replaced.
             older = np.where(wanted, index.find(self.manifest.ids), todo.replaces)
             todo = replace(todo, wanted=wanted, present=todo.present & ~wanted, replaces=older)
         return Work(config, info, path, todo, index)
+
+    def _refuse_another_corpus(self, version: Version, index: Index, todo: Todo) -> None:
+        """Refuse a manifest that has the version's ids and paths, and other files: another corpus, it seems.
+
+        Only where its root is one that the version does not know, and by some files' sizes: a corpus that has been
+        moved has the same.
+
+        Raises:
+            ManifestError: says what to do in either case.
+        """
+        if not todo.present.any() or str(self.manifest.root) in roots(version):
+            return
+        present = np.flatnonzero(todo.present)
+        some = present[np.unique(np.linspace(0, len(present) - 1, _PROBED).astype(np.int64))]
+        sample = replace(todo, present=np.isin(np.arange(len(self.manifest)), some))
+        changed = some[~_with_changed_sources(self.manifest, sample, index, version, sizes_only=True).present[some]]
+        if len(changed):
+            row = self.manifest[int(changed[0])]
+            raise ManifestError(
+                f"{self.manifest.source}: {len(changed):,} of {len(some):,} files looked at are of another size than "
+                f"those that {version.path} holds, {self.manifest.resolve(row.path)} for one: another corpus "
+                "with the same ids and paths? Then give it a cache of its own with -o. Or has the audio changed? "
+                "Then --check-sources extracts that again"
+            )
 
     def _note_siblings(self, info: VersionInfo) -> None:
         """Say what is different where there is a version of the same name under another fingerprint."""
@@ -427,7 +453,9 @@ def _row_seconds(manifest: Manifest) -> NDArray[np.float64]:
     return seconds
 
 
-def _with_changed_sources(manifest: Manifest, todo: Todo, index: Index, version: Version) -> Todo:
+def _with_changed_sources(
+    manifest: Manifest, todo: Todo, index: Index, version: Version, sizes_only: bool = False
+) -> Todo:
     """Also miss the rows whose file's size or mtime is not what it was when it was decoded."""
     rows = np.flatnonzero(todo.present)
     positions = index.find(manifest.ids.take(rows))
@@ -442,7 +470,11 @@ def _with_changed_sources(manifest: Manifest, todo: Todo, index: Index, version:
     with ThreadPoolExecutor(_STAT_THREADS) as pool:
         now = list(chain.from_iterable(pool.map(look, np.array_split(rows, 1 + len(rows) // 1024))))
     gone = None, None  # what is no more cannot be extracted again
-    same = [stat in (gone, tuple(source)) for stat, source in zip(now, sources.tolist(), strict=True)]
+    counts = 1 if sizes_only else 2
+    same = [
+        stat == gone or stat[:counts] == tuple(source[:counts])
+        for stat, source in zip(now, sources.tolist(), strict=True)
+    ]
     changed = ~np.array(same, bool)
     present, replaces = todo.present.copy(), todo.replaces.copy()
     present[rows[changed]] = False

@@ -30,6 +30,9 @@ from featcache.store.runs import Failure
 from featcache.store.shard import Item
 from featcache.store.version import Version
 
+_SMALLEST = 8
+"""How many times smaller than the others a task's last batches are, so that all workers end at about one time."""
+
 _DECODED_FROM_START = frozenset({".mp3", ".ogg", ".opus"})
 
 
@@ -91,14 +94,16 @@ def batches(
 ) -> Iterator[Sequence[Utterance]]:
     """Cut a task, whose utterances last `seconds` each, into batches of about `batch_seconds`, in order.
 
-    Rows that cut the same file stay together where it can only be decoded from its start.
+    They become smaller towards its end. Rows that cut the same file stay together where it can only be decoded
+    from its start.
     """
-    first, filled = 0, 0.0
+    first, filled, left = 0, 0.0, sum(seconds)
     for i, utterance in enumerate(utterances):
-        if filled >= batch_seconds and not (
+        if filled >= min(batch_seconds, max(left, batch_seconds) / _SMALLEST) and not (
             utterance.path == utterances[i - 1].path and Path(utterance.path).suffix.lower() in _DECODED_FROM_START
         ):
             yield utterances[first:i]
+            left -= filled
             first, filled = i, 0.0
         filled += seconds[i]
     yield utterances[first:]

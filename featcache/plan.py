@@ -9,7 +9,7 @@ partly there (retried failures, changed rows, a grown manifest) is gathered into
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,14 +56,24 @@ class ShardTask:
         row: manifest row of the first utterance.
         utterances: to extract, in the manifest's order.
         seconds: of audio, of each utterance: known or estimated.
-        supersedes: items that the utterances replace: shard name -> item numbers there.
+        replaces: where the item is that an utterance replaces, by its id: shard name, item number there.
     """
 
     name: str
     row: int
     utterances: tuple[Utterance, ...]
     seconds: tuple[float, ...]
-    supersedes: dict[str, list[int]]
+    replaces: dict[str, tuple[str, int]]
+
+    def supersedes(self, extracted: Iterable[str]) -> dict[str, list[int]]:
+        """The items that are obsolete once these ids are extracted: shard name -> item numbers there.
+
+        Not those of utterances that failed: what there is of them stays, and `verify` says that it is not their row.
+        """
+        obsolete: dict[str, list[int]] = {}
+        for name, number in (self.replaces[id_] for id_ in extracted if id_ in self.replaces):
+            obsolete.setdefault(name, []).append(number)
+        return obsolete
 
     def only(self, numbers: Set[int]) -> ShardTask:
         """The task without the utterances whose numbers are not given."""
@@ -145,10 +155,12 @@ def _task(
 ) -> ShardTask:
     utterances = tuple(manifest[row] for row in rows.tolist())
     name = hashlib.sha256("\n".join(map(repr, utterances)).encode()).hexdigest()[:12]
-    supersedes: dict[str, list[int]] = {}
-    for position in todo.replaces[rows][todo.replaces[rows] >= 0].tolist():
-        supersedes.setdefault(index.shards[index.shard[position]], []).append(int(index.item[position]))
-    return ShardTask(name, int(rows[0]), utterances, tuple(seconds[rows].tolist()), supersedes)
+    replaces = {
+        utterance.id: (index.shards[index.shard[position]], int(index.item[position]))
+        for utterance, position in zip(utterances, todo.replaces[rows].tolist(), strict=True)
+        if position >= 0
+    }
+    return ShardTask(name, int(rows[0]), utterances, tuple(seconds[rows].tolist()), replaces)
 
 
 def _same_row(failure: Failure, utterance: Utterance) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from featcache.manifest import Manifest
 from featcache.plan import compare
 from featcache.store import zarr3
 from featcache.store.check import Problem, check_shard
-from featcache.store.index import Repeat, build_index, find_repeats, index_folder
+from featcache.store.index import Repeat, build_index, damaged_arrays, find_repeats, index_folder
 from featcache.store.runs import latest_failures
 from featcache.store.shard import Shard
 from featcache.store.version import Version
@@ -160,10 +159,8 @@ def _check_index(version: Version, names: list[str]) -> Iterator[Problem]:
     if not folder.is_dir():
         return
     try:
-        expected = json.loads((folder / "index.json").read_text())["crc32c"]
-        for name, checksum in expected.items():
-            if f"{zarr3.crc32c(np.load(folder / f'{name}.npy', mmap_mode='r')):08x}" != checksum:
-                yield Problem("index", f"{folder / name}.npy: damaged: its checksum does not match")
+        for name in damaged_arrays(folder):
+            yield Problem("index", f"{folder / name}.npy: damaged: its checksum does not match")
     except (OSError, ValueError, KeyError) as error:
         yield Problem("index", f"{folder}: damaged: {error}")
 

@@ -324,6 +324,19 @@ def test_an_index_that_cannot_be_read_is_done_without(sound, cache, file, spoil)
         assert (getattr(found, name) == getattr(expected, name)).all()
 
 
+@pytest.mark.parametrize("file", INDEX[1:])
+def test_an_index_with_a_flipped_bit_is_not_believed(sound, cache, file):
+    """Else one utterance would be given another one's frames, and nobody would know."""
+    version = only_version(cache)
+    (folder,) = version.path.glob("index/*")
+    expected = build_index(map(version.shard, version.shard_names()))
+    flip(folder / file, (folder / file).stat().st_size - 2)
+    found = open_index(version)
+    assert found.ids == expected.ids
+    for name in ("shard", "item", "first_frame", "num_frames", "row_hash", "id_hash", "by_hash"):
+        assert (getattr(found, name) == getattr(expected, name)).all()
+
+
 def test_no_index_is_no_loss(cli, plain, sound, cache):
     """Nor are `work` and `runs` needed: a copy of a version may come without them."""
     path = only_version(cache).path

@@ -332,6 +332,37 @@ def test_a_file_that_is_gone_is_no_reason_to_drop_its_features(cli, plain, scrat
     assert items(cache) == before
 
 
+def test_another_corpus_with_the_same_ids_and_paths_is_refused(cli, plain, scratch):
+    """ "Nothing to do" would hand training the other corpus's features. A corpus that was merely moved is fine."""
+    cache = scratch / "c"
+    cli("extract", plain.manifest(), "-o", cache)
+    moved, other = plain.copy(scratch / "moved"), plain.copy(scratch / "other")
+    assert "nothing to do" in cli("extract", moved.manifest(), "-o", cache).out
+    soundfile.write(other.folder / "03.wav", speech(0.7, seed=99), 16000)
+    refused = cli("extract", other.manifest(), "-o", cache)
+    assert refused.code == 2
+    (line,) = refused.err.splitlines()
+    assert "1 of 12 files" in line
+    assert "03.wav" in line
+    assert "another corpus" in line
+    made = cli("extract", other.manifest(), "-o", cache, "--check-sources", "--json")
+    assert (made.code, extracted(made)) == (0, 1)
+
+
+def test_what_replaces_an_item_and_fails_leaves_it_there_and_verify_says_so(cli, plain, scratch):
+    """Whether or not a neighbour in the same run has been replaced."""
+    cache = scratch / "c"
+    cli("extract", plain.manifest(), "-o", cache)
+    before = items(cache)
+    rows = [dict(row) for row in plain.rows]
+    rows[3]["path"], rows[5]["duration"] = "gone.wav", 0.3
+    changed = plain.manifest(rows, "changed.csv")
+    assert cli("extract", changed, "-o", cache).code == 3
+    assert {name for name, found in items(cache).items() if found != before[name]} == {rows[5]["id"]}
+    (problem,) = check(cache, manifest=read_manifest(changed)).problems
+    assert (problem.kind, problem.id) == ("changed", rows[3]["id"])
+
+
 def test_it_says_so_when_it_replaces_features(cli, plain, scratch):
     """Another corpus with the same ids, in the same cache: one line tells before it is done."""
     cli("extract", plain.manifest(), "-o", scratch / "c")

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -440,12 +440,18 @@ class TestDamage:
         assert all(map(np.array_equal, featcache.open(tmp_path), expected))
         assert folder.stat().st_ino == inode  # kept this time
 
-    def test_an_index_that_points_outside_its_shard_is_damage(self, tmp_path, version):
-        featcache.open(tmp_path)
+    def test_an_index_that_points_elsewhere_is_not_believed(self, tmp_path, version):
+        expected = list(featcache.open(tmp_path))
         path = index_folder(version, version.shard_names()) / "first_frame.npy"
-        np.save(path, np.load(path) + 1000)
+        for shift in (1, 1000):  # into a neighbour's frames; beyond the shard
+            np.save(path, np.load(path) + shift)
+            assert all(map(np.array_equal, featcache.open(tmp_path), expected))
+
+    def test_a_shard_that_ends_before_an_item_is_damage(self, tmp_path, version):
+        cache = featcache.open(tmp_path)
+        cache.index = replace(cache.index, first_frame=cache.index.first_frame + 1000)
         with pytest.raises(DamagedError, match=r"ends before frame.*featcache repair"):
-            featcache.open(tmp_path)[0]
+            cache[0]
 
     def test_a_shard_that_cannot_be_mapped_is_a_store_error(self, tmp_path, version, monkeypatch):
         def map_file(descriptor, num_bytes):

@@ -150,7 +150,9 @@ def test_a_row_that_changed_is_missing_and_replaces_what_was_there(column):
     assert todo.missing.tolist() == [False, False, True, False]
     assert todo.replaces.tolist() == [-1, -1, 2, -1]
     (task,) = tasks(after, index, todo, after.duration, 30.0)
-    assert task.supersedes == {"0123456789ab": [2]}
+    (replaced,) = task.replaces
+    assert task.supersedes([replaced, "another"]) == {"0123456789ab": [2]}
+    assert task.supersedes([]) == {}  # it failed: what there is stays
 
 
 def test_a_failure_of_another_row_or_file_is_tried_again():

@@ -348,7 +348,7 @@ class LocalEngine:
                     target.version.path / "shards",
                     sample_rate=target.config.audio.sample_rate,
                     row=shard.task.row,
-                    supersedes=shard.task.supersedes,
+                    supersedes=shard.task.supersedes(writer.ids),
                     made_by={**self._made_by, "run": run.id},
                 )
             except OSError as error:

@@ -43,7 +43,9 @@ _ARRAYS = {
     "id_hash": np.uint64,
     "by_hash": np.uint32,
 }
+_FILES = ("ids", "id_offsets", *_ARRAYS)
 _KEPT = 3
+_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -279,9 +281,30 @@ def load_index(folder: Path) -> Index:
     return Index(meta["shards"], ids, **arrays)
 
 
+def damaged_arrays(folder: Path) -> list[str]:
+    """The names of an index's arrays whose bytes are not what was written.
+
+    They are read and not mapped, so that looking at 10^7 items does not leave them in a process's memory.
+    """
+    expected = json.loads((folder / "index.json").read_text())["crc32c"]
+    return [name for name in _FILES if _checksum(folder / f"{name}.npy") != expected[name]]
+
+
+def _checksum(path: Path) -> str:
+    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    crc, block = 0, np.empty(_BLOCK_BYTES, np.uint8)
+    with path.open("rb", buffering=0) as file:
+        file.seek(array.offset)
+        while got := file.readinto(block.data):
+            crc = zarr3.crc32c(block[:got], crc)
+    return f"{crc:08x}"
+
+
 def _load_if_sound(folder: Path) -> Index | None:
-    """The index in `folder`; None where there is none, or one that is damaged so that it shows at once."""
+    """The index in `folder`; None where there is none, or it is damaged."""
     try:
+        if damaged_arrays(folder):
+            return None
         index = load_index(folder)
     except Exception:  # noqa: BLE001 (a garbled header makes numpy raise whatever its parser meets)
         return None

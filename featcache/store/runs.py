@@ -103,6 +103,12 @@ def latest_failures(version: Version) -> dict[str, Failure]:
     return failures
 
 
+def roots(version: Version) -> set[str]:
+    """The folders that the manifests of the version's runs were relative to."""
+    runs = (path.parent.name for path in (version.path / "runs").glob("*/run.json"))
+    return {str(asked_of(version, run).get("root")) for run in runs}
+
+
 def asked_of(version: Version, run: str) -> dict[str, Any]:
     """What a run was asked to do, by its name; empty where there is no record of it."""
     try:

@@ -127,6 +127,11 @@ class ShardWriter:
         return len(self._items)
 
     @property
+    def ids(self) -> list[str]:
+        """Of the items so far."""
+        return [item.id for item in self._items]
+
+    @property
     def num_samples(self) -> int:
         """Samples of audio so far."""
         return sum(item.num_samples for item in self._items)

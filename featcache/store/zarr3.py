@@ -30,6 +30,7 @@ from featcache.store.mapping import map_file
 
 CHECKSUM_BYTES = 4
 _UNSEALED = "00000000"
+_PIECE_BYTES = 8 << 20
 SYNC_THREADS = 8
 """That flush the files of a shard side by side, and only wait for the disk."""
 
@@ -110,11 +111,16 @@ class ChunkWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("wb", buffering=0)
         self._crc = 0
+        self._sent = 0
 
     def append(self, data: NDArray[Any]) -> None:
         """Add a C-contiguous little-endian array's bytes."""
         self._crc = crc32c(data, self._crc)
         self._write(data.reshape(-1).view(np.uint8).data)
+        if (size := self._file.tell()) - self._sent >= _PIECE_BYTES:
+            # Linux starts to write the piece to the disk, and does not wait: little is left for the flush at the end.
+            os.posix_fadvise(self._file.fileno(), self._sent, size - self._sent, os.POSIX_FADV_DONTNEED)
+            self._sent = size
 
     def close(self) -> None:
         """Write the checksum and close the file; `discard` closes it without."""
