@@ -88,6 +88,15 @@ class Strings(Sequence[str]):
         head = ", ".join(map(repr, self[:3]))
         return f"Strings([{head}{', …' if len(self) > 3 else ''}], {len(self)} in all)"
 
+    def are_utf8(self) -> bool:
+        """Whether every string is valid UTF-8."""
+        try:
+            self._bytes().tobytes().decode()
+        except UnicodeDecodeError:
+            return False
+        starts = self.offsets[:-1][self.byte_lengths() > 0]
+        return not bool((self.blob[starts] & 0xC0 == 0x80).any())  # none begins in the middle of a character
+
     def byte_lengths(self) -> NDArray[np.int64]:
         """The strings' lengths in bytes, int64 `[n]`."""
         return np.diff(self.offsets).astype(np.int64, copy=False)

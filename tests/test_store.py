@@ -25,6 +25,7 @@ from featcache.spec import FeatureSpec
 from featcache.store import zarr3
 from featcache.store.check import check_shard
 from featcache.store.claims import Claim
+from featcache.store.combine import combined_crc32c
 from featcache.store.index import build_index, find_repeats, open_index
 from featcache.store.runs import Failure, Run, asked_of, latest_failures
 from featcache.store.shard import Item, Shard, ShardWriter
@@ -597,3 +598,11 @@ def test_seconds_of_a_shard_are_those_of_its_audio(version):
     """What `info` adds up."""
     shard = write(version, [item("a", 100), item("b", 50)])
     assert math.isclose(shard.info.seconds, 1.5)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=30))
+def test_the_checksum_of_a_whole_follows_from_those_of_its_parts(parts):
+    """As zlib's `crc32_combine`, for all parts at once."""
+    crcs = np.array([zarr3.crc32c(np.frombuffer(part, np.uint8)) for part in parts], np.uint32)
+    sizes = np.array([len(part) for part in parts], np.int64)
+    assert combined_crc32c(crcs, sizes) == zarr3.crc32c(np.frombuffer(b"".join(parts), np.uint8))

@@ -16,9 +16,10 @@ from featcache.errors import DamagedError, StoreError
 from featcache.finite import all_finite
 from featcache.spec import FeatureSpec
 from featcache.store import zarr3
+from featcache.store.combine import combined_crc32c
 from featcache.store.shard import COLUMNS, Shard
 
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -94,16 +95,21 @@ def _check_structure(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
         except DamagedError as error:
             yield Problem("structure", str(error), shard.name)
             continue
-        found = zarr.open_array(shard.folder / name, mode="r")
-        if found.shape != array.shape or found.dtype != array.dtype.newbyteorder("="):
-            yield Problem("structure", f"{shard.folder / name}: Zarr reads {found.dtype} {found.shape}", shard.name)
-    expected = (info.frames, *spec.item_shape), np.dtype(spec.dtype)
-    try:
-        features = shard.features
-    except DamagedError:
-        return  # told above
-    if (features.shape, features.dtype.newbyteorder("=")) != expected:
-        yield Problem("structure", f"{shard.folder}: features are not {expected[1]} {list(expected[0])}", shard.name)
+        if name == "features":
+            yield from _check_form(shard, array, spec)
+
+
+def _check_form(shard: Shard, features: NDArray[Any], spec: FeatureSpec) -> Iterator[Problem]:
+    """Features of the version's dtype and shape, to stock Zarr as to us."""
+    expected = np.dtype(spec.dtype), (shard.info.frames, *spec.item_shape)
+    found = zarr.open_array(shard.folder / "features", mode="r")
+    for reader, dtype, shape in (
+        ("features are", features.dtype.newbyteorder("="), features.shape),
+        ("Zarr reads", found.dtype, found.shape),
+    ):
+        if (dtype, shape) != expected:
+            message = f"{shard.folder}: {reader} {dtype} {list(shape)}, not {expected[0]} {list(expected[1])}"
+            yield Problem("structure", message, shard.name)
 
 
 def _check_columns(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
@@ -122,12 +128,11 @@ def _check_columns(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
         if len(shard.column(name)) != items:
             yield Problem("structure", f"{shard.folder / name}: not one entry for each of {items} items", shard.name)
             return
-    try:
-        ids = list(shard.ids)
-    except UnicodeDecodeError as error:
-        yield Problem("ids", f"{shard.folder / 'ids'}: not UTF-8: {error}", shard.name)
+    ids = shard.ids
+    if not ids.are_utf8():
+        yield Problem("ids", f"{shard.folder / 'ids'}: not UTF-8", shard.name)
         return
-    if len(set(ids)) < items:
+    if len(np.unique(ids.hashes())) < items and len(set(ids)) < items:
         yield Problem("ids", f"{shard.folder / 'ids'}: an id is there twice", shard.name)
     # A frame more or less at either end is the extractor's business; beyond that, frames are not this audio's.
     num_frames = np.diff(shard.offsets)
@@ -144,12 +149,18 @@ def _check_columns(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
 
 
 def _check_features(shard: Shard) -> Iterator[Problem]:
-    """Every item's checksum and values, and the whole array's checksum, in one pass over the file."""
+    """The array's checksum, every item's, and values that are not finite; the file is read once if all is well."""
     offsets, expected, ids = shard.offsets, shard.column("crc32c"), shard.ids
     array = shard.features
-    crc, is_clean = 0, True
+    crc, is_finite = 0, True
+    for _, _, block in _blocks(shard.folder, array, offsets):
+        crc = zarr3.crc32c(block, crc)
+        is_finite = is_finite and all_finite(block)
+    stored = _stored_checksum(shard, array.ndim)
+    if is_finite and crc == stored == combined_crc32c(expected, np.diff(offsets) * array[:1].nbytes):
+        return
+    is_clean = True
     for first, last, block in _blocks(shard.folder, array, offsets):
-        finite = all_finite(block)
         start = int(offsets[first])
         for item in range(first, last):
             features = block[int(offsets[item]) - start : int(offsets[item + 1]) - start]
@@ -157,10 +168,9 @@ def _check_features(shard: Shard) -> Iterator[Problem]:
                 message = f"{ids[item]}: damaged: the checksum of its features does not match"
                 yield Problem("checksum", message, shard.name, ids[item])
                 is_clean = False
-            elif not finite and not all_finite(features):
+            elif not all_finite(features):
                 yield Problem("non_finite", f"{ids[item]}: features are NaN or infinite", shard.name, ids[item])
-        crc = zarr3.crc32c(block, crc)
-    if is_clean and crc != _stored_checksum(shard, array.ndim):
+    if is_clean and crc != stored:
         yield Problem(
             "checksum", f"{shard.folder / 'features'}: damaged: the array's checksum does not match", shard.name
         )
