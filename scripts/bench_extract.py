@@ -38,7 +38,7 @@ from corpus import KINDS, is_speech, make_corpus
 
 from featcache.audio import to_waveform
 from featcache.config import Config, load_config
-from featcache.device import BATCH_SECONDS, Device
+from featcache.device import Device
 from featcache.extraction import Extraction, Options
 from featcache.manifest import Manifest, Utterance, read_manifest
 from featcache.pipeline import batches, compute, decode_all
@@ -63,7 +63,7 @@ class Stages:
         self._device = Device("cpu", 1)
         self._extractor = config.extractor_class(config.params, config.audio.sample_rate, self._device.torch_device)
         utterances = [manifest[row] for row in range(len(manifest))]
-        self._batches = list(batches(utterances, manifest.duration.tolist(), BATCH_SECONDS["cpu"]))
+        self._batches = list(batches(utterances, manifest.duration.tolist(), self._device.batch_seconds))
 
     def run(self) -> dict[str, Timed]:
         """Each stage's time; holds all waveforms, 230 MB for an hour."""

@@ -40,7 +40,7 @@ def _one_zero_byte() -> NDArray[Any]:
 
 def _through(zeros: NDArray[Any], states: NDArray[Any]) -> NDArray[Any]:
     """Take states, uint32 of any shape, through a map."""
-    result = zeros[0][states & 255]
+    result: NDArray[Any] = zeros[0][states & 255]
     for place in (1, 2, 3):
         result = result ^ zeros[place][(states >> (8 * place)) & 255]
     return result
