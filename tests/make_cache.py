@@ -26,7 +26,7 @@ def make_features(count, item_shape=(80,), dtype="float16", *, max_frames=40, se
     return {f"{prefix}-{number}": array for number, array in enumerate(arrays)}
 
 
-def make_version(cache, *shards, name="fbank80", params=None, fingerprint=None):
+def make_version(cache, *shards, name="fbank80", params=None, fingerprint=None, side=()):
     """Make a version of one or more shards.
 
     Args:
@@ -35,17 +35,25 @@ def make_version(cache, *shards, name="fbank80", params=None, fingerprint=None):
         name: the config's.
         params: in the config, and by default in the fingerprint.
         fingerprint: where it is to be another.
+        side: specs of side arrays; see `made_up_side` for what they hold.
     """
     config = {"name": name, "extractor": "made_up", "params": params or {}}
     fingerprint = fingerprint or hashlib.sha256(json.dumps(config).encode()).hexdigest()
     first = next(iter(shards[0].values())) if shards else np.zeros((1, 80), np.float16)
-    spec = FeatureSpec(first.shape[1:], first.dtype.name, 100.0, 400, 16000, "log mel energy")
+    spec = FeatureSpec(first.shape[1:], first.dtype.name, 100.0, 400, 16000, "log mel energy", side=tuple(side))
     version = Version.create(Path(cache), VersionInfo(name, fingerprint, config, spec, {}))
     row = 0
     for features in shards:
         add_shard(version, features, row=row)
         row += len(features)
     return version
+
+
+def made_up_side(spec, features):
+    """Entries beside an utterance's features: one for each three frames, counted up from how many frames it has."""
+    count = len(features) // 3
+    values = len(features) + np.arange(count * int(np.prod(spec.item_shape)))
+    return values.reshape(count, *spec.item_shape).astype(spec.dtype)
 
 
 def add_shard(version, features, *, row=0, supersedes=None):
@@ -57,8 +65,12 @@ def add_shard(version, features, *, row=0, supersedes=None):
         Item(name, f"audio/{name}.wav", None, None, None, length * 160 + 240, 1000, 5, spec.sample_rate)
         for name, length in zip(features, lengths, strict=True)
     ]
-    writer = ShardWriter(version.work_folder("made-up"), spec.item_shape, version.dtype)
-    writer.append(items, np.concatenate(arrays), lengths)
+    sides = {}
+    for one in spec.side:
+        entries = [made_up_side(one, array) for array in arrays]
+        sides[one.name] = np.concatenate(entries), [len(entry) for entry in entries]
+    writer = ShardWriter(version.work_folder("made-up"), spec.item_shape, version.dtype, spec.side)
+    writer.append(items, np.concatenate(arrays), lengths, sides)
     return writer.commit(
         version.path / "shards", sample_rate=spec.sample_rate, row=row, supersedes=supersedes or {}, made_by={}
     )

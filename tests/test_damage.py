@@ -5,17 +5,25 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import soundfile
-from conftest import check, chunk_files, items, only_version, speech
+from conftest import check, chunk_files, items, only_version, speech, write_config
+from make_cache import add_shard, make_features, make_version
 
+import featcache
 from featcache.errors import DamagedError
 from featcache.extraction import Options
 from featcache.manifest import read_manifest
 from featcache.repair import repair
+from featcache.spec import SideSpec
 from featcache.store import zarr3
 from featcache.store.check import check_shard
 from featcache.store.index import build_index, open_index
@@ -159,6 +167,64 @@ def test_json_names_what_is_damaged(cli, cache):
     assert (problem["shard"], problem["id"], problem["kind"]) == (shard.name, shard.ids[0], "checksum")
 
 
+# Side arrays
+
+
+SIDE = SideSpec("scales", (), "float32", "loudness"), SideSpec("marks", (2,), "uint16", "where from and where to")
+SIDE_CHUNKS = ["side_scales/c/0", "side_scales_offsets/c/0", "side_marks/c/0/0", "side_marks_offsets/c/0"]
+SIDE_FILES = [f"side_{name}/zarr.json" for name in ("scales", "scales_offsets", "marks", "marks_offsets")] + SIDE_CHUNKS
+
+
+@pytest.fixture
+def sided(scratch) -> tuple[Version, Shard]:
+    """A version with side arrays, to spoil, and the first of its two shards."""
+    parts = [make_features(4, (2,), "float32", prefix=prefix, max_frames=12, seed=3) for prefix in "ab"]
+    version = make_version(scratch, *parts, side=SIDE)
+    assert check(scratch).problems == []
+    shard = version.shard(version.shard_names()[0])
+    found = {str(path.relative_to(shard.folder)) for path in shard.folder.rglob("*") if path.is_file()}
+    assert found == {*FILES, *SIDE_FILES}
+    return version, shard
+
+
+@pytest.mark.parametrize("file", SIDE_CHUNKS)
+def test_a_flipped_bit_in_any_byte_of_a_side_array_is_found(sided, file):
+    """Of its entries, of their offsets, of the checksums of both: as in the columns."""
+    version, shard = sided
+    for at in range((shard.folder / file).stat().st_size):
+        flip(shard.folder / file, at, at % 8)
+        (problem,) = check_shard(version.shard(shard.name), version.info.spec, data=False)
+        assert (problem.kind, problem.shard) == ("checksum", shard.name)
+        assert file.partition("/")[0] in problem.message
+        flip(shard.folder / file, at, at % 8)
+    assert list(check_shard(version.shard(shard.name), version.info.spec)) == []
+
+
+@pytest.mark.parametrize("file", SIDE_FILES[:4])
+def test_a_flipped_bit_in_the_metadata_of_a_side_array_is_found(sided, file):
+    """The first byte, the last, and some at random."""
+    version, shard = sided
+    size = (shard.folder / file).stat().st_size
+    chance = random.Random(file)
+    for at in {0, size - 1, *(chance.randrange(size) for _ in range(20))}:
+        flip(shard.folder / file, at, at % 8)
+        (problem,) = check_shard(version.shard(shard.name), version.info.spec)
+        assert (problem.kind, problem.shard) == ("metadata", shard.name)
+        flip(shard.folder / file, at, at % 8)
+
+
+def test_side_arrays_that_a_version_declares_and_a_shard_lacks_are_found(sided):
+    """A shard of a version that has none, under the metadata of one that has."""
+    version, shard = sided
+    for path in shard.folder.glob("side_*"):
+        shutil.rmtree(path)
+    info = replace(shard.info, metadata={name: crc for name, crc in shard.info.metadata.items() if name in CHUNKS})
+    (shard.folder / "zarr.json").write_bytes(zarr3.group_metadata(asdict(info)))
+    found = list(check_shard(version.shard(shard.name), version.info.spec))
+    assert {problem.shard for problem in found} == {shard.name}
+    assert len(found) == 4
+
+
 # Whole files
 
 
@@ -207,6 +273,43 @@ def test_a_spoilt_file_is_found_and_repaired(cli, plain, sound, cache, file, spo
     assert verified.code == 1, verified.err
     assert shard.name in verified.out
     assert_repaired(cli, cache, sound, plain)
+
+
+@pytest.mark.parametrize("file", SIDE_FILES)
+@pytest.mark.parametrize("spoil", SPOIL[:5], ids=lambda spoil: spoil.__name__)
+def test_a_spoilt_file_of_a_side_array_is_found(sided, file, spoil):
+    """Gone, empty, a byte too short or too long, a folder."""
+    version, shard = sided
+    spoil(shard.folder / file)
+    assert {problem.shard for problem in check_shard(shard, version.info.spec, data=False)} == {shard.name}
+
+
+def side_files(cache: Path) -> dict[str, bytes]:
+    """Every file of the side arrays in a cache's one version."""
+    shards = only_version(cache).path / "shards"
+    return {str(path.relative_to(shards)): path.read_bytes() for path in shards.glob("*/side_*/**/*") if path.is_file()}
+
+
+def test_a_damaged_side_array_is_extracted_again(cli, plain, scratch):
+    """With the rest of its shard, by an extractor that gives, beside the features, how many frames there are."""
+    config = write_config(scratch, "Moments", module="row_extractors")
+    cache = scratch / "cache"
+    assert cli("extract", plain.manifest(), "-o", cache, "-c", config, "--shard-size", "0.0008").code == 0
+    names, sound, features = only_version(cache).shard_names(), side_files(cache), items(cache)
+    assert len(names) > 2
+    assert len(sound) == 4 * len(names)
+    opened = featcache.open(cache)
+    assert [opened.side("counts", id_).tolist() for id_ in opened.ids] == [[len(opened[id_])] for id_ in opened.ids]
+    shard = victim(cache)
+    flip(shard.folder / "side_counts" / "c" / "0", 9)
+    (shard.folder / "side_counts_offsets" / "c" / "0").unlink()
+    verified = cli("verify", cache, "--no-data")
+    assert verified.code == 1
+    assert "side_counts: damaged: its checksum does not match" in verified.out
+    assert "side_counts_offsets/c/0: damaged: the file is missing" in verified.out
+    assert cli("repair", cache, "--manifest", plain.manifest()).code == 0
+    assert (only_version(cache).shard_names(), side_files(cache), items(cache)) == (names, sound, features)
+    assert cli("verify", cache, "--manifest", plain.manifest()).code == 0
 
 
 def test_shards_that_changed_places_are_found(cli, plain, sound, cache):
@@ -462,6 +565,51 @@ def test_an_interrupted_repair_removes_nothing_that_it_does_not_extract(plain, c
     done = repair(only_version(cache).path, read_manifest(plain.manifest()), Options("cpu", 1), stop=stop)
     assert done.interrupted
     assert len(only_version(cache).shard_names()) == 3
+
+
+def add_hollow_shard(cache: Path) -> Path:
+    """Add a shard of 10^4 items of 10^5 frames each, whose bytes are a hole in the file: 160 GB for who reads it, and
+    no space. Returns its chunk file.
+    """
+    version, times = only_version(cache), 100_000
+    shard = version.shard(add_shard(version, {f"item-{i}": np.zeros((1, 80), np.float16) for i in range(10_000)}))
+    offsets = shard.column("offsets") * np.uint64(times)
+    columns = {"offsets": offsets, "num_samples": np.diff(offsets) * np.uint64(160)}
+    metadata = {name: zarr3.write_array(shard.folder / name, column) for name, column in columns.items()}
+    frames = shard.info.frames * times
+    metadata["features"] = zarr3.array_metadata((frames, 80), np.dtype(np.float16))
+    (shard.folder / "features" / "zarr.json").write_bytes(metadata["features"])
+    os.truncate(shard.folder / CHUNKS["features"], frames * 80 * 2 + zarr3.CHECKSUM_BYTES)
+    checksums = {name: f"{zarr3.crc32c(np.frombuffer(data, np.uint8)):08x}" for name, data in metadata.items()}
+    info = replace(shard.info, frames=frames, metadata={**shard.info.metadata, **checksums})
+    (shard.folder / "zarr.json").write_bytes(zarr3.group_metadata(asdict(info)))
+    return shard.folder / CHUNKS["features"]
+
+
+@pytest.mark.parametrize("command", ["verify", "repair"])
+def test_an_interrupt_ends_verification_at_once(cli, plain, cache, command):
+    """In the middle of a shard of 160 GB; nobody waits for the end of it."""
+    chunk = add_hollow_shard(cache)
+    more = ["--manifest", plain.manifest()] if command == "repair" else []
+    running = cli.start(command, cache, *more, "--threads", 2)
+
+    def is_reading() -> bool:
+        open_files = Path(f"/proc/{running.pid}/fd")
+        with suppress(OSError):
+            return any(os.readlink(open_files / number) == str(chunk) for number in os.listdir(open_files))
+        return False
+
+    running.wait_until(is_reading)
+    time.sleep(0.2)
+    assert is_reading()
+    started = time.monotonic()
+    running.send(signal.SIGINT)
+    finished = running.wait()
+    assert time.monotonic() - started < 5
+    assert finished.code == 130
+    (line,) = finished.err.splitlines()
+    assert "interrupted" in line
+    assert len(only_version(cache).shard_names()) == 4
 
 
 def test_repair_says_what_is_missing(cli, plain, cache):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -21,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featcache.errors import DamagedError, ExtractorError, StoreError
-from featcache.spec import FeatureSpec
+from featcache.spec import FeatureSpec, SideSpec
 from featcache.store import zarr3
 from featcache.store.check import check_shard
 from featcache.store.claims import Claim
@@ -41,6 +42,8 @@ from featcache.strings import Strings
 
 SPEC = FeatureSpec((2,), "float32", 100.0, 160, 16000, "anything")
 INFO = VersionInfo("mine", "0123456789abcdef" * 4, {"name": "mine"}, SPEC, {"featcache": "0"})
+SIDE = SideSpec("scales", (), "float32", "loudness"), SideSpec("marks", (2,), "uint16", "where from and where to")
+SIDED = replace(INFO, spec=replace(SPEC, side=SIDE))
 DTYPES = ["float32", "float16", "uint8", "uint16", "uint32", "int64"]
 
 
@@ -56,13 +59,16 @@ def item(id_: str, frames: int = 3, **columns) -> Item:
     return Item(id=id_, **{**values, "size": 1, "mtime_ns": 2, "sample_rate": 16000, **columns})
 
 
-def write(version: Version, items: list[Item], values=None, *, row: int = 0, supersedes=None, run: str = "") -> Shard:
+def write(
+    version: Version, items: list[Item], values=None, *, row: int = 0, supersedes=None, run: str = "", side=None
+) -> Shard:
     """Commit a shard; item `i` of it is all `i`, unless values `[frames, 2]` are given."""
     counts = [one.num_samples // 160 for one in items]
     if values is None:
         values = np.repeat(np.arange(len(items), dtype=np.float32), counts)[:, None] * np.ones((1, 2), np.float32)
-    writer = ShardWriter(version.work_folder("shard"), version.info.spec.item_shape, version.dtype)
-    writer.append(items, np.ascontiguousarray(values, version.dtype), counts)
+    spec = version.info.spec
+    writer = ShardWriter(version.work_folder("shard"), spec.item_shape, version.dtype, spec.side)
+    writer.append(items, np.ascontiguousarray(values, version.dtype), counts, side or {})
     name = writer.commit(
         version.path / "shards", sample_rate=16000, row=row, supersedes=supersedes or {}, made_by={"run": run}
     )
@@ -117,6 +123,25 @@ def test_stock_zarr_refuses_a_chunk_that_is_gone_or_does_not_fill_it(scratch):
         zarr3.map_array(scratch)
     with pytest.raises(DamagedError, match="missing"):
         zarr3.read_array(scratch)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (0, 2, 4)])
+def test_an_array_without_a_value_has_no_chunk(scratch, shape):
+    """As in stock Zarr, for which a chunk is never of size 0; and a chunk that is there all the same is damage."""
+    metadata = json.loads(zarr3.write_array(scratch / "a", np.empty(shape, np.float32)))
+    assert metadata["chunk_grid"]["configuration"]["chunk_shape"] == [1, *shape[1:]]
+    assert [path.name for path in (scratch / "a").iterdir()] == ["zarr.json"]
+    found = zarr.open_array(scratch / "a", mode="r")
+    read, checksum = zarr3.read_array(scratch / "a")
+    mapped = zarr3.map_array(scratch / "a")
+    for array in (found[...], read, mapped):
+        assert (array.shape, array.dtype) == (shape, np.float32)
+    assert (checksum, mapped.flags.writeable) == (0, False)
+    zarr3.write_array(scratch / "b", np.ones((3, *shape[1:]), np.float32))
+    (scratch / "a" / "zarr.json").replace(scratch / "b" / "zarr.json")
+    for reader in (zarr3.read_array, zarr3.map_array):
+        with pytest.raises(DamagedError, match="no value"):
+            reader(scratch / "b")
 
 
 def test_a_map_outlives_its_file(scratch):
@@ -255,6 +280,120 @@ def test_a_shard_takes_only_what_the_version_holds(version, values):
     writer.discard()
 
 
+def test_a_shard_without_side_arrays_is_what_it_was_in_0_1_0(version):
+    """Every file of it and of its version, byte for byte: whoever upgrades extracts nothing again."""
+    shard = write(version, [item("a"), item("b", 2, start=0.5, channel=1)], run="20260101")
+    digest = hashlib.sha256()
+    for path in sorted(path for path in version.path.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(version.path)}\n".encode() + path.read_bytes())
+    assert shard.name == "694c700d8038"
+    assert digest.hexdigest() == "a3ddcdccd6672c9d91c0f578515227dd3cadf0f471b03e36f3bfa04aeb45e235"
+
+
+# Side arrays
+
+
+def side_of(counts, first: int = 0) -> dict:
+    """Data of both side arrays: so many entries for each item, counted up from `first`; of marks one more."""
+    more = [count + 1 for count in counts]
+    scales = np.arange(first, first + sum(counts), dtype=np.float32)
+    marks = np.arange(first, first + 2 * sum(more), dtype=np.uint16).reshape(-1, 2)
+    return {"scales": (scales, counts), "marks": (marks, more)}
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(0, 6))
+def test_a_shard_keeps_its_side_arrays(counts, split):
+    """Appended at once or in two parts, with as many entries as there are, or none; and stock Zarr reads them."""
+    with scratch_folder() as folder:
+        version = Version.create(folder, SIDED)
+        spec = version.info.spec
+        writer = ShardWriter(version.work_folder("x"), spec.item_shape, version.dtype, spec.side)
+        expected = {"scales": [], "marks": []}
+        for part in (range(len(counts))[:split], range(len(counts))[split:]):
+            data = side_of([counts[number] for number in part], 100 * len(part))
+            items = [item(f"utt-{number}", 1) for number in part]
+            writer.append(items, np.zeros((len(part), 2), np.float32), [1] * len(part), data)
+            for name, (entries, each) in data.items():
+                expected[name] += np.split(entries.copy(), np.cumsum(each))[:-1]
+                entries[...] = 0  # the buffer is used again
+        name = writer.commit(version.path / "shards", sample_rate=16000, row=0, supersedes={}, made_by={})
+        shard = version.shard(name)
+        assert problems(version, shard) == []
+        group = zarr.open_group(shard.folder, mode="r")
+        for spec in SIDE:
+            for check in (False, True):
+                side = shard.side(spec.name, check)
+                assert side.entries.dtype == spec.dtype
+                assert not side.entries.flags.writeable
+                for number, entries in enumerate(expected[spec.name]):
+                    assert side.item(number).shape == entries.shape
+                    assert (side.item(number) == entries).all()
+            assert (group[f"side_{spec.name}"][...] == np.concatenate(expected[spec.name])).all()
+            assert group[f"side_{spec.name}_offsets"].dtype == np.uint64
+            assert group[f"side_{spec.name}_offsets"].shape == (len(counts) + 1,)
+
+
+def test_side_arrays_do_not_rename_a_shard(scratch):
+    """Its name is that of its items, as ever."""
+    plain, sided = Version.create(scratch / "plain", INFO), Version.create(scratch / "sided", SIDED)
+    assert write(plain, [item("a")]).name == write(sided, [item("a")], side=side_of([2])).name
+
+
+@pytest.mark.parametrize(
+    ("side", "words"),
+    [
+        ({}, "side arrays are none; this version's are marks, scales"),
+        ({"scales": side_of([1])["scales"]}, "side arrays are scales; this version's are marks, scales"),
+        (side_of([1, 1]), r"side array scales has \[1, 1\] entries for 1 items"),
+        (side_of([1]) | {"scales": (np.zeros(0, np.float32), [-1])}, "-1"),
+        (side_of([1]) | {"scales": (np.zeros(2, np.float32), [1])}, r"float32 \[2\]; this version's is float32 \[1\]"),
+        (side_of([1]) | {"scales": (np.zeros(1), [1])}, r"scales is float64 \[1\]; this version's is float32 \[1\]"),
+        (side_of([1]) | {"marks": (np.zeros((1, 3), np.uint16), [1])}, r"marks is uint16 \[1, 3\].*\[1, 2\]"),
+    ],
+)
+def test_a_shard_takes_only_the_side_arrays_of_its_version(scratch, side, words):
+    """Told as the extractor's fault; and nothing of the call has been added."""
+    version = Version.create(scratch, SIDED)
+    writer = ShardWriter(version.work_folder("x"), (2,), version.dtype, SIDE)
+    with pytest.raises(ExtractorError, match=words):
+        writer.append([item("a")], np.zeros((3, 2), np.float32), [3], side)
+    assert (writer.items, writer.num_bytes) == (0, 0)
+    writer.discard()
+    plain = ShardWriter(version.work_folder("x"), (2,), version.dtype)
+    with pytest.raises(ExtractorError, match="this version's are none"):
+        plain.append([item("a")], np.zeros((3, 2), np.float32), [3], side_of([1]))
+    plain.discard()
+
+
+@pytest.mark.parametrize(
+    ("side", "words"),
+    [
+        ([SideSpec("Scales", (), "float32", "")], "'Scales'"),
+        ([SideSpec("../x", (), "float32", "")], "'../x'"),
+        ([SideSpec("x", (), "complex64", "")], "complex64"),
+        ([SideSpec("x", (2, 0), "float32", "")], r"\[2, 0\]"),
+        ([SideSpec("x", (), "float32", ""), SideSpec("x_offsets", (), "float32", "")], "x, x_offsets"),
+    ],
+)
+def test_a_version_is_not_made_for_side_arrays_that_cannot_be_stored(scratch, side, words):
+    """What an extractor declares is held against the format before anything is written."""
+    with pytest.raises(ExtractorError, match=words):
+        Version.create(scratch, replace(INFO, spec=replace(SPEC, side=tuple(side))))
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("values", [[0, 2, 1, 3], [1, 1, 2, 3], [0, 1, 2, 2], [0, 1, 2, 4]])
+def test_side_offsets_that_make_no_sense_are_found(scratch, values):
+    """Sound bytes, wrong content: they may stand still, but not fall, and they span all entries."""
+    version = Version.create(scratch, SIDED)
+    shard = write(version, [item(name) for name in "abc"], side=side_of([0, 3, 0]))
+    assert problems(version, shard) == []
+    writer = zarr3.ChunkWriter(shard.folder / "side_scales_offsets" / "c" / "0")
+    writer.append(np.array(values, np.uint64))
+    writer.close()
+    assert problems(version, shard) == ["offsets"]
+
+
 def test_values_that_make_no_sense_are_found(version):
     """NaN, frames that the audio does not give, and an id that is there twice: sound bytes, wrong content."""
     values = np.zeros((6, 2), np.float32)
@@ -284,6 +423,33 @@ def test_a_version_is_found_again(scratch):
     group = zarr.open_group(made.path, mode="r")
     assert list(group["shards"].group_keys()) == []
     assert group.attrs["featcache"]["format"] == 1
+
+
+def test_a_version_says_what_its_side_arrays_are(scratch):
+    """They come back as they went in; where there are none, nothing is said of them."""
+    assert Version.create(scratch, SIDED).info == SIDED
+    assert (
+        "side"
+        not in json.loads((Version.create(scratch / "b", INFO).path / "zarr.json").read_text())["attributes"][
+            "featcache"
+        ]["spec"]
+    )
+
+
+def test_what_a_kill_left_of_a_version_goes_when_it_is_old(scratch):
+    """With the next version that is opened for writing; what another process may be at work on stays."""
+    old, young = scratch / ".mine-0123456789ab.00ff00ff", scratch / ".mine-0123456789ab.11ff00ff"
+    others = [scratch / ".mine-0123456789ab", scratch / ".snapshot", scratch / "mine-0123456789ab.00ff00ff"]
+    for folder in (old, young, *others):
+        (folder / "shards").mkdir(parents=True)
+        if folder != young:
+            os.utime(folder, (time.time() - 7200,) * 2)
+    for _ in range(2):
+        path = Version.create(scratch, INFO).path
+        assert sorted(scratch.iterdir()) == sorted([path, young, *others])
+    os.utime(young, (time.time() - 7200,) * 2)
+    Version.create(scratch, INFO)
+    assert not young.exists()
 
 
 def test_several_versions_of_a_name_are_told_apart(scratch):
@@ -582,6 +748,45 @@ def test_the_ledger_keeps_any_text(names):
         version = Version.create(folder, INFO)
         Run(version, {}).fail(failures)
         assert latest_failures(version) == {one.id: one for one in failures}
+
+
+def test_what_probes_found_comes_back_in_the_order_of_time(version):
+    """Documents of any form; the store does not ask what is in them."""
+    assert version.probes() == []
+    documents = [{"device": "cpu", "checksum": "00000000"}, {}, {"policies": [{"name": "pädded \udc80", "wrong": 0.5}]}]
+    for document in documents:
+        version.write_probe(document)
+        time.sleep(0.001)
+    assert Version.open(version.path).probes() == documents
+    assert len(list((version.path / "probes").iterdir())) == 3
+    with pytest.raises(ValueError, match="JSON"):
+        version.write_probe({"largest": math.nan})
+    assert version.probes() == documents
+
+
+def test_a_probe_that_is_damaged_is_left_out(version):
+    """A flipped bit in any byte of it, half a file, another file, a folder: the others count."""
+    version.write_probe({"wrong": 0.25, "policy": "padded"})
+    (path,) = (version.path / "probes").iterdir()
+    data = path.read_bytes()
+    for at in range(len(data)):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+        assert version.probes() == []
+        path.write_bytes(data[:at])
+        assert version.probes() == []
+    path.write_bytes(data)
+    for name, text in (("a.json", "[]"), ("b.json", '{"checksum": 1}'), (".c.json.12345678", "{}"), ("notes.txt", "")):
+        (path.parent / name).write_text(text)
+    (path.parent / "d.json").mkdir()
+    assert version.probes() == [{"wrong": 0.25, "policy": "padded"}]
+    assert version.shard_names() == []
+
+
+def test_a_probe_that_cannot_be_written_is_one_clear_line(version):
+    """Where, and why."""
+    (version.path / "probes").write_text("")
+    with pytest.raises(StoreError, match="probes: cannot be written: File exists"):
+        version.write_probe({})
 
 
 def test_a_run_says_what_came_of_it(version):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from featcache.spec import FeatureSpec
 from featcache.store import zarr3
 from featcache.store.combine import combined_crc32c
 from featcache.store.shard import COLUMNS, Shard
+from featcache.store.side import column_names
 
 _BLOCK_BYTES = 2 << 20
 
@@ -40,8 +41,12 @@ class Problem:
     id: str | None = None
 
 
-def check_shard(shard: Shard, spec: FeatureSpec, data: bool = True) -> Iterator[Problem]:
+def check_shard(
+    shard: Shard, spec: FeatureSpec, data: bool = True, stopped: Callable[[], bool] = lambda: False
+) -> Iterator[Problem]:
     """Find what is wrong in a shard; with `data`, down to every byte of its features.
+
+    Once `stopped` says so, the rest is not looked at.
 
     Raises:
         StoreError: it may not be read.
@@ -51,7 +56,7 @@ def check_shard(shard: Shard, spec: FeatureSpec, data: bool = True) -> Iterator[
         if not problems:
             problems = list(_check_columns(shard, spec))
         if data and not problems:
-            problems = list(_check_features(shard))
+            problems = list(_check_features(shard, stopped))
     except PermissionError as error:
         raise StoreError(f"{error.filename}: cannot be read: {error.strerror}") from error
     except OSError as error:  # a bad sector, a folder in place of a file
@@ -69,7 +74,8 @@ def _check_structure(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
         return
     if info.digest[:12] != shard.name:
         yield Problem("metadata", f"{shard.folder}: holds the shard {info.digest[:12]}", shard.name)
-    names = ("features", *COLUMNS)
+    sides = {column_names(side.name)[0]: side for side in spec.side}
+    names = ("features", *COLUMNS, *(column for side in spec.side for column in column_names(side.name)))
     for name in names:
         try:
             metadata = (shard.folder / name / "zarr.json").read_bytes()
@@ -96,19 +102,21 @@ def _check_structure(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
             yield Problem("structure", str(error), shard.name)
             continue
         if name == "features":
-            yield from _check_form(shard, array, spec)
+            yield from _check_form(shard, name, array, spec.dtype, (info.frames, *spec.item_shape))
+        elif name in sides:
+            shape = *array.shape[:1], *sides[name].item_shape  # how many entries there are, their offsets tell
+            yield from _check_form(shard, name, array, sides[name].dtype, shape)
 
 
-def _check_form(shard: Shard, features: NDArray[Any], spec: FeatureSpec) -> Iterator[Problem]:
-    """Features of the version's dtype and shape, to stock Zarr as to us."""
-    expected = np.dtype(spec.dtype), (shard.info.frames, *spec.item_shape)
-    found = zarr.open_array(shard.folder / "features", mode="r")
-    for reader, dtype, shape in (
-        ("features are", features.dtype.newbyteorder("="), features.shape),
-        ("Zarr reads", found.dtype, found.shape),
+def _check_form(shard: Shard, name: str, array: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> Iterator[Problem]:
+    """An array of the version's dtype and shape, to stock Zarr as to us."""
+    stock = zarr.open_array(shard.folder / name, mode="r")
+    for reader, found in (
+        ("it is", (array.dtype.newbyteorder("="), array.shape)),
+        ("Zarr reads", (stock.dtype, stock.shape)),
     ):
-        if (dtype, shape) != expected:
-            message = f"{shard.folder}: {reader} {dtype} {list(shape)}, not {expected[0]} {list(expected[1])}"
+        if found != (np.dtype(dtype), shape):
+            message = f"{shard.folder / name}: {reader} {found[0]} {list(found[1])}, not {dtype} {list(shape)}"
             yield Problem("structure", message, shard.name)
 
 
@@ -117,9 +125,14 @@ def _check_columns(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
     items, frames = shard.info.items, shard.info.frames
     ends = {"offsets": (items, frames), "id_offsets": (items, len(shard.column("ids")))}
     ends["path_offsets"] = items, len(shard.column("paths"))
+    fewest = dict.fromkeys(ends, 1)
+    for side in spec.side:
+        entries, name = column_names(side.name)
+        ends[name], fewest[name] = (items, len(shard.column(entries))), 0
     for name, (count, last) in ends.items():
         offsets = shard.column(name).astype(np.int64)
-        if len(offsets) != count + 1 or offsets[0] != 0 or offsets[-1] != last or (np.diff(offsets) <= 0).any():
+        steps = np.diff(offsets)
+        if len(offsets) != count + 1 or offsets[0] != 0 or offsets[-1] != last or (steps < fewest[name]).any():
             yield Problem(
                 "offsets", f"{shard.folder / name}: do not rise from 0 to {last} in {count} steps", shard.name
             )
@@ -148,12 +161,14 @@ def _check_columns(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
         )
 
 
-def _check_features(shard: Shard) -> Iterator[Problem]:
+def _check_features(shard: Shard, stopped: Callable[[], bool]) -> Iterator[Problem]:
     """The array's checksum, every item's, and values that are not finite; the file is read once if all is well."""
     offsets, expected, ids = shard.offsets, shard.column("crc32c"), shard.ids
     array = shard.features
     crc, is_finite = 0, True
     for _, _, block in _blocks(shard.folder, array, offsets):
+        if stopped():
+            return
         crc = zarr3.crc32c(block, crc)
         is_finite = is_finite and all_finite(block)
     stored = _stored_checksum(shard, array.ndim)
@@ -161,6 +176,8 @@ def _check_features(shard: Shard) -> Iterator[Problem]:
         return
     is_clean = True
     for first, last, block in _blocks(shard.folder, array, offsets):
+        if stopped():
+            return
         start = int(offsets[first])
         for item in range(first, last):
             features = block[int(offsets[item]) - start : int(offsets[item + 1]) - start]

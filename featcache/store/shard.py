@@ -13,6 +13,7 @@
   segments/       float64 [items, 2]: the row's start and duration in seconds, NaN where it had none
   channels/       int32 [items]: the row's channel, -1 where it had none
   sources/        int64 [items, 3]: the file's bytes, mtime in ns, and sample rate in Hz, when decoded
+  side_…/         two for each side array of the version; see `featcache.store.side`
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, ExtractorError, StoreError
+from featcache.spec import SideSpec
 from featcache.store import zarr3
+from featcache.store.side import Side, SideWriter, column_names
 from featcache.strings import Strings
 
 COLUMNS = (
@@ -106,18 +109,22 @@ class ShardWriter:
         folder: where to write; on the file system of the final place. Emptied first.
         item_shape: of one frame.
         dtype: of the stored features.
+        side: the version's side arrays.
 
     Raises:
         OSError: from every method, where the disk is full or broken.
     """
 
-    def __init__(self, folder: Path, item_shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, folder: Path, item_shape: tuple[int, ...], dtype: np.dtype[Any], side: Sequence[SideSpec] = ()
+    ) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         self._folder = folder
         self._item_shape = item_shape
         self._dtype = dtype.newbyteorder("<")
         self._features = zarr3.ChunkWriter(zarr3.chunk_path(folder / "features", 1 + len(item_shape)))
         self._items: list[Item] = []
+        self._side = SideWriter(side)
         self._crcs: list[int] = []
         self._offsets = [0]
 
@@ -141,16 +148,28 @@ class ShardWriter:
         """Bytes of features so far."""
         return self._offsets[-1] * math.prod(self._item_shape) * self._dtype.itemsize
 
-    def append(self, items: Sequence[Item], features: NDArray[Any], num_frames: Sequence[int]) -> None:
+    def append(
+        self,
+        items: Sequence[Item],
+        features: NDArray[Any],
+        num_frames: Sequence[int],
+        side: Mapping[str, tuple[NDArray[Any], Sequence[int]]] = {},
+    ) -> None:
         """Add items: `features` `[frames, *item_shape]` of the stored dtype, C-contiguous, holds `num_frames`
-        of the first, then those of the second, and so on.
+        of the first, then those of the second, and so on. So does `side` for every side array of the version: by
+        name, the entries, and how many each item has.
+
+        Raises:
+            ExtractorError: that is not what the version holds. Nothing has been added.
         """
         if features.dtype != self._dtype or features.shape[1:] != self._item_shape or len(features) != sum(num_frames):
             raise ExtractorError(
                 f"features are {features.dtype} {list(features.shape)}; this version's are {self._dtype} "
                 f"[{sum(num_frames)}, {', '.join(map(str, self._item_shape))}]"
             )
+        self._side.check(side, len(items))
         self._features.append(features)
+        self._side.append(side)
         start = 0
         for item, count in zip(items, num_frames, strict=True):
             self._items.append(item)
@@ -175,7 +194,7 @@ class ShardWriter:
         self._features.close()
         metadata = {"features": zarr3.array_metadata((self._offsets[-1], *self._item_shape), self._dtype)}
         (self._folder / "features" / "zarr.json").write_bytes(metadata["features"])
-        for name, column in self._columns().items():
+        for name, column in {**self._columns(), **self._side.columns()}.items():
             metadata[name] = zarr3.write_array(self._folder / name, column)
         info = ShardInfo(
             items=len(self._items),
@@ -279,11 +298,22 @@ class Shard:
         return Strings(self.column("paths"), self.column("path_offsets").astype(np.int64))
 
     def column(self, name: str) -> NDArray[Any]:
-        """One of the `COLUMNS`, read whole and held against its checksum."""
+        """Any array but the features, read whole and held against its checksum."""
         array, checksum = zarr3.read_array(self.folder / name)
         if zarr3.crc32c(array) != checksum:
             raise DamagedError(f"{self.folder / name}: damaged: its checksum does not match")
         return array
+
+    def side(self, name: str, check: bool = False) -> Side:
+        """One of the version's side arrays, its entries memory-mapped; or with `check`, read and held against
+        their checksum.
+        """
+        entries_name, offsets_name = column_names(name)
+        entries = self.column(entries_name) if check else zarr3.map_array(self.folder / entries_name)
+        offsets = self.column(offsets_name).astype(np.int64)
+        if offsets[-1] != len(entries):
+            raise DamagedError(f"{self.folder / offsets_name}: damaged: does not end at {len(entries)} entries")
+        return Side(entries, offsets)
 
     def items(self, numbers: Sequence[int] | None = None) -> Iterator[Item]:
         """What the shard keeps of its items (of those of the given numbers) besides their features."""

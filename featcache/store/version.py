@@ -5,6 +5,7 @@
   shards/         a group; each member a shard
   index/          derived from the shards; see `featcache.store.index`
   runs/           what each run did, and the failure ledger; see `featcache.store.runs`
+  probes/         what was measured of the extractor; see `featcache.store.probes`
   work/           shards that are being written; nothing in it is data
 """
 
@@ -14,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import time
 import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -23,13 +25,18 @@ from typing import Any
 import numpy as np
 
 from featcache.errors import DamagedError, StoreError, listing
-from featcache.spec import FeatureSpec
+from featcache.spec import FeatureSpec, SideSpec
 from featcache.store import zarr3
 from featcache.store.claims import Claim
+from featcache.store.probes import read_probes, write_probe
 from featcache.store.shard import Shard
+from featcache.store.side import check_specs
 
 FORMAT = 1
 _SHARD_NAME = re.compile("[0-9a-f]{12}")
+_BEING_MADE = re.compile(r"\..+-[0-9a-f]{12}\.[0-9a-f]{8}")
+_ABANDONED_SECONDS = 3600.0
+"""After which a version that is still being made is nobody's: making one takes milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,13 @@ class VersionInfo:
     def folder_name(self) -> str:
         """The version's folder in its cache."""
         return f"{self.name}-{self.fingerprint[:12]}"
+
+    def attributes(self) -> dict[str, Any]:
+        """As JSON; `spec.side` is left out where there are no side arrays."""
+        attributes = asdict(self)
+        if not self.spec.side:
+            del attributes["spec"]["side"]
+        return attributes
 
 
 class Version:
@@ -87,9 +101,7 @@ class Version:
                 f"{path}: has format {attributes.get('format')!r}; this featcache reads format {FORMAT}: upgrade it"
             )
         try:
-            spec = attributes.pop("spec")
-            shapes = {key: tuple(spec[key]) for key in ("item_shape", "codebook_sizes")}
-            return cls(path, VersionInfo(**attributes, spec=FeatureSpec(**{**spec, **shapes})))
+            return cls(path, VersionInfo(**{**attributes, "spec": _spec_of(attributes["spec"])}))
         except (TypeError, KeyError) as error:
             raise DamagedError(f"{path / 'zarr.json'}: damaged: not a version of format 1 ({error})") from error
 
@@ -99,8 +111,11 @@ class Version:
 
         Raises:
             StoreError: the cache cannot be written, or its version is of another fingerprint.
+            ExtractorError: the specs of the side arrays do not do.
         """
+        check_specs(info.spec.side)
         path = cache / info.folder_name
+        _sweep_cache(cache)
         try:
             if not (path / "zarr.json").exists():
                 cls._lay_out(path, info)
@@ -120,7 +135,7 @@ class Version:
         for folder in ("shards", "runs", "work"):
             (beside / folder).mkdir(parents=True)
         (beside / "shards" / "zarr.json").write_bytes(zarr3.group_metadata())
-        (beside / "zarr.json").write_bytes(zarr3.group_metadata(asdict(info)))
+        (beside / "zarr.json").write_bytes(zarr3.group_metadata(info.attributes()))
         zarr3.sync_tree(beside)
         try:
             beside.rename(path)
@@ -150,6 +165,19 @@ class Version:
         """A committed shard."""
         return Shard(self.path / "shards" / name)
 
+    def write_probe(self, document: dict[str, Any]) -> None:
+        """Keep what a probe of the version's extractor has found: any document that JSON can hold.
+
+        Raises:
+            StoreError: it cannot be written.
+            ValueError: the document holds NaN or infinity.
+        """
+        write_probe(self.path, document)
+
+    def probes(self) -> list[dict[str, Any]]:
+        """What `write_probe` has kept, the earliest first; records that are damaged are left out."""
+        return read_probes(self.path)
+
     def claim(self, work: str) -> Claim:
         """A claim on a piece of work, by its name."""
         return Claim(self.path / "work" / f"{work}.lock")
@@ -168,6 +196,21 @@ class Version:
                     if entry.is_dir() and claim.locked:
                         shutil.rmtree(entry.path, ignore_errors=True)
                     claim.release()
+
+
+def _sweep_cache(cache: Path) -> None:
+    """Remove the versions that killed processes were about to make."""
+    with suppress(OSError):  # there is no cache yet, or it is read-only
+        for entry in list(os.scandir(cache)):
+            if _BEING_MADE.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > _ABANDONED_SECONDS:
+                shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _spec_of(document: dict[str, Any]) -> FeatureSpec:
+    """A version's spec from JSON, which has lists for tuples."""
+    shapes = {key: tuple(document[key]) for key in ("item_shape", "codebook_sizes")}
+    side = tuple(SideSpec(**{**one, "item_shape": tuple(one["item_shape"])}) for one in document.get("side", []))
+    return FeatureSpec(**{**document, **shapes, "side": side})
 
 
 def version_folders(path: Path) -> list[Path]:

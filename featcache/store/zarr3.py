@@ -2,9 +2,10 @@
 
 Every array is one chunk with the codecs `bytes` (little endian) and `crc32c`: its chunk file is the raw
 array followed by four bytes of checksum, so it can be memory-mapped, and stock Zarr refuses it after one
-flipped bit. Writing it takes a JSON file and a stream of bytes, which is why it is done here: zarr-python
-takes 2 ms an array, wants a shard's features whole in memory, leaves all-zero chunks out by default and
-does not flush to disk. Tests hold what is written here to zarr-python's reader.
+flipped bit. An array without a value has no chunk, and so no such file. Writing it takes a JSON file and a
+stream of bytes, which is why it is done here: zarr-python takes 2 ms an array, wants a shard's features
+whole in memory, leaves all-zero chunks out by default and does not flush to disk. Tests hold what is
+written here to zarr-python's reader.
 
 Source: the Zarr core specification v3, and the crc32c codec's (zarr-specs.readthedocs.io).
 """
@@ -29,8 +30,11 @@ from featcache.errors import DamagedError, StoreError
 from featcache.store.mapping import map_file
 
 CHECKSUM_BYTES = 4
-_UNSEALED = "00000000"
+UNSEALED = "00000000"
+"""What stands for the checksum of a document that `seal` is to seal."""
+
 _PIECE_BYTES = 8 << 20
+_NOTHING = np.frombuffer(b"", np.uint8)
 SYNC_THREADS = 8
 """That flush the files of a shard side by side, and only wait for the disk."""
 
@@ -48,7 +52,7 @@ def chunk_path(folder: Path, num_dimensions: int) -> Path:
 
 
 def array_metadata(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """The `zarr.json` of a one-chunk array."""
+    """The `zarr.json` of a one-chunk array; a chunk's sizes are at least 1, also where the array's are 0."""
     endian = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
     return _to_json(
         {
@@ -56,7 +60,7 @@ def array_metadata(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
             "node_type": "array",
             "shape": list(shape),
             "data_type": dtype.name,
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(shape)}},
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [max(1, size) for size in shape]}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
             "fill_value": 0 if dtype.kind in "iu" else 0.0,
             "codecs": [{"name": "bytes", **endian}, {"name": "crc32c"}],
@@ -73,11 +77,8 @@ def group_metadata(attributes: dict[str, Any] | None = None) -> bytes:
     """
     if attributes is None:
         return _to_json({"zarr_format": 3, "node_type": "group", "attributes": {}})
-    sealed = {**attributes, "checksum": _UNSEALED}
-    unsealed = _to_json({"zarr_format": 3, "node_type": "group", "attributes": {"featcache": sealed}})
-    head, mark, tail = unsealed.rpartition(_seal(_UNSEALED))
-    assert mark
-    return head + _seal(f"{google_crc32c.value(unsealed):08x}") + tail
+    unsealed = {**attributes, "checksum": UNSEALED}
+    return seal({"zarr_format": 3, "node_type": "group", "attributes": {"featcache": unsealed}})
 
 
 def read_group(folder: Path) -> dict[str, Any]:
@@ -91,13 +92,26 @@ def read_group(folder: Path) -> dict[str, Any]:
     data = path.read_bytes()
     try:
         attributes: dict[str, Any] = json.loads(data)["attributes"]["featcache"]
-        checksum = attributes.pop("checksum")
-        head, mark, tail = data.rpartition(_seal(checksum))
+        is_sound = is_sealed(data, attributes.pop("checksum"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"{path}: damaged: not the metadata of a featcache group ({error})") from error
-    if not mark or f"{google_crc32c.value(head + _seal(_UNSEALED) + tail):08x}" != checksum:
+    if not is_sound:
         raise DamagedError(f"{path}: damaged: its checksum does not match")
     return attributes
+
+
+def seal(document: dict[str, Any]) -> bytes:
+    """A document as JSON, the last `"checksum": "00000000"` in it set to the CRC-32C of these bytes."""
+    unsealed = _to_json(document)
+    head, mark, tail = unsealed.rpartition(_entry(UNSEALED))
+    assert mark
+    return head + _entry(f"{google_crc32c.value(unsealed):08x}") + tail
+
+
+def is_sealed(data: bytes, checksum: str) -> bool:
+    """Whether `data` is what `seal` gave, by the checksum found in it."""
+    head, mark, tail = data.rpartition(_entry(checksum))
+    return bool(mark) and f"{google_crc32c.value(head + _entry(UNSEALED) + tail):08x}" == checksum
 
 
 class ChunkWriter:
@@ -137,12 +151,15 @@ class ChunkWriter:
 
 
 def write_array(folder: Path, array: NDArray[Any]) -> bytes:
-    """Write a non-empty array into `folder`; returns the bytes of its `zarr.json`."""
+    """Write an array into `folder`; returns the bytes of its `zarr.json`."""
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     metadata = array_metadata(little.shape, little.dtype)
-    writer = ChunkWriter(chunk_path(folder, little.ndim))
-    writer.append(little)
-    writer.close()
+    if little.size:
+        writer = ChunkWriter(chunk_path(folder, little.ndim))
+        writer.append(little)
+        writer.close()
+    else:
+        folder.mkdir(parents=True)
     (folder / "zarr.json").write_bytes(metadata)
     return metadata
 
@@ -154,7 +171,7 @@ def read_array(folder: Path) -> tuple[NDArray[Any], int]:
         DamagedError: a file is missing, its size is wrong, or its metadata is not what format 1 writes.
     """
     with _chunk(folder) as (file, shape, dtype):
-        data = file.read()
+        data = file.read() if file else bytes(CHECKSUM_BYTES)  # the checksum of nothing is 0
     array = np.frombuffer(data, dtype, count=math.prod(shape)).reshape(shape)
     return array, int.from_bytes(data[-CHECKSUM_BYTES:], "little")
 
@@ -166,17 +183,26 @@ def map_array(folder: Path) -> NDArray[Any]:
         DamagedError: as `read_array`.
     """
     with _chunk(folder) as (file, shape, dtype):
-        data = map_file(file.fileno(), math.prod(shape) * dtype.itemsize)
+        data = map_file(file.fileno(), math.prod(shape) * dtype.itemsize) if file else _NOTHING
     return data.view(dtype).reshape(shape)
 
 
 @contextmanager
-def _chunk(folder: Path) -> Iterator[tuple[BinaryIO, tuple[int, ...], np.dtype[Any]]]:
-    """The open chunk file of an array, found to be of the right size, with the array's shape and dtype."""
+def _chunk(folder: Path) -> Iterator[tuple[BinaryIO | None, tuple[int, ...], np.dtype[Any]]]:
+    """The open chunk file of an array, found to be of the right size, with the array's shape and dtype.
+
+    None in place of the file where the array has no value, and therefore no chunk.
+    """
     try:
         metadata = json.loads((folder / "zarr.json").read_bytes())
         shape, dtype = tuple(metadata["shape"]), np.dtype(metadata["data_type"]).newbyteorder("<")
-        with chunk_path(folder, len(shape)).open("rb", buffering=0) as file:
+        chunk = chunk_path(folder, len(shape))
+        if 0 in shape:
+            if chunk.exists():
+                raise DamagedError(f"{chunk}: damaged: a chunk of an array that has no value")
+            yield None, shape, dtype
+            return
+        with chunk.open("rb", buffering=0) as file:
             expected = math.prod(shape) * dtype.itemsize + CHECKSUM_BYTES
             found = os.fstat(file.fileno()).st_size
             if found != expected:
@@ -227,8 +253,10 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def _to_json(value: dict[str, Any]) -> bytes:
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False).encode()
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False).encode(
+        errors="backslashreplace"  # a path may hold bytes that are not UTF-8: as JSON's escapes they come back
+    )
 
 
-def _seal(checksum: str) -> bytes:
+def _entry(checksum: str) -> bytes:
     return f'"checksum": "{checksum}"'.encode()

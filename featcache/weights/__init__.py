@@ -1,0 +1,11 @@
+"""A model's weights: where they are, the hash of what they hold, and the model loaded from them.
+
+Nothing here unpickles, and no code that came with weights is run, unless `allow_remote_code` was called.
+"""
+
+from featcache.weights.content import digest, state_dict
+from featcache.weights.files import Located, read_json
+from featcache.weights.loading import allow_remote_code, fold_weight_norm, load
+from featcache.weights.location import locate
+
+__all__ = ["Located", "allow_remote_code", "digest", "fold_weight_norm", "load", "locate", "read_json", "state_dict"]

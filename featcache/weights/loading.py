@@ -1,0 +1,154 @@
+"""A transformers model from its weights: whole, silent, and with weight norm folded."""
+
+from __future__ import annotations
+
+import re
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize, remove_weight_norm
+
+from featcache.errors import ConfigError, MissingDependencyError, listing
+from featcache.weights.content import state_dict
+from featcache.weights.files import Located, fault, first_line, read_json
+
+_TRAINING_ONLY = re.compile(r"(^|\.)masked_spec_embed$")
+"""Parameters that a model in eval mode never looks at, and that fine-tuned checkpoints may lack."""
+
+_remote_code = False
+_loading = threading.Lock()
+"""Held while transformers is silenced, which is for the whole process."""
+
+
+def allow_remote_code() -> None:
+    """Let models bring their own Python code, for the rest of the process: what `--trust-remote-code` means."""
+    global _remote_code
+    _remote_code = True
+
+
+def load(model_class: Any, located: Located, device: torch.device, **options: Any) -> Any:
+    """Build a transformers model from its weights, whole or not at all.
+
+    The model is in eval mode, in float32, needs no gradients, and has weight norm folded into its weights. That is
+    computed on the CPU in one thread, as the model's own forward does it there: the same bits for any device.
+
+    Args:
+        model_class: of transformers: `EncodecModel`, or `AutoModel` for whatever config.json says.
+        located: the weights.
+        device: where the model goes.
+        options: for `from_pretrained`: `attn_implementation="eager"`, say.
+
+    Raises:
+        ConfigError: config.json is missing or not of this class; weights are damaged, missing or of other shapes;
+            or the model brings its own code.
+        MissingDependencyError: transformers is not installed.
+    """
+    with _loading, _quiet():
+        config, found_class = _resolve(model_class, located)
+        tensors = state_dict(located)
+        try:
+            model, info = found_class.from_pretrained(
+                None,
+                config=config,
+                state_dict=tensors,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are told below, by name
+                **options,
+            )
+        except Exception as error:  # whatever a model's own code meets in weights that are not its own
+            raise fault(located.path, f"not a {found_class.__name__}: {first_line(error)}") from error
+        _require_whole(info, located, found_class)
+        fold_weight_norm(model)
+        for parameter in [*model.parameters(), *model.buffers()]:
+            parameter.data = parameter.data.clone()  # of its own, and not a view of the file
+        for name, parameter in model.named_parameters():
+            if name in info["missing_keys"]:
+                parameter.data.zero_()
+        return model.eval().requires_grad_(False).to(device)
+
+
+def fold_weight_norm(model: nn.Module) -> None:
+    """Replace weight norm, old or new, by the weights that it gives, computed in one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the norm's sum is split among threads, and its last bits depend on how many there are
+    try:
+        with torch.no_grad():
+            for module in list(model.modules()):
+                if isinstance(module, nn.Module) and parametrize.is_parametrized(module):
+                    for name in list(module.parametrizations):  # type: ignore[arg-type]
+                        parametrize.remove_parametrizations(module, name)
+                for hook in list(module._forward_pre_hooks.values()):
+                    if type(hook).__name__ == "WeightNorm":
+                        remove_weight_norm(module, hook.name)  # type: ignore[attr-defined]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
+    """The config, and the class to build: for an auto class, the one that config.json names."""
+    raw = read_json(located, "config.json")
+    if not raw:
+        raise fault(located.folder, "holds no config.json, which says what model its weights are of")
+    if raw.get("auto_map") and not _remote_code:
+        raise fault(
+            located.folder, "the model brings its own Python code: --trust-remote-code runs it, if you trust it"
+        )
+    elsewhere = [name for name in (raw.get("auto_map") or {}).values() if "--" in str(name)]
+    if elsewhere:
+        raise fault(located.folder, f"the model's code is in another repository, which is not pinned: {elsewhere[0]}")
+    automatic = hasattr(model_class, "_model_mapping")
+    try:
+        if not automatic:
+            expected, found = model_class.config_class.model_type, raw.get("model_type", "")
+            if found != expected:
+                raise fault(located.folder, f"holds a model of type {found!r}, not {expected!r}")
+            return model_class.config_class.from_pretrained(located.folder, local_files_only=True), model_class
+        from transformers import AutoConfig
+        from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+        config = AutoConfig.from_pretrained(located.folder, local_files_only=True, trust_remote_code=_remote_code)
+        reference = (raw.get("auto_map") or {}).get(model_class.__name__)
+        if reference:
+            return config, get_class_from_dynamic_module(reference, located.folder, local_files_only=True)
+        return config, model_class._model_mapping[type(config)]
+    except ConfigError:
+        raise
+    except Exception as error:  # config classes check their values, each in its own way
+        raise fault(located.folder / "config.json", first_line(error)) from error
+
+
+def _require_whole(info: dict[str, Any], located: Located, model_class: Any) -> None:
+    """Raise where transformers has drawn weights at random because the file lacks them or has other shapes."""
+    what = f"is not a whole {model_class.__name__}"
+    if mismatched := sorted(f"{name} {tuple(has)} for {tuple(needs)}" for name, has, needs in info["mismatched_keys"]):
+        raise fault(located.path, f"{what}: wrong shapes: {listing(mismatched, 3)}")
+    if missing := sorted(name for name in info["missing_keys"] if not _TRAINING_ONLY.search(name)):
+        raise fault(located.path, f"{what}: it lacks {listing(missing, 3)}")
+    if info["error_msgs"]:
+        raise fault(located.path, f"{what}: {first_line(info['error_msgs'][0])}")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what transformers says on stderr: its bars, and its report of keys, which `load` gives by raising."""
+    try:
+        from transformers.utils import logging
+    except ImportError as error:
+        raise MissingDependencyError("transformers", "loading a model", extra="models") from error
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

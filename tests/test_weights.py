@@ -1,0 +1,495 @@
+"""Weights: found, hashed by their content, and loaded whole or not at all, by models of the real classes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import sys
+import threading
+from time import perf_counter
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModel,
+    EncodecConfig,
+    EncodecModel,
+    HubertConfig,
+    HubertForCTC,
+    HubertModel,
+)
+
+from featcache import weights
+from featcache.errors import ConfigError, MissingDependencyError
+from featcache.weights import content, loading, location
+
+CPU = torch.device("cpu")
+COMMIT = "c1dbe2ae3f1de713481a3b3e7c47f357092ee040"
+PREPROCESSOR = {"feature_extractor_type": "Wav2Vec2FeatureExtractor", "do_normalize": True, "sampling_rate": 16000}
+
+
+def encodec_model():
+    config = EncodecConfig(
+        num_filters=4, hidden_size=8, codebook_size=16, num_lstm_layers=1, target_bandwidths=[1.5, 3.0]
+    )
+    return EncodecModel(config).eval()
+
+
+def hubert_model(model_class=HubertModel):
+    config = HubertConfig(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        conv_dim=[8, 8],
+        conv_kernel=[10, 3],
+        conv_stride=[5, 2],
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4,
+        vocab_size=8,
+    )
+    return model_class(config).eval()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Folders as `save_pretrained` makes them: encodec, hubert, ctc."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("saved")
+    models = {"encodec": encodec_model(), "hubert": hubert_model(), "ctc": hubert_model(HubertForCTC)}
+    for name, model in models.items():
+        model.save_pretrained(folder / name)
+        (folder / name / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
+    return folder
+
+
+@pytest.fixture
+def hubert(saved, tmp_path):
+    """A copy of the HuBERT's folder, to be spoiled."""
+    return shutil.copytree(saved / "hubert", tmp_path / "hubert")
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """An empty hub cache, and a hub that cannot be reached."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "hub"
+
+
+def located(folder):
+    return weights.locate(str(folder), None)
+
+
+def digest(folder):
+    return weights.digest(located(folder))
+
+
+def fault(call, *arguments):
+    """What is said of weights that are refused: one line, which begins with the parameter."""
+    with pytest.raises(ConfigError) as raised:
+        call(*arguments)
+    message = str(raised.value)
+    assert message.startswith("params.")
+    assert "\n" not in message
+    return message
+
+
+def load_fault(model_class, folder):
+    return fault(weights.load, model_class, located(folder), CPU)
+
+
+def edit_json(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_tensors(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+
+
+# Where they are
+
+
+def test_a_folder_and_a_file_in_it_are_found(saved):
+    """A file is the one that is loaded; its folder gives the rest."""
+    file = saved / "hubert" / "model.safetensors"
+    assert located(saved / "hubert") == weights.Located(saved / "hubert")
+    assert located(file) == weights.Located(saved / "hubert", file)
+    assert digest(file) == digest(saved / "hubert")
+    assert weights.read_json(located(file), "preprocessor_config.json") == PREPROCESSOR
+    assert weights.read_json(located(file), "none.json") == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["./gone", "/gone", "~/gone", "~nobody-of-that-name/gone", "a/b/c", "a/b.pt", "gone", ""]
+)
+def test_a_path_that_does_not_exist_is_told_from_a_hubs_id(name):
+    """It is not looked for on the hub."""
+    assert fault(weights.locate, name, COMMIT) == f"params.weights: {name}: there is no such folder or file"
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    """An empty one, and a file that is no weights."""
+    assert "neither config.json nor weights" in fault(weights.locate, str(tmp_path), None)
+    (tmp_path / "README.md").write_text("")
+    assert "ends in .safetensors" in fault(weights.locate, str(tmp_path / "README.md"), None)
+    (tmp_path / "config.json").write_text("{}")
+    assert "holds no weights" in fault(digest, tmp_path)
+    for name in ("one.pt", "other.pt"):
+        torch.save({}, tmp_path / name)
+    assert "name one: one.pt, other.pt" in fault(digest, tmp_path)
+
+
+@pytest.mark.parametrize("revision", [None, "main", "c1dbe2a", COMMIT.upper()])
+def test_a_hubs_id_needs_a_commit(revision, hub):
+    """A branch may be another model tomorrow."""
+    message = fault(weights.locate, "facebook/encodec_24khz", revision)
+    assert message.startswith("params.revision:")
+    assert "facebook/encodec_24khz" in message
+
+
+def test_a_hubs_id_that_cannot_be_had_says_what_to_download_to_where(hub):
+    """At once, and in one line."""
+    began = perf_counter()
+    message = fault(weights.locate, "facebook/encodec_24khz", COMMIT)
+    assert perf_counter() - began < 5
+    for word in (f"hf download facebook/encodec_24khz --revision {COMMIT}", "HF_HOME", "params.weights", str(hub)):
+        assert word in message
+
+
+@pytest.mark.parametrize("inside", ["", "speechtokenizer_hubert_avg"])
+def test_a_hubs_cache_is_used_without_network(saved, hub, inside):
+    """The commit's folder in it; or the one folder in that which holds the weights."""
+    snapshot = hub / "models--org--name" / "snapshots" / COMMIT
+    shutil.copytree(saved / "hubert", snapshot / inside)
+    found = weights.locate("org/name", COMMIT)
+    assert found.folder == snapshot / inside
+    assert weights.digest(found) == digest(saved / "hubert")
+    assert "hf download" in fault(weights.locate, "org/name", COMMIT[::-1])
+
+
+def test_a_cache_that_holds_no_weights_is_as_good_as_none(hub):
+    """Whoever looked at the config only has such a one."""
+    snapshot = hub / "models--org--name" / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    assert "hf download org/name" in fault(weights.locate, "org/name", COMMIT)
+
+
+def test_a_download_that_was_interrupted_is_taken_up_again(saved, hub):
+    """A shard that is missing from the cache is one to be downloaded."""
+    snapshot = hub / "models--org--name" / "snapshots" / COMMIT
+    HubertModel.from_pretrained(saved / "hubert").save_pretrained(snapshot, max_shard_size="5KB")
+    assert weights.locate("org/name", COMMIT).folder == snapshot
+    next(snapshot.glob("model-*.safetensors")).unlink()
+    assert "hf download org/name" in fault(weights.locate, "org/name", COMMIT)
+
+
+def test_one_form_of_the_weights_is_downloaded():
+    """Whisper's repository, say, holds five."""
+    names = ["config.json", "flax_model.msgpack", "model.fp32-00001-of-00002.safetensors", "pytorch_model.bin"]
+    assert location._wanted([*names, "model.safetensors"]) == ["config.json", "model.safetensors"]
+    assert location._wanted(names) == ["config.json", "pytorch_model.bin"]
+    assert location._wanted(["a/config.json", "a/one.pt", "README.md"]) == ["a/config.json", "a/one.pt"]
+
+
+def test_what_is_not_installed_is_named(saved, hub, monkeypatch):
+    """With the extra that brings it; a folder needs no huggingface_hub."""
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    located(saved / "hubert")
+    with pytest.raises(MissingDependencyError, match=r"featcache\[models\]"):
+        weights.locate("org/name", COMMIT)
+
+
+# What they hold
+
+
+def test_copies_have_one_digest(saved, tmp_path):
+    """Another place, shards, torch's own format, old names of weight norm, another version's marks in config.json."""
+    for name, model in (("encodec", encodec_model()), ("hubert", hubert_model())):
+        one = digest(saved / name)
+        copy = shutil.copytree(saved / name, tmp_path / name / "copy")
+        edit_json(copy / "config.json", transformers_version="4.31.0", _name_or_path="/x", architectures=["X"])
+        edit_json(copy / "config.json", torch_dtype="float16")
+        assert digest(copy) == one
+
+        tensors = load_file(saved / name / "model.safetensors")
+        sharded = shutil.copytree(saved / name, tmp_path / name / "sharded")
+        (sharded / "model.safetensors").unlink()
+        model.load_state_dict(tensors)
+        model.save_pretrained(sharded, max_shard_size="5KB")
+        assert (sharded / "model.safetensors.index.json").exists()
+        assert digest(sharded) == one
+
+        for form in ("torch", "old torch", "old names"):
+            folder = shutil.copytree(saved / name, tmp_path / name / form)
+            (folder / "model.safetensors").unlink()
+            stored = dict(tensors)
+            if form == "old names":
+                for new, old in (("original0", "weight_g"), ("original1", "weight_v")):
+                    stored = {key.replace(f"parametrizations.weight.{new}", old): stored[key] for key in stored}
+                assert stored.keys() != tensors.keys()
+            torch.save(stored, folder / "pytorch_model.bin", _use_new_zipfile_serialization=form != "old torch")
+            assert digest(folder) == one
+            loaded = weights.load(type(model), located(folder), CPU)
+            assert torch.equal(
+                next(loaded.parameters()), next(weights.load(type(model), located(copy), CPU).parameters())
+            )
+
+
+def test_whatever_decides_values_changes_the_digest(hubert):
+    """One bit of one tensor, its name, its shape, its dtype; a key of config.json or of preprocessor_config.json."""
+
+    def one_bit(tensors):
+        tensors["encoder.layer_norm.bias"].view(torch.int32)[3] ^= 1
+
+    def renamed(tensors):
+        tensors["encoder.layer_norm.other"] = tensors.pop("encoder.layer_norm.bias")
+
+    def reshaped(tensors):
+        tensors["encoder.layer_norm.other"] = tensors["encoder.layer_norm.other"].reshape(4, 4)
+
+    def halved(tensors):
+        tensors["encoder.layer_norm.weight"] = tensors["encoder.layer_norm.weight"].half()
+
+    found = [digest(hubert)]
+    for change in (one_bit, renamed, reshaped, halved):
+        edit_tensors(hubert, change)
+        found.append(digest(hubert))
+    edit_json(hubert / "config.json", layer_norm_eps=1e-6)
+    found.append(digest(hubert))
+    edit_json(hubert / "preprocessor_config.json", do_normalize=False)
+    found.append(digest(hubert))
+    (hubert / "preprocessor_config.json").unlink()
+    found.append(digest(hubert))
+    assert len(set(found)) == 8
+
+
+def test_code_that_comes_with_a_model_is_in_its_digest(hubert):
+    """Once config.json names it, it decides values too."""
+    edit_json(hubert / "config.json", auto_map={"AutoModel": "theirs.Model"})
+    before = digest(hubert)
+    (hubert / "theirs.py").write_text("x = 1\n")
+    with_code = digest(hubert)
+    (hubert / "theirs.py").write_text("x = 2\n")
+    assert len({before, with_code, digest(hubert)}) == 3
+
+
+def test_a_digest_is_computed_once(hubert, monkeypatch):
+    """As long as the files are what they were."""
+    one = digest(hubert)
+    reads = []
+    monkeypatch.setattr(content, "state_dict", lambda found, real=weights.state_dict: reads.append(1) or real(found))
+    assert digest(hubert) == one
+    assert not reads
+    os.utime(hubert / "model.safetensors", ns=(1, 1))
+    assert digest(hubert) == one
+    assert reads
+
+
+# Loading
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_loaded_model_gives_what_the_original_gives(saved, tmp_path, dtype):
+    """Bit for bit, with weight norm folded; in float32 whatever the weights are stored as."""
+    torch.set_num_threads(1)
+    waveform = torch.randn(1, 4000, generator=torch.Generator().manual_seed(1))
+    for name, model_class in (("encodec", EncodecModel), ("hubert", HubertModel)):
+        folder = saved / name
+        if dtype != torch.float32:
+            model_class.from_pretrained(folder).to(dtype).save_pretrained(tmp_path / name)
+            folder = tmp_path / name
+        original = model_class.from_pretrained(folder, dtype=torch.float32).eval()
+        loaded = weights.load(model_class, located(folder), CPU)
+        assert any("parametrizations" in key for key in original.state_dict())
+        assert not any("parametrizations" in key or key.endswith("weight_g") for key in loaded.state_dict())
+        assert not loaded.training
+        assert not any(parameter.requires_grad for parameter in loaded.parameters())
+        assert {tensor.dtype for tensor in loaded.parameters()} == {torch.float32}
+        with torch.no_grad():
+            run = (lambda m: m.encoder(waveform[None])) if name == "encodec" else (lambda m: m(waveform)[0])
+            assert torch.equal(run(loaded), run(original))
+
+
+def test_weight_norm_is_folded_to_the_same_bits_whatever_the_threads(saved):
+    """Its norm over the last dimension is summed in as many parts as there are threads."""
+    found = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        found.append(weights.load(HubertModel, located(saved / "hubert"), CPU).state_dict())
+        assert torch.get_num_threads() == threads
+    torch.set_num_threads(1)
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_old_weight_norm_is_folded_too():
+    """SpeechTokenizer's, say."""
+    with pytest.warns(FutureWarning):
+        layer = torch.nn.utils.weight_norm(torch.nn.Conv1d(3, 5, 2), dim=0)
+    model = torch.nn.Sequential(layer)
+    batch = torch.randn(2, 3, 9)
+    with torch.no_grad():
+        before = model(batch)
+        weights.fold_weight_norm(model)
+        assert list(dict(model.named_parameters())) == ["0.bias", "0.weight"]
+        assert torch.equal(model(batch), before)
+
+
+def test_an_auto_class_and_a_larger_checkpoint_load(saved):
+    """What a model of another task has besides is left out."""
+    assert isinstance(weights.load(AutoModel, located(saved / "hubert"), CPU), HubertModel)
+    assert isinstance(weights.load(HubertModel, located(saved / "ctc"), CPU), HubertModel)
+
+
+def test_the_file_that_is_named_is_the_one_that_is_loaded(hubert):
+    """Also beside another that transformers would take."""
+    tensors = load_file(hubert / "model.safetensors")
+    tensors["encoder.layer_norm.bias"] = torch.full((16,), 7.0)
+    torch.save(tensors, hubert / "other.pt")
+    assert digest(hubert / "other.pt") != digest(hubert)
+    loaded = weights.load(HubertModel, located(hubert / "other.pt"), CPU)
+    assert loaded.encoder.layer_norm.bias.unique().tolist() == [7.0]
+
+
+def test_a_model_does_not_hang_on_its_file(hubert):
+    """Which may be written anew while the model is in use."""
+    loaded = weights.load(HubertModel, located(hubert), CPU)
+    before = {name: tensor.clone() for name, tensor in loaded.state_dict().items()}
+    file = hubert / "model.safetensors"
+    with file.open("r+b") as opened:
+        opened.write(b"\xff" * file.stat().st_size)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in loaded.state_dict().items())
+
+
+def test_nothing_is_said_while_a_model_is_loaded(saved, capfd):
+    """No bars, no reports: not even where keys are left over; and transformers talks again afterwards."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    weights.load(HubertModel, located(saved / "ctc"), CPU)
+    assert capfd.readouterr() == ("", "")
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+def test_models_are_loaded_by_several_threads(saved):
+    """Switching transformers' talk off and on is one at a time."""
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(weights.load(HubertModel, located(saved / "hubert"), CPU)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+
+
+# What is refused
+
+
+def test_a_model_that_is_not_whole_is_refused(hubert):
+    """transformers would draw what is missing at random, and only warn."""
+    edit_tensors(hubert, lambda tensors: tensors.pop("encoder.layer_norm.bias"))
+    assert "lacks encoder.layer_norm.bias" in load_fault(HubertModel, hubert)
+    edit_tensors(hubert, lambda tensors: tensors.update({"encoder.layer_norm.bias": torch.zeros(5)}))
+    assert "encoder.layer_norm.bias (5,) for (16,)" in load_fault(HubertModel, hubert)
+
+
+def test_what_only_training_needs_may_be_missing(hubert):
+    """facebook/wav2vec2-base-960h lacks it. It is zero then, and not random."""
+    edit_tensors(hubert, lambda tensors: tensors.pop("masked_spec_embed"))
+    assert not weights.load(HubertModel, located(hubert), CPU).masked_spec_embed.any()
+
+
+def test_a_model_of_another_class_is_refused(saved, hubert):
+    """By config.json, before weights are read."""
+    assert "holds a model of type 'hubert', not 'encodec'" in load_fault(EncodecModel, saved / "hubert")
+    edit_json(hubert / "config.json", model_type="fancy")
+    assert "config.json" in load_fault(AutoModel, hubert)
+    edit_json(hubert / "config.json", model_type="hubert", conv_stride="fast")
+    load_fault(HubertModel, hubert)
+    (hubert / "config.json").write_text("{")
+    assert "cannot be read" in load_fault(HubertModel, hubert)
+    (hubert / "config.json").unlink()
+    assert "holds no config.json" in load_fault(HubertModel, hubert)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("damage", ["truncated", "garbage", "empty"])
+def test_a_damaged_file_is_refused(hubert, name, damage):
+    """Whatever was done to it."""
+    if name == "pytorch_model.bin":
+        torch.save(load_file(hubert / "model.safetensors"), hubert / name)
+        (hubert / "model.safetensors").unlink()
+    whole = (hubert / name).read_bytes()
+    (hubert / name).write_bytes({"truncated": whole[:-100], "garbage": b"garbage" * 100, "empty": b""}[damage])
+    assert f"{name}: damaged" in load_fault(HubertModel, hubert)
+    assert f"{name}: damaged" in fault(digest, hubert)
+
+
+def test_a_missing_shard_is_named(saved, tmp_path):
+    """And not taken for missing keys."""
+    HubertModel.from_pretrained(saved / "hubert").save_pretrained(tmp_path, max_shard_size="5KB")
+    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    assert f"lacks {shard.name}" in load_fault(HubertModel, tmp_path)
+
+
+class Malicious:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+@pytest.mark.parametrize("pack", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
+@pytest.mark.parametrize("suffix", [".bin", ".pt", ".pth", ".ckpt"])
+def test_no_pickle_is_run(hubert, tmp_path, pack, suffix):
+    """Not even to find out that it is none of ours."""
+    trace = tmp_path / "it ran"
+    file = hubert / f"weights{suffix}"
+    pack({"weight": Malicious(trace)}, file)
+    for message in (load_fault(HubertModel, file), fault(digest, file)):
+        assert "never unpickled: save it as safetensors" in message
+    assert not trace.exists()
+
+
+def test_a_checkpoint_with_more_than_tensors_is_refused(hubert):
+    """A trainer's, say, with its step beside the weights."""
+    torch.save({"step": 5, "model": load_file(hubert / "model.safetensors")}, hubert / "last.ckpt")
+    assert "expected tensors by name" in load_fault(HubertModel, hubert / "last.ckpt")
+
+
+def test_no_remote_code_is_run_unless_the_user_says_so(hubert, tmp_path, monkeypatch):
+    """`--trust-remote-code` is what says so."""
+    trace = tmp_path / "it ran"
+    (hubert / "theirs.py").write_text(
+        "from transformers import HubertModel\n"
+        f"open({str(trace)!r}, 'w').close()\n"
+        "class TheirModel(HubertModel):\n    theirs = True\n"
+    )
+    edit_json(hubert / "config.json", auto_map={"AutoModel": "theirs.TheirModel"})
+    for model_class in (AutoModel, HubertModel):
+        assert "--trust-remote-code" in load_fault(model_class, hubert)
+    assert not trace.exists()
+
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(loading, "_remote_code", False)
+    weights.allow_remote_code()
+    assert weights.load(AutoModel, located(hubert), CPU).theirs
+    assert trace.exists()
+    edit_json(hubert / "config.json", auto_map={"AutoModel": "org/name--theirs.TheirModel"})
+    assert "in another repository" in load_fault(AutoModel, hubert)
