@@ -132,7 +132,7 @@ def to_waveform(
     if source_rate != policy.sample_rate and policy.resample == "forbid":
         wanted = f"the config wants {policy.sample_rate} Hz and forbids resampling"
         raise AudioError(Reason.RATE_REFUSED, f"sampled at {source_rate} Hz; {wanted}")
-    if too_long := _too_long(len(samples), source_rate, policy.max_seconds):
+    if too_long := is_too_long(len(samples), source_rate, policy.max_seconds):
         raise too_long
     mono = _mono(samples, policy.channel if channel is None else channel)
     if source_rate == policy.sample_rate:
@@ -174,7 +174,7 @@ def _span(recording: Recording, held: int, segment: Segment, max_seconds: float 
     stop = min(stop, held)
     if stop == UNKNOWN and max_seconds is not None:
         return first, first + int(max_seconds * rate) + 1  # enough to see that it is too long
-    return _too_long(stop - first, rate, max_seconds) or (first, stop)
+    return is_too_long(stop - first, rate, max_seconds) or (first, stop)
 
 
 def _fault(
@@ -198,14 +198,15 @@ def _fault(
     if recording.is_float and not all_finite(samples):
         at = first + int(np.isfinite(samples).all(axis=1).argmin())
         return AudioError(Reason.NON_FINITE_AUDIO, f"holds NaN or infinity at {at / rate:.3f} s")
-    return _too_long(len(samples), rate, max_seconds)
+    return is_too_long(len(samples), rate, max_seconds)
 
 
-def _too_long(num_samples: int, rate: int, max_seconds: float | None) -> AudioError | None:
+def is_too_long(num_samples: int, rate: int, max_seconds: float | None) -> AudioError | None:
+    """The error that so many samples are, where they last longer than `max_seconds`."""
     if max_seconds is None or num_samples <= max_seconds * rate:
         return None
     lasts = f"lasts {num_samples / rate:.3f} s or more"
-    return AudioError(Reason.TOO_LONG, f"{lasts}, and the config's max_seconds is {max_seconds:g}")
+    return AudioError(Reason.TOO_LONG, f"{lasts}, and may last {max_seconds:g} s at most")
 
 
 def _mono(samples: NDArray[np.float32], channel: Literal["mix", "first"] | int) -> NDArray[np.float32]:

@@ -1,25 +1,21 @@
-"""One YAML file -> a validated config -> its canonical form -> the fingerprint.
-
-The fingerprint is a hash of everything that decides the *values*, and of nothing else: the extractor and
-its revision, its parameters after defaults, the content of its weights, the audio policy, the stored
-dtype. Batch size, threads, shard size, paths and device are options of the run, and not here.
-"""
+"""One YAML file -> a validated config -> its resolved form, from which the fingerprint is made."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from featcache import extractors
 from featcache.errors import ConfigError, listing
+
+if TYPE_CHECKING:
+    import torch
 
 Resampler = Literal["soxr_mq", "soxr_hq", "soxr_vhq", "forbid"]
 StoredDtype = Literal["float32", "float16", "uint8", "uint16", "uint32", "int64"]
@@ -88,6 +84,14 @@ class Config:
         """The class that `extractor` names."""
         return extractors.find(self.extractor)
 
+    def build(self, device: torch.device) -> extractors.Extractor[extractors.Params]:
+        """The extractor, ready to run on `device`.
+
+        Raises:
+            ConfigError: the parameters go neither with the sample rate nor with each other, or weights cannot be had.
+        """
+        return self.extractor_class(self.params, self.audio.sample_rate, device)
+
     def resolved(self) -> dict[str, Any]:
         """The config with every default filled in, as plain JSON values."""
         return {
@@ -99,13 +103,8 @@ class Config:
         }
 
     def fingerprint(self) -> str:
-        """SHA-256, in hex, of everything that decides the values, as canonical JSON."""
-        decides = self.resolved()
-        del decides["name"], decides["audio"]["max_seconds"]
-        decides["revision"] = self.extractor_class.revision
-        decides["weights"] = self.extractor_class.weights_digest(self.params)
-        canonical = json.dumps(decides, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        """SHA-256, in hex, of everything that decides the values: see `featcache.extractors.fingerprint`."""
+        return extractors.fingerprint(self.resolved())
 
 
 def load_config(source: str | Path) -> Config:
@@ -114,19 +113,25 @@ def load_config(source: str | Path) -> Config:
     Raises:
         ConfigError: the file cannot be read, or has faults; all of them in one message.
     """
-    text = packaged_configs().get(str(source))
+    text, folder = packaged_configs().get(str(source)), None
     if text is None:
+        folder = Path(source).absolute().parent
         try:
             text = Path(source).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             hint = "" if Path(source).suffix else f"; the packaged configs are {listing(packaged_configs())}"
             reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(f"config {source}: cannot be read: {reason}{hint}") from error
-    return parse_config(text, str(source))
+    return parse_config(text, str(source), folder)
 
 
-def parse_config(text: str, source: str = "<config>") -> Config:
-    """Validate a config's YAML text; `source` names it in messages.
+def parse_config(text: str, source: str = "<config>", folder: Path | None = None) -> Config:
+    """Validate a config's YAML text.
+
+    Args:
+        text: the YAML.
+        source: names it in messages.
+        folder: what relative paths in it are relative to; None for the current folder.
 
     Raises:
         ConfigError: every fault, each with its dotted path.
@@ -141,11 +146,16 @@ def parse_config(text: str, source: str = "<config>") -> Config:
         raise ConfigError(f"config {source}: not valid YAML: {error}") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"config {source}: expected a mapping with name, extractor, params, audio and store")
-    return config_from(loaded, source)
+    return config_from(loaded, source, folder)
 
 
-def config_from(document: dict[str, Any], source: str = "<config>") -> Config:
+def config_from(document: dict[str, Any], source: str = "<config>", folder: Path | None = None) -> Config:
     """Validate a config given as plain values: a YAML file's, or the resolved config that a version keeps.
+
+    Args:
+        document: the values.
+        source: names it in messages.
+        folder: what relative paths in it are relative to; None for the current folder. A resolved config has none.
 
     Raises:
         ConfigError: every fault, each with its dotted path.
@@ -154,7 +164,7 @@ def config_from(document: dict[str, Any], source: str = "<config>") -> Config:
     try:
         _File.model_validate(document)
     except ValidationError as error:
-        faults += _faults(error)
+        faults += _faults(error, document)
     name = document.get("name")
     if isinstance(name, str) and not _NAME.fullmatch(name):
         faults.append(f"name: {name!r} may hold letters, digits, '.', '_' and '-', and starts with a letter or digit")
@@ -162,11 +172,12 @@ def config_from(document: dict[str, Any], source: str = "<config>") -> Config:
     if isinstance(document.get("extractor"), str):
         try:
             found = extractors.find(document["extractor"])
-            params = found.Params.model_validate(document.get("params") or {})
+            given = document.get("params") or {}
+            params = found.Params.model_validate(given, context={"folder": folder})
         except ConfigError as error:
             faults.append(str(error))
         except ValidationError as error:
-            faults += [f"params.{fault}" for fault in _faults(error)]
+            faults += _faults(error, given, ["params"])
     if faults or found is None or params is None:
         raise ConfigError(f"config {source}: " + "; ".join(dict.fromkeys(faults)))
     file = _File.model_validate(document)
@@ -181,16 +192,24 @@ def packaged_configs() -> dict[str, str]:
     return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.yaml"))}
 
 
-def _faults(error: ValidationError) -> list[str]:
+def _faults(error: ValidationError, document: Any, above: Sequence[str] = ()) -> list[str]:
+    """Each fault of a document, with its dotted path; `above` are the parts of the path of the document itself."""
     faults = []
     for fault in error.errors():
-        # A union's alternatives are named in the path; only names and positions of the file are of use.
-        path = ".".join(
-            str(part)
-            for part in fault["loc"]
-            if not re.fullmatch(r"literal\[.*\]|(constrained-)?int|float|str", str(part))
-        )
-        faults.append(f"{path}: {fault['msg'][0].lower()}{fault['msg'][1:]}")
+        path, here = list(above), document
+        last = len(fault["loc"]) - 1
+        for number, part in enumerate(fault["loc"]):
+            # A union's alternatives are named in pydantic's path: of use are only the names and positions in the file.
+            inner = {str(key): value for key, value in here.items()} if isinstance(here, dict) else here
+            if isinstance(inner, dict) and (str(part) in inner or number == last):
+                here = inner.get(str(part))
+            elif isinstance(inner, list) and isinstance(part, int):
+                here = inner[part]
+            else:
+                continue
+            path.append(str(part))
+        message = fault["msg"].removeprefix("Value error, ")
+        faults.append(f"{'.'.join(path)}: {message[0].lower()}{message[1:]}")
     return faults
 
 

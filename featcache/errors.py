@@ -80,6 +80,7 @@ class Reason(StrEnum):
     NON_FINITE_AUDIO = "non_finite_audio"
     NON_FINITE_FEATURES = "non_finite_features"
     EXTRACTOR_REFUSED = "extractor_refused"
+    NOT_IN_SOURCE = "not_in_source"
 
 
 class AudioError(FeatcacheError):

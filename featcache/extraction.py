@@ -19,12 +19,18 @@ from numpy.typing import NDArray
 
 from featcache.audio import probe_seconds
 from featcache.config import Config
+from featcache.derived import Source, derive, open_source
 from featcache.device import Device
-from featcache.engines.local import Counted, LocalEngine, Progress
+from featcache.engines.local import Counted, LocalEngine, Produce, Progress
 from featcache.errors import ConfigError, FeatcacheError, ManifestError, Reason
+from featcache.extractors.model import ModelExtractor
+from featcache.extractors.rows import RowExtractor
+from featcache.extractors.units import Units
 from featcache.manifest import Manifest
-from featcache.pipeline import Target
+from featcache.memory import AudioMemory
+from featcache.pipeline import Target, longest, process
 from featcache.plan import ShardTask, Todo, compare, tasks
+from featcache.policy import Choice, choose_policy
 from featcache.provenance import library_versions
 from featcache.spec import FeatureSpec
 from featcache.store.index import Index, build_index, open_index
@@ -54,6 +60,9 @@ class Options:
         shard_megabytes: a shard's size, about.
         retry_failed: try failures of earlier runs again, whether or not their files changed.
         check_sources: extract again where a file's size or mtime is not what it was.
+        source: a version, or the cache that holds it, to make features from instead of audio; for `units` alone.
+        batching: how rows are put together: `single`, `equal_length`, `padded`; None for the loosest that is clean.
+        allow_mismatch: take that, though it was neither declared nor found to be clean.
     """
 
     device: str | None = None
@@ -61,6 +70,9 @@ class Options:
     shard_megabytes: float = SHARD_MEGABYTES
     retry_failed: bool = False
     check_sources: bool = False
+    source: Path | None = None
+    batching: str | None = None
+    allow_mismatch: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,7 @@ class Work:
         path: of the version, which may not exist yet.
         todo: what is missing.
         index: of what is there.
+        choice: how its extractor's rows are put together.
         replaced: how many items there are of rows or files that have changed.
     """
 
@@ -81,6 +94,7 @@ class Work:
     path: Path
     todo: Todo
     index: Index
+    choice: Choice
 
     @property
     def replaced(self) -> int:
@@ -99,6 +113,7 @@ class VersionSummary:
         extracted: utterances extracted by this run.
         failed: utterances in the ledger: by this run and, not tried again, by earlier ones.
         num_bytes: of features, written by this run.
+        seconds: of worker threads that computing them took.
     """
 
     name: str
@@ -107,6 +122,7 @@ class VersionSummary:
     extracted: int
     failed: int
     num_bytes: int
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -189,13 +205,12 @@ class Extraction:
         self.device = Device(options.device, options.threads)
         self.notes: list[str] = []
         self._started = perf_counter()
-        self._extractors = {
-            config.name: config.extractor_class(config.params, config.audio.sample_rate, self.device.torch_device)
-            for config in configs
-        }
+        self._extractors = {config.name: config.build(self.device.torch_device) for config in configs}
         for config in configs:
             _refuse_dtype(config, self._extractors[config.name].spec)
+            self._note_inexact_chunks(config)
         self._made_by = library_versions()
+        self._source = self._open_source(configs) if options.source else None
         self.work = [self._compare(config) for config in configs]
         self.notes += [
             f"{work.info.folder_name}: {work.replaced:,} utterances are extracted again: their path, start, duration, "
@@ -212,9 +227,10 @@ class Extraction:
 
     @property
     def row_seconds(self) -> NDArray[np.float64]:
-        """Seconds of audio of each row, float64 `[rows]`: the manifest's, else estimated from some headers."""
+        """Seconds of audio of each row, float64 `[rows]`: the manifest's or source's, else by some files' headers."""
         if self._seconds is None:
-            self._seconds = _row_seconds(self.manifest)
+            known = self.manifest.duration if self._source is None else self._source.seconds(self.manifest)
+            self._seconds = _row_seconds(self.manifest, known)
         return self._seconds
 
     def expected_seconds(self, work: Work) -> float:
@@ -248,11 +264,11 @@ class Extraction:
         if not (path / "zarr.json").exists():
             self._note_siblings(info)
             index = build_index([])
-            return Work(config, info, path, compare(self.manifest, index, {}), index)
+            return Work(config, info, path, compare(self.manifest, index, {}), index, self._choose(config, []))
         version = Version.open(path)
         index = open_index(version)
         failures = {} if self.options.retry_failed else latest_failures(version)
-        todo = compare(self.manifest, index, failures, partial(self._is_unchanged, config.audio.max_seconds))
+        todo = compare(self.manifest, index, failures, partial(self._is_unchanged, self._max_seconds(config)))
         if self.options.check_sources:
             todo = _with_changed_sources(self.manifest, todo, index, version)
         elif self._only is None:
@@ -262,7 +278,35 @@ class Extraction:
             # What is there of them is what the items that are gone had replaced.
             older = np.where(wanted, index.find(self.manifest.ids), todo.replaces)
             todo = replace(todo, wanted=wanted, present=todo.present & ~wanted, replaces=older)
-        return Work(config, info, path, todo, index)
+        return Work(config, info, path, todo, index, self._choose(config, version.probes()))
+
+    def _choose(self, config: Config, probes: Sequence[dict[str, Any]]) -> Choice:
+        """Decide how a version's rows are put together, and tell its extractor."""
+        extractor = self._extractors[config.name]
+        options = self.options
+        choice = choose_policy(extractor, probes, self.device.label, options.batching, options.allow_mismatch)
+        if isinstance(extractor, RowExtractor):
+            extractor.policy = choice.policy
+        if choice.note:
+            self.notes.append(f"{config.name}: {choice.note}")
+        return choice
+
+    def _open_source(self, configs: Sequence[Config]) -> Source:
+        """The version that the configs' features are made from.
+
+        Raises:
+            ConfigError: they are made from audio alone, or from other features than these.
+        """
+        assert self.options.source is not None
+        for config in configs:
+            if not isinstance(self._extractors[config.name], Units):
+                raise ConfigError(f"--from: {config.name}: {config.extractor} is made from audio; only units are not")
+        sources = {
+            extractor.source_fingerprint for extractor in self._extractors.values() if isinstance(extractor, Units)
+        }
+        if len(sources) > 1:
+            raise ConfigError("--from: these units are not all of the same features: give their configs one at a time")
+        return open_source(self.options.source, sources.pop())
 
     def _refuse_another_corpus(self, version: Version, index: Index, todo: Todo) -> None:
         """Refuse a manifest that has the version's ids and paths, and other files: another corpus, it seems.
@@ -288,6 +332,9 @@ class Extraction:
                 "Then --check-sources extracts that again"
             )
 
+    def _max_seconds(self, config: Config) -> float | None:
+        return longest(config.audio.max_seconds, self._extractors[config.name].max_seconds)
+
     def _note_siblings(self, info: VersionInfo) -> None:
         """Say what is different where there is a version of the same name under another fingerprint."""
         try:
@@ -301,13 +348,25 @@ class Extraction:
                 + (", ".join(keys) or "the extractor's revision or weights differ")
             )
 
+    def _note_inexact_chunks(self, config: Config) -> None:
+        """Say where long clips will be cut into chunks whose values are not quite those of the whole."""
+        extractor = self._extractors[config.name]
+        if isinstance(extractor, ModelExtractor) and not extractor.chunks_are_exact:
+            self.notes.append(
+                f"{config.name}: chunks with {extractor.params.chunk.overlap:g} s of overlap are not exact for "
+                f"{config.extractor}, whose frames look further: `featcache probe` says by how much"
+            )
+
     def _is_unchanged(self, max_seconds: float | None, failure: Failure) -> bool:
         """Whether what failed would fail again: its file is still the same, and it still too long, if it was.
 
-        An unreadable file may be readable by now.
+        An unreadable file may be readable by now, and what was not in the source be there.
         """
         path = self.manifest.resolve(failure.path)
-        if failure.reason == Reason.FILE_UNREADABLE or _stat(path) != (failure.size, failure.mtime_ns):
+        if failure.reason in (Reason.FILE_UNREADABLE, Reason.NOT_IN_SOURCE) or _stat(path) != (
+            failure.size,
+            failure.mtime_ns,
+        ):
             return False
         if failure.reason != Reason.TOO_LONG:
             return True
@@ -317,20 +376,25 @@ class Extraction:
         return min(failure.duration or math.inf, held - (failure.start or 0.0)) > max_seconds
 
     def _groups(self) -> list[list[Work]]:
-        """Versions that lack the same rows are filled together."""
+        """Versions that lack the same rows are filled together, if they agree on what a GPU may round."""
         groups: list[list[Work]] = []
         for work in self.work:
             if not work.todo.missing.any():
                 continue
             for group in groups:
-                if np.array_equal(group[0].todo.missing, work.todo.missing) and not (
-                    work.replaced or group[0].replaced
+                if (
+                    np.array_equal(group[0].todo.missing, work.todo.missing)
+                    and not (work.replaced or group[0].replaced)
+                    and self._allows_tf32(group[0]) == self._allows_tf32(work)  # which is the whole process's setting
                 ):
                     group.append(work)
                     break
             else:
                 groups.append([work])
         return groups
+
+    def _allows_tf32(self, work: Work) -> bool:
+        return self._extractors[work.config.name].tf32
 
     def _fill(
         self,
@@ -343,15 +407,29 @@ class Extraction:
             Target(work.config, self._extractors[work.config.name], Version.create(self.cache, work.info))
             for work in group
         ]
+        self.device.allow_tf32(self._allows_tf32(group[0]))
         for target in targets:
             target.version.sweep()
         runs = [Run(target.version, self._asked(target)) for target in targets]
+        produce: Produce
+        if self._source is None:
+            produce = partial(process, self.manifest.root, targets, self.device, AudioMemory())
+        else:
+            produce = partial(derive, self.manifest.root, targets, self.device, self._source)
         engine = LocalEngine(
             targets=targets,
             runs=runs,
-            root=self.manifest.root,
+            produce=produce,
             device=self.device,
-            made_by={**self._made_by, "device": self.device.label},
+            made_by=[
+                {
+                    **self._made_by,
+                    "device": self.device.label,
+                    "batching": work.choice.policy,
+                    "mismatch": work.choice.mismatch,
+                }
+                for work in group
+            ],
             progress=progress,
             report=report,
             stop=stop,
@@ -377,6 +455,7 @@ class Extraction:
             "config": target.config.resolved(),
             "device": str(self.device.torch_device),
             "threads": self.device.threads,
+            "from": None if self._source is None else str(self._source.version.path),
             "made_by": self._made_by,
         }
 
@@ -392,6 +471,7 @@ class Extraction:
                     extracted=counted.extracted,
                     failed=int(work.todo.failed.sum()) + counted.failed,
                     num_bytes=counted.num_bytes,
+                    seconds=round(counted.seconds, 3),
                 )
             )
         spent = sum(progress.stages.values())
@@ -436,9 +516,9 @@ def _bytes_per_second(info: VersionInfo) -> float:
     return info.spec.frame_rate * math.prod(info.spec.item_shape) * np.dtype(info.spec.dtype).itemsize
 
 
-def _row_seconds(manifest: Manifest) -> NDArray[np.float64]:
-    """Each row's duration; where the manifest gives none, the mean of what some files' headers say."""
-    seconds = manifest.duration.copy()
+def _row_seconds(manifest: Manifest, known: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Each row's duration; where it is not known, being NaN, the mean of what some files' headers say."""
+    seconds = known.copy()
     unknown = np.flatnonzero(np.isnan(seconds))
     if not len(unknown):
         return seconds

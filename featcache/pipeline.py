@@ -1,14 +1,16 @@
 """One batch of utterances, from files to stored features: decode, resample, extract, cast, check.
 
-A batch belongs to one shard task, is processed by one worker thread from end to end, and feeds every
-target: each file is decoded once, each distinct audio policy applied once.
+A batch belongs to one shard task and feeds every target: each file is decoded once, each distinct audio policy
+applied once. The worker thread that decodes a batch extracts it at once, but for targets whose extractor takes
+rows: what is to become a row is handed out (`Pending`), to be computed together with rows of other batches.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from time import perf_counter
@@ -18,11 +20,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache.audio import Segment, Source, decode, to_waveform
+from featcache.audio import Segment, Source, decode, is_too_long, to_waveform
 from featcache.config import AudioPolicy, Config
 from featcache.device import Device
 from featcache.errors import AudioError, ExtractorError, Reason, listing
 from featcache.extractors import Clip, Extractor, Params
+from featcache.extractors.rows import Piece, RowExtractor
 from featcache.finite import all_finite
 from featcache.manifest import Utterance
 from featcache.memory import SMALL_BYTES, AudioMemory
@@ -36,6 +39,11 @@ _SMALLEST = 8
 _DECODED_FROM_START = frozenset({".mp3", ".ogg", ".opus"})
 
 
+def longest(*limits: float | None) -> float | None:
+    """The seconds that a clip may last under several limits, None being none."""
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
 @dataclass(frozen=True)
 class Target:
     """A version to fill, and what fills it."""
@@ -43,6 +51,11 @@ class Target:
     config: Config
     extractor: Extractor[Params]
     version: Version
+
+    @property
+    def max_seconds(self) -> float | None:
+        """The longest clip that the config allows, and the extractor."""
+        return longest(self.config.audio.max_seconds, self.extractor.max_seconds)
 
 
 @dataclass(frozen=True)
@@ -64,12 +77,133 @@ class Extracted:
         num_frames: of each item.
         features: `[sum(num_frames), *item_shape]` of the stored dtype.
         failures: what could not be.
+        side: for each side array, the entries of all items one after the other, and how many each has.
     """
 
     items: list[Item]
     num_frames: list[int]
     features: NDArray[Any]
     failures: list[Failure]
+    side: dict[str, tuple[NDArray[Any], list[int]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A piece of a clip, to be computed in a batch of rows.
+
+    Attributes:
+        pending: whose it is.
+        clip: the number of its clip there.
+        number: of the piece in its clip.
+        piece: what of the row's frames counts.
+        waveform: float32 `[piece.num_samples]`.
+        padded_length: samples of the row.
+    """
+
+    pending: Pending
+    clip: int
+    number: int
+    piece: Piece
+    waveform: NDArray[np.float32]
+    padded_length: int
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """What one row gave: features `[frames, *item_shape]` of the stored dtype, and the entries of side arrays."""
+
+    features: NDArray[Any]
+    side: dict[str, NDArray[Any]]
+
+
+class Pending:
+    """What one target gets from a part of a batch, while its rows are being computed.
+
+    Not thread-safe: whoever computes rows has to see to it that `done` is called by one thread at a time.
+
+    Attributes:
+        target: whose extractor takes rows.
+        rows: to be computed.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        items: list[Item],
+        clips: Sequence[NDArray[np.float32]],
+        failures: list[Failure],
+        fail: Callable[[int, AudioError], Failure],
+    ) -> None:
+        extractor = row_extractor(target)
+        assert extractor is not None
+        self.target = target
+        self.rows: list[Row] = []
+        self._items = items
+        self._failures = failures
+        self._fail = fail
+        self._errors: dict[int, AudioError] = {}
+        self._results: list[list[RowResult | None]] = []
+        for clip, waveform in enumerate(clips):
+            try:
+                pieces = extractor.pieces(len(waveform))
+            except AudioError as error:
+                self._errors[clip] = error
+                pieces = []
+            self._results.append([None] * len(pieces))
+            for number, piece in enumerate(pieces):
+                part = waveform[piece.start : piece.start + piece.num_samples]
+                self.rows.append(Row(self, clip, number, piece, part, extractor.padded_length(len(part))))
+        self._left = len(self.rows)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all rows are computed."""
+        return not self._left
+
+    def id_of(self, row: Row) -> str:
+        """The utterance's id."""
+        return self._items[row.clip].id
+
+    def done(self, row: Row, result: RowResult | AudioError) -> None:
+        """Take what a row gave, or why it gave nothing."""
+        self._left -= 1
+        if isinstance(result, AudioError):
+            self._errors.setdefault(row.clip, result)
+        else:
+            self._results[row.clip][row.number] = result
+        if self.is_complete:
+            self.rows = []  # and with them the waveforms
+
+    def extracted(self) -> Extracted:
+        """All of it, in the order of the clips, once it is complete."""
+        kept: list[tuple[Item, list[RowResult]]] = []
+        failures = list(self._failures)
+        dtype = self.target.config.dtype
+        for clip, (item, results) in enumerate(zip(self._items, self._results, strict=True)):
+            found = [result for result in results if result is not None]
+            error = self._errors.get(clip)
+            if error is None and not all(all_finite(result.features) for result in found):
+                error = _non_finite(dtype)
+            if error is None:
+                kept.append((item, found))
+            else:
+                failures.append(self._fail(clip, error))
+        spec = self.target.extractor.spec
+        features = [result.features for _, found in kept for result in found]
+        side = {}
+        for array in spec.side:
+            entries = [result.side[array.name] for _, found in kept for result in found]
+            side[array.name] = (
+                np.concatenate(entries) if entries else np.empty((0, *array.item_shape), array.dtype),
+                [sum(len(result.side[array.name]) for result in found) for _, found in kept],
+            )
+        return Extracted(
+            items=[item for item, _ in kept],
+            num_frames=[sum(len(result.features) for result in found) for _, found in kept],
+            features=np.concatenate(features) if features else np.empty((0, *spec.item_shape), dtype),
+            failures=failures,
+            side=side,
+        )
 
 
 @dataclass
@@ -79,14 +213,24 @@ class Spent:
     Attributes:
         decode: reading and decoding files.
         waveform: mixing down and resampling.
-        extract: computing features, with their way to the device and back.
+        extract: computing features, with their way to the device and back, by the version's name.
         resampled: utterances whose source had another rate.
     """
 
     decode: float = 0.0
     waveform: float = 0.0
-    extract: float = 0.0
+    extract: dict[str, float] = field(default_factory=dict)
     resampled: int = 0
+
+    @contextmanager
+    def extracting(self, target: Target) -> Iterator[None]:
+        """Count the time that a version's features take."""
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            name = target.config.name
+            self.extract[name] = self.extract.get(name, 0.0) + perf_counter() - started
 
 
 def batches(
@@ -110,25 +254,80 @@ def batches(
 
 
 def process(
-    batch: Sequence[Utterance],
     root: Path,
     targets: Sequence[Target],
     device: Device,
     memory: AudioMemory,
+    batch: Sequence[Utterance],
     spent: Spent,
-) -> Iterator[list[Extracted]]:
-    """Extract a batch for every target.
+) -> Iterator[list[Extracted | Pending]]:
+    """Extract a batch for every target, or hand out the rows that are to be computed for it.
 
     Yields the targets' results, in the targets' order, for one part of the batch after the other: a part
-    holds about `device.batch_seconds`, however much the batch's files hold.
+    holds about `device.batch_seconds`, however much the batch's files hold. Parts of long recordings are computed here,
+    rows and all, so that no more of them is held than `memory` allows.
     """
-    limits = [target.config.audio.max_seconds for target in targets]
+    limits = [target.max_seconds for target in targets]
     max_seconds = None if None in limits else max(limit for limit in limits if limit)
     with memory.lease() as reserve:
         for part in _parts(decode_all(batch, root, max_seconds, reserve), device.batch_seconds, spent):
             waveforms = _Waveforms(part, spent)
-            yield [_extract(target, waveforms, root, device, spent) for target in targets]
+            is_large = sum(decoded.samples.nbytes for decoded in part if decoded.samples is not None) >= SMALL_BYTES
+            yield [_extract(target, waveforms, root, device, spent, is_large) for target in targets]
             del part, waveforms  # before the next part is decoded
+
+
+def row_extractor(target: Target) -> RowExtractor[Params] | None:
+    """The target's extractor, if it takes rows."""
+    return target.extractor if isinstance(target.extractor, RowExtractor) else None
+
+
+def compute_rows(rows: Sequence[Row], device: Device) -> list[RowResult | AudioError]:
+    """Compute rows of one target and one padded length; what each gave, in their order.
+
+    Where a batch does not fit on the device, this and all later ones become smaller.
+    """
+    target, length = rows[0].pending.target, rows[0].padded_length
+    extractor = row_extractor(target)
+    assert extractor is not None
+    results: list[RowResult | AudioError] = []
+    while len(results) < len(rows):
+        count = extractor.rows(length, device.torch_device)
+        batch = rows[len(results) : len(results) + count]
+        try:
+            results += _compute_batch(batch, count, extractor, target.config.dtype, device)
+            continue
+        except torch.OutOfMemoryError:
+            pass  # what the batch held is free once the exception is
+        torch.cuda.empty_cache()
+        if not extractor.shrink(count, length, device.torch_device):
+            seconds = length / extractor.spec.sample_rate
+            message = f"{seconds:.0f} s do not fit on {device.label} at once: params.chunk of the config would cut them"
+            results += [AudioError(Reason.TOO_LONG, message)] * len(batch)
+    return results
+
+
+def _compute_batch(
+    rows: Sequence[Row], count: int, extractor: RowExtractor[Params], dtype: str, device: Device
+) -> list[RowResult | AudioError]:
+    """Compute rows of one padded length in a batch of `count`."""
+    try:
+        with device.slot():
+            waveforms = [row.waveform for row in rows]
+            encoded = extractor.run(*device.upload_rows(waveforms, count, rows[0].padded_length))
+            stored = encoded.features[: len(rows)].to(getattr(torch, dtype)).contiguous()
+            features = device.download(stored)
+            side = {name: device.download(array[: len(rows)].contiguous()) for name, array in encoded.side.items()}
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        ids = listing(row.pending.id_of(row) for row in rows)
+        error.add_note(f"featcache: while {type(extractor).__name__} extracted {ids}")
+        raise
+    return [
+        _cut(extractor, row, features[i], {name: array[i] for name, array in side.items()})
+        for i, row in enumerate(rows)
+    ]
 
 
 def decode_all(
@@ -189,7 +388,7 @@ def compute(
         if all_finite(item):
             kept.append(item)
         else:
-            errors[i] = AudioError(Reason.NON_FINITE_FEATURES, f"features are NaN or infinite as {dtype}")
+            errors[i] = _non_finite(dtype)
             num_frames[i] = 0
     return np.concatenate(kept) if kept else stored[:0], num_frames, errors
 
@@ -248,7 +447,8 @@ class _Waveforms:
         self._made: dict[AudioPolicy, list[NDArray[np.float32] | AudioError]] = {}
 
     def under(self, policy: AudioPolicy) -> list[NDArray[np.float32] | AudioError]:
-        """A mono waveform at the policy's rate, or what was wrong, for each decoded utterance."""
+        """A mono waveform at the policy's rate, or what was wrong, for each decoded utterance; of any length."""
+        policy = policy.model_copy(update={"max_seconds": None})
         if policy not in self._made:
             started = perf_counter()
             self._made[policy] = [self._make(decoded, policy) for decoded in self.part]
@@ -267,28 +467,32 @@ class _Waveforms:
         return waveform
 
 
-def _extract(target: Target, waveforms: _Waveforms, root: Path, device: Device, spent: Spent) -> Extracted:
+def _extract(
+    target: Target, waveforms: _Waveforms, root: Path, device: Device, spent: Spent, at_once: bool
+) -> Extracted | Pending:
     items: list[Item] = []
     clips: list[NDArray[np.float32]] = []
     utterances: list[Utterance] = []
     failures: list[Failure] = []
     for decoded, waveform in zip(waveforms.part, waveforms.under(target.config.audio), strict=True):
-        if not isinstance(waveform, AudioError) and not target.extractor.num_frames(len(waveform)):
-            waveform = AudioError(
-                Reason.TOO_SHORT,
-                f"{len(waveform)} samples at {target.config.audio.sample_rate} Hz are too few for one frame",
-            )
-        if isinstance(waveform, AudioError):
-            failures.append(failure_of(decoded.utterance, root, waveform))
+        refused = waveform if isinstance(waveform, AudioError) else _refusal(target, decoded, len(waveform))
+        if refused or isinstance(waveform, AudioError):
+            assert refused is not None
+            failures.append(failure_of(decoded.utterance, root, refused))
         else:
             items.append(_item(decoded, len(waveform)))
             clips.append(waveform)
             utterances.append(decoded.utterance)
-    started = perf_counter()
-    features, num_frames, errors = compute(
-        target.extractor, [item.id for item in items], clips, target.config.dtype, device
-    )
-    spent.extract += perf_counter() - started
+    if row_extractor(target):
+        pending = Pending(target, items, clips, failures, lambda clip, error: failure_of(utterances[clip], root, error))
+        if at_once:
+            with spent.extracting(target):
+                _complete(pending, device)
+        return pending.extracted() if pending.is_complete else pending
+    with spent.extracting(target):
+        features, num_frames, errors = compute(
+            target.extractor, [item.id for item in items], clips, target.config.dtype, device
+        )
     failures += [failure_of(row, root, error) for row, error in zip(utterances, errors, strict=True) if error]
     return Extracted(
         items=[item for item, error in zip(items, errors, strict=True) if not error],
@@ -296,6 +500,48 @@ def _extract(target: Target, waveforms: _Waveforms, root: Path, device: Device, 
         features=features,
         failures=failures,
     )
+
+
+def _refusal(target: Target, decoded: Decoded, num_samples: int) -> AudioError | None:
+    """Why a clip of `num_samples`, at the config's rate, is not for this target."""
+    assert decoded.samples is not None
+    assert decoded.source is not None
+    if too_long := is_too_long(len(decoded.samples), decoded.source.sample_rate, target.max_seconds):
+        return too_long
+    if target.extractor.num_frames(num_samples):
+        return None
+    rate = target.config.audio.sample_rate
+    return AudioError(Reason.TOO_SHORT, f"{num_samples} samples at {rate} Hz are too few for one frame")
+
+
+def _complete(pending: Pending, device: Device) -> None:
+    """Compute all rows of a part by themselves."""
+    extractor = row_extractor(pending.target)
+    assert extractor is not None
+    by_length: dict[int, list[Row]] = {}
+    for row in pending.rows:
+        by_length.setdefault(row.padded_length, []).append(row)
+    for length, rows in by_length.items():
+        while rows:
+            count = extractor.rows(length, device.torch_device)
+            batch, rows = rows[:count], rows[count:]
+            for row, result in zip(batch, compute_rows(batch, device), strict=True):
+                pending.done(row, result)
+
+
+def _cut(extractor: RowExtractor[Params], row: Row, features: NDArray[Any], side: dict[str, NDArray[Any]]) -> RowResult:
+    """What counts of a padded row's features `[F, …]`, as a copy where the rest would be held for it."""
+    first, last = row.piece.skip, row.piece.skip + row.piece.num_frames
+    if len(features) < last:
+        raise ExtractorError(
+            f"{type(extractor).__name__} returned {len(features)} frames for a row of {len(row.waveform)} samples; "
+            f"its num_frames says {last}"
+        )
+    return RowResult(features[first:last].copy(), {name: array.copy() for name, array in side.items()})
+
+
+def _non_finite(dtype: str) -> AudioError:
+    return AudioError(Reason.NON_FINITE_FEATURES, f"features are NaN or infinite as {dtype}")
 
 
 def _call(extractor: Extractor[Params], clips: Sequence[Clip]) -> list[torch.Tensor | AudioError]:

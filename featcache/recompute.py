@@ -1,4 +1,8 @@
-"""Extract some utterances again, each alone, and compare: does today's machine give what is stored?"""
+"""Extract some utterances again, each alone, and compare: does today's machine give what is stored?
+
+On the device that wrote them, codes must be the same. Where they are not, what differs by rounding (see `differences`)
+is counted apart: another device computes other last bits, and so does a run that had the memory for small batches only.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +13,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from featcache.audio import to_waveform
 from featcache.config import Config, config_from
 from featcache.device import Device
+from featcache.differences import tied_frames
 from featcache.errors import AudioError
+from featcache.extractors import Clip, Extractor, Params
+from featcache.extractors.model import CodecExtractor
+from featcache.extractors.rows import RowExtractor
 from featcache.manifest import Utterance
 from featcache.pipeline import compute, decode_all
+from featcache.policy import POLICIES
 from featcache.store.check import Problem
 from featcache.store.index import Index
 from featcache.store.runs import asked_of
 from featcache.store.shard import Item, Shard
 from featcache.store.version import Version
+from featcache.trial import with_latents
 
 _TOLERANCE = {"float16": 2.0**-8, "float32": 1e-4}
-"""Of float features, relative to values of 1 and more: four units in float16's last place."""
+"""Of floats, relative to values of 1 and more: four units in float16's last place."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +45,19 @@ class Recomputed:
     Attributes:
         utterances: how many.
         identical: how many of them bit for bit.
-        largest_difference: of any value.
+        largest_difference: of any float.
+        codes: that were compared; 0 of float features.
+        differing: codes that are others now.
+        tied: of those, the ones in frames where rounding decides between codewords.
         problems: what differs by more than rounding, or could not be extracted again.
     """
 
     utterances: int
     identical: int
     largest_difference: float
+    codes: int = 0
+    differing: int = 0
+    tied: int = 0
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -57,31 +74,48 @@ def recompute(
         device: to extract on.
     """
     config = config_from(version.info.config)
-    extractor = config.extractor_class(config.params, config.audio.sample_rate, device.torch_device)
-    identical, largest, problems = 0, 0.0, []
+    extractor = config.build(device.torch_device)
+    device.allow_tf32(extractor.tf32)
+    largest = 0.0
+    identical = codes = differing = tied = 0
+    problems = []
     for position in positions:
         shard = version.shard(index.shards[int(index.shard[position])])
-        (item,) = shard.items([int(index.item[position])])
+        number = int(index.item[position])
+        (item,) = shard.items([number])
         first = int(index.first_frame[position])
         stored = shard.features[first : first + int(index.num_frames[position])]
         try:
-            again = _extract_again(item, config, extractor, root or _root_of(shard, version), device)
+            again = _extract_again(item, config, extractor, root or _root_of(shard, version), shard, device)
         except AudioError as error:
             problems.append(Problem("source", f"{item.id}: {item.path}: {error.reason}: {error}", shard.name, item.id))
             continue
-        if again.tobytes() == stored.tobytes():
+        faults = []
+        if stored.dtype.kind != "f":
+            codes += stored.size
+        if again.features.tobytes() == stored.tobytes():
             identical += 1
-            continue
-        difference = _difference(again, stored)
-        largest = max(largest, difference)
-        if difference > _TOLERANCE.get(stored.dtype.name, 0.0):
-            message = f"{item.id}: extracted again from {item.path}, it differs by {difference:.3g}"
+        elif again.features.shape != stored.shape:
+            faults.append(f"it has shape {list(again.features.shape)} and not {list(stored.shape)}")
+        elif stored.dtype.kind == "f":
+            difference = _difference(again.features, stored)
+            largest = max(largest, difference)
+            if not difference <= _tolerance(stored):  # NaN is not
+                faults.append(f"it differs by {difference:.3g}")
+        else:
+            unequal = again.features != stored
+            ties = int(unequal[_tied(extractor, again, stored, device)].sum())
+            differing, tied = differing + int(unequal.sum()), tied + ties
+            if wrong := int(unequal.sum()) - ties:
+                faults.append(f"{wrong} of {stored.size} codes differ by more than rounding")
+        for name, array in again.side.items():
+            there = shard.side(name).item(number)
+            if array.shape != there.shape or not _difference(array, there) <= _tolerance(there):
+                faults.append(f"its {name} differ")
+        for fault in faults:
+            message = f"{item.id}: extracted again from {item.path}, {fault}{_devices(shard, device)}"
             problems.append(Problem("recompute", message, shard.name, item.id))
-    return Recomputed(len(positions), identical, largest, problems)
-
-
-def _root_of(shard: Shard, version: Version) -> Path:
-    return Path(asked_of(version, shard.info.made_by.get("run", "")).get("root", "."))
+    return Recomputed(len(positions), identical, largest, codes, differing, tied, problems)
 
 
 def sample(index: Index, count: int, seed: int | None = None) -> list[int]:
@@ -89,7 +123,29 @@ def sample(index: Index, count: int, seed: int | None = None) -> list[int]:
     return sorted(random.Random(seed).sample(range(len(index)), min(count, len(index))))
 
 
-def _extract_again(item: Item, config: Config, extractor: Any, root: Path, device: Device) -> NDArray[Any]:
+@dataclass(frozen=True)
+class _Again:
+    """What an utterance gives now.
+
+    Attributes:
+        features: `[frames, *item_shape]` of the stored dtype.
+        side: the entries of each side array, by name.
+        latents: of codes, `[frames, D]`, where the extractor tells.
+    """
+
+    features: NDArray[Any]
+    side: dict[str, NDArray[Any]] = field(default_factory=dict)
+    latents: torch.Tensor | None = None
+
+
+def _extract_again(
+    item: Item, config: Config, extractor: Extractor[Params], root: Path, shard: Shard, device: Device
+) -> _Again:
+    """Extract an item alone, in a batch of the shape that it was extracted in.
+
+    Raises:
+        AudioError: it cannot be.
+    """
     utterance = Utterance(item.id, item.path, item.start, item.duration, item.channel)
     (decoded,) = decode_all([utterance], root)
     if decoded.samples is None or decoded.source is None:
@@ -97,15 +153,49 @@ def _extract_again(item: Item, config: Config, extractor: Any, root: Path, devic
         raise decoded.error
     policy = config.audio.model_copy(update={"max_seconds": None})  # it was extracted, under whatever limit
     waveform = to_waveform(decoded.samples, decoded.source.sample_rate, policy, item.channel)
-    features, _, (error,) = compute(extractor, [item.id], [waveform], config.dtype, device)
-    if error is not None:
-        raise error
-    return features
+    if not isinstance(extractor, RowExtractor):
+        features, _, (error,) = compute(extractor, [item.id], [waveform], config.dtype, device)
+        if error is not None:
+            raise error
+        return _Again(features)
+    batching = shard.info.made_by.get("batching")
+    extractor.policy = batching if batching in POLICIES else None
+    seen = with_latents(extractor) if isinstance(extractor, CodecExtractor) else extractor
+    with device.slot():
+        (rows,) = seen.extract_rows([Clip(item.id, device.upload([waveform])[0])])
+        num_codes = rows.features.shape[1] if seen is extractor else len(extractor.spec.codebook_sizes)
+        features = rows.features[:, :num_codes].to(getattr(torch, config.dtype)).cpu().numpy()
+        side = {name: array.cpu().numpy() for name, array in rows.side.items()}
+    return _Again(features, side, None if seen is extractor else rows.features[:, num_codes:].float())
+
+
+def _tied(extractor: Extractor[Params], again: _Again, stored: NDArray[Any], device: Device) -> NDArray[np.bool_]:
+    """Which frames have other codes than the stored ones by rounding: bool `[frames]`."""
+    tied = np.zeros(len(stored), bool)
+    if again.latents is not None and isinstance(extractor, CodecExtractor):
+        unequal = (again.features != stored).any(axis=1)
+        codes, others = (torch.from_numpy(array[unequal].astype(np.int64)) for array in (again.features, stored))
+        with device.slot():
+            latents = again.latents[torch.from_numpy(unequal).to(again.latents.device)]
+            tied[unequal] = tied_frames(extractor.quantize, latents, codes, others).cpu().numpy()
+    return tied
+
+
+def _root_of(shard: Shard, version: Version) -> Path:
+    return Path(asked_of(version, shard.info.made_by.get("run", "")).get("root", "."))
+
+
+def _devices(shard: Shard, device: Device) -> str:
+    """That another device wrote the shard, if so, for a message."""
+    wrote = shard.info.made_by.get("device", device.label)
+    return "" if wrote == device.label else f"; it was written on {wrote}, and this is {device.label}"
+
+
+def _tolerance(stored: NDArray[Any]) -> float:
+    return _TOLERANCE.get(stored.dtype.name, 0.0)
 
 
 def _difference(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """The largest difference, relative where values are above 1; infinite where shapes differ, or codes."""
-    if one.shape != other.shape or one.dtype.kind != "f":
-        return float("inf")
+    """The largest difference, relative where values are above 1, of arrays of one shape."""
     a, b = one.astype(np.float64), other.astype(np.float64)
-    return float((np.abs(a - b) / np.maximum(1.0, np.abs(b))).max())
+    return float((np.abs(a - b) / np.maximum(1.0, np.abs(b))).max(initial=0.0))

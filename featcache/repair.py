@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +64,10 @@ def repair(
     restored = restore_metadata(path)
     version = Version.open(path)
     names = version.shard_names()
-    found = verify(version, threads=options.threads or 1, manifest=manifest)
+    try:
+        found = verify(version, threads=options.threads or 1, manifest=manifest, stop=stop)
+    except KeyboardInterrupt:
+        return Repaired(str(path), [], restored, None, interrupted=True)
     if stop is not None and stop.is_set():
         return Repaired(str(path), [], restored, None, interrupted=True)
     index_damaged = any(problem.kind == "index" for problem in found.problems)
@@ -79,7 +82,7 @@ def repair(
     # What was there was not too long, whatever the limit was of the run that made the version.
     config = replace(config, audio=config.audio.model_copy(update={"max_seconds": None}))
     device = Device(options.device, options.threads)
-    extractor = config.extractor_class(config.params, config.audio.sample_rate, device.torch_device)
+    extractor = config.build(device.torch_device)
     _refuse_another_version(version, version_info(config, extractor.spec))
     ids = _ids_in(version, names, damaged)
     if ids is not None:
@@ -114,10 +117,10 @@ def restore_metadata(path: Path) -> bool:
             config = config_from(json.loads(folder.read_text(encoding="utf-8"))["asked"]["config"])
         except (OSError, ValueError, KeyError, FeatcacheError):
             continue
-        extractor = config.extractor_class(config.params, config.audio.sample_rate, torch.device("cpu"))
+        extractor = config.build(torch.device("cpu"))
         info = version_info(config, extractor.spec)
         if info.folder_name == path.name:
-            zarr3.write_file(path / "zarr.json", zarr3.group_metadata(asdict(info)))
+            zarr3.write_file(path / "zarr.json", zarr3.group_metadata(info.attributes()))
             return True
     raise StoreError(
         f"{path}/zarr.json: damaged, and no record in {path}/runs tells what it was: run `featcache extract` with the "

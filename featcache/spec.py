@@ -6,6 +6,23 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class SideSpec:
+    """An array that an extractor gives beside the features, with some entries for each utterance.
+
+    Attributes:
+        name: of the array.
+        item_shape: shape of one entry; `()` for a number.
+        dtype: numpy name.
+        units: what an entry means, for a reader.
+    """
+
+    name: str
+    item_shape: tuple[int, ...]
+    dtype: str
+    units: str
+
+
+@dataclass(frozen=True)
 class FeatureSpec:
     """What an extractor's features are; stored with every version, as it stands.
 
@@ -17,6 +34,7 @@ class FeatureSpec:
         sample_rate: of the waveforms that `extract` takes, in Hz.
         units: what a value means, for a reader: "log mel energy (natural log)".
         codebook_sizes: of each codebook, for codes; empty for features.
+        side: arrays that are kept beside the features.
     """
 
     item_shape: tuple[int, ...]
@@ -26,3 +44,4 @@ class FeatureSpec:
     sample_rate: int
     units: str
     codebook_sizes: tuple[int, ...] = ()
+    side: tuple[SideSpec, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -66,6 +67,7 @@ def verify(
     manifest: Manifest | None = None,
     threads: int = 1,
     report: Callable[[], object] = lambda: None,
+    stop: threading.Event | None = None,
 ) -> Report:
     """Check a version.
 
@@ -75,22 +77,37 @@ def verify(
         manifest: say also what the version lacks of it.
         threads: that read shards.
         report: called after each shard.
+        stop: once it is set, verification ends where it is.
+
+    Raises:
+        KeyboardInterrupt: `stop` was set.
+        StoreError: a shard may not be read.
     """
     problems = list(_check_version(version))
     sound: list[Shard] = []
     names = version.shard_names()
 
+    stop, ended = stop or threading.Event(), threading.Event()
+
+    def stopped() -> bool:
+        return stop.is_set() or ended.is_set()
+
     def check(name: str) -> tuple[Shard, list[Problem]]:
         shard = version.shard(name)
-        return shard, list(check_shard(shard, version.info.spec, data))
+        return shard, [] if stopped() else list(check_shard(shard, version.info.spec, data, stopped))
 
     limits = {"async.concurrency": threads, "threading.max_workers": threads}
     with zarr.config.set(limits), ThreadPoolExecutor(threads) as pool:
-        for shard, found in pool.map(check, names):
-            problems += found
-            if not found:
-                sound.append(shard)
-            report()
+        try:
+            for shard, found in pool.map(check, names):
+                if stop.is_set():
+                    raise KeyboardInterrupt
+                problems += found
+                if not found:
+                    sound.append(shard)
+                report()
+        finally:
+            ended.set()  # where it ended by an error or an interrupt, the pool waits for threads that are at work
     index = build_index(sound)
     superseded_or_repeated = sum(shard.info.items for shard in sound) > len(index)
     repeats = find_repeats(sound) if superseded_or_repeated else []

@@ -61,7 +61,7 @@ class Stages:
         self._config = config
         self._folder = folder
         self._device = Device("cpu", 1)
-        self._extractor = config.extractor_class(config.params, config.audio.sample_rate, self._device.torch_device)
+        self._extractor = config.build(self._device.torch_device)
         utterances = [manifest[row] for row in range(len(manifest))]
         self._batches = list(batches(utterances, manifest.duration.tolist(), self._device.batch_seconds))
 

@@ -28,7 +28,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     config = load_config("fbank80")
-    extractor = config.extractor_class(config.params, RATE, torch.device("cpu"))
+    extractor = config.build(torch.device("cpu"))
     others = {name: make() for name, make in PEERS.items() if importable(make)}
     print(f"torch {torch.__version__}, torchaudio {torchaudio.__version__}, 1 thread, best of {arguments.rounds}\n")
     print(f"{'':28}{'clips':>14}{'x real time':>13}{'torchaudio =':>14}{'max difference':>16}")

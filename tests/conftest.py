@@ -286,10 +286,12 @@ def slower_config(tmp_path_factory) -> Path:
     return write_config(tmp_path_factory.mktemp("config"), "Slow", seconds=0.05)
 
 
-def write_config(folder: Path, extractor: str, name: str | None = None, **params: Any) -> Path:
-    """A config of one of the `odd_extractors`."""
+def write_config(
+    folder: Path, extractor: str, name: str | None = None, module: str = "odd_extractors", **params: Any
+) -> Path:
+    """A config of one of the tests' extractors."""
     path = folder / f"{name or extractor.lower()}.yaml"
-    path.write_text(f"name: {path.stem}\nextractor: odd_extractors:{extractor}\nparams: {json.dumps(params)}\n")
+    path.write_text(f"name: {path.stem}\nextractor: {module}:{extractor}\nparams: {json.dumps(params)}\n")
     return path
 
 

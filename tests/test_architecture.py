@@ -13,13 +13,15 @@ PACKAGE = Path(featcache.__file__).parent
 # A file or folder of the package may import from the lines above its own, and from its own folder. A file that
 # is added gets its place here: as high as it can stand.
 LAYERS = [
-    {"errors", "spec", "finite", "strings", "provenance", "containers", "memory"},
-    {"manifest", "flac", "extractors", "device"},
-    {"store", "config", "recording"},
-    {"audio", "plan"},
+    {"errors", "spec", "finite", "strings", "provenance", "containers", "memory", "differences"},
+    {"manifest", "flac", "device", "weights"},
+    {"store", "recording", "extractors"},
+    {"config", "kmeans", "policy"},
+    {"audio", "plan", "testing"},
     {"pipeline", "loader"},
-    {"engines"},
-    {"extraction", "verify", "recompute"},
+    {"window", "sampling", "derived"},
+    {"engines", "trial"},
+    {"extraction", "verify", "recompute", "probe"},
     {"repair"},
     {"cli"},
     {"__main__"},
@@ -33,10 +35,10 @@ ONLY = {
     "loader": FLAT | {"store"},
     "plan": FLAT | {"store"},
     "verify": FLAT | {"store", "plan"},
-    "extractors": {"errors", "spec", "strings"},
+    "extractors": {"errors", "spec", "strings", "weights"},
 }
-EXTRACT_ONLY = {"pydantic", "yaml", "soundfile", "miniaudio", "soxr", "torchaudio"}
-"""Packages of the extra `extract`, which a training environment does not have."""
+EXTRACT_ONLY = {"pydantic", "yaml", "soundfile", "miniaudio", "soxr", "torchaudio", "transformers", "safetensors"}
+"""Packages of the extras `extract` and `models`, which a training environment does not have."""
 
 
 @cache

@@ -14,7 +14,9 @@ import click
 from featcache import __version__
 from featcache.cli.configs import configs
 from featcache.cli.extract import INTERRUPTED, extract
+from featcache.cli.fit_kmeans import fit_kmeans
 from featcache.cli.info import info
+from featcache.cli.probe import probe
 from featcache.cli.repair import repair
 from featcache.cli.show import show
 from featcache.cli.verify import verify
@@ -70,5 +72,5 @@ def main() -> None:
     """
 
 
-for command in (extract, verify, repair, info, show, configs):
+for command in (extract, verify, repair, info, show, probe, configs, fit_kmeans):
     main.add_command(command)

@@ -38,3 +38,11 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     whole, minutes = divmod(minutes, 60)
     return f"{whole}:{minutes:02}:{rest:02}" if whole else f"{minutes}:{rest:02}"
+
+
+def best(fastest: dict[str, Any] | None) -> str:
+    """What a probe found to be the fastest way, for a person: `fastest without a mismatch: padded, fp32: 151 × …`."""
+    if fastest is None:
+        return "nothing is without a mismatch"
+    speed = f"{fastest['times_real_time']:,.0f} × real time"
+    return f"fastest without a mismatch: {fastest['policy']}, {fastest['precision']}: {speed}"

@@ -72,7 +72,25 @@ FAILURES_LEFT = 3
     is_flag=True,
     help="Try failures of earlier runs again, though their files are the same.",
 )
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    metavar="CACHE[/VERSION]",
+    help="Make units from features that are there already, instead of from audio.",
+)
+@click.option(
+    "--batching",
+    type=click.Choice(["single", "equal_length", "padded"]),
+    help="How clips share a model's batch.  [default: what the extractor declares, unless `probe` found a difference]",
+)
+@click.option("--allow-mismatch", is_flag=True, help="Take that --batching, though it may change values.")
 @click.option("--check-sources", is_flag=True, help="Extract again where a file's size or mtime has changed.")
+@click.option(
+    "--trust-remote-code",
+    is_flag=True,
+    help="Run the Python code that a model brings with its weights. Without it, such a model is refused.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be done, how many hours and bytes, and do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON document.")
 @click.pass_context
@@ -86,7 +104,11 @@ def extract(
     threads: int | None,
     shard_size: float,
     retry_failed: bool,
+    source: Path | None,
+    batching: str | None,
+    allow_mismatch: bool,
     check_sources: bool,
+    trust_remote_code: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -103,6 +125,8 @@ def extract(
     Examples:
       featcache extract train.csv
       featcache extract train.csv -c mfcc13 -o /data/features --threads 4
+      featcache extract train.csv -c encodec24k-6kbps -c fbank80
+      featcache extract train.csv -c units.yaml --from features/hubert-base-l6-3f9c21ab04de
       featcache extract segments.jsonl -c my-config.yaml --root /corpora/audio --dry-run
     """
     _limit_libraries(threads)
@@ -110,7 +134,11 @@ def extract(
     from featcache.extraction import Extraction, Options
     from featcache.manifest import read_manifest
 
-    options = Options(device, threads, shard_size, retry_failed, check_sources)
+    if trust_remote_code:
+        from featcache.weights import allow_remote_code
+
+        allow_remote_code()
+    options = Options(device, threads, shard_size, retry_failed, check_sources, source, batching, allow_mismatch)
     loaded = [load_config(config) for config in configs]
     extraction = Extraction(read_manifest(manifest, root=root, carry=False), loaded, cache, options)
     for line in extraction.notes:
@@ -183,6 +211,19 @@ def _print_plan(extraction: Extraction, as_json: bool) -> None:
         )
 
 
+def _bottleneck(summary: Summary) -> str:
+    """The stage that held a run back, and what would help."""
+    on_cpu = summary.device == "cpu"
+    remedy = {
+        "decode": "more threads, or a faster disk",
+        "resample": "more threads, or files at the config's rate",
+        "extract": "a GPU, or more threads" if on_cpu else "a faster GPU",
+        "write": "a faster disk",
+        "wait": "a faster disk" if on_cpu else "a faster GPU, or disk",
+    }
+    return f"{summary.bottleneck} ({remedy[summary.bottleneck]} would help)"
+
+
 def print_summary(summary: Summary) -> None:
     """What a run did, for a person."""
     for version in summary.versions:
@@ -205,6 +246,9 @@ def print_summary(summary: Summary) -> None:
             f"{hours(summary.audio_hours * 3600)} of audio in {summary.seconds:.1f} s: "
             f"{summary.times_real_time:,.0f} × real time on {summary.device}, {summary.threads} threads"
         )
-        click.echo(f"time in stages: {shares}; bottleneck: {summary.bottleneck}")
+        click.echo(f"time in stages: {shares}; bottleneck: {_bottleneck(summary)}")
+        if len(summary.versions) > 1:
+            parts = ", ".join(f"{version.name} {version.seconds:.1f} s" for version in summary.versions)
+            click.echo(f"threads' time in extracting: {parts}")
     if summary.failed:
         click.echo(f"why utterances failed: featcache info {summary.versions[0].path} --failures")

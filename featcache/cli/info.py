@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcache.cli.common import hours, megabytes, note, print_json
+from featcache.cli.common import best, hours, megabytes, note, print_json
 from featcache.errors import DamagedError
 
 if TYPE_CHECKING:
@@ -59,14 +59,21 @@ def _describe(version: Version) -> dict[str, Any]:
     failures = [asdict(failure) for failure, stands in zip(ledger.values(), standing, strict=True) if stands]
     spec = version.info.spec
     frames = int(index.num_frames.sum())
+    shards = [version.shard(name).info for name in index.shards]
+    batched = {(made_by.get("batching"), made_by.get("mismatch")) for made_by in (shard.made_by for shard in shards)}
+    newest = {probe["device"]: probe for probe in version.probes()}
     return {
         "path": str(version.path),
         **asdict(version.info),
         "utterances": len(index),
         "frames": frames,
-        "seconds": round(sum(version.shard(name).info.seconds for name in index.shards), 3),
+        "seconds": round(sum(shard.seconds for shard in shards), 3),
         "bytes": frames * math.prod(spec.item_shape) * version.dtype.itemsize,
         "shards": len(index.shards),
+        "batching": [
+            {"policy": policy, "mismatch": mismatch} for policy, mismatch in sorted(batched, key=str) if policy
+        ],
+        "probes": list(newest.values()),
         "failures": failures,
     }
 
@@ -80,9 +87,18 @@ def _print(document: dict[str, Any], failures: bool) -> None:
         f"{megabytes(document['bytes'])} in {document['shards']:,} shards; {len(document['failures']):,} failed"
     )
     click.echo(f"  {spec['dtype']} [{shape}], {spec['frame_rate']:g} frames/s: {spec['units']}")
+    for side in spec["side"]:
+        entry = ", ".join(["entries", *map(str, side["item_shape"])])
+        click.echo(f"  beside them {side['name']}, {side['dtype']} [{entry}]: {side['units']}")
     click.echo(f"  extractor {config['extractor']}, audio at {spec['sample_rate']:,} Hz")
     click.echo(f"  fingerprint {document['fingerprint']}")
     click.echo("  made by " + ", ".join(f"{name} {version}" for name, version in document["made_by"].items()))
+    for batching in document["batching"]:
+        mismatch = batching["mismatch"]
+        measured = "not probed" if mismatch is None else f"{100 * mismatch:.2g} % mismatched when probed"
+        click.echo(f"  batching {batching['policy']}: {measured}")
+    for probe in document["probes"]:
+        click.echo(f"  probed on {probe['device']}, {probe['date']}: {best(probe['fastest'])}")
     if failures:
         for failure in document["failures"]:
             click.echo(f"  {failure['id']}\t{failure['reason']}\t{failure['path']}\t{failure['message']}")

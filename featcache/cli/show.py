@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from featcache.cli.common import print_json
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @click.command(short_help="Show one utterance: where it is, where it came from, its values.")
@@ -21,8 +25,6 @@ def show(path: Path, utterance: str, as_json: bool) -> None:
     Example:
       featcache show features LJ001-0001
     """
-    import numpy as np
-
     from featcache.loader import Cache
     from featcache.store.version import select_versions
     from featcache.strings import Strings
@@ -35,22 +37,33 @@ def show(path: Path, utterance: str, as_json: bool) -> None:
         position = int(index.find(Strings.of([utterance]))[0])
         shard = version.shard(index.shards[int(index.shard[position])])
         (item,) = shard.items([int(index.item[position])])
-        values = features.astype(np.float64)
+        side = {spec.name: _summary(cache.side(spec.name, utterance)) for spec in cache.spec.side}
         documents.append(
             {
                 "version": str(version.path),
                 "shard": shard.name,
                 **asdict(item),
-                "shape": list(features.shape),
-                "dtype": features.dtype.name,
-                "min": float(values.min()),
-                "mean": float(values.mean()),
-                "max": float(values.max()),
+                **_summary(features),
+                "side": side,
             }
         )
     if as_json:
         print_json({"versions": documents})
         return
     for document in documents:
+        side = document.pop("side")
         for name, value in document.items():
             click.echo(f"{name:12} {value}")
+        for name, summary in side.items():
+            values = ", ".join(f"{key} {value}" for key, value in summary.items() if value is not None)
+            click.echo(f"{name:12} {values}")
+
+
+def _summary(array: NDArray[Any]) -> dict[str, Any]:
+    """Shape, dtype and range of an array; nothing for the range of one that is empty."""
+    import numpy as np
+
+    values = array.astype(np.float64)
+    found = {"min": values.min(), "mean": values.mean(), "max": values.max()} if values.size else {}
+    numbers = {name: float(found[name]) if found else None for name in ("min", "mean", "max")}
+    return {"shape": list(array.shape), "dtype": array.dtype.name, **numbers}

@@ -139,10 +139,10 @@ def _print(result: Report, again: Recomputed | None) -> None:
     if len(problems) > _SHOWN:
         click.echo(f"  … and {len(problems) - _SHOWN:,} more: --json has them all")
     if again:
-        click.echo(
-            f"  extracted {again.utterances:,} again: {again.identical:,} bit-identical, "
-            f"largest difference {again.largest_difference:.3g}"
-        )
+        found = f"largest difference {again.largest_difference:.3g}"
+        if again.codes:
+            found = f"{again.differing:,} of {again.codes:,} codes differ, {again.tied:,} of them by rounding (ties)"
+        click.echo(f"  extracted {again.utterances:,} again: {again.identical:,} bit-identical, {found}")
     for line in result.notes:
         click.echo(f"  {line}")
     if result.surplus:

@@ -20,9 +20,17 @@ if TYPE_CHECKING:
 Batching = Literal["frames", "padded", "equal_length", "single"]
 
 _BUILT_IN = {
+    "dac": "featcache.extractors.dac:Dac",
+    "encodec": "featcache.extractors.encodec:Encodec",
     "fbank": "featcache.extractors.kaldi:Fbank",
     "log_mel": "featcache.extractors.log_mel:LogMel",
     "mfcc": "featcache.extractors.kaldi:Mfcc",
+    "mimi": "featcache.extractors.mimi:Mimi",
+    "speechtokenizer": "featcache.extractors.speechtokenizer:SpeechTokenizer",
+    "ssl": "featcache.extractors.ssl:SSL",
+    "torchaudio": "featcache.extractors.torchaudio_ssl:TorchaudioSSL",
+    "units": "featcache.extractors.units:Units",
+    "xcodec": "featcache.extractors.xcodec:Xcodec",
 }
 _ENTRY_POINTS = "featcache.extractors"
 
@@ -46,6 +54,10 @@ class Params(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    locations: ClassVar[frozenset[str]] = frozenset()
+    """Names of parameters that say where something is, and not what: not in the fingerprint, which holds the
+    digest of what is there."""
+
 
 P = TypeVar("P", bound=Params)
 
@@ -66,12 +78,16 @@ class Extractor(ABC, Generic[P]):
         revision: raised when a change to the code changes values; part of the fingerprint.
         batching: see above.
         spec: of the features; set by `__init__`.
+        max_seconds: clips that are longer are failures, whatever the config says; None for no limit.
+        tf32: whether a GPU may round to TF32.
     """
 
     Params: ClassVar[type[Params]]
     revision: ClassVar[int]
     batching: ClassVar[Batching]
     spec: FeatureSpec
+    max_seconds: float | None = None
+    tf32: bool = False
 
     @abstractmethod
     def __init__(self, params: P, sample_rate: int, device: torch.device) -> None:

@@ -6,6 +6,7 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, SupportsIndex
@@ -20,6 +21,8 @@ from featcache.spec import FeatureSpec
 from featcache.store import zarr3
 from featcache.store.index import open_index
 from featcache.store.runs import Failure, latest_failures
+from featcache.store.shard import Shard
+from featcache.store.side import Side
 from featcache.store.version import Version, differing_keys, select_version, select_versions
 from featcache.strings import Strings
 
@@ -99,6 +102,7 @@ class Cache:
         self._buffers = Buffers()
         self._features: dict[int, NDArray[Any]] = {}  # by number of the shard, as they are needed
         self._checksums: dict[int, NDArray[np.uint32]] = {}
+        self._sides: dict[tuple[str, int], Side] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.version.path, self.check, self.index.shards)
@@ -216,6 +220,30 @@ class Cache:
                 self._verify(position, row[:length])
         return padded, torch.from_numpy(lengths)
 
+    def side(self, name: str, key: str | SupportsIndex) -> NDArray[Any]:
+        """What the extractor gave beside the features of one utterance: its entries of a side array.
+
+        Args:
+            name: of the side array; `spec.side` has them.
+            key: an id, or a position; negative ones count from the end.
+
+        Returns:
+            `[entries, *item_shape]` of the side array's dtype, read-only; there may be none. In a cache that was
+            opened with `check`, a shard's side array has been held against its checksum.
+
+        Raises:
+            StoreError: there is no such side array; names those that there are.
+            MissingItemError: there is no such id.
+            IndexError: there is no such position.
+            DamagedError: the shard is damaged.
+        """
+        position = self._position(key)
+        number = int(self.index.shard[position])
+        side = self._sides.get((name, number))
+        if side is None:
+            side = self._sides[name, number] = self._open_side(name, self.version.shard(self.index.shards[number]))
+        return side.item(int(self.index.item[position]))
+
     def _position(self, key: str | SupportsIndex) -> int:
         if isinstance(key, str):
             position = self.index.find_one(key)
@@ -266,24 +294,40 @@ class Cache:
 
     def _open_shard(self, number: int) -> NDArray[Any]:
         shard = self.version.shard(self.index.shards[number])
-        try:
+        with self._reading(shard):
             features = shard.features
-        except DamagedError as error:
-            raise self._damaged(str(error)) from error
-        except OSError as error:
-            raise StoreError(f"{error.filename or shard.folder}: cannot be read: {error.strerror}") from error
         if (features.shape[1:], features.dtype) != (self.spec.item_shape, self.version.dtype):
             raise self._damaged(f"{shard.folder}: damaged: features are {features.dtype} {list(features.shape)}")
         return features
 
+    def _open_side(self, name: str, shard: Shard) -> Side:
+        spec = {spec.name: spec for spec in self.spec.side}.get(name)
+        if spec is None:
+            there = listing(spec.name for spec in self.spec.side) or "none"
+            raise StoreError(f"{self.version.path}: has no side array {name!r}; it has {there}")
+        with self._reading(shard):
+            side = shard.side(name, self.check)
+        if (side.entries.shape[1:], side.entries.dtype) != (spec.item_shape, np.dtype(spec.dtype)):
+            found = f"{side.entries.dtype} {list(side.entries.shape)}"
+            raise self._damaged(f"{shard.folder}: damaged: side array {name} is {found}")
+        return side
+
+    @contextmanager
+    def _reading(self, shard: Shard) -> Iterator[None]:
+        """What goes wrong within is said as the loader says it."""
+        try:
+            yield
+        except DamagedError as error:
+            raise self._damaged(str(error)) from error
+        except OSError as error:
+            raise StoreError(f"{error.filename or shard.folder}: cannot be read: {error.strerror}") from error
+
     def _verify(self, position: int, frames: NDArray[Any]) -> None:
         number = int(self.index.shard[position])
         shard = self.version.shard(self.index.shards[number])
-        try:
-            if number not in self._checksums:
+        if number not in self._checksums:
+            with self._reading(shard):
                 self._checksums[number] = shard.column("crc32c")
-        except DamagedError as error:
-            raise self._damaged(str(error)) from error
         if zarr3.crc32c(frames) != self._checksums[number][self.index.item[position]]:
             raise self._damaged(
                 f"{self.ids[position]}: damaged: its features in {shard.folder} are not what was written"

@@ -1,0 +1,182 @@
+"""`featcache probe`: what do batching and precision change, and how fast are they?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from featcache.cli.common import best, note, print_json
+
+if TYPE_CHECKING:
+    from featcache.config import Config
+    from featcache.probe import Measured, Probe
+    from featcache.store.version import Version
+
+_NEAR = 16
+"""Frames from a clip's end, up to which its tail is meant."""
+
+
+@click.command(short_help="Measure what batching and precision do to a config's values.")
+@click.argument("config")
+@click.argument("manifest")
+@click.option(
+    "-o",
+    "--output",
+    "cache",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="CACHE",
+    help="Keep the result with the config's version in this cache, made where there is none: `featcache extract` "
+    "holds to it.  [default: ./features, if it has the version]",
+)
+@click.option(
+    "--root",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="What relative paths are relative to.  [default: the manifest's folder]",
+)
+@click.option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1 …  [default: cuda where there is one]")
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="[default: every core; on the CPU at most 8]",
+)
+@click.option(
+    "--utterances",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    metavar="N",
+    help="How many to measure with: from the shortest to the longest, the first 30 s of each.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as one JSON document.")
+def probe(
+    config: str,
+    manifest: str,
+    cache: Path | None,
+    root: Path | None,
+    device: str | None,
+    threads: int | None,
+    utterances: int,
+    as_json: bool,
+) -> None:
+    """Measure, on this device, what batching and precision do to the values of CONFIG, with some of the
+    MANIFEST's utterances.
+
+    Each is extracted alone, in batches of equal lengths, and padded among strangers, at every precision that
+    the device has, and held to what it gives alone in fp32. Codes that differ are told apart: ties, where two
+    codewords are equally near but for rounding, and mismatches. The fastest way without a mismatch is named.
+
+    \b
+    Examples:
+      featcache probe encodec.yaml train.csv
+      featcache probe encodec.yaml train.csv -o /data/features --device cuda --json
+    """
+    from featcache.config import load_config
+    from featcache.device import Device
+    from featcache.manifest import read_manifest
+    from featcache.probe import probe as measure
+
+    loaded = load_config(config)
+    wanted = read_manifest(manifest, root=root, carry=False)
+    found = measure(loaded, wanted, Device(device, threads), utterances, lambda what: note(f"measuring {what}"))
+    version = _version(loaded, cache, found)
+    if version:
+        version.write_probe(found.document())
+    if as_json:
+        print_json({**found.document(), "kept": str(version.path) if version else None})
+    else:
+        _print(found)
+        click.echo(f"kept in {version.path}" if version else "not kept: with -o CACHE, extract will hold to it")
+
+
+def _version(config: Config, cache: Path | None, found: Probe) -> Version | None:
+    """The config's version in a cache, made where there is none; without a cache, in ./features if it is there."""
+    from featcache.extraction import version_info
+    from featcache.store.version import Version
+
+    info = version_info(config, found.spec)
+    if cache is not None:
+        return Version.create(cache, info)
+    path = Path("features") / info.folder_name
+    return Version.open(path) if (path / "zarr.json").exists() else None
+
+
+def _print(found: Probe) -> None:
+    values = f"{found.frames:,} frames"
+    if found.spec.codebook_sizes:
+        values += f" of {len(found.spec.codebook_sizes)} codes"
+    click.echo(
+        f"{found.config}: {found.utterances:,} utterances of {found.shortest:.2f} to {found.longest:.2f} s, "
+        f"{found.seconds:.1f} s in all, {values}; on {found.device}, {found.threads} threads"
+    )
+    for fault in found.skipped:
+        click.echo(f"left out: {fault}")
+    if found.rounding:
+        rounding = ", ".join(f"{size:.1g} in {precision}" for precision, size in found.rounding.items())
+        click.echo(f"compared with each utterance alone in fp32; rounding, relative to a frame: {rounding}")
+    else:
+        click.echo("compared, bit for bit, with each utterance alone")
+    header = ("precision", "batching", "differ", "ties", "mismatches", "largest", "× real time", "")
+    rows = [header, *(_row(one, found) for one in found.measured)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    click.echo()
+    for row in rows:
+        cells = [
+            cell.rjust(width) if 2 <= column <= 6 else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        click.echo("  ".join(cells).rstrip())
+    click.echo()
+    shares = "codes" if found.spec.codebook_sizes else "frames"
+    click.echo(f"shares are of {shares}; largest: difference of a frame, relative in norm")
+    batched = [one.repeatable for one in found.measured if one.repeatable is not None]
+    if batched:
+        click.echo(f"the same bits whatever the neighbours: {'yes' if all(batched) else 'no'}")
+    _print_chunks(found)
+    click.echo(best(found.document()["fastest"]))
+
+
+def _row(one: Measured, found: Probe) -> tuple[str, ...]:
+    policy = one.policy if one.is_declared else f"{one.policy} (not declared)"
+    if one.error is not None:
+        return (one.precision, policy, "", "", "", "", "", f"not possible here: {one.error}")
+    return (
+        one.precision,
+        policy,
+        _percent(one.differing),
+        _percent(one.tied),
+        _percent(one.mismatch),
+        f"{one.relative:.1e}" if one.relative else "0",
+        f"{one.times_real_time:,.0f}",
+        _where(one),
+    )
+
+
+def _where(one: Measured) -> str:
+    """Where the mismatches are, if that can be said in a few words."""
+    if not one.mismatch:
+        return ""
+    if one.last <= _NEAR:
+        return f"in the last {one.last} frames"
+    return f"in the first {one.first} frames" if one.first <= _NEAR else "throughout"
+
+
+def _print_chunks(found: Probe) -> None:
+    chunks = found.chunks
+    if chunks is None:
+        return
+    promise = "exact by the model's receptive field" if chunks.exact else "not exact by the model's receptive field"
+    if not chunks.utterances:
+        click.echo(f"chunks: {promise}; no utterance of the sample is longer than one")
+        return
+    click.echo(
+        f"chunks: {promise}; of {chunks.utterances:,} utterances, {_percent(chunks.differing)} differs from the whole, "
+        f"{_percent(chunks.mismatch)} by more than rounding"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share else "0"

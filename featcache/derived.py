@@ -1,0 +1,204 @@
+"""Features that were extracted before, as what others are made from: a version's items, for rows of a manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from featcache.device import Device
+from featcache.errors import AudioError, ConfigError, DamagedError, Reason, listing
+from featcache.extractors.units import Units
+from featcache.manifest import Manifest, Utterance, row_hashes
+from featcache.pipeline import Extracted, Pending, Spent, Target, failure_of
+from featcache.store import zarr3
+from featcache.store.index import open_index
+from featcache.store.runs import latest_failures
+from featcache.store.shard import Item
+from featcache.store.version import Version, select_versions
+from featcache.strings import Strings
+
+_UTTERANCES = 64
+"""Whose features are on the device at once, at most."""
+
+_SHARDS_HELD = 8
+"""Shards whose columns are held: as many as workers are at, about. A shard of 10^5 short clips takes 4 MB."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a version has of an utterance.
+
+    Attributes:
+        item: what it keeps besides the features: the audio file's identity, the number of samples.
+        features: `[frames, *item_shape]` of the stored dtype, memory-mapped, read-only.
+    """
+
+    item: Item
+    features: NDArray[Any]
+
+
+class Source:
+    """A version that others are made from. Its methods may be called from several threads.
+
+    Args:
+        version: which.
+
+    Raises:
+        DamagedError: the index has to be built, and a shard's metadata is damaged.
+    """
+
+    def __init__(self, version: Version) -> None:
+        self.version = version
+        self._index = open_index(version)
+        self._failures = latest_failures(version)
+        self._shard = lru_cache(_SHARDS_HELD)(self._open_shard)
+
+    def read(self, utterances: Sequence[Utterance]) -> list[Given | AudioError]:
+        """What the version has of each utterance; held against its checksum.
+
+        An utterance is there if an item of its id was made from a row of the same path, start, duration and channel.
+        For any other there is an `AudioError` with the reason NOT_IN_SOURCE.
+
+        Raises:
+            DamagedError: a shard is damaged.
+        """
+        positions = self._index.find(Strings.of(utterance.id for utterance in utterances))
+        rows = row_hashes(
+            Strings.of(utterance.path for utterance in utterances),
+            np.array([_or_nan(utterance.start) for utterance in utterances]),
+            np.array([_or_nan(utterance.duration) for utterance in utterances]),
+            np.array([-1 if utterance.channel is None else utterance.channel for utterance in utterances], np.int32),
+        )
+        return [
+            self._given(utterance, position)
+            if position >= 0 and self._index.row_hash[position] == row
+            else self._missing(utterance, position)
+            for utterance, position, row in zip(utterances, positions.tolist(), rows, strict=True)
+        ]
+
+    def seconds(self, manifest: Manifest) -> NDArray[np.float64]:
+        """Seconds of audio of each row, float64 `[rows]`: the manifest's, else the version's, else NaN."""
+        positions = self._index.find(manifest.ids)
+        lengths = np.where(
+            positions >= 0, self._index.num_frames[positions] / self.version.info.spec.frame_rate, np.nan
+        )
+        return np.where(np.isnan(manifest.duration), lengths, manifest.duration)
+
+    def _given(self, utterance: Utterance, position: int) -> Given:
+        index = self._index
+        shard, number = self._shard(int(index.shard[position])), int(index.item[position])
+        first = int(index.first_frame[position])
+        features = shard.features[first : first + int(index.num_frames[position])]
+        if zarr3.crc32c(features) != shard.crc32c[number]:
+            raise DamagedError(
+                f"{utterance.id}: damaged: its features in {self.version.path} are not what was written; "
+                f"`featcache repair {self.version.path} --manifest MANIFEST` extracts it again"
+            )
+        size, mtime_ns, sample_rate = shard.sources[number].tolist()
+        item = Item(
+            id=utterance.id,
+            path=utterance.path,
+            start=utterance.start,
+            duration=utterance.duration,
+            channel=utterance.channel,
+            num_samples=int(shard.num_samples[number]),
+            size=size,
+            mtime_ns=mtime_ns,
+            sample_rate=sample_rate,
+        )
+        return Given(item, features)
+
+    def _missing(self, utterance: Utterance, position: int) -> AudioError:
+        where = f"not in {self.version.path.name}"
+        failure = self._failures.get(utterance.id)
+        if position >= 0:
+            where += ", where this id has another path, start, duration or channel"
+        elif failure is not None:
+            where += f", where it failed: {failure.reason}: {failure.message}"
+        return AudioError(Reason.NOT_IN_SOURCE, where)
+
+    def _open_shard(self, number: int) -> _Columns:
+        shard = self.version.shard(self._index.shards[number])
+        return _Columns(shard.features, *(shard.column(name) for name in ("crc32c", "num_samples", "sources")))
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What is needed of a shard, over and over."""
+
+    features: NDArray[Any]
+    crc32c: NDArray[np.uint32]
+    num_samples: NDArray[np.uint64]
+    sources: NDArray[np.int64]
+
+
+def derive(
+    root: Path,
+    targets: Sequence[Target],
+    device: Device,
+    source: Source,
+    batch: Sequence[Utterance],
+    spent: Spent,
+) -> Iterator[list[Extracted | Pending]]:
+    """Make features of a batch from those of the source, for every target; its extractor is `Units`.
+
+    Yields the targets' results, in the targets' order, for one part of the batch after the other.
+    """
+    for part in np.array_split(np.arange(len(batch)), -(-len(batch) // _UTTERANCES)):
+        started = perf_counter()
+        utterances = [batch[i] for i in part]
+        given = source.read(utterances)
+        items = [one.item for one in given if isinstance(one, Given)]
+        failures = [
+            failure_of(row, root, one)
+            for row, one in zip(utterances, given, strict=True)
+            if isinstance(one, AudioError)
+        ]
+        features = [one.features for one in given if isinstance(one, Given)]
+        spent.decode += perf_counter() - started
+        results: list[Extracted | Pending] = []
+        for target in targets:
+            with spent.extracting(target):
+                codes = _codes(target, features, device)
+            results.append(Extracted(items, [len(one) for one in features], codes, failures))
+        yield results
+
+
+def _codes(target: Target, features: Sequence[NDArray[Any]], device: Device) -> NDArray[Any]:
+    """The codes of some utterances' features, one after the other."""
+    extractor = target.extractor
+    assert isinstance(extractor, Units)
+    if not features:
+        return np.empty((0, *extractor.spec.item_shape), target.config.dtype)
+    with device.slot():
+        frames = torch.from_numpy(np.concatenate(features)).to(device.torch_device)
+        codes: NDArray[Any] = device.download(extractor.from_features(frames).to(getattr(torch, target.config.dtype)))
+    return codes
+
+
+def open_source(path: Path, fingerprint: str) -> Source:
+    """Open the version of that fingerprint, at `path` or in the cache at `path`.
+
+    Raises:
+        StoreError: there is no version.
+        ConfigError: there are others.
+        DamagedError: its metadata is damaged.
+    """
+    versions = select_versions(path)
+    for version in versions:
+        if version.info.fingerprint == fingerprint:
+            return Source(version)
+    there = listing(version.path.name for version in versions)
+    raise ConfigError(f"--from {path}: what the config needs is version {fingerprint[:12]}; there is {there}")
+
+
+def _or_nan(seconds: float | None) -> float:
+    return np.nan if seconds is None else seconds

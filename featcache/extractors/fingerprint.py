@@ -1,0 +1,41 @@
+"""The fingerprint: a hash of everything that decides the *values*, and of nothing else.
+
+The extractor and its revision, its parameters after defaults, the content of its weights, the audio policy, the stored
+dtype. Batch size, threads, shard size, paths and device are options of the run, and not here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from featcache.extractors.base import Params, find
+
+
+def fingerprint(config: Mapping[str, Any]) -> str:
+    """SHA-256, in hex, of what decides the values of a config, as canonical JSON.
+
+    Args:
+        config: resolved, as a version keeps it: plain values, every default filled in.
+
+    Raises:
+        ConfigError: there is no such extractor, or its weights cannot be had.
+        pydantic.ValidationError: the parameters are not the extractor's.
+    """
+    extractor = find(config["extractor"])
+    params = extractor.Params.model_validate(config["params"])
+    decides = {key: value for key, value in config.items() if key != "name"}
+    decides["params"] = _deciding(params)
+    decides["audio"] = {key: value for key, value in config["audio"].items() if key != "max_seconds"}
+    decides["revision"] = extractor.revision
+    decides["weights"] = extractor.weights_digest(params)
+    canonical = json.dumps(decides, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _deciding(params: Params) -> dict[str, Any]:
+    """Parameters as plain JSON values, without those that say where something is."""
+    plain: dict[str, Any] = params.model_dump(mode="json", exclude=set(params.locations))
+    return plain | {name: _deciding(value) for name, value in params if isinstance(value, Params)}

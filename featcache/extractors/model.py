@@ -1,0 +1,177 @@
+"""What extractors that load a model have in common: where its weights are, its precision, and chunks of long clips."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import ClassVar, Literal, TypeVar
+
+import numpy as np
+import torch
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from featcache import weights
+from featcache.errors import ConfigError
+from featcache.extractors.base import Params
+from featcache.extractors.rows import Piece, RowExtractor, Rows
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+
+LONGEST_SECONDS = 120.0
+"""Of a clip, where the config does not say how to cut long ones into chunks: a model's memory grows with the clip, and
+an attention's with its square."""
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Chunk(Params):
+    """How clips that are longer than a chunk are cut."""
+
+    seconds: float = Field(gt=0)
+    """Of a chunk."""
+    overlap: float = Field(ge=0)
+    """Seconds that neighbouring chunks share. A causal model's chunk leaves out its first frames for as long, another
+    model's half of them and as many of its last. Chunks are exact where the model's receptive field is no longer."""
+
+    @model_validator(mode="after")
+    def _moves_on(self) -> Chunk:
+        if self.overlap >= self.seconds:
+            raise ValueError(f"an overlap of {self.overlap:g} s leaves nothing of chunks of {self.seconds:g} s")
+        return self
+
+
+class ModelParams(Params):
+    """The parameters of every extractor that loads a model."""
+
+    locations: ClassVar[frozenset[str]] = frozenset({"weights", "revision"})
+
+    weights: str
+    """A folder as `save_pretrained` makes it, a file in such a folder, or a hub's id. A relative path is relative to
+    the config file. What is in the fingerprint is the weights' content, not where they are."""
+    revision: str | None = None
+    """The commit of a hub's id, which needs one."""
+    precision: Precision = "fp32"
+    """Of the model. `tf32` lets a GPU round the inputs of matrix products and convolutions to ten bits; `bf16` and
+    `fp16` are torch's autocast. All but fp32 change values: `featcache probe` says how much."""
+    chunk: Chunk | None = None
+    """Cut long clips into overlapping chunks. Without it, they are failures."""
+
+    @field_validator("weights")
+    @classmethod
+    def _absolute(cls, value: str, info: ValidationInfo) -> str:
+        """A path as an absolute one; a hub's id as it is."""
+        folder = (info.context or {}).get("folder")
+        path = Path(folder or "", value).expanduser()
+        return str(path.resolve()) if path.exists() else value
+
+
+M = TypeVar("M", bound=ModelParams)
+
+
+class ModelExtractor(RowExtractor[M]):
+    """The base of extractors that load a model.
+
+    A subclass's `__init__` calls this one, and sets `spec` and `granularity`: where a chunk begins at sample
+    `t * granularity`, its first frame is the clip's frame `t`.
+
+    Attributes:
+        causal: whether a frame looks at nothing behind it: what overlap chunks need.
+    """
+
+    causal: ClassVar[bool] = False
+
+    def __init__(self, params: M, sample_rate: int, device: torch.device) -> None:
+        self.params = params
+        self.max_seconds = None if params.chunk else LONGEST_SECONDS
+        self.tf32 = params.precision == "tf32"
+
+    @classmethod
+    def weights_digest(cls, params: M) -> str | None:
+        """A hash of the weights and of what else in their folder decides values."""
+        return weights.digest(weights.locate(params.weights, params.revision))
+
+    @property
+    def chunks_are_exact(self) -> bool:
+        """Whether a frame in a chunk sees all that it would see in the whole clip."""
+        chunk, receptive = self.params.chunk, self.spec.frame_length
+        return chunk is None or 0 < receptive <= self._samples(chunk.overlap)
+
+    def pieces(self, num_samples: int) -> list[Piece]:
+        """The clip whole, or its chunks."""
+        chunk = self.params.chunk
+        if chunk is None or num_samples <= (size := self._samples(chunk.seconds)):
+            return [Piece(0, num_samples, 0, self.num_frames(num_samples))]
+        overlap = self._samples(chunk.overlap)
+        if overlap >= size:
+            raise ConfigError(f"params.chunk: an overlap of {chunk.overlap:g} s leaves nothing of {chunk.seconds:g} s")
+        left = overlap if self.causal else overlap // 2 // self.granularity * self.granularity
+        starts = range(0, num_samples - overlap, size - overlap)
+        kept_from = [0, *((start + left) // self.granularity for start in starts[1:]), self.num_frames(num_samples)]
+        return [
+            Piece(
+                start=start,
+                num_samples=min(size, num_samples - start),
+                skip=kept_from[i] - start // self.granularity,
+                num_frames=kept_from[i + 1] - kept_from[i],
+            )
+            for i, start in enumerate(starts)
+        ]
+
+    def _samples(self, seconds: float) -> int:
+        """Whole hops in so many seconds, as samples."""
+        return round(seconds * self.spec.sample_rate) // self.granularity * self.granularity
+
+    @contextmanager
+    def _precision(self, device: torch.device) -> Iterator[None]:
+        dtype = _AUTOCAST.get(self.params.precision)
+        with torch.autocast(device.type, dtype) if dtype else nullcontext():
+            yield
+
+
+class CodecParams(ModelParams):
+    """The parameters of every codec."""
+
+    codebooks: int | None = Field(default=None, ge=1)
+    """How many, from the first on; all that the model has, where it is not given."""
+
+
+class CodecExtractor(ModelExtractor[M]):
+    """The base of extractors whose model turns latents into codes: vectors in, the nearest codewords' numbers out.
+
+    The two steps are apart so that they can be looked at apart: where codes differ, and latents do not, by more than
+    rounding, two codewords were tied. Codes are always looked up in float32, also where `precision` is another.
+    """
+
+    @abstractmethod
+    def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
+        """What is quantised: floats `[R, F, D]`, of what `encode` gets."""
+
+    @abstractmethod
+    def quantize(self, latents: torch.Tensor) -> torch.Tensor:
+        """Codes, int64 `[R, F, Q]`, of latents float32 `[R, F, D]`."""
+
+    def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
+        """Codes `[R, F, Q]` of `spec.dtype`."""
+        latents = self.latents(waveforms, num_samples)
+        with torch.autocast(waveforms.device.type, enabled=False):
+            codes = self.quantize(latents.float())
+        return Rows(codes.to(getattr(torch, self.spec.dtype)))
+
+    @classmethod
+    def stored_dtype(cls, params: M) -> str:
+        """The smallest that holds the numbers of the model's codewords."""
+        config = weights.read_json(weights.locate(params.weights, params.revision), "config.json")
+        return code_dtype(int(config.get("codebook_size", 1024)))
+
+
+def code_dtype(codebook_size: int) -> str:
+    """The smallest unsigned dtype, by its numpy name, that numbers so many codewords."""
+    return np.min_scalar_type(codebook_size - 1).name
+
+
+def require_sample_rate(params: ModelParams, sample_rate: int, expected: int) -> None:
+    """Raise ConfigError where audio is not at the model's rate."""
+    if sample_rate != expected:
+        raise ConfigError(f"audio.sample_rate: {sample_rate}; {params.weights} is for {expected}")

@@ -1,0 +1,112 @@
+"""Extractors for tests that take rows. Configs name them `row_extractors:Moments`."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import torch
+
+from featcache.extractors import Params
+from featcache.extractors.rows import Piece, RowExtractor, Rows
+from featcache.spec import FeatureSpec, SideSpec
+
+HOP = 160
+
+
+class MomentsParams(Params):
+    seconds: float = 0.0
+    """To sleep, for every batch."""
+    piece: int = 0
+    """Frames of a piece; 0 does not cut clips."""
+
+
+class Moments(RowExtractor[MomentsParams]):
+    """Mean and mean of squares of every whole 10 ms; beside them, the number of frames of each piece."""
+
+    Params = MomentsParams
+    revision = 1
+    batching = "padded"
+    granularity = HOP
+
+    def __init__(self, params, sample_rate, device):
+        self._params = params
+        self.calls: list[tuple[int, int]] = []
+        self.spec = FeatureSpec(
+            (2,),
+            "float32",
+            sample_rate / HOP,
+            HOP,
+            sample_rate,
+            "moments",
+            side=(SideSpec("counts", (), "int64", "frames"),),
+        )
+
+    def num_frames(self, num_samples):
+        return num_samples // HOP
+
+    def pieces(self, num_samples):
+        size = self._params.piece * HOP
+        if not size or num_samples < 2 * size:
+            return super().pieces(num_samples)
+        first = Piece(0, size + HOP, 0, size // HOP)  # which sees a frame that it leaves to the second one
+        return [first, Piece(size - HOP, num_samples - size + HOP, 1, (num_samples - size) // HOP)]
+
+    def encode(self, waveforms, num_samples):
+        self.calls.append(tuple(waveforms.shape))
+        time.sleep(self._params.seconds)
+        frames = waveforms[:, : waveforms.shape[1] // HOP * HOP].unflatten(1, (-1, HOP))
+        features = torch.stack([frames.mean(2), frames.square().mean(2)], dim=2)
+        return Rows(features, {"counts": (num_samples // HOP)[:, None]})
+
+
+class Shapes(Moments):
+    """Every value is the shape of the batch that it was computed in."""
+
+    def encode(self, waveforms, num_samples):
+        rows = super().encode(waveforms, num_samples)
+        rows.features[..., 0], rows.features[..., 1] = waveforms.shape
+        return rows
+
+
+class Small(Moments):
+    """A device that holds two rows at once, or one second of them."""
+
+    limit = 2
+
+    def encode(self, waveforms, num_samples):
+        if len(waveforms) > self.limit:
+            self.calls.append(tuple(waveforms.shape))
+            raise torch.OutOfMemoryError(f"{len(waveforms)} rows")
+        return super().encode(waveforms, num_samples)
+
+
+class Tiny(Small):
+    """A device that holds no clip of more than half a second."""
+
+    limit = 10**6
+
+    def encode(self, waveforms, num_samples):
+        if waveforms.shape[1] > self.spec.sample_rate // 2:
+            raise torch.OutOfMemoryError(f"{waveforms.shape[1]} samples")
+        return super().encode(waveforms, num_samples)
+
+
+class Liar(Moments):
+    """Returns a frame too few."""
+
+    def encode(self, waveforms, num_samples):
+        rows = super().encode(waveforms, num_samples)
+        return Rows(rows.features[:, : int(num_samples.min()) // HOP - 1], rows.side)
+
+
+class Failing(Moments):
+    """Raises in its third batch."""
+
+    _lock = threading.Lock()
+
+    def encode(self, waveforms, num_samples):
+        with self._lock:
+            if len(self.calls) == 2:
+                raise RuntimeError("CUDA error: out of cheese")
+            return super().encode(waveforms, num_samples)

@@ -1,0 +1,267 @@
+"""Small models of the real classes, at the real strides, rates and numbers of codebooks, with few channels.
+
+Each function builds one, deterministically, saves it into a folder as its makers publish theirs, and returns the folder.
+
+Codebooks are filled with what their own inputs look like on `speech_like` audio: as transformers initialises most of
+them, they are zero, so every code would be 0 and every comparison of codes would pass. The encoder's biases are zeroed for
+the same reason: they would outweigh the signal.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+
+def speech_like(seconds: float, rate: int, seed: int = 0) -> torch.Tensor:
+    """Something like speech, float32 `[num_samples]`: voiced and unvoiced syllables with formants, and pauses."""
+    rng = np.random.default_rng(seed)
+    num_samples = round(seconds * rate)
+    pieces, total = [], 0
+    while total < num_samples:
+        at = np.arange(int(rng.uniform(0.06, 0.3) * rate)) / rate
+        glide = at * at / at[-1] / 2
+        pitch = rng.uniform(80, 250) * at + rng.uniform(-60, 60) * glide
+        formants = [rng.uniform(250, 900) + rng.uniform(-200, 200) * at, rng.uniform(900, 3000) + 0 * at]
+        voiced = sum(
+            np.sin(2 * np.pi * k * pitch) * sum(np.exp(-(((k * 150 - f) / 300) ** 2)) for f in formants)
+            for k in range(1, 20)
+        )
+        noise = rng.standard_normal(len(at)) * rng.uniform(0.02, 1)
+        syllable = rng.choice([0.02, 1.0], p=[0.2, 0.8]) * voiced + rng.choice([0.05, 0.5]) * noise
+        pieces.append(syllable * np.sin(np.pi * at / at[-1]) * 10 ** rng.uniform(-1.5, -0.5))
+        if rng.random() < 0.2:
+            pieces.append(1e-4 * rng.standard_normal(int(rng.uniform(0.02, 0.2) * rate)))
+        total += sum(map(len, pieces[-2:]))
+    waveform = np.concatenate(pieces)
+    return torch.from_numpy(np.resize(waveform, num_samples).astype(np.float32)).clamp_(-1, 1)
+
+
+def encodec_24khz(folder: Path) -> Path:
+    """As facebook/encodec_24khz: causal, weight norm; 32 codebooks at 75 Hz."""
+    from transformers import EncodecConfig
+
+    return _encodec(EncodecConfig(num_filters=4, hidden_size=24), folder)
+
+
+def encodec_48khz(folder: Path) -> Path:
+    """As facebook/encodec_48khz: stereo, not causal, group norm over time; each second of audio by itself, normalised."""
+    from transformers import EncodecConfig
+
+    config = EncodecConfig(
+        num_filters=4,
+        hidden_size=24,
+        audio_channels=2,
+        chunk_length_s=1.0,
+        normalize=True,
+        norm_type="time_group_norm",
+        overlap=0.01,
+        sampling_rate=48000,
+        target_bandwidths=[3.0, 6.0, 12.0, 24.0],
+        use_causal_conv=False,
+    )
+    return _encodec(config, folder)
+
+
+@torch.no_grad()
+def _encodec(config, folder: Path) -> Path:
+    from transformers import EncodecModel
+
+    torch.manual_seed(0)
+    model = EncodecModel(config).eval()
+    _zero_biases(model.encoder)
+    waveform = speech_like(6, config.sampling_rate).view(6, 1, -1).expand(-1, config.audio_channels, -1)
+    latents = model.encoder(waveform / (waveform.std() if config.normalize else 1))
+    _fill(latents, model.quantizer.layers, lambda layer: layer.codebook.embed)
+    model.save_pretrained(folder)
+    return folder
+
+
+def dac_16khz(folder: Path) -> Path:
+    """As descript/dac_16khz: 12 codebooks at 50 Hz."""
+    return _dac(folder, sampling_rate=16000, downsampling_ratios=[2, 4, 5, 8], n_codebooks=12)
+
+
+def dac_24khz(folder: Path) -> Path:
+    """As descript/dac_24khz: 32 codebooks at 75 Hz."""
+    return _dac(folder, sampling_rate=24000, downsampling_ratios=[2, 4, 5, 8], n_codebooks=32)
+
+
+def dac_44khz(folder: Path) -> Path:
+    """As descript/dac_44khz: 9 codebooks at 86 Hz."""
+    return _dac(folder, sampling_rate=44100, downsampling_ratios=[2, 4, 8, 8], n_codebooks=9)
+
+
+@torch.no_grad()
+def _dac(folder: Path, **options) -> Path:
+    from transformers import DacConfig, DacFeatureExtractor, DacModel
+
+    config = DacConfig(encoder_hidden_size=4, decoder_hidden_size=32, **options)
+    torch.manual_seed(0)
+    model = DacModel(config).eval()
+    _spread(model.encoder)
+    _spread(model.quantizer)
+    seconds = config.hop_length * 450 // config.sampling_rate
+    latents = model.encoder(speech_like(seconds, config.sampling_rate)[None, None])
+    _fill_dac(latents, model.quantizer.quantizers)
+    model.save_pretrained(folder)
+    DacFeatureExtractor(sampling_rate=config.sampling_rate, hop_length=config.hop_length).save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def mimi(folder: Path) -> Path:
+    """As kyutai/mimi: causal, a transformer with a sliding window behind the encoder; 32 codebooks at 12.5 Hz."""
+    from transformers import MimiConfig, MimiModel
+
+    config = MimiConfig(
+        num_filters=4,
+        hidden_size=32,
+        codebook_dim=16,
+        vector_quantization_hidden_dimension=16,
+        upsample_groups=32,
+        num_hidden_layers=2,
+        intermediate_size=64,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        layer_scale_initial_scale=1.0,
+    )
+    torch.manual_seed(0)
+    model = MimiModel(config).eval()
+    _zero_biases(model.encoder)
+    latents = _latents(model, speech_like(30, config.sampling_rate))
+    split = model.quantizer
+    for part in (split.semantic_residual_vector_quantizer, split.acoustic_residual_vector_quantizer):
+        nn.init.kaiming_normal_(part.input_proj.weight, nonlinearity="linear")
+        _fill(part.input_proj(latents), part.layers, lambda layer: layer.codebook.embed_sum)
+    model.save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def xcodec(folder: Path) -> Path:
+    """As hf-audio/xcodec-hubert-librispeech: DAC's encoder beside a HuBERT with group norm; 8 codebooks at 50 Hz."""
+    from transformers import XcodecConfig, XcodecModel
+
+    config = XcodecConfig(
+        acoustic_model_config={
+            "model_type": "dac",
+            "encoder_hidden_size": 4,
+            "decoder_hidden_size": 32,
+            "hidden_size": 16,
+            "codebook_dim": 4,
+            "downsampling_ratios": [8, 5, 4, 2],
+            "upsampling_ratios": [8, 5, 4, 2],
+        },
+        semantic_model_config={
+            "model_type": "hubert",
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+            "conv_dim": [16] * 7,
+            "num_conv_pos_embeddings": 16,
+            "num_conv_pos_embedding_groups": 4,
+        },
+    )
+    torch.manual_seed(0)
+    model = XcodecModel(config).eval()
+    for part in (model.acoustic_encoder, model.semantic_model, model.encoder_semantic, model.fc):
+        _spread(part)
+    latents = _latents(model, speech_like(9, config.sample_rate))
+    _fill(latents, model.quantizer.quantizers, lambda layer: layer.codebook.embed)
+    model.save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def speechtokenizer(folder: Path) -> Path:
+    """As fnlp/SpeechTokenizer's speechtokenizer_hubert_avg: its two files; 8 codebooks at 50 Hz."""
+    with warnings.catch_warnings(action="ignore"):  # of its dependencies, as they are imported
+        from speechtokenizer.model import SpeechTokenizer
+
+    config = {
+        "sample_rate": 16000,
+        "n_filters": 4,
+        "dimension": 32,
+        "semantic_dimension": 24,
+        "strides": [8, 5, 4, 2],
+        "lstm_layers": 2,
+        "bidirectional": True,
+        "dilation_base": 2,
+        "residual_kernel_size": 3,
+        "n_residual_layers": 1,
+        "activation": "ELU",
+        "n_q": 8,
+        "codebook_size": 1024,
+    }
+    torch.manual_seed(0)
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # torch's old weight norm
+        model = SpeechTokenizer(config).eval()
+    _zero_biases(model.encoder)
+    latents = model.encoder(speech_like(9, 16000)[None, None])
+    _fill(latents, model.quantizer.vq.layers, lambda layer: layer._codebook.embed)
+    for layer in model.quantizer.vq.layers:
+        layer._codebook.inited.fill_(1)
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save(model.state_dict(), folder / "SpeechTokenizer.pt")
+    return folder
+
+
+def _latents(model: nn.Module, waveform: torch.Tensor) -> torch.Tensor:
+    """What a model's quantizer gets, `[1, D, F]`, for a waveform `[num_samples]`."""
+    found: list[torch.Tensor] = []
+    model.quantizer.encode = lambda latents, *_: found.append(latents) or latents[None]
+    model.encode(waveform[None, None])
+    del model.quantizer.encode
+    return found[0]
+
+
+def _zero_biases(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if "bias" in name.rpartition(".")[2]:
+            parameter.zero_()
+
+
+def _spread(model: nn.Module) -> None:
+    """Weights that keep a signal's size, where the real class begins with some that shrink it to nothing."""
+    _zero_biases(model)
+    for module in model.modules():
+        if isinstance(module, nn.Conv1d | nn.Linear) and not nn.utils.parametrize.is_parametrized(module):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="linear")
+
+
+def _fill(latents: torch.Tensor, layers: Iterable[nn.Module], codebook) -> None:
+    """Fill the codebooks of a residual quantizer of latents `[R, D, F]`, one after the other."""
+    for layer in layers:
+        codebook(layer).copy_(_like(latents.mT.flatten(0, 1), len(codebook(layer))))
+        codes = layer.encode(latents)
+        _assert_spread(codes)
+        latents = latents - layer.decode(codes)
+
+
+def _fill_dac(latents: torch.Tensor, layers: Iterable[nn.Module]) -> None:
+    """The same for DAC's, which look up projections of the latents."""
+    for layer in layers:
+        projected = layer.in_proj(latents)
+        layer.codebook.weight.copy_(_like(projected.mT.flatten(0, 1), len(layer.codebook.weight)))
+        quantized, _, _, codes, _ = layer(latents)
+        _assert_spread(codes)
+        latents = latents - quantized
+
+
+def _like(vectors: torch.Tensor, count: int) -> torch.Tensor:
+    """Random vectors `[count, D]` with the mean and covariance of those given, `[N, D]`."""
+    mean = vectors.mean(0)
+    return mean + torch.randn(count, len(vectors)) @ (vectors - mean) / len(vectors) ** 0.5
+
+
+def _assert_spread(codes: torch.Tensor) -> None:
+    distinct = len(codes.unique())
+    assert distinct >= 100, f"only {distinct} codes occur in {codes.numel()} frames"
