@@ -72,7 +72,9 @@ class Device:
         self._slots = threading.BoundedSemaphore(self.slots)
         self._own = threading.local()
         torch.set_num_threads(1)
-        self.allow_tf32(False)
+        # fp32 means fp32: TF32 rounds to ten bits, and matrix products and convolutions have a switch each.
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
         if self.is_cuda:
             # cuDNN may otherwise choose kernels by trial, and cuBLAS's workspace by what else runs.
             torch.backends.cudnn.benchmark = False
@@ -80,11 +82,6 @@ class Device:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         else:
             _keep_freed_memory()
-
-    def allow_tf32(self, allowed: bool) -> None:
-        """Let a GPU round what it multiplies to ten bits, or not. Products and convolutions have a switch each."""
-        torch.backends.cuda.matmul.allow_tf32 = allowed
-        torch.backends.cudnn.allow_tf32 = allowed
 
     @property
     def label(self) -> str:

@@ -207,7 +207,10 @@ class Extraction:
         self._started = perf_counter()
         self._extractors = {config.name: config.build(self.device.torch_device) for config in configs}
         for config in configs:
-            _refuse_dtype(config, self._extractors[config.name].spec)
+            extractor = self._extractors[config.name]
+            _refuse_dtype(config, extractor.spec)
+            if isinstance(extractor, Units):
+                extractor.check_audio(config.audio.model_dump())
             self._note_inexact_chunks(config)
         self._made_by = library_versions()
         self._source = self._open_source(configs) if options.source else None
@@ -385,7 +388,7 @@ class Extraction:
                 if (
                     np.array_equal(group[0].todo.missing, work.todo.missing)
                     and not (work.replaced or group[0].replaced)
-                    and self._allows_tf32(group[0]) == self._allows_tf32(work)  # which is the whole process's setting
+                    and self._rounds(group[0]) == self._rounds(work)
                 ):
                     group.append(work)
                     break
@@ -393,7 +396,8 @@ class Extraction:
                 groups.append([work])
         return groups
 
-    def _allows_tf32(self, work: Work) -> bool:
+    def _rounds(self, work: Work) -> bool:
+        """Whether it takes TF32: switching that off and on is nothing for others to run beside."""
         return self._extractors[work.config.name].tf32
 
     def _fill(
@@ -407,7 +411,6 @@ class Extraction:
             Target(work.config, self._extractors[work.config.name], Version.create(self.cache, work.info))
             for work in group
         ]
-        self.device.allow_tf32(self._allows_tf32(group[0]))
         for target in targets:
             target.version.sweep()
         runs = [Run(target.version, self._asked(target)) for target in targets]

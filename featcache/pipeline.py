@@ -310,7 +310,7 @@ def compute_rows(rows: Sequence[Row], device: Device) -> list[RowResult | AudioE
 def _compute_batch(
     rows: Sequence[Row], count: int, extractor: RowExtractor[Params], dtype: str, device: Device
 ) -> list[RowResult | AudioError]:
-    """Compute rows of one padded length in a batch of `count`."""
+    """Compute rows of one padded length in a batch of `count`; one by one where a clip cannot be extracted."""
     try:
         with device.slot():
             waveforms = [row.waveform for row in rows]
@@ -318,6 +318,10 @@ def _compute_batch(
             stored = encoded.features[: len(rows)].to(getattr(torch, dtype)).contiguous()
             features = device.download(stored)
             side = {name: device.download(array[: len(rows)].contiguous()) for name, array in encoded.side.items()}
+    except AudioError as error:
+        if len(rows) == 1:
+            return [error]
+        return [one for row in rows for one in _compute_batch([row], count, extractor, dtype, device)]
     except torch.OutOfMemoryError:
         raise
     except Exception as error:

@@ -50,7 +50,7 @@ def choose_policy(
     """Decide how a run batches.
 
     Without a request it is the loosest policy that the extractor declares and that the device's newest probe, where
-    there is one, found clean: at the config's precision, batching changed nothing under it but ties. (What a lower
+    there is one, found clean: at the config's precision, it moved no frame by more than rounding. (What a lower
     precision changes by itself, the config has asked for.)
 
     Args:
@@ -69,24 +69,24 @@ def choose_policy(
         return Choice(extractor.batching)
     measured = _measured(probes, device_label, precision_of(getattr(extractor, "params", None)))
     can_stand = declared(extractor)
-    clean = [policy for policy in can_stand if not _by_batching(measured, policy)] or ["single"]
+    clean = [policy for policy in can_stand if not _disturbed(measured, policy)] or ["single"]
     if requested is None:
         policy = clean[-1]
         loosest = can_stand[-1]
-        share = _by_batching(measured, loosest)
+        share = _disturbed(measured, loosest)
         note = None
         if policy != loosest:
             note = (
-                f"batching {policy}: by the probe of {device_label}, {loosest} changes {_percent(share)} of the values"
+                f"batching {policy}: by the probe of {device_label}, {loosest} changes {_percent(share)} of the frames"
             )
         return Choice(policy, _mismatch(measured, policy), note)
     if requested not in POLICIES:
         raise ConfigError(f"--batching {requested}: there is no such policy; there are {listing(POLICIES)}")
     policy = requested
-    share = _by_batching(measured, policy)
+    share = _disturbed(measured, policy)
     why = None
     if share:
-        why = f"the probe of {device_label} found that it changes {_percent(share)} of the values"
+        why = f"the probe of {device_label} found that it changes {_percent(share)} of the frames"
     elif policy not in can_stand:
         tested = "; a probe found no difference in its sample" if policy in measured else ""
         why = f"it is looser than {can_stand[-1]}, which is all that {_name(extractor)} declares it can stand{tested}"
@@ -106,8 +106,8 @@ def _measured(probes: Iterable[Mapping[str, Any]], device_label: str, precision:
     }
 
 
-def _by_batching(measured: Mapping[str, Mapping[str, Any]], policy: str) -> float:
-    return float(measured[policy]["by_batching"]) if policy in measured else 0.0
+def _disturbed(measured: Mapping[str, Mapping[str, Any]], policy: str) -> float:
+    return float(measured[policy]["disturbed"]) if policy in measured else 0.0
 
 
 def _mismatch(measured: Mapping[str, Mapping[str, Any]], policy: str) -> float | None:

@@ -75,7 +75,6 @@ def recompute(
     """
     config = config_from(version.info.config)
     extractor = config.build(device.torch_device)
-    device.allow_tf32(extractor.tf32)
     largest = 0.0
     identical = codes = differing = tied = 0
     problems = []

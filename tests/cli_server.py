@@ -102,6 +102,7 @@ def leave(code: int) -> NoReturn:
 
 def become(request: dict) -> None:
     """Turn this fork into the process that was asked for."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored where tests run in the background
     os.setsid()
     os.chdir(request["cwd"])
     os.environ.update(request["env"])

@@ -7,8 +7,12 @@ import time
 
 import torch
 
+from featcache import weights
 from featcache.errors import AudioError, Reason
 from featcache.extractors import Extractor, Params
+from featcache.extractors.encodec import Encodec
+from featcache.extractors.model import CodecExtractor, ModelParams
+from featcache.extractors.rows import RowExtractor, Rows
 from featcache.spec import FeatureSpec
 
 HOP = 160
@@ -38,7 +42,8 @@ class Slow(Extractor[SlowParams]):
 
     def one(self, clip):
         time.sleep(self._params.seconds)
-        frames = clip.waveform[: len(clip.waveform) // HOP * HOP].reshape(-1, HOP)
+        # a copy: sums depend on how their addresses are aligned
+        frames = clip.waveform[: len(clip.waveform) // HOP * HOP].clone().reshape(-1, HOP)
         return torch.stack([frames.mean(1), frames.square().mean(1)], dim=1)
 
 
@@ -81,3 +86,110 @@ class Broken(Slow):
 
     def one(self, clip):
         raise RuntimeError("CUDA error: out of cheese")
+
+
+class PaddingSeen(RowExtractor[Params]):
+    """The mean of every 10 ms, less the mean of all the padded row: what is padded is another clip."""
+
+    Params = Params
+    revision = 1
+    batching = "padded"
+    granularity = 8 * HOP
+
+    def __init__(self, params, sample_rate, device):
+        self.spec = FeatureSpec((1,), "float32", sample_rate / HOP, HOP, sample_rate, "mean")
+
+    def num_frames(self, num_samples):
+        return num_samples // HOP
+
+    def encode(self, waveforms, num_samples):
+        frames = waveforms[:, : waveforms.shape[1] // HOP * HOP].unflatten(1, (-1, HOP))
+        return Rows((frames.mean(2) - self.offset(waveforms, num_samples))[..., None])
+
+    def offset(self, waveforms, num_samples):
+        return waveforms.mean(1, keepdim=True)
+
+
+class NeighboursSeen(PaddingSeen):
+    """Less the mean of the first 10 ms of all rows of the batch."""
+
+    def offset(self, waveforms, num_samples):
+        return waveforms[:, :HOP].mean()
+
+
+class NothingSeen(PaddingSeen):
+    """Less the mean of the row's own samples."""
+
+    def offset(self, waveforms, num_samples):
+        return waveforms.sum(1, keepdim=True) / num_samples[:, None]
+
+
+class HalvesParams(ModelParams):
+    weights: str = ""
+    leaks: int = 0
+    """Frames at the end of a row that what is behind it changes."""
+
+
+class Halves(CodecExtractor[HalvesParams]):
+    """Whether the mean of 10 ms is above 0.25: a tie where it is just that, decided by the shape of the batch.
+
+    A batch of several rows rounds up, by a millionth.
+    """
+
+    Params = HalvesParams
+    revision = 1
+
+    def __init__(self, params, sample_rate, device):
+        super().__init__(params, sample_rate, device)
+        self.granularity = 8 * HOP
+        self.spec = FeatureSpec((1,), "uint8", sample_rate / HOP, HOP, sample_rate, "code", (2,))
+
+    @classmethod
+    def weights_digest(cls, params):
+        return None
+
+    @classmethod
+    def stored_dtype(cls, params):
+        return "uint8"
+
+    def num_frames(self, num_samples):
+        return num_samples // HOP
+
+    def latents(self, waveforms, num_samples):
+        frames = waveforms[:, : waveforms.shape[1] // HOP * HOP].unflatten(1, (-1, HOP)).mean(2)
+        at = torch.arange(frames.shape[1]) - (num_samples // HOP)[:, None]
+        is_padded = (num_samples < waveforms.shape[1])[:, None]
+        leaked = is_padded & (-self.params.leaks <= at) & (at < 0)
+        rounded = frames * (1 + 1e-6 * (len(waveforms) > 1))
+        return torch.where(leaked, -frames, rounded)[..., None]
+
+    def quantize(self, latents):
+        return (latents > 0.25).long()
+
+
+class NaiveEncodec(Encodec):
+    """EnCodec as people batch it: rows padded with zeros, through the model as it is."""
+
+    def __init__(self, params, sample_rate, device):
+        super().__init__(params, sample_rate, device)
+        from transformers import EncodecModel
+
+        self._encoder = weights.load(EncodecModel, weights.locate(params.weights, params.revision), device).encoder
+
+    def latents(self, waveforms, num_samples):
+        return self._encoder(waveforms[:, None]).mT
+
+
+class OrderSeen(Slow):
+    """Of each clip of a call, its number there is added."""
+
+    batching = "frames"
+
+    def extract(self, clips):
+        return [self.one(clip) + number for number, clip in enumerate(clips)]
+
+
+class OrderUnseen(Slow):
+    """Frame by frame."""
+
+    batching = "frames"

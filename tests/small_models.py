@@ -1,10 +1,11 @@
 """Small models of the real classes, at the real strides, rates and numbers of codebooks, with few channels.
 
-Each function builds one, deterministically, saves it into a folder as its makers publish theirs, and returns the folder.
+Each function builds one, deterministically, saves it into a folder as its makers publish theirs, and returns the
+folder.
 
 Codebooks are filled with what their own inputs look like on `speech_like` audio: as transformers initialises most of
-them, they are zero, so every code would be 0 and every comparison of codes would pass. The encoder's biases are zeroed for
-the same reason: they would outweigh the signal.
+them, they are zero, so every code would be 0 and every comparison of codes would pass. The encoder's biases are zeroed
+for the same reason: they would outweigh the signal.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ def encodec_24khz(folder: Path) -> Path:
     """As facebook/encodec_24khz: causal, weight norm; 32 codebooks at 75 Hz."""
     from transformers import EncodecConfig
 
-    return _encodec(EncodecConfig(num_filters=4, hidden_size=24), folder)
+    return save_encodec(EncodecConfig(num_filters=4, hidden_size=24), folder)
 
 
 def encodec_48khz(folder: Path) -> Path:
-    """As facebook/encodec_48khz: stereo, not causal, group norm over time; each second of audio by itself, normalised."""
+    """As facebook/encodec_48khz: stereo, not causal, group norm over time; each second by itself, normalised."""
     from transformers import EncodecConfig
 
     config = EncodecConfig(
@@ -66,11 +67,11 @@ def encodec_48khz(folder: Path) -> Path:
         target_bandwidths=[3.0, 6.0, 12.0, 24.0],
         use_causal_conv=False,
     )
-    return _encodec(config, folder)
+    return save_encodec(config, folder)
 
 
 @torch.no_grad()
-def _encodec(config, folder: Path) -> Path:
+def save_encodec(config, folder: Path) -> Path:
     from transformers import EncodecModel
 
     torch.manual_seed(0)

@@ -12,11 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 from conftest import COLUMNS, items, only_version, write_config
+from make_cache import make_version
 
 from featcache import __version__
 from featcache.cli import main
+from featcache.spec import SideSpec
 
 COMMANDS = sorted(main.commands)
 
@@ -263,6 +266,27 @@ def test_info_says_what_a_cache_holds(cli, filled):
     ):
         assert words in told
     assert "gone\tfile_missing\tgone.wav\tthere is no such file" in cli("info", filled, "--failures").out
+
+
+def test_info_and_show_tell_of_side_arrays(cli, scratch):
+    """What they are; and of an utterance, how many entries, and their range, if there are any."""
+    side = SideSpec("scales", (), "float32", "loudness"), SideSpec("marks", (2,), "uint16", "from and to")
+    make_version(scratch, {"long": np.ones((6, 80), np.float16), "short": np.ones((2, 80), np.float16)}, side=side)
+    told = cli("info", scratch).out
+    assert "beside them scales, float32 [entries]: loudness" in told
+    assert "beside them marks, uint16 [entries, 2]: from and to" in told
+    (document,) = cli("info", scratch, "--json").json()["versions"]
+    assert [one["name"] for one in document["spec"]["side"]] == ["scales", "marks"]
+    (document,) = cli("show", scratch, "long", "--json").json()["versions"]
+    assert document["side"] == {
+        "scales": {"shape": [2], "dtype": "float32", "min": 6.0, "mean": 6.5, "max": 7.0},
+        "marks": {"shape": [2, 2], "dtype": "uint16", "min": 6.0, "mean": 7.5, "max": 9.0},
+    }
+    assert "scales       shape [2], dtype float32, min 6.0, mean 6.5, max 7.0\n" in cli("show", scratch, "long").out
+    (document,) = cli("show", scratch, "short", "--json").json()["versions"]
+    nothing = {"shape": [0], "dtype": "float32", "min": None, "mean": None, "max": None}
+    assert document["side"]["scales"] == nothing
+    assert "scales       shape [0], dtype float32\n" in cli("show", scratch, "short").out
 
 
 def test_show_says_where_an_utterance_is_and_came_from(cli, plain, filled):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcache.cli.common import hours, megabytes, note, print_json
+from featcache.cli.common import hours, megabytes, note, print_json, trust_remote_code
 
 if TYPE_CHECKING:
     from featcache.extraction import Extraction, Summary
@@ -86,11 +86,7 @@ FAILURES_LEFT = 3
 )
 @click.option("--allow-mismatch", is_flag=True, help="Take that --batching, though it may change values.")
 @click.option("--check-sources", is_flag=True, help="Extract again where a file's size or mtime has changed.")
-@click.option(
-    "--trust-remote-code",
-    is_flag=True,
-    help="Run the Python code that a model brings with its weights. Without it, such a model is refused.",
-)
+@trust_remote_code
 @click.option("--dry-run", is_flag=True, help="Say what would be done, how many hours and bytes, and do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON document.")
 @click.pass_context
@@ -108,7 +104,6 @@ def extract(
     batching: str | None,
     allow_mismatch: bool,
     check_sources: bool,
-    trust_remote_code: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -134,10 +129,6 @@ def extract(
     from featcache.extraction import Extraction, Options
     from featcache.manifest import read_manifest
 
-    if trust_remote_code:
-        from featcache.weights import allow_remote_code
-
-        allow_remote_code()
     options = Options(device, threads, shard_size, retry_failed, check_sources, source, batching, allow_mismatch)
     loaded = [load_config(config) for config in configs]
     extraction = Extraction(read_manifest(manifest, root=root, carry=False), loaded, cache, options)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from featcache.cli.common import best, note, print_json
+from featcache.cli.common import best, note, print_json, trust_remote_code
 
 if TYPE_CHECKING:
     from featcache.config import Config
@@ -51,6 +51,7 @@ _NEAR = 16
     metavar="N",
     help="How many to measure with: from the shortest to the longest, the first 30 s of each.",
 )
+@trust_remote_code
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as one JSON document.")
 def probe(
     config: str,
@@ -119,19 +120,22 @@ def _print(found: Probe) -> None:
         click.echo(f"compared with each utterance alone in fp32; rounding, relative to a frame: {rounding}")
     else:
         click.echo("compared, bit for bit, with each utterance alone")
-    header = ("precision", "batching", "differ", "ties", "mismatches", "largest", "× real time", "")
+    header = ("precision", "batching", "differ", "ties", "mismatches", "largest", "disturbed", "× real time", "")
     rows = [header, *(_row(one, found) for one in found.measured)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     click.echo()
     for row in rows:
         cells = [
-            cell.rjust(width) if 2 <= column <= 6 else cell.ljust(width)
+            cell.rjust(width) if 2 <= column <= 7 else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         click.echo("  ".join(cells).rstrip())
     click.echo()
     shares = "codes" if found.spec.codebook_sizes else "frames"
-    click.echo(f"shares are of {shares}; largest: difference of a frame, relative in norm")
+    click.echo(f"shares of {shares}; largest: difference of a frame, relative in norm")
+    click.echo("disturbed: frames that batching moves by more than rounding, whether or not a code changes")
+    if any(one.policy == "equal_length" for one in found.measured):
+        click.echo("batches of equal lengths are as full as lengths of the sample are equal, padded ones are full")
     batched = [one.repeatable for one in found.measured if one.repeatable is not None]
     if batched:
         click.echo(f"the same bits whatever the neighbours: {'yes' if all(batched) else 'no'}")
@@ -142,7 +146,7 @@ def _print(found: Probe) -> None:
 def _row(one: Measured, found: Probe) -> tuple[str, ...]:
     policy = one.policy if one.is_declared else f"{one.policy} (not declared)"
     if one.error is not None:
-        return (one.precision, policy, "", "", "", "", "", f"not possible here: {one.error}")
+        return (one.precision, policy, "", "", "", "", "", "", f"not possible here: {one.error}")
     return (
         one.precision,
         policy,
@@ -150,17 +154,18 @@ def _row(one: Measured, found: Probe) -> tuple[str, ...]:
         _percent(one.tied),
         _percent(one.mismatch),
         f"{one.relative:.1e}" if one.relative else "0",
+        _percent(one.disturbed),
         f"{one.times_real_time:,.0f}",
         _where(one),
     )
 
 
 def _where(one: Measured) -> str:
-    """Where the mismatches are, if that can be said in a few words."""
-    if not one.mismatch:
+    """Where the disturbed frames are, in a few words."""
+    if not one.disturbed:
         return ""
     if one.last <= _NEAR:
-        return f"in the last {one.last} frames"
+        return f"in the last {one.last} frames" if one.last > 1 else "in the last frame"
     return f"in the first {one.first} frames" if one.first <= _NEAR else "throughout"
 
 

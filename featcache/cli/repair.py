@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from featcache.cli.common import print_json
+from featcache.cli.common import print_json, trust_remote_code
 from featcache.cli.extract import FAILURES_LEFT, INTERRUPTED, print_summary, stoppable
 
 
@@ -22,6 +22,7 @@ from featcache.cli.extract import FAILURES_LEFT, INTERRUPTED, print_summary, sto
 )
 @click.option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1 …  [default: cuda where there is one]")
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="As for extract.")
+@trust_remote_code
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON document.")
 @click.pass_context
 def repair(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 from tqdm import tqdm
 
-from featcache.cli.common import megabytes, note, print_json
+from featcache.cli.common import megabytes, note, print_json, trust_remote_code
 from featcache.errors import DamagedError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ _SHOWN = 20
 )
 @click.option("--device", metavar="DEVICE", help="For --recompute.  [default: cuda where there is one]")
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="[default: every core, at most 8]")
+@trust_remote_code
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as one JSON document.")
 @click.pass_context
 def verify(

@@ -84,7 +84,7 @@ class Extractor(ABC, Generic[P]):
 
     Params: ClassVar[type[Params]]
     revision: ClassVar[int]
-    batching: ClassVar[Batching]
+    batching: Batching
     spec: FeatureSpec
     max_seconds: float | None = None
     tf32: bool = False

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -15,15 +13,12 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from featcache import weights
 from featcache.errors import ConfigError
 from featcache.extractors.base import Params
+from featcache.extractors.precision import Precision, computing
 from featcache.extractors.rows import Piece, RowExtractor, Rows
-
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
 LONGEST_SECONDS = 120.0
 """Of a clip, where the config does not say how to cut long ones into chunks: a model's memory grows with the clip, and
 an attention's with its square."""
-
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Chunk(Params):
@@ -64,7 +59,7 @@ class ModelParams(Params):
         """A path as an absolute one; a hub's id as it is."""
         folder = (info.context or {}).get("folder")
         path = Path(folder or "", value).expanduser()
-        return str(path.resolve()) if path.exists() else value
+        return str(path.resolve()) if value and path.exists() else value
 
 
 M = TypeVar("M", bound=ModelParams)
@@ -123,11 +118,10 @@ class ModelExtractor(RowExtractor[M]):
         """Whole hops in so many seconds, as samples."""
         return round(seconds * self.spec.sample_rate) // self.granularity * self.granularity
 
-    @contextmanager
-    def _precision(self, device: torch.device) -> Iterator[None]:
-        dtype = _AUTOCAST.get(self.params.precision)
-        with torch.autocast(device.type, dtype) if dtype else nullcontext():
-            yield
+    def run(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
+        """`encode`, at the config's precision."""
+        with computing(self.params.precision, waveforms.device):
+            return self.encode(waveforms, num_samples)
 
 
 class CodecParams(ModelParams):
@@ -155,7 +149,7 @@ class CodecExtractor(ModelExtractor[M]):
     def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
         """Codes `[R, F, Q]` of `spec.dtype`."""
         latents = self.latents(waveforms, num_samples)
-        with torch.autocast(waveforms.device.type, enabled=False):
+        with computing("fp32", waveforms.device):
             codes = self.quantize(latents.float())
         return Rows(codes.to(getattr(torch, self.spec.dtype)))
 

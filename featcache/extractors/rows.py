@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -25,6 +24,9 @@ one of 4 s, at 16 × on one of 1 s, and no faster on more; a GPU wants enough ro
 
 MAX_ROWS = {"cpu": 16, "cuda": 256}
 """Rows of a batch of very short clips."""
+
+_EQUAL_ROWS = 8
+"""Rows of a batch of clips of one length, at most: what a corpus lacks of them is computed for nothing."""
 
 _STEPS = 8
 """Padded lengths in an octave: a row is 4 % padding in the mean, and 12 % at most."""
@@ -112,11 +114,13 @@ class RowExtractor(Extractor[P]):
 
     def rows(self, padded_length: int, device: torch.device) -> int:
         """Rows of a batch whose rows have `padded_length` samples."""
-        if (self.policy or self.batching) == "single":
+        policy = self.policy or self.batching
+        if policy == "single":
             return 1
         seconds = ROW_SECONDS[device.type] / self._shrunk
         fitting = int(seconds * self.spec.sample_rate / padded_length)
-        return max(1, min(fitting, MAX_ROWS[device.type] // self._shrunk))
+        at_most = MAX_ROWS[device.type] if policy == "padded" else _EQUAL_ROWS
+        return max(1, min(fitting, at_most // self._shrunk))
 
     def shrink(self, rows: int, padded_length: int, device: torch.device) -> bool:
         """Halve all batches from now on, after one of `rows` rows did not fit on the device.
@@ -155,14 +159,8 @@ class RowExtractor(Extractor[P]):
         return [_joined([rows for rows in clip if rows is not None]) for clip in found]
 
     def run(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
-        """`encode`, at the extractor's precision."""
-        with self._precision(waveforms.device):
-            return self.encode(waveforms, num_samples)
-
-    @contextmanager
-    def _precision(self, device: torch.device) -> Iterator[None]:
-        """What `encode` is run in: nothing, for fp32."""
-        yield
+        """`encode`, at the extractor's precision: float32, unless a subclass has another."""
+        return self.encode(waveforms, num_samples)
 
 
 def pad_rows(waveforms: Sequence[torch.Tensor], rows: int, padded_length: int) -> tuple[torch.Tensor, torch.Tensor]:

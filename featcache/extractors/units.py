@@ -22,9 +22,6 @@ from featcache.extractors.fingerprint import fingerprint
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 from featcache.spec import FeatureSpec
 
-_ROW_SECONDS = 40.0
-"""Seconds of audio in a batch of rows of an extractor that takes clips: enough to fill its blocks of frames."""
-
 
 class UnitsParams(Params):
     """The parameters of `units`."""
@@ -83,7 +80,7 @@ class Units(RowExtractor[UnitsParams]):
         self._source = source if isinstance(source, RowExtractor) else _ByRow(source)
         self._dtype: torch.dtype = getattr(torch, codebook.dtype)
         self._nearest = Nearest(codebook.centroids, device)
-        self.batching = self._source.batching  # type: ignore[misc]
+        self.batching = self._source.batching
         self.granularity = self._source.granularity
         self.max_seconds, self.tf32 = source.max_seconds, source.tf32
         k = len(codebook.centroids)
@@ -191,11 +188,6 @@ class _ByRow(RowExtractor[Params]):
 
     def num_frames(self, num_samples: int) -> int:
         return self._extractor.num_frames(num_samples)
-
-    def rows(self, padded_length: int, device: torch.device) -> int:
-        if (self.policy or self.batching) == "single":
-            return 1
-        return max(1, int(_ROW_SECONDS * self.spec.sample_rate / padded_length) // self._shrunk)
 
     def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
         clips = [Clip("", row[:count]) for row, count in zip(waveforms, num_samples.tolist(), strict=True)]

@@ -1,0 +1,308 @@
+"""Every codec against the real model run on each clip alone, code for code, over whole corpora.
+
+    pip install '.[extract,models,speechtokenizer]'
+    python scripts/check_codecs.py [--only encodec24k ...] [--limit 500] [--json]
+
+The models are small, with the real strides, rates and numbers of codebooks (tests/small_models.py): no weights are
+needed. The corpora are those in ../shared/data: 3,000 spoken digits at 8 kHz, and 32 sentences at 22.05 kHz.
+
+Each codec extracts each corpus three times: killed in the middle and resumed; in one go, by another number of threads;
+and in rows as a GPU has them, up to 256 at once. The first two must be the same bits. All must have the codes that
+the model's own `encode` gives for each clip by itself. What differs is a tie where the latents agree to rounding, and
+an error otherwise. `naive` is what a batch of 16 clips padded with zeros differs by, in the same model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+import featcache
+from featcache.audio import to_waveform
+from featcache.config import Config, config_from
+from featcache.device import Device
+from featcache.differences import ROUNDING
+from featcache.extraction import Extraction, Options
+from featcache.extractors import rows
+from featcache.extractors.model import CodecExtractor
+from featcache.manifest import Manifest, read_manifest
+from featcache.pipeline import decode_all
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+import small_models
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+CORPORA = {"digits": DATA / "fsdd" / "manifest.csv", "sentences": DATA / "ljspeech" / "flac.csv"}
+Waveforms = torch.Tensor
+"""float32 `[R, n]`."""
+
+
+@dataclass(frozen=True)
+class Codec:
+    """One codec.
+
+    Attributes:
+        make: writes a small model into a folder.
+        extractor: its registered name.
+        rate: in Hz.
+        load: the real model from a folder.
+        encode: the real model's codes `[R, F, Q]` of waveforms `[R, n]`.
+        params: of the extractor, besides the weights.
+    """
+
+    make: Callable[[Path], Path]
+    extractor: str
+    rate: int
+    load: Callable[[Path], Any]
+    encode: Callable[[Any, Waveforms], torch.Tensor]
+    params: dict[str, Any]
+
+
+def _transformers(name: str) -> Callable[[Path], Any]:
+    def load(folder: Path) -> Any:
+        import transformers
+
+        return getattr(transformers, name).from_pretrained(folder).eval()
+
+    return load
+
+
+def _speechtokenizer(folder: Path) -> Any:
+    from speechtokenizer import SpeechTokenizer
+
+    return SpeechTokenizer.load_from_checkpoint(folder / "config.json", folder / "SpeechTokenizer.pt").eval()
+
+
+def _whole_hops(x: Waveforms, hop: int) -> torch.Tensor:
+    return pad(x, (0, -x.shape[1] % hop))[:, None]
+
+
+def _stereo(model: Any, x: Waveforms) -> torch.Tensor:
+    """EnCodec for 48 kHz: chunks one after the other, without what fills up the last one."""
+    found = model.encode(x[:, None].expand(-1, 2, -1), bandwidth=6.0)
+    codes = torch.cat(list(found.audio_codes), dim=2)
+    return codes[:, :, : codes.shape[2] - found.last_frame_pad_length].transpose(1, 2)
+
+
+CODECS = {
+    "encodec24k": Codec(
+        small_models.encodec_24khz,
+        "encodec",
+        24000,
+        _transformers("EncodecModel"),
+        lambda model, x: model.encode(x[:, None], bandwidth=24.0).audio_codes[0].transpose(1, 2),
+        {"bandwidth": 24.0},
+    ),
+    "encodec48k": Codec(
+        small_models.encodec_48khz, "encodec", 48000, _transformers("EncodecModel"), _stereo, {"bandwidth": 6.0}
+    ),
+    **{
+        f"dac{rate // 1000}k": Codec(
+            getattr(small_models, f"dac_{rate // 1000}khz"),
+            "dac",
+            rate,
+            _transformers("DacModel"),
+            lambda model, x: model.encode(_whole_hops(x, model.config.hop_length)).audio_codes.transpose(1, 2),
+            {},
+        )
+        for rate in (16000, 24000, 44100)
+    },
+    "mimi": Codec(
+        small_models.mimi,
+        "mimi",
+        24000,
+        _transformers("MimiModel"),
+        lambda model, x: model.encode(x[:, None], num_quantizers=32).audio_codes.transpose(1, 2),
+        {"codebooks": 32},
+    ),
+    "xcodec": Codec(
+        small_models.xcodec,
+        "xcodec",
+        16000,
+        _transformers("XcodecModel"),
+        lambda model, x: model.encode(_whole_hops(x, model.config.hop_length)).audio_codes.transpose(1, 2),
+        {},
+    ),
+    "speechtokenizer": Codec(
+        small_models.speechtokenizer,
+        "speechtokenizer",
+        16000,
+        _speechtokenizer,
+        lambda model, x: model.encode(x[:, None]).permute(1, 2, 0),
+        {},
+    ),
+}
+
+
+def apart(extractor: CodecExtractor, waveform: torch.Tensor) -> np.ndarray:
+    """How far each frame's latents in a batch of rows are from those of the clip alone, relative in norm: `[F]`."""
+    latents = []
+    with torch.inference_mode():
+        for policy in ("padded", "single"):
+            extractor.policy = policy
+            pieces = []
+            for piece in extractor.pieces(len(waveform)):
+                length = extractor.padded_length(piece.num_samples)
+                count = extractor.rows(length, waveform.device)
+                samples = waveform[piece.start : piece.start + piece.num_samples]
+                padded = pad(samples, (0, length - len(samples))).expand(count, -1).contiguous()
+                lengths = torch.full((count,), len(samples), device=waveform.device)
+                pieces.append(extractor.latents(padded, lengths)[0, piece.skip : piece.skip + piece.num_frames])
+            latents.append(torch.cat(pieces).double())
+    extractor.policy = None
+    batched, alone = latents
+    return ((batched - alone).norm(dim=1) / alone.norm(dim=1).clamp(min=1e-30)).cpu().numpy()
+
+
+def check(codec: Codec, corpus: Path, folder: Path, limit: int | None) -> dict[str, Any]:
+    """One codec on one corpus."""
+    weights = codec.make(folder / "model")
+    config = config_from(
+        {
+            "name": "codes",
+            "extractor": codec.extractor,
+            "params": {"weights": str(weights), **codec.params},
+            "audio": {"sample_rate": codec.rate},
+        }
+    )
+    path = _manifest(corpus, folder, limit)
+    manifest = read_manifest(path)
+    _killed_and_resumed(path, config, folder)
+    Extraction(manifest, [config], folder / "whole", Options("cpu", 1)).run()
+    with mock.patch.dict(rows.ROW_SECONDS, cpu=240.0), mock.patch.dict(rows.MAX_ROWS, cpu=256):
+        Extraction(manifest, [config], folder / "many", Options("cpu", 2)).run()
+    resumed, whole, many = (featcache.open(folder / name) for name in ("resumed", "whole", "many"))
+    model, extractor = codec.load(weights), config.build(torch.device("cpu"))
+    assert isinstance(extractor, CodecExtractor)
+    counts = dict.fromkeys(("codes", "ties", "errors", "many_ties", "many_errors", "changed_bits", "refused"), 0)
+    seen: set[int] = set()
+    for id_, waveform in _waveforms(manifest, config):
+        counts["changed_bits"] += whole[id_].tobytes() != resumed[id_].tobytes()
+        try:
+            with torch.inference_mode():
+                alone = codec.encode(model, waveform[None])[0].numpy()
+        except RuntimeError:  # of some lengths EnCodec's chunks do not stack
+            counts["refused"] += 1
+            continue
+        counts["codes"] += alone.size
+        seen.update(np.unique(alone[:, 0]).tolist())
+        for prefix, cache in (("", whole), ("many_", many)):
+            ties, errors = _tell(cache[id_], alone, extractor, waveform)
+            counts[f"{prefix}ties"] += ties
+            counts[f"{prefix}errors"] += errors
+    return {**counts, "distinct": len(seen), "clips": len(manifest), "naive": _naive(codec, model, manifest, config)}
+
+
+def _tell(found: np.ndarray, alone: np.ndarray, extractor: CodecExtractor, waveform: torch.Tensor) -> tuple[int, int]:
+    """How many codes are tied, and how many are wrong."""
+    if found.shape != alone.shape:
+        return 0, alone.size
+    differ = found != alone
+    if not differ.any():
+        return 0, 0
+    tied = apart(extractor, waveform) <= ROUNDING
+    return int(differ[tied].sum()), int(differ[~tied].sum())
+
+
+def _naive(codec: Codec, model: Any, manifest: Manifest, config: Config, count: int = 16) -> float:
+    """The share of codes in which zero-padded batches of some clips differ from each alone."""
+    clips = [waveform for _, waveform in _waveforms(manifest, config)]
+    random.Random(0).shuffle(clips)
+    differ = total = 0
+    with torch.inference_mode():
+        for first in range(0, min(len(clips), 4 * count), count):
+            batch = clips[first : first + count]
+            try:
+                together = codec.encode(model, torch.nn.utils.rnn.pad_sequence(batch, batch_first=True))
+                for row, clip in zip(together, batch, strict=True):
+                    alone = codec.encode(model, clip[None])[0]
+                    differ += int((row[: len(alone)] != alone[: len(row)]).sum())
+                    total += min(len(alone), len(row)) * alone.shape[1]
+            except RuntimeError:
+                continue
+    return differ / total if total else float("nan")
+
+
+def _waveforms(manifest: Manifest, config: Config) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each utterance's id and waveform, as the extractor gets it."""
+    for decoded in decode_all([manifest[row] for row in range(len(manifest))], manifest.root):
+        assert decoded.samples is not None
+        assert decoded.source is not None
+        waveform = to_waveform(decoded.samples, decoded.source.sample_rate, config.audio, decoded.utterance.channel)
+        yield decoded.utterance.id, torch.from_numpy(waveform)
+
+
+def _manifest(corpus: Path, folder: Path, limit: int | None) -> Path:
+    """The corpus's manifest, with absolute paths, or a random part of it."""
+    manifest = read_manifest(corpus)
+    chosen = sorted(random.Random(0).sample(range(len(manifest)), min(limit or len(manifest), len(manifest))))
+    path = folder / "manifest.csv"
+    lines = [f"{manifest[row].id},{manifest.resolve(manifest[row].path)}" for row in chosen]
+    path.write_text("\n".join(["id,path", *lines]) + "\n")
+    return path
+
+
+def _killed_and_resumed(path: Path, config: Config, folder: Path) -> None:
+    """Extract by the command, killed as soon as a shard is there, and again."""
+    text = folder / "codes.yaml"
+    text.write_text(json.dumps(config.resolved()))  # JSON is YAML
+    command = [sys.executable, "-m", "featcache", "extract", path, "-c", text, "-o", folder / "resumed"]
+    command += ["--shard-size", "0.1", "--threads", "2", "--device", "cpu"]
+    running = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    while running.poll() is None and not any((folder / "resumed").glob("*/shards/*/zarr.json")):
+        time.sleep(0.01)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    subprocess.run(list(map(str, command)), check=True, capture_output=True)
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """The results for people."""
+    lines = [
+        "| codec, corpus | clips | codes | distinct | ties | errors | ties, errors, 256 rows | changed bits | naive |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, one in results.items():
+        refused = f" ({one['refused']} refused)" if one["refused"] else ""
+        lines.append(
+            f"| {name} | {one['clips']:,}{refused} | {one['codes']:,} | {one['distinct']:,} | {one['ties']} | "
+            f"{one['errors']} | {one['many_ties']}, {one['many_errors']} | {one['changed_bits']} | {one['naive']:.1%} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=sorted(CODECS), default=list(CODECS))
+    parser.add_argument("--corpora", nargs="+", choices=sorted(CORPORA), default=list(CORPORA))
+    parser.add_argument("--limit", type=int, help="clips of a corpus")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    Device("cpu", 2)  # one thread in each kernel, as in a run
+    results = {}
+    for name in asked.only:
+        for corpus in asked.corpora:
+            with tempfile.TemporaryDirectory() as folder:
+                results[f"{name}, {corpus}"] = check(CODECS[name], CORPORA[corpus], Path(folder), asked.limit)
+            print(f"{name}, {corpus}: {results[f'{name}, {corpus}']}", file=sys.stderr)
+    print(json.dumps(results, indent=2) if asked.json else table(results))
+    sys.exit(any(one["errors"] or one["many_errors"] or one["changed_bits"] for one in results.values()))
+
+
+if __name__ == "__main__":
+    main()
