@@ -1,0 +1,189 @@
+"""`torchaudio`: the hidden states of the models in `torchaudio.pipelines`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from featcache import weights
+from featcache.errors import ConfigError, MissingDependencyError, listing
+from featcache.extractors.hidden_states import HiddenStates, HiddenStatesParams
+from featcache.extractors.layers import Layers
+from featcache.extractors.wav2vec2 import Wav2Vec2, WavLMAttention
+
+_EPSILON = 1e-5
+"""Of `layer_norm`, by which bundles normalise waveforms."""
+
+_URL = "https://download.pytorch.org/torchaudio/models/"
+
+
+class TorchaudioSSLParams(HiddenStatesParams):
+    """The parameters of `torchaudio`."""
+
+    bundle: str
+    """The model's name in `torchaudio.pipelines`: HUBERT_BASE, WAV2VEC2_XLSR_300M, WAVLM_LARGE … It says how the model
+    is built, and whether it wants waveforms with zero mean and unit variance."""
+    weights: str = ""
+    """A file with the bundle's weights. Where it is not given, the one that torchaudio has downloaded into torch hub's
+    cache; nothing is downloaded here."""
+    revision: None = None
+    """There is none: `bundle` says it all."""
+
+
+class TorchaudioSSL(HiddenStates[TorchaudioSSLParams]):
+    """Hidden states of a wav2vec 2.0, HuBERT or WavLM of `torchaudio.pipelines`.
+
+    Features are float32 `[frames, D]`, or `[frames, layers, D]`; there are 50 frames to a second. Layer N is what the
+    model's `extract_features` gives for the clip alone at N - 1, to rounding, whatever it is batched with. They are
+    stored as float32 where the config does not say otherwise; see `SSL` about float16.
+
+    Args:
+        params: see `TorchaudioSSLParams`.
+        sample_rate: of the waveforms, in Hz; 16000.
+        device: to compute on.
+
+    Raises:
+        ConfigError: there is no such bundle, its weights are not there or another's, the model has not got the layer,
+            or the parameters do not go with it.
+        MissingDependencyError: there is no torchaudio.
+    """
+
+    Params = TorchaudioSSLParams
+    revision = 1
+
+    def __init__(self, params: TorchaudioSSLParams, sample_rate: int, device: torch.device) -> None:
+        super().__init__(params, sample_rate, device)
+        bundle = _bundle(params.bundle)
+        if sample_rate != bundle.sample_rate:
+            raise ConfigError(f"audio.sample_rate: {sample_rate}; {params.bundle} is for {bundle.sample_rate}")
+        layers = Layers(params, bundle._params["encoder_num_layers"])
+        model = _load(bundle, _locate(params), device)
+        self._use(
+            encoder=TorchaudioWav2Vec2(model),
+            layers=layers,
+            size=bundle._params["encoder_embed_dim"],
+            name=params.bundle,
+            sample_rate=sample_rate,
+            epsilon=_EPSILON if bundle._normalize_waveform else None,
+        )
+
+    @classmethod
+    def weights_digest(cls, params: TorchaudioSSLParams) -> str | None:
+        """A hash of the file's tensors."""
+        return weights.digest(_locate(params))
+
+
+class TorchaudioWav2Vec2(Wav2Vec2):
+    """A model of the family as torchaudio builds it, to be run on rows.
+
+    Args:
+        model: torchaudio's `Wav2Vec2Model`, in eval mode. The attention of a WavLM is replaced in it.
+    """
+
+    def __init__(self, model: Any) -> None:
+        from torchaudio.models.wav2vec2.wavlm_attention import WavLMSelfAttention
+
+        transformer = model.encoder.transformer
+        self._set_convolutions(model.feature_extractor.conv_layers)
+        self._projection = model.encoder.feature_projection
+        self._positions = transformer.pos_conv_embed
+        self._layer_norm = transformer.layer_norm
+        self._norm_is_last = not transformer.layer_norm_first
+        self.layers = transformer.layers
+        for layer in self.layers:
+            if isinstance(layer.attention, WavLMSelfAttention):
+                layer.attention = TorchaudioWavLMAttention(layer.attention)
+
+    def _convolution(self, layer: Any, steps: torch.Tensor) -> torch.Tensor:
+        convolved: torch.Tensor = layer(steps, None)[0]
+        return convolved
+
+    def _activated(self, layer: Any, steps: torch.Tensor) -> torch.Tensor:
+        return functional.gelu(steps)
+
+    def _positioned(self, hidden: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+        added: torch.Tensor = self._positions(hidden)
+        return added
+
+    def _transformed(self, hidden: torch.Tensor, mask: torch.Tensor) -> Iterator[torch.Tensor]:
+        position_bias = None
+        mask = mask.expand(-1, -1, mask.shape[-1], -1)
+        for layer in self.layers:
+            hidden, position_bias = layer(hidden, attention_mask=mask, position_bias=position_bias)
+            yield hidden
+
+
+class TorchaudioWavLMAttention(WavLMAttention):
+    """The same attention, in place of torchaudio's `WavLMSelfAttention`."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_bias: torch.Tensor | None = None,
+        **options: Any,
+    ) -> tuple[Any, ...]:
+        """What attention gives, and the bias `[H, F, F]` for the next layers; see the base."""
+        attended, _, bias = super().forward(hidden_states, attention_mask, position_bias)
+        return attended, bias
+
+    def _projected(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        joined = self._own.attention
+        return functional.linear(hidden_states, joined.in_proj_weight, joined.in_proj_bias).chunk(3, dim=-1)
+
+    def _joined(self, attended: torch.Tensor) -> torch.Tensor:
+        joined: torch.Tensor = self._own.attention.out_proj(attended)
+        return joined
+
+
+def _bundle(name: str) -> Any:
+    """A bundle of torchaudio's. Its private fields are read: its public way to a model downloads and unpickles."""
+    pipelines, bundle_class = _torchaudio()
+    found = getattr(pipelines, name, None)
+    if not isinstance(found, bundle_class):
+        known = [key for key, value in vars(pipelines).items() if isinstance(value, bundle_class)]
+        raise ConfigError(f"params.bundle: torchaudio has no {name!r}; it has {listing(sorted(known), at_most=40)}")
+    return found
+
+
+def _torchaudio() -> tuple[Any, type]:
+    try:
+        from torchaudio import pipelines
+    except (ImportError, OSError, RuntimeError) as error:  # the latter two: built for another torch
+        raise MissingDependencyError("torchaudio", "extractor: torchaudio", extra="models") from error
+    return pipelines, pipelines.Wav2Vec2Bundle
+
+
+def _locate(params: TorchaudioSSLParams) -> weights.Located:
+    """The file with the bundle's weights."""
+    if params.weights:
+        located = weights.locate(params.weights, None)
+        if located.file is None:
+            raise ConfigError(f"params.weights: {params.weights}: name a file: that of the bundle's weights")
+        return located
+    path = _bundle(params.bundle)._path
+    file = Path(torch.hub.get_dir(), "checkpoints", Path(path).name)
+    if not file.is_file():
+        url = path if path.startswith("https:") else _URL + path
+        raise ConfigError(f"params.weights: the weights of {params.bundle} are not there: download {url} to {file}")
+    return weights.locate(str(file), None)
+
+
+def _load(bundle: Any, located: weights.Located, device: torch.device) -> Any:
+    """The bundle's model, without what a model that was fine-tuned to recognise speech has behind its encoder."""
+    from torchaudio import models
+
+    builder = {"Wav2Vec2": models.wav2vec2_model, "WavLM": models.wavlm_model}[bundle._model_type]
+    model = builder(**{**bundle._params, "aux_num_out": None})
+    tensors = {name: tensor for name, tensor in weights.state_dict(located).items() if not name.startswith("aux.")}
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        faults = [line.strip() for line in str(error).splitlines()]
+        raise ConfigError(f"params.weights: {located.file}: not the bundle's weights: {faults[-1]}") from error
+    weights.fold_weight_norm(model)
+    return model.float().eval().requires_grad_(False).to(device)

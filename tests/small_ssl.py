@@ -1,0 +1,114 @@
+"""Small SSL models of the real classes, with weights drawn at random, saved as their authors save them.
+
+They have the convolutions' strides and kernels of the real ones, so frames are counted as there, and as there channels
+are multiples of 32 (see `wav2vec2._VECTOR`). Biases and norms, which start as 0 and 1, are drawn too: otherwise much of
+what could be wrong would not show.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import transformers
+from torch import nn
+
+LAYERS = 3
+SIZE = 32
+
+WAVEFORM_MODELS = {
+    "hubert": ("Hubert", {}),  # group norm, as the base models
+    "hubert-large": ("Hubert", {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}),
+    "hubert-batch-norm": ("Hubert", {"conv_pos_batch_norm": True}),
+    "wav2vec2": ("Wav2Vec2", {}),
+    "wav2vec2-large": ("Wav2Vec2", {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}),
+    "wavlm": ("WavLM", {"num_buckets": 32, "max_bucket_distance": 80}),
+    "wavlm-large": ("WavLM", {"feat_extract_norm": "layer", "do_stable_layer_norm": True}),
+}
+"""Name -> prefix of transformers' classes, and what differs from a base model."""
+
+OTHER_MODELS = ("w2v-bert", "w2v-bert-rotary", "w2v-bert-relative", "whisper")
+
+
+def save(name: str, folder: Path, do_normalize: bool = True) -> Path:
+    """Save one of the models, and its feature extractor, into a folder; the folder again."""
+    torch.manual_seed(0)
+    if name == "whisper":
+        return _save_whisper(folder)
+    if name.startswith("w2v-bert"):
+        return _save_w2v_bert(folder, name.removeprefix("w2v-bert").removeprefix("-") or "relative_key")
+    prefix, options = WAVEFORM_MODELS[name]
+    config = getattr(transformers, f"{prefix}Config")(
+        hidden_size=SIZE,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        intermediate_size=64,
+        conv_dim=[32] * 7,
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4,
+        **options,
+    )
+    extractor = transformers.Wav2Vec2FeatureExtractor(do_normalize=do_normalize)
+    return _save(getattr(transformers, f"{prefix}Model")(config), extractor, folder)
+
+
+def _save_w2v_bert(folder: Path, positions: str) -> Path:
+    config = transformers.Wav2Vec2BertConfig(
+        hidden_size=SIZE,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        intermediate_size=64,
+        conv_depthwise_kernel_size=7,
+        position_embeddings_type=positions,
+    )
+    extractor = transformers.SeamlessM4TFeatureExtractor(padding_value=1)  # as facebook/w2v-bert-2.0
+    return _save(transformers.Wav2Vec2BertModel(config), extractor, folder)
+
+
+def _save_whisper(folder: Path) -> Path:
+    """It takes 2 s, not 30."""
+    config = transformers.WhisperConfig(
+        d_model=SIZE,
+        encoder_layers=LAYERS,
+        decoder_layers=1,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_source_positions=100,
+        vocab_size=60,
+        pad_token_id=50,
+        bos_token_id=51,
+        eos_token_id=52,
+        decoder_start_token_id=53,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+    )
+    return _save(transformers.WhisperModel(config), transformers.WhisperFeatureExtractor(chunk_length=2), folder)
+
+
+def save_torchaudio(model: nn.Module, file: Path) -> Path:
+    """Save a torchaudio model's state dict, with weights drawn anew; the file again."""
+    draw(model)
+    torch.save(model.state_dict(), file)
+    return file
+
+
+def draw(model: nn.Module) -> None:
+    """Move all parameters away from where they start."""
+    generator = torch.Generator().manual_seed(len(list(model.parameters())))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            scale = 0.5 * float(parameter.std()) if parameter.numel() > 1 else 0.0
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=scale or 0.1)
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm1d):
+                module.running_mean.normal_(generator=generator)
+                module.running_var.uniform_(0.5, 2, generator=generator)
+
+
+def _save(model: transformers.PreTrainedModel, extractor: transformers.FeatureExtractionMixin, folder: Path) -> Path:
+    draw(model)
+    model.save_pretrained(folder)
+    extractor.save_pretrained(folder)
+    return folder

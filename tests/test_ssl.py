@@ -1,0 +1,356 @@
+"""`ssl`: what transformers gives for a clip alone, whatever it is batched with."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import small_ssl
+import soxr
+import speech
+import torch
+import transformers
+
+from featcache.config import config_from
+from featcache.errors import ConfigError
+from featcache.extractors import Clip, wav2vec2
+from featcache.extractors.ssl import SSL
+from featcache.testing import ExtractorSuite
+
+CPU = torch.device("cpu")
+MODELS = [*small_ssl.WAVEFORM_MODELS, *small_ssl.OTHER_MODELS]
+
+TOLERANCE = {"w2v-bert": 2e-4, "w2v-bert-rotary": 2e-4, "w2v-bert-relative": 2e-4}
+"""Parts of the largest value: 1e-5 for all others. Both sides round in float32; theirs also the mean and variance by
+which w2v-BERT's mel energies are scaled."""
+
+LENGTHS = (400, 559, 560, 719, 720, 879, 880, 9001, 9280)
+"""Samples, around where frames begin; the two longest share a padded length, and so does each pair of short ones."""
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """Where a model is saved, by its name."""
+    return cache(lambda name: small_ssl.save(name, tmp_path_factory.mktemp(name)))
+
+
+@pytest.fixture(scope="session")
+def theirs(folder):
+    """A model, by name, run by hand on a waveform: hidden states `[frames, layers, D]`, and output `[frames, D]`."""
+    return cache(lambda name: Reference(folder(name)))
+
+
+class Reference:
+    """A model and its feature extractor, as transformers loads them."""
+
+    def __init__(self, folder: Path) -> None:
+        model = transformers.AutoModel.from_pretrained(folder).eval()
+        self.model = model.encoder if model.config.model_type == "whisper" else model
+        self.extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
+
+    @torch.inference_mode()
+    def __call__(self, waveform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        inputs = self.extractor(waveform, sampling_rate=16000, return_tensors="pt")
+        outputs = self.model(**inputs, output_hidden_states=True)
+        hidden = torch.stack(outputs.hidden_states, dim=2)[0].numpy()
+        if isinstance(self.extractor, transformers.WhisperFeatureExtractor):
+            kept = slice(-(-len(waveform) // 320))
+        else:
+            kept = inputs["attention_mask"][0].bool().numpy() if "attention_mask" in inputs else slice(None)
+        return hidden[kept], outputs.last_hidden_state[0].numpy()[kept]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def build(folder: Path, policy: str = "padded", **params) -> SSL:
+    extractor = SSL(SSL.Params(weights=str(folder), **params), 16000, CPU)
+    extractor.policy = policy
+    return extractor
+
+
+def noise(num_samples: int) -> torch.Tensor:
+    """Noise that swells, with an offset that normalisation takes away."""
+    rng = np.random.default_rng(num_samples)
+    swelling = np.geomspace(1e-3, 0.3, num_samples) * rng.standard_normal(num_samples) + 0.02
+    return torch.from_numpy(swelling.astype(np.float32))
+
+
+def extract(extractor: SSL, waveforms: list[torch.Tensor]) -> list[np.ndarray]:
+    with torch.inference_mode():
+        return [features.numpy() for features in extractor.extract([Clip("", one) for one in waveforms])]
+
+
+def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """In parts of the largest value."""
+    assert ours.shape == theirs.shape
+    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+
+
+# Values
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_hidden_state_is_transformers(name, folder, theirs):
+    everything = build(folder(name), layers=list(range(small_ssl.LAYERS + 1)))
+    output = build(folder(name))
+    waveforms = [noise(n) for n in LENGTHS if everything.num_frames(n)]
+    waveforms = [waveforms[i] for i in np.random.default_rng(0).permutation(len(waveforms))]
+    found = zip(waveforms, extract(everything, waveforms), extract(output, waveforms), strict=True)
+    for waveform, ours, ours_last in found:
+        hidden, last = theirs(name)(waveform.numpy())
+        assert len(ours) == everything.num_frames(len(waveform))
+        for layer in range(small_ssl.LAYERS + 1):
+            assert difference(ours[:, layer], hidden[:, layer]) < TOLERANCE.get(name, 1e-5)
+        assert difference(ours_last, last) < TOLERANCE.get(name, 1e-5)
+
+
+@pytest.mark.parametrize("policy", ["equal_length", "single"])
+@pytest.mark.parametrize("name", ["hubert", "w2v-bert", "whisper"])
+def test_other_policies(name, policy, folder, theirs):
+    """Rows whose length is no multiple of a hop."""
+    for waveform in (noise(561), noise(9001)):
+        ours = extract(build(folder(name), policy), [waveform, waveform])[1]
+        assert difference(ours, theirs(name)(waveform.numpy())[1]) < TOLERANCE.get(name, 1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_num_frames_is_that_of_the_reference(name, folder, theirs):
+    """At every length around the boundaries of the first frames, and some later."""
+    extractor = build(folder(name), layer=0)
+    assert extractor.num_frames(0) == 0
+    shortest = next(n for n in range(1000) if extractor.num_frames(n))
+    assert shortest == {"whisper": 1}.get(name, 560 if name.startswith("w2v") else 400)
+    for n in (*range(shortest, shortest + 2), *range(718, 722), *range(878, 882), 9599, 9600, 9601):
+        assert extractor.num_frames(n) == len(theirs(name)(noise(n).numpy())[0])
+
+
+@pytest.mark.parametrize("name", ["hubert", "wavlm-large", "w2v-bert", "whisper"])
+def test_real_speech(name, folder, theirs):
+    """From 8 kHz, so there is nothing in the upper bands."""
+    digits = [soxr.resample(waveform, rate, 16000)[:32000] for waveform, rate in speech.digits(6)]
+    for waveform, ours in zip(digits, extract(build(folder(name)), list(map(torch.from_numpy, digits))), strict=True):
+        assert difference(ours, theirs(name)(waveform)[1]) < TOLERANCE.get(name, 1e-5)
+
+
+def test_why_it_matters(folder, theirs):
+    """Zero padding moves every frame of a model with a group norm over time, whatever its attention mask is."""
+    waveform = noise(8000)
+    reference = theirs("hubert")
+    alone = reference(waveform.numpy())[1]
+    both = [waveform.numpy(), noise(16000).numpy()]
+    padded = reference.extractor(both, sampling_rate=16000, padding=True, return_tensors="pt")
+    mask = torch.arange(16000) < torch.tensor([[8000], [16000]])
+    with torch.inference_mode():
+        batched = reference.model(padded["input_values"], attention_mask=mask.long()).last_hidden_state[0].numpy()
+    assert np.abs(batched[: len(alone)] - alone).max(1).min() > 1e-2 * np.abs(alone).max()
+    assert difference(extract(build(folder("hubert")), [noise(16000), waveform])[1], alone) < 1e-5
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_behind_the_end_changes_no_bit(name, folder):
+    extractor = build(folder(name), layers=[0, small_ssl.LAYERS])
+    num_samples = torch.tensor([9280, 880, 9001, 4000])
+    padded = torch.zeros(4, extractor.padded_length(9280))
+    for row, n in zip(padded, num_samples.tolist(), strict=True):
+        row[:n] = noise(n)
+    behind = torch.arange(padded.shape[1]) >= num_samples[:, None]
+    with torch.inference_mode():
+        expected = extractor.encode(padded, num_samples).features
+        for garbage in (torch.ones_like(padded), 100 * torch.randn(padded.shape)):
+            found = extractor.encode(torch.where(behind, garbage, padded), num_samples).features
+            for row, n in enumerate(num_samples.tolist()):
+                frames = extractor.num_frames(n)
+                assert torch.equal(found[row, :frames], expected[row, :frames])
+
+
+@pytest.mark.parametrize("groups", [1, 4, 24])
+def test_the_group_norm_on_a_gpu_is_that_of_the_row_alone(groups):
+    """It has a way of its own there, which any device can go."""
+    norm = torch.nn.GroupNorm(groups, 24)
+    small_ssl.draw(norm)
+    steps = 0.1 * torch.randn(3, 24, 500) + 0.5
+    num_steps = torch.tensor([500, 7, 123])
+    with torch.inference_mode():
+        on_cpu = wav2vec2.group_norm(norm, steps.clone(), num_steps)
+        on_device = wav2vec2.group_norm_on_device(norm, steps.clone(), num_steps)
+        for row, n in enumerate(num_steps.tolist()):
+            alone = norm(steps[row : row + 1, :, :n])[0]
+            assert torch.equal(on_cpu[row, :, :n], alone)
+            assert (on_device[row, :, :n] - alone).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("frames", [1, 2, 7, 15, 16, 17, 21, 31, 33])
+def test_gates_are_the_same_wherever_a_row_is(frames, folder):
+    """Of WavLM. Where frames do not fill whole vectors, torch computes the last row's last ones another way."""
+    gates = build(folder("wavlm"))._encoder.layers[0].attention._gates
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        row = torch.randn(1, frames, small_ssl.SIZE, generator=generator)
+        with torch.inference_mode():
+            found = gates(row.expand(9, -1, -1).contiguous())
+        assert all(torch.equal(other, found[0]) for other in found)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", ["hubert", "hubert-large", "wavlm", "w2v-bert", "whisper"])
+def test_lower_precision_is_near(name, precision, folder, theirs):
+    ours = extract(build(folder(name), precision=precision), [noise(9000), noise(16000)])
+    assert ours[0].dtype == np.float32
+    assert 1e-5 < difference(ours[0], theirs(name)(noise(9000).numpy())[1]) < 0.1
+
+
+def test_normalisation_is_what_the_folder_says(tmp_path, folder):
+    """Not of a model that begins with a group norm: that one undoes it anyhow."""
+    as_it_is = small_ssl.save("hubert-large", tmp_path / "hubert", do_normalize=False)
+    waveform = noise(9000)
+    normalized = (waveform - waveform.mean()) / (waveform.var(correction=0) + 1e-7).sqrt()
+    expected = extract(build(folder("hubert-large")), [waveform])[0]
+    found = extract(build(as_it_is), [waveform, normalized])
+    assert difference(found[0], expected) > 1e-2
+    assert difference(found[1], expected) < 1e-5
+    (as_it_is / "preprocessor_config.json").unlink()
+    assert np.array_equal(extract(build(as_it_is), [waveform])[0], found[0])
+    assert "normalised" in build(folder("hubert")).spec.units
+    assert "normalised" not in build(as_it_is).spec.units
+
+
+# Layers
+
+
+@pytest.mark.parametrize("name", ["hubert-large", "wavlm", "w2v-bert", "whisper"])
+def test_one_layer_several_and_their_sum(name, folder):
+    waveforms = [noise(9001), noise(4000)]
+    everything = extract(build(folder(name), layers=[0, 1, 2, 3]), waveforms)[0]
+    one = build(folder(name), layer=2)
+    assert one.spec.item_shape == (small_ssl.SIZE,)
+    assert np.array_equal(extract(one, waveforms)[0], everything[:, 2])
+    some = build(folder(name), layers=[3, 1])
+    assert some.spec.item_shape == (2, small_ssl.SIZE)
+    assert np.array_equal(extract(some, waveforms)[0], everything[:, [3, 1]])
+    weighted = build(folder(name), layers=[3, 1], weights_per_layer=[0.25, -2.0])
+    assert weighted.spec.item_shape == (small_ssl.SIZE,)
+    assert difference(extract(weighted, waveforms)[0], 0.25 * everything[:, 3] - 2 * everything[:, 1]) < 1e-6
+
+
+def test_the_output_is_behind_the_final_layer_norm(folder):
+    """And the last layer is before it, as in transformers, but for Whisper's."""
+    for name, same in (("hubert", True), ("hubert-large", False), ("w2v-bert", True), ("whisper", True)):
+        output, last = (extract(build(folder(name), layer=layer), [noise(9001)])[0] for layer in (None, 3))
+        assert np.array_equal(output, last) == same
+
+
+@pytest.mark.parametrize("name", ["hubert", "wavlm-large", "w2v-bert", "whisper"])
+def test_layers_above_the_highest_are_not_there(name, folder):
+    assert len(build(folder(name), layers=[1, 0])._encoder.layers) == 1
+    assert len(build(folder(name), layer=0)._encoder.layers) == 0
+    assert len(build(folder(name))._encoder.layers) == small_ssl.LAYERS
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"layer": 4}, "params.layer: 4; the model has layers 0 to 3"),
+        ({"layers": [0, 7]}, "params.layers: 7; the model has layers 0 to 3"),
+        ({"layer": -1}, "params.layer: input should be greater than or equal to 0"),
+        ({"layer": 1, "layers": [2]}, "params.layers: give layer or layers, not both"),
+        ({"layers": []}, "params.layers: give one number or more from 0, none of them twice"),
+        ({"layers": [1, 1]}, "none of them twice"),
+        ({"weights_per_layer": [1.0]}, "params.weights_per_layer: 1 for 0 in layers"),
+        ({"layers": [1, 2], "weights_per_layer": [1.0]}, "there must be one for each"),
+        ({"chunk": {"seconds": 4, "overlap": 0}}, "params.chunk.overlap: 0 s; chunks of this model must share 0.02 s"),
+    ],
+    ids=str,
+)
+def test_params_that_do_not_hold_together(params, message, folder):
+    with pytest.raises(ConfigError, match=re.escape(message)) as raised:
+        _configured(folder("hubert"), **params)
+    assert "\n" not in str(raised.value)
+
+
+def _configured(folder: Path, **params) -> SSL:
+    config = config_from({"name": "a", "extractor": "ssl", "params": {"weights": str(folder), **params}})
+    return config.extractor_class(config.params, config.audio.sample_rate, CPU)
+
+
+def test_a_model_that_is_not_known(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(
+        ConfigError, match="model_type 'bert'; ssl knows hubert, wav2vec2, wav2vec2-bert, wavlm, whisper"
+    ):
+        build(tmp_path)
+
+
+def test_another_rate(folder):
+    with pytest.raises(ConfigError, match=r"audio.sample_rate: 8000; .* is for 16000"):
+        SSL(SSL.Params(weights=str(folder("hubert"))), 8000, CPU)
+
+
+# Long clips
+
+
+def test_whisper_takes_so_much_and_no_more(folder):
+    assert build(folder("whisper")).max_seconds == 2.0
+    with pytest.raises(ConfigError, match=r"params.chunk.seconds: 3; the model takes 2 s at a time"):
+        build(folder("whisper"), chunk={"seconds": 3, "overlap": 0})
+    chunked = build(folder("whisper"), chunk={"seconds": 2, "overlap": 0})
+    assert chunked.max_seconds is None
+    waveform = noise(70001)
+    parts = extract(build(folder("whisper")), list(waveform.split(32000)))
+    assert np.array_equal(extract(chunked, [waveform])[0], np.concatenate(parts))
+
+
+@pytest.mark.parametrize("name", ["hubert", "w2v-bert"])
+def test_chunks_are_the_models_own_frames(name, folder):
+    """Each frame is what the model gives for the chunk alone; none is missing, whatever is left for the last."""
+    chunked = build(folder(name), chunk={"seconds": 0.4, "overlap": 0.08})
+    whole = build(folder(name))
+    for n in (6401, 11520, 11521, 12000, 16641):
+        waveform = noise(n)
+        found = extract(chunked, [waveform])[0]
+        assert len(found) == whole.num_frames(n)
+        second = extract(whole, [waveform[5120:11520]])[0]
+        assert difference(found[18:20], second[2:4]) < 1e-5
+
+
+# The suite
+
+
+class Suite(ExtractorSuite):
+    name: str
+    tolerance = 2e-5
+    seconds = 0.5
+    params: dict = {}  # noqa: RUF012
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def loaded(cls, folder):
+        params = {"weights": str(folder(cls.name)), **cls.params}
+        return config_from({"name": "tested", "extractor": "ssl", "params": params})
+
+
+class TestHubert(Suite):
+    name = "hubert"
+
+
+class TestW2vBert(Suite):
+    name = "w2v-bert-rotary"  # whose module of positions keeps the last ones
+    tolerance = 2e-4
+
+
+class TestWavLMStacked(Suite):
+    name = "wavlm-large"
+    params = {"layers": [3, 0]}  # noqa: RUF012
+
+
+class TestWhisper(Suite):
+    name = "whisper"
+    params = {"layers": [1, 2], "weights_per_layer": [0.25, 0.75]}  # noqa: RUF012

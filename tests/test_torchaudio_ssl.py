@@ -1,0 +1,176 @@
+"""`torchaudio`: what a bundle's model gives for a clip alone, whatever it is batched with."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import small_ssl
+import torch
+from torchaudio import models, pipelines
+
+from featcache.config import config_from
+from featcache.errors import ConfigError
+from featcache.extractors import Clip
+from featcache.extractors.torchaudio_ssl import TorchaudioSSL
+from featcache.testing import ExtractorSuite
+
+CPU = torch.device("cpu")
+SMALL = {
+    "extractor_conv_layer_config": [(32, 10, 5), *[(32, 3, 2)] * 4, *[(32, 2, 2)] * 2],
+    "encoder_embed_dim": small_ssl.SIZE,
+    "encoder_pos_conv_kernel": 16,
+    "encoder_pos_conv_groups": 4,
+    "encoder_num_layers": small_ssl.LAYERS,
+    "encoder_num_heads": 4,
+    "encoder_ff_interm_features": 64,
+}
+BUNDLES = ["HUBERT_BASE", "HUBERT_LARGE", "WAV2VEC2_ASR_BASE_960H", "WAVLM_BASE", "WAVLM_LARGE"]
+
+
+class Model:
+    """A small model like a bundle's, with its weights in a file."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        real = getattr(pipelines, name)
+        self.bundle = pipelines.Wav2Vec2Bundle(
+            _path=f"{name}.pth",
+            _params={**real._params, **SMALL},
+            _sample_rate=16000,
+            _normalize_waveform=real._normalize_waveform,
+            _model_type=real._model_type,
+        )
+        build = models.wavlm_model if real._model_type == "WavLM" else models.wav2vec2_model
+        torch.manual_seed(0)
+        self.model = build(**self.bundle._params)
+        self.file = small_ssl.save_torchaudio(self.model, folder / f"{name}.pth")
+        self.model.eval().aux = None
+
+    @torch.inference_mode()
+    def __call__(self, waveform: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Of a clip alone: what each layer gives, `[frames, layers, D]`, and the output `[frames, D]`."""
+        if self.bundle._normalize_waveform:
+            waveform = torch.nn.functional.layer_norm(waveform, waveform.shape)
+        hidden, _ = self.model.extract_features(waveform[None])
+        return torch.stack(hidden, dim=2)[0].numpy(), self.model(waveform[None])[0][0].numpy()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Small models by their bundles' names, in whose place they are in `torchaudio.pipelines`."""
+    folder, patch = tmp_path_factory.mktemp("torchaudio"), pytest.MonkeyPatch()
+    found = {name: Model(name, folder) for name in BUNDLES}
+    for name, model in found.items():
+        patch.setattr(pipelines, name, model.bundle)
+    yield found
+    patch.undo()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def build(model: Model, **params) -> TorchaudioSSL:
+    name = model.file.stem
+    return TorchaudioSSL(TorchaudioSSL.Params(bundle=name, weights=str(model.file), **params), 16000, CPU)
+
+
+def noise(num_samples: int) -> torch.Tensor:
+    rng = np.random.default_rng(num_samples)
+    return torch.from_numpy((0.1 * rng.standard_normal(num_samples) + 0.02).astype(np.float32))
+
+
+def extract(extractor: TorchaudioSSL, waveforms: list[torch.Tensor]) -> list[np.ndarray]:
+    with torch.inference_mode():
+        return [features.numpy() for features in extractor.extract([Clip("", one) for one in waveforms])]
+
+
+def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """In parts of the largest value."""
+    assert ours.shape == theirs.shape
+    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("name", BUNDLES)
+def test_every_layer_is_torchaudios(name, small):
+    waveforms = [noise(n) for n in (9001, 400, 720, 719, 9280, 401, 721)]
+    layers = extract(build(small[name], layers=[1, 2, 3]), waveforms)
+    outputs = extract(build(small[name]), waveforms)
+    for waveform, ours, output in zip(waveforms, layers, outputs, strict=True):
+        hidden, last = small[name](waveform)
+        for layer in range(small_ssl.LAYERS):
+            assert difference(ours[:, layer], hidden[:, layer]) < 1e-5
+        assert difference(output, last) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["HUBERT_BASE", "WAVLM_LARGE"])
+def test_what_is_behind_the_end_changes_no_bit(name, small):
+    extractor = build(small[name], layers=[0, 3])
+    num_samples = torch.tensor([9280, 880, 9001])
+    padded = torch.stack([torch.nn.functional.pad(noise(n), (0, 9600 - n)) for n in num_samples.tolist()])
+    behind = torch.arange(9600) >= num_samples[:, None]
+    with torch.inference_mode():
+        expected = extractor.encode(padded, num_samples).features
+        found = extractor.encode(padded.masked_fill(behind, 7.0), num_samples).features
+    for row, n in enumerate(num_samples.tolist()):
+        frames = extractor.num_frames(n)
+        assert torch.equal(found[row, :frames], expected[row, :frames])
+
+
+class TestWavLM(ExtractorSuite):
+    tolerance = 2e-5
+    seconds = 0.5
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def loaded(cls, small):
+        params = {"bundle": "WAVLM_BASE", "weights": str(small["WAVLM_BASE"].file), "layer": 2}
+        return config_from({"name": "tested", "extractor": "torchaudio", "params": params})
+
+
+# Where the weights are
+
+
+def test_weights_in_torch_hubs_cache(small, tmp_path, monkeypatch):
+    """The same version as from a file that is named."""
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    expected = f"download https://download.pytorch.org/torchaudio/models/HUBERT_BASE.pth to {tmp_path}/checkpoints/"
+    params = TorchaudioSSL.Params(bundle="HUBERT_BASE")
+    for attempt in (TorchaudioSSL.weights_digest, lambda params: TorchaudioSSL(params, 16000, CPU)):
+        with pytest.raises(ConfigError, match=re.escape(expected)):
+            attempt(params)
+    file = tmp_path / "checkpoints" / "HUBERT_BASE.pth"
+    file.parent.mkdir()
+    file.write_bytes(small["HUBERT_BASE"].file.read_bytes())
+    found = extract(TorchaudioSSL(params, 16000, CPU), [noise(5000)])[0]
+    assert np.array_equal(found, extract(build(small["HUBERT_BASE"]), [noise(5000)])[0])
+    named = TorchaudioSSL.Params(bundle="HUBERT_BASE", weights=str(small["HUBERT_BASE"].file))
+    assert TorchaudioSSL.weights_digest(params) == TorchaudioSSL.weights_digest(named)
+
+
+def _from_config(**params) -> TorchaudioSSL:
+    config = config_from({"name": "a", "extractor": "torchaudio", "params": params})
+    return config.extractor_class(config.params, config.audio.sample_rate, CPU)
+
+
+def test_what_is_wrong_is_said_at_once(small):
+    file = str(small["HUBERT_BASE"].file)
+    with pytest.raises(ConfigError, match=r"params.bundle: torchaudio has no 'HUBERT'; it has HUBERT_ASR_LARGE, "):
+        _from_config(bundle="HUBERT", weights=file)
+    with pytest.raises(ConfigError, match=r"params.layer: 9; the model has layers 0 to 3"):
+        _from_config(bundle="HUBERT_BASE", weights=file, layer=9)
+    with pytest.raises(ConfigError, match=r"params.weights: .*: not the bundle's weights: ") as raised:
+        _from_config(bundle="WAVLM_BASE", weights=file)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(ConfigError, match=r"params.weights: .*: name a file"):
+        _from_config(bundle="HUBERT_BASE", weights=str(small["HUBERT_BASE"].file.parent))
+    with pytest.raises(ConfigError, match=r"params.revision: input should be None"):
+        _from_config(bundle="HUBERT_BASE", weights=file, revision="a" * 40)
+    with pytest.raises(ConfigError, match=r"audio.sample_rate: 8000; HUBERT_BASE is for 16000"):
+        TorchaudioSSL(TorchaudioSSL.Params(bundle="HUBERT_BASE", weights=file), 8000, CPU)
