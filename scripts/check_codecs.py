@@ -127,8 +127,8 @@ CODECS = {
         "mimi",
         24000,
         _transformers("MimiModel"),
-        lambda model, x: model.encode(x[:, None], num_quantizers=32).audio_codes.transpose(1, 2),
-        {"codebooks": 32},
+        lambda model, x: model.encode(x[:, None], num_quantizers=8).audio_codes.transpose(1, 2),
+        {"codebooks": 8},
     ),
     "xcodec": Codec(
         small_models.xcodec,

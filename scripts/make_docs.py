@@ -2,7 +2,7 @@
 
     docs/commands.md   whole: what `--help` says of every command
     docs/configs.md    the tables between its `<!-- keys: … -->` and `<!-- end -->`: the keys of every section,
-                       from the models that validate them
+                       from the models that validate them; of `A - B`, those of A that B has not
 
 With `--check` nothing is written: it says what is out of date, and exits with 1.
 """
@@ -23,12 +23,15 @@ from pydantic import BaseModel
 
 from featcache.cli import main as cli
 from featcache.config import AudioPolicy, StorePolicy
-from featcache.extractors.kaldi import FbankParams, MfccParams
-from featcache.extractors.log_mel import LogMelParams
+from featcache.extractors import find
+from featcache.extractors.base import _BUILT_IN
+from featcache.extractors.model import Chunk, ModelParams
 
 DOCS = Path(__file__).parents[1] / "docs"
 WIDTH = 100  # of help texts, in characters
-MODELS = {model.__name__: model for model in (FbankParams, MfccParams, LogMelParams, AudioPolicy, StorePolicy)}
+SHARED = (AudioPolicy, StorePolicy, ModelParams, Chunk)
+MODELS = {model.__name__: model for model in (*SHARED, *(find(name).Params for name in _BUILT_IN))}
+TYPES = {"number": "number", "integer": "whole number", "boolean": "true, false", "string": "text", "object": "mapping"}
 LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 
@@ -56,18 +59,20 @@ def configs_page() -> str:
     """docs/configs.md, with its tables filled anew."""
     page = (DOCS / "configs.md").read_text(encoding="utf-8")
     return re.sub(
-        r"(<!-- keys: (\w+) -->\n).*?(<!-- end -->)",
-        lambda found: f"{found[1]}\n{keys_table(MODELS[found[2]])}\n\n{found[3]}",
+        r"(<!-- keys: (\w+)(?: - (\w+))? -->\n).*?(<!-- end -->)",
+        lambda found: f"{found[1]}\n{keys_table(MODELS[found[2]], MODELS.get(found[3]))}\n\n{found[4]}",
         page,
         flags=re.DOTALL,
     )
 
 
-def keys_table(model: type[BaseModel]) -> str:
-    """A Markdown table of a model's keys, in the order in which it declares them."""
+def keys_table(model: type[BaseModel], base: type[BaseModel] | None = None) -> str:
+    """A Markdown table of a model's keys, in the order in which it declares them, without those that `base` has."""
     meanings = _meanings(model)
     rows = ["| key | default | values | meaning |", "|---|---|---|---|"]
     for key, schema in model.model_json_schema()["properties"].items():
+        if base and key in base.model_fields:
+            continue
         default = "" if (value := schema.get("default")) is None else f"`{_yaml(value)}`"
         rows.append(f"| `{key}` | {default} | {_values(schema)} | {meanings[key]} |")
     return "\n".join(rows)
@@ -94,7 +99,11 @@ def _values(schema: dict) -> str:
         return ", ".join(_values(one) for one in schema["anyOf"])
     if "enum" in schema:
         return ", ".join(f"`{_yaml(value)}`" for value in schema["enum"])
-    kind = {"number": "number", "integer": "whole number", "boolean": "true, false"}.get(schema["type"], schema["type"])
+    if "$ref" in schema:
+        return f"`{schema['$ref'].rpartition('/')[2].lower()}`: below"
+    if schema["type"] == "array":
+        return f"list of {_values(schema['items'])}s"
+    kind = TYPES.get(schema["type"], schema["type"])
     limits = ", ".join(f"{sign} {_yaml(schema[name])}" for name, sign in LIMITS.items() if name in schema)
     return f"{kind} {limits}".rstrip()
 

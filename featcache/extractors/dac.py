@@ -1,8 +1,8 @@
 """DAC (Kumar et al., 2023, "High-Fidelity Audio Compression with Improved RVQGAN"), as transformers has it.
 
 The encoder is convolutional, looks to both sides, and pads with zeros. Behind a short row's end a padded batch has no
-zeros but what biases and kernels have made of them, and a frame looks 0.1 to 0.2 s ahead: so zeros are put there again in
-every layer.
+zeros but what biases and kernels have made of them, and a frame looks 0.1 to 0.2 s ahead: so zeros are put there again
+in every layer.
 """
 
 from __future__ import annotations

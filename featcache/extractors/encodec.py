@@ -4,34 +4,29 @@ The encoder is SEANet: convolutions that halve, quarter … the rate, residual b
 Every convolution pads by reflection, up to a whole stride, so in a padded batch the last frames of short rows look into
 padding; here each row is padded where it ends (see `ragged`).
 
-The 48 kHz model takes stereo and computes each second by itself, with 1 % of overlap, normalised by its root mean square,
-with group norms over all its time: a chunk is a row here, and its scale is kept beside its codes.
+The 48 kHz model takes stereo and computes each second by itself, with 1 % of overlap, normalised by its root mean
+square, with group norms over all its time: a chunk is a row here, and its scale is kept beside its codes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
-import torch.nn.functional as F
-from pydantic import Field
 from torch import nn
 
 from featcache import weights
 from featcache.errors import ConfigError, MissingDependencyError
-from featcache.extractors import ragged
-from featcache.extractors.model import CodecExtractor, CodecParams, code_dtype, require_sample_rate
+from featcache.extractors import ragged, seanet
+from featcache.extractors.bandwidth import BandwidthParams, num_codebooks
+from featcache.extractors.model import CodecExtractor, code_dtype, require_sample_rate
 from featcache.extractors.rows import Piece, Rows
+from featcache.extractors.seanet import Convolution
 from featcache.spec import FeatureSpec, SideSpec
 
+_SCALES = SideSpec("scales", (), "float32", "what a chunk's samples were divided by")
 
-class EncodecParams(CodecParams):
+
+class EncodecParams(BandwidthParams):
     """The parameters of `encodec`."""
-
-    bandwidth: float | None = Field(default=None, gt=0)
-    """kbps: so many codebooks as it allows, of those bandwidths that the model was trained for. Another way to say
-    `codebooks`; with neither, all of them. Codes of fewer codebooks are the first columns of codes of more."""
 
 
 class Encodec(CodecExtractor[EncodecParams]):
@@ -40,8 +35,9 @@ class Encodec(CodecExtractor[EncodecParams]):
     Codes are `[T, Q]`. The 24 kHz model gives ceil(num_samples / 320) frames, from one sample on.
 
     Of the 48 kHz model, chunks of 48,000 samples begin every 47,520 samples, and the frames of one follow those of the
-    other: 150 of each, and what the last one gives. `scales` holds a number for each chunk. (Of some lengths, a chunk before
-    the last gives 149 frames, and the reference cannot stack them.) Mono is given to both of its channels.
+    other: 150 of each, which is 151.5 per second, and what the last gives. `scales` holds a number for each chunk. (Of
+    some lengths, the chunk before the last gives 149 frames, and the reference cannot stack them.) Mono is given to
+    both of its channels.
 
     Args:
         params: see `EncodecParams`.
@@ -55,7 +51,6 @@ class Encodec(CodecExtractor[EncodecParams]):
 
     Params = EncodecParams
     revision = 1
-    causal = True
 
     def __init__(self, params: EncodecParams, sample_rate: int, device: torch.device) -> None:
         super().__init__(params, sample_rate, device)
@@ -69,28 +64,29 @@ class Encodec(CodecExtractor[EncodecParams]):
         require_sample_rate(params, sample_rate, config.sampling_rate)
         if config.chunk_length and params.chunk:
             raise ConfigError(f"params.chunk: {params.weights} has chunks of its own, of {config.chunk_length_s:g} s")
-        num_codebooks = _num_codebooks(params, model)
+        count = num_codebooks(params, model)
+        if config.chunk_length:
+            self.max_seconds = None
+        self.causal = config.use_causal_conv
         self._channels = config.audio_channels
         self._normalize = config.normalize
         self._chunk_length = config.chunk_length
         self._chunk_stride = config.chunk_stride or config.chunk_length
-        self._layers = encoder_layers(model.encoder)
-        self._codebooks = model.quantizer.layers[:num_codebooks]
+        self._layers = seanet.layers(model.encoder.layers, _convolution)
+        self._codebooks = model.quantizer.layers[:count]
         self.granularity = config.hop_length
         frame_rate = sample_rate / config.hop_length
         if self._chunk_length:
             frame_rate = -(-self._chunk_length // config.hop_length) * sample_rate / self._chunk_stride
         self.spec = FeatureSpec(
-            item_shape=(num_codebooks,),
+            item_shape=(count,),
             dtype=code_dtype(config.codebook_size),
             frame_rate=frame_rate,
             frame_length=0,
             sample_rate=sample_rate,
             units="EnCodec code",
-            codebook_sizes=(config.codebook_size,) * num_codebooks,
-            side=(SideSpec("scales", (), "float32", "what a chunk's samples were divided by"),)
-            if self._normalize
-            else (),
+            codebook_sizes=(config.codebook_size,) * count,
+            side=(_SCALES,) if self._normalize else (),
         )
 
     def num_frames(self, num_samples: int) -> int:
@@ -124,10 +120,7 @@ class Encodec(CodecExtractor[EncodecParams]):
         if self._normalize:
             waveforms = waveforms / _scales(waveforms, num_samples)
         x = waveforms[:, None].expand(-1, self._channels, -1)
-        lengths = num_samples
-        for layer in self._layers:
-            x, lengths = layer(x, lengths)
-        return x.mT
+        return seanet.run(self._layers, x, num_samples)[0].mT
 
     def quantize(self, latents: torch.Tensor) -> torch.Tensor:
         """Codes, int64 `[R, F, Q]`, by the model's own codebooks."""
@@ -139,99 +132,18 @@ class Encodec(CodecExtractor[EncodecParams]):
         return torch.stack(codes, dim=2)
 
 
-def _num_codebooks(params: EncodecParams, model: Any) -> int:
-    """How many codebooks the parameters ask for.
-
-    Raises:
-        ConfigError: more than there are, a bandwidth that the model was not trained for, or one that contradicts `codebooks`.
-    """
-    at_most, bandwidth = model.quantizer.num_quantizers, params.bandwidth
-    if params.codebooks is not None and params.codebooks > at_most:
-        raise ConfigError(f"params.codebooks: {params.codebooks}, but {params.weights} has {at_most}")
-    if bandwidth is None:
-        return params.codebooks or at_most
-    if bandwidth not in model.config.target_bandwidths:
-        known = ", ".join(f"{one:g}" for one in model.config.target_bandwidths)
-        raise ConfigError(f"params.bandwidth: {bandwidth:g}; {params.weights} has {known} kbps")
-    count = model.quantizer.get_num_quantizers_for_bandwidth(bandwidth)
-    if params.codebooks not in (None, count):
-        raise ConfigError(f"params.codebooks: {params.codebooks}, but a bandwidth of {bandwidth:g} kbps means {count}")
-    return count
-
-
 def _scales(waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
-    """The root mean square of each row's own samples, `[R, 1]`, and a little, as `EncodecModel._encode_frame` has it."""
+    """The root mean square of each row's own samples, `[R, 1]`, and 1e-8, as in `EncodecModel._encode_frame`."""
     return (waveforms.square().sum(1, keepdim=True) / num_samples[:, None]).sqrt() + 1e-8
 
 
-@dataclass(frozen=True)
-class _Convolution:
-    """An `EncodecConv1d`, and the ELU before it where there is one."""
+def _convolution(module: nn.Module) -> Convolution | None:
+    """What an `EncodecConv1d` does; None for another module."""
+    from transformers.models.encodec.modeling_encodec import EncodecConv1d
 
-    conv: nn.Conv1d
-    norm: nn.GroupNorm | None
-    padding: ragged.Padding
-    after_elu: bool
-
-    def __call__(self, x: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x, lengths = ragged.conv1d(self.conv, x, lengths, self.padding, _elu if self.after_elu else None)
-        return ragged.group_norm(self.norm, x, lengths) if self.norm else x, lengths
-
-
-@dataclass(frozen=True)
-class _Residual:
-    """An `EncodecResnetBlock`."""
-
-    first: _Convolution
-    second: _Convolution
-    shortcut: _Convolution | None
-
-    def __call__(self, x: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        y, _ = self.first(x, lengths)
-        y, _ = self.second(F.elu_(y), lengths)
-        return y.add_(self.shortcut(x, lengths)[0] if self.shortcut else x), lengths
-
-
-@dataclass(frozen=True)
-class _Recurrent:
-    """An `EncodecLSTM`."""
-
-    lstm: nn.LSTM
-
-    def __call__(self, x: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x = x.permute(2, 0, 1)
-        return (self.lstm(x)[0] + x).permute(1, 2, 0), lengths
-
-
-def encoder_layers(encoder: Any) -> list[_Convolution | _Residual | _Recurrent]:
-    """The layers of an `EncodecEncoder`, each with the ELU before it."""
-    from transformers.models.encodec import modeling_encodec as theirs
-
-    layers: list[_Convolution | _Residual | _Recurrent] = []
-    after_elu = False
-    for layer in encoder.layers:
-        if isinstance(layer, theirs.EncodecConv1d):
-            layers.append(_convolution(layer, after_elu))
-        elif isinstance(layer, theirs.EncodecResnetBlock):
-            _, first, _, second = layer.block
-            is_identity = isinstance(layer.shortcut, nn.Identity)
-            shortcut = None if is_identity else _convolution(layer.shortcut, after_elu=False)
-            layers.append(
-                _Residual(_convolution(first, after_elu=True), _convolution(second, after_elu=False), shortcut)
-            )
-        elif isinstance(layer, theirs.EncodecLSTM):
-            layers.append(_Recurrent(layer.lstm))
-        after_elu = isinstance(layer, nn.ELU)
-    return layers
-
-
-def _convolution(layer: Any, after_elu: bool) -> _Convolution:
-    total = int(layer.padding_total)
-    right = 0 if layer.causal else total // 2
-    padding = ragged.Padding(total - right, right, layer.pad_mode, whole_strides=True)
-    norm = layer.norm if layer.norm_type == "time_group_norm" else None
-    return _Convolution(layer.conv, norm, padding, after_elu)
-
-
-def _elu(source: torch.Tensor, target: torch.Tensor) -> None:
-    torch.ops.aten.elu.out(source, out=target)
+    if not isinstance(module, EncodecConv1d):
+        return None
+    total = int(module.padding_total)
+    right = 0 if module.causal else total // 2
+    padding = ragged.Padding(total - right, right, module.pad_mode, whole_strides=True)
+    return Convolution(module.conv, padding, module.norm if module.norm_type == "time_group_norm" else None)

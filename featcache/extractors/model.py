@@ -75,7 +75,7 @@ class ModelExtractor(RowExtractor[M]):
         causal: whether a frame looks at nothing behind it: what overlap chunks need.
     """
 
-    causal: ClassVar[bool] = False
+    causal: bool = False
 
     def __init__(self, params: M, sample_rate: int, device: torch.device) -> None:
         self.params = params

@@ -191,16 +191,18 @@ def mask_(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 def group_norm(norm: nn.GroupNorm, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """A group norm with the mean and variance of each row's own steps; `x`, `[R, C, T]`, is overwritten if float32."""
-    num_rows, channels, steps = x.shape
+    num_rows, channels, _ = x.shape
     x = mask_(x.float(), lengths)
     grouped = x.view(num_rows, norm.num_groups, -1)
     counts = lengths[:, None, None] * (channels // norm.num_groups)
     grouped -= grouped.sum(2, keepdim=True) / counts
     variance = mask_(x, lengths).view_as(grouped).square().sum(2, keepdim=True) / counts
-    grouped *= (variance + norm.eps).rsqrt()
-    if norm.affine:
-        x.mul_(norm.weight[:, None]).add_(norm.bias[:, None])
-    return x
+    scale = (variance + norm.eps).rsqrt()  # [R, G, 1]
+    if not norm.affine:
+        grouped *= scale
+        return x
+    scale = scale.repeat_interleave(channels // norm.num_groups, 1) * norm.weight[:, None]  # [R, C, 1]
+    return x.mul_(scale).add_(norm.bias[:, None])
 
 
 class RaggedLSTM(nn.Module):
@@ -215,11 +217,11 @@ class RaggedLSTM(nn.Module):
 
     def __init__(self, lstm: nn.LSTM) -> None:
         super().__init__()
-        suffixes = ["", "_reverse"] if lstm.bidirectional else [""]
-        self.layers = nn.ModuleList(
-            nn.ModuleList(_one_direction(lstm, f"_l{number}{suffix}") for suffix in suffixes)
-            for number in range(lstm.num_layers)
-        )
+        layers = [[lstm]]
+        if lstm.bidirectional:
+            numbers = range(lstm.num_layers)
+            layers = [[_one_direction(lstm, f"_l{n}"), _one_direction(lstm, f"_l{n}_reverse")] for n in numbers]
+        self.layers = nn.ModuleList(map(nn.ModuleList, layers))
 
     def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """`[R, C', T]`, of `[R, C, T]`: the output of the last layer, both directions one after the other."""

@@ -1,4 +1,4 @@
-"""SEANet encoders over rows of different lengths, as Mimi and SpeechTokenizer have them.
+"""SEANet encoders over rows of different lengths, as EnCodec, Mimi and SpeechTokenizer have them.
 
 The architecture is SoundStream's (Zeghidour et al., 2021) as EnCodec's authors have it (Défossez et al., 2022, "High
 Fidelity Neural Audio Compression", section 3.1): a convolution; residual blocks, each followed by a convolution that
@@ -21,10 +21,11 @@ from featcache.extractors.ragged import Activation, Length, Padding, RaggedLSTM
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution, and what it adds to the two ends of a row."""
+    """A convolution, what it adds to the two ends of a row, and the norm over time behind it where there is one."""
 
     conv: nn.Conv1d
     padding: Padding
+    norm: nn.GroupNorm | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ def run(layers: Sequence[Layer], x: torch.Tensor, lengths: torch.Tensor) -> tupl
     for layer in layers:
         if isinstance(layer, Convolution):
             x, lengths = ragged.conv1d(layer.conv, x, lengths, layer.padding, activation)
+            if layer.norm:
+                x = ragged.group_norm(layer.norm, x, lengths)
             activation = None
         elif isinstance(layer, Residual):
             through, _ = run(layer.block, x, lengths)
@@ -120,8 +123,7 @@ def receptive_field(layers: Sequence[Layer]) -> tuple[int, int]:
 
 def _elu(alpha: float) -> Activation:
     def elu(x: torch.Tensor, out: torch.Tensor) -> None:
-        out.copy_(x)
-        nn.functional.elu_(out, alpha)
+        torch.ops.aten.elu.out(x, alpha, out=out)
 
     return elu
 

@@ -105,7 +105,7 @@ class SSL(HiddenStates[SSLParams]):
                 f"params.weights: {located.folder}: config.json has model_type {model_type!r}; "
                 f"ssl knows {listing(_FAMILIES)}"
             )
-        preprocessing = weights.read_json(located, "preprocessor_config.json")
+        preprocessing = weights.read_preprocessing(located)
         require_sample_rate(params, sample_rate, preprocessing.get("sampling_rate", 16000))
         model_class = _from_transformers(family.model_class)
         default = model_class.config_class()

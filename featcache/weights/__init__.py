@@ -4,8 +4,18 @@ Nothing here unpickles, and no code that came with weights is run, unless `allow
 """
 
 from featcache.weights.content import digest, state_dict
-from featcache.weights.files import Located, read_json
+from featcache.weights.files import Located, read_json, read_preprocessing
 from featcache.weights.loading import allow_remote_code, fold_weight_norm, load
 from featcache.weights.location import locate
 
-__all__ = ["Located", "allow_remote_code", "digest", "fold_weight_norm", "load", "locate", "read_json", "state_dict"]
+__all__ = [
+    "Located",
+    "allow_remote_code",
+    "digest",
+    "fold_weight_norm",
+    "load",
+    "locate",
+    "read_json",
+    "read_preprocessing",
+    "state_dict",
+]

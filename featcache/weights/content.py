@@ -12,7 +12,15 @@ from typing import Any
 import torch
 
 from featcache.errors import MissingDependencyError
-from featcache.weights.files import Located, fault, first_line, read_json, weight_files
+from featcache.weights.files import (
+    PREPROCESSING,
+    Located,
+    fault,
+    first_line,
+    read_json,
+    read_preprocessing,
+    weight_files,
+)
 
 _DECIDE_NOTHING = frozenset(
     {"_name_or_path", "_commit_hash", "transformers_version", "architectures", "dtype", "torch_dtype"}
@@ -47,7 +55,7 @@ def state_dict(located: Located) -> dict[str, torch.Tensor]:
 
 
 def digest(located: Located) -> str:
-    """SHA-256, in hex, of what decides values: the tensors by name, config.json, preprocessor_config.json.
+    """SHA-256, in hex, of what decides values: the tensors by name, config.json, and how waveforms are prepared.
 
     It is one for any two copies, wherever they are, in one file or in shards, as safetensors or as torch saves. Where
     config.json names code that the folder brings, that code is in it. A tensor that a model uses twice is saved twice
@@ -56,13 +64,13 @@ def digest(located: Located) -> str:
     Raises:
         ConfigError: what `state_dict` and `read_json` raise.
     """
-    jsons = [located.folder / name for name in ("config.json", "preprocessor_config.json")]
+    jsons = [located.folder / name for name in ("config.json", *PREPROCESSING)]
     code = sorted(located.folder.rglob("*.py")) if "auto_map" in read_json(located, "config.json") else []
     key = tuple(_identity(path) for path in (*weight_files(located), *jsons, *code))
     if key not in _digests:
         found = hashlib.sha256()
-        for path in jsons:
-            found.update(_canonical(_deciding(read_json(located, path.name))))
+        for document in (read_json(located, "config.json"), read_preprocessing(located)):
+            found.update(_canonical(_deciding(document)))
         for path in code:
             found.update(_canonical([path.name, hashlib.sha256(path.read_bytes()).hexdigest()]))
         tensors = {_modern(name): tensor for name, tensor in state_dict(located).items()}

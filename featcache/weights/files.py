@@ -15,6 +15,8 @@ SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
 """What transformers calls a model's one file; sharded, there is an index beside the shards."""
 
+PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
+
 
 @dataclass(frozen=True)
 class Located:
@@ -50,6 +52,21 @@ def read_json(located: Located, name: str) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise fault(path, "expected a mapping")
     return loaded
+
+
+def read_preprocessing(located: Located) -> dict[str, Any]:
+    """What the folder says of how a model wants its waveforms; {} where it says nothing.
+
+    It is in preprocessor_config.json, or in the part of processor_config.json that transformers 5 writes in its place
+    where a tokenizer is saved together with it.
+
+    Raises:
+        ConfigError: it is no JSON, or no mapping.
+    """
+    found = read_json(located, PREPROCESSING[0])
+    if not found:
+        found = read_json(located, PREPROCESSING[1]).get("feature_extractor", {})
+    return found if isinstance(found, dict) else {}
 
 
 def candidates(folder: Path) -> list[Path]:

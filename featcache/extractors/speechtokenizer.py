@@ -1,0 +1,146 @@
+"""SpeechTokenizer (Zhang et al., 2023, "SpeechTokenizer: Unified Speech Tokenizer for Speech Language Models"), as the
+package of that name has it.
+
+A SEANet that looks to both sides, pads a clip by reflection at both ends, and has an LSTM that runs in both directions.
+In a padded batch the reflection is lost, and the LSTM comes to a short row's end with a memory of padding; here each
+row is reflected where it ends, and the LSTM runs back from there (see `ragged`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import threading
+import warnings
+from importlib.machinery import ModuleSpec
+from textwrap import shorten
+from typing import Any
+
+import torch
+from torch import nn
+
+from featcache import weights
+from featcache.errors import ConfigError, MissingDependencyError
+from featcache.extractors import ragged, seanet
+from featcache.extractors.model import CodecExtractor, CodecParams, code_dtype, require_sample_rate
+from featcache.extractors.ragged import Padding
+from featcache.extractors.seanet import Convolution
+from featcache.spec import FeatureSpec
+
+_PACKAGE = "speechtokenizer"
+_ALIAS = "_featcache_speechtokenizer"
+_importing = threading.Lock()
+
+
+class SpeechTokenizerParams(CodecParams):
+    """The parameters of `speechtokenizer`. Its `weights` are a folder with the two files that are published,
+    `config.json` and `SpeechTokenizer.pt`, or the latter."""
+
+
+class SpeechTokenizer(CodecExtractor[SpeechTokenizerParams]):
+    """SpeechTokenizer's codes: those of `SpeechTokenizer.encode` for the clip alone.
+
+    Codes are `[T, Q]`, ceil(num_samples / 320) frames, from one sample on. Every frame sees the whole clip.
+
+    Args:
+        params: see `SpeechTokenizerParams`.
+        sample_rate: of the waveforms, in Hz: the model's.
+        device: to compute on.
+
+    Raises:
+        ConfigError: the weights cannot be loaded, or the parameters do not go with the model.
+        MissingDependencyError: the package speechtokenizer is not installed.
+    """
+
+    Params = SpeechTokenizerParams
+    revision = 1
+
+    def __init__(self, params: SpeechTokenizerParams, sample_rate: int, device: torch.device) -> None:
+        super().__init__(params, sample_rate, device)
+        model = _load(weights.locate(params.weights, params.revision)).to(device)
+        require_sample_rate(params, sample_rate, model.sample_rate)
+        self._num_codebooks: int = params.codebooks or model.n_q
+        if self._num_codebooks > model.n_q:
+            raise ConfigError(f"params.codebooks: {params.codebooks}, but {params.weights} has {model.n_q}")
+        self._encoder = seanet.layers(model.encoder.model, _convolution)
+        self._quantizer = model.quantizer
+        self.granularity = int(model.downsample_rate)
+        self.spec = FeatureSpec(
+            item_shape=(self._num_codebooks,),
+            dtype=code_dtype(self._quantizer.bins),
+            frame_rate=sample_rate / self.granularity,
+            frame_length=0,
+            sample_rate=sample_rate,
+            units="SpeechTokenizer code",
+            codebook_sizes=(self._quantizer.bins,) * self._num_codebooks,
+        )
+
+    def num_frames(self, num_samples: int) -> int:
+        """How many frames `num_samples` samples give: one to every hop that has begun."""
+        return seanet.num_steps(self._encoder, num_samples)
+
+    def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
+        """What the quantizer gets, float `[R, F, D]`."""
+        return seanet.run(self._encoder, waveforms[:, None], num_samples)[0].mT
+
+    def quantize(self, latents: torch.Tensor) -> torch.Tensor:
+        """Codes, int64 `[R, F, Q]`, by the model's own quantizer."""
+        codes: torch.Tensor = self._quantizer.encode(latents.mT, n_q=self._num_codebooks)  # [Q, R, F]
+        return codes.permute(1, 2, 0)
+
+
+def _convolution(module: Any) -> Convolution | None:
+    """An `SConv1d`, with the padding of its `forward`."""
+    conv = getattr(getattr(module, "conv", None), "conv", None)
+    if not isinstance(conv, nn.Conv1d):
+        return None
+    columns = ragged.span(conv) - conv.stride[0]
+    right = 0 if module.causal else columns // 2
+    return Convolution(conv, Padding(columns - right, right, module.pad_mode, whole_strides=True))
+
+
+def _load(located: weights.Located) -> Any:
+    """The package's model from its weights, on the CPU, as `featcache.weights.load` gives those of transformers.
+
+    Raises:
+        ConfigError: config.json is missing or another model's, or the weights do not go with it.
+        MissingDependencyError: the package speechtokenizer is not installed.
+    """
+    model_class = _model_class()
+    config, tensors = weights.read_json(located, "config.json"), weights.state_dict(located)
+    if not config:
+        raise ConfigError(f"params.weights: {located.folder}: holds no config.json, which says what its weights are of")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the package uses the weight norm that torch had first
+        try:
+            model = model_class(config)
+            model.load_state_dict(tensors)
+        except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+            said = shorten(str(error), 200, placeholder=" …")
+            raise ConfigError(f"params.weights: {located.path}: not a SpeechTokenizer's: {said}") from error
+    weights.fold_weight_norm(model)
+    return model.eval().requires_grad_(False)
+
+
+def _model_class() -> Any:
+    """The package's class `SpeechTokenizer`, without the rest of the package.
+
+    `import speechtokenizer` imports its trainer, and with it tensorboard and beartype, which it does not declare, and
+    accelerate and matplotlib. Its modules import each other relatively, so the few that the model consists of are
+    imported here as submodules of a package of another name, in the same folder.
+    """
+    found = importlib.util.find_spec(_PACKAGE)
+    if found is None or not found.submodule_search_locations:
+        raise MissingDependencyError(_PACKAGE, "the extractor speechtokenizer", extra="speechtokenizer")
+    with _importing, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it uses torch.jit.script
+        if _ALIAS not in sys.modules:
+            spec = ModuleSpec(_ALIAS, None, is_package=True)
+            spec.submodule_search_locations = list(found.submodule_search_locations)
+            sys.modules[_ALIAS] = importlib.util.module_from_spec(spec)
+        try:
+            return importlib.import_module(f"{_ALIAS}.model").SpeechTokenizer
+        except ImportError as error:
+            missing = error.name or _PACKAGE
+            raise MissingDependencyError(missing, "the extractor speechtokenizer", extra="speechtokenizer") from error

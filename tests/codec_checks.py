@@ -1,0 +1,152 @@
+"""What must hold of a codec's extractor against the real model, run on each clip alone; codecs' tests inherit it."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import codes
+import pytest
+import small_models
+import torch
+
+MANY = 300
+"""Distinct codes that must occur where codes are compared: of too few, all could be equal by accident."""
+
+
+def cut(lengths, rate, seed=1):
+    """Speech-like clips of these lengths, of different loudness."""
+    source = small_models.speech_like(max(lengths) / rate + 1, rate, seed)
+    return [source[n % 97 * 100 :][:n] * 0.5 ** (i % 4) for i, n in enumerate(lengths)]
+
+
+class CodecChecks:
+    """The subclass's module has a fixture `folder`, with a small model in it; the subclass says the rest.
+
+    Attributes:
+        rate: of the model, in Hz.
+        hop: samples from one frame to the next.
+        strides: products of the encoder's strides: a clip's length matters in each of its layers.
+    """
+
+    rate: int
+    hop: int
+    strides: tuple[int, ...]
+
+    @staticmethod
+    def build(folder, **params):
+        """The extractor, of the model in `folder`."""
+        raise NotImplementedError
+
+    @staticmethod
+    def load(folder):
+        """The real model."""
+        raise NotImplementedError
+
+    @staticmethod
+    def alone(model, clip) -> codes.Reference:
+        """What the real model gives for a clip `[n]`: its `encode`, run on it alone."""
+        raise NotImplementedError
+
+    @staticmethod
+    def batched(model, clips):
+        """What its `encode` gives for a batch `[R, n]`: `[R, F, Q]`."""
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def extractor(cls, folder):
+        return cls.build(folder)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, folder):
+        return cls.load(folder)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def clips(cls):
+        """Clips of every length around the boundaries."""
+        around = {n + more for n in (*cls.strides, *(k * cls.hop for k in (1, 2, 3, 7, 8, 9))) for more in (-1, 0, 1)}
+        return cut(sorted({*range(1, 9), *around, 5003, 12345, cls.rate, 2 * cls.rate + 77}), cls.rate)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def references(cls, model, clips):
+        return cls.all_alone(model, clips)
+
+    @classmethod
+    @torch.inference_mode()
+    def all_alone(cls, model, clips):
+        return [cls.alone(model, clip) for clip in clips]
+
+    @pytest.mark.parametrize("policy", ["padded", "equal_length", "single"])
+    def test_every_length_around_the_boundaries(self, folder, clips, references, policy):
+        extractor = self.build(folder)
+        extractor.policy = policy
+        for seed in (0, 1):
+            order = torch.randperm(len(clips), generator=torch.Generator().manual_seed(seed)).tolist()
+            codes.assert_equal(extractor, [clips[i] for i in order], [references[i] for i in order])
+        assert len(torch.cat([reference.codes.flatten() for reference in references]).unique()) > MANY
+
+    def test_latents_are_equal_to_rounding(self, extractor, clips, references):
+        for clip, reference in zip(clips, references, strict=True):
+            ((latents, _),) = codes.encode(extractor, [clip], extractor.padded_length(len(clip)))
+            codes.assert_close(latents, reference.latents)
+
+    @pytest.mark.parametrize("num_rows", [1, 2, 3, 5])
+    def test_any_number_of_rows(self, extractor, model, num_rows):
+        clips = cut([7 * self.hop + 1, 12, 6 * self.hop, 3 * self.hop - 1, 9 * self.hop][:num_rows], self.rate)
+        for more in (0, 1, self.hop - 1):  # padded lengths need not be whole hops
+            for row, clip in zip(codes.encode(extractor, clips, 9 * self.hop + more), clips, strict=True):
+                expected = self.all_alone(model, [clip])[0]
+                codes.assert_close(row[0], expected.latents)
+                assert torch.equal(row[1].long(), expected.codes)
+
+    def test_frames_of_every_length(self, extractor):
+        counts = [extractor.num_frames(n) for n in range(4 * self.hop)]
+        assert counts == [-(-n // self.hop) for n in range(4 * self.hop)]
+
+    def test_no_bit_depends_on_neighbours_position_or_threads(self, extractor):
+        """Of threads in `encode`; torch's own are one, as in a run."""
+        clips = cut([7 * self.hop + 1, 12, 8 * self.hop, 8 * self.hop, 1], self.rate)
+        expected = codes.encode(extractor, clips, 8 * self.hop)
+        rng = torch.Generator().manual_seed(0)
+        batches = [torch.randperm(len(clips), generator=rng).tolist() for _ in range(8)]
+        with ThreadPoolExecutor(4, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            found = pool.map(lambda rows: codes.encode(extractor, [clips[i] for i in rows], 8 * self.hop), batches)
+            for rows, batch in zip(batches, found, strict=True):
+                assert all(all(map(torch.equal, ours, expected[i])) for i, ours in zip(rows, batch, strict=True))
+        for row, clip in enumerate(clips):
+            strangers = [torch.randn(n, generator=rng) for n in (8 * self.hop, 1, 2 * self.hop + 1, 5 * self.hop, 77)]
+            ours = codes.encode(extractor, [*strangers[:row], clip, *strangers[row + 1 :]], 8 * self.hop)[row]
+            assert all(map(torch.equal, ours, expected[row]))
+
+    def test_what_is_behind_a_row_does_not_matter(self, extractor):
+        clips = cut([5 * self.hop + 3, self.hop], self.rate)
+        with torch.inference_mode():
+            lengths = torch.tensor([len(clip) for clip in clips])
+            batch = torch.nn.utils.rnn.pad_sequence(clips, batch_first=True)
+            longer = torch.nn.functional.pad(batch, (0, 3 * self.hop))
+            found, expected = extractor.latents(longer, lengths), extractor.latents(batch, lengths)
+        for row, n in enumerate(map(extractor.num_frames, lengths.tolist())):
+            codes.assert_close(found[row, :n], expected[row, :n])
+
+    def test_odd_clips(self, extractor, model):
+        odd = [torch.zeros(5000), torch.ones(1), torch.full((700,), -1.0), torch.zeros(1), 1e-6 * torch.randn(3000)]
+        codes.assert_equal(extractor, odd, self.all_alone(model, odd))
+
+    def test_spoken_digits(self, extractor, model):
+        """Short clips, in which zero padding does most harm."""
+        clips = codes.digits(40, self.rate)
+        references = self.all_alone(model, clips)
+        codes.assert_equal(extractor, clips, references)
+        assert len(torch.cat([reference.codes.flatten() for reference in references]).unique()) > MANY
+
+    def test_a_zero_padded_batch_has_other_codes(self, model):
+        """What others do, on this very model: without it, equality above would prove nothing."""
+        clips = cut([5003, 6007, 7013, 9001], self.rate)
+        with torch.inference_mode():
+            found = self.batched(model, torch.nn.utils.rnn.pad_sequence(clips, batch_first=True))
+        for row, clip in enumerate(clips[:-1]):
+            expected = self.all_alone(model, [clip])[0].codes
+            assert (found[row, : len(expected)][-3:] != expected[-3:]).float().mean() > 0.01

@@ -1,0 +1,103 @@
+"""Compares codes with those of a reference, and tells ties from errors."""
+
+from dataclasses import dataclass
+
+import pytest
+import speech
+import torch
+import torchaudio
+
+from featcache.extractors import Clip
+from featcache.extractors.rows import pad_rows
+
+ROUNDING = 1e-5
+"""Of latents, relative to the largest of the clip's: what another batch shape may change."""
+
+RARE = 5e-4
+"""The share of codes that may be tied, at most."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """For modules that import it: torch as a worker has it. Small models are slower in several threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a real model, run on one clip alone, gives.
+
+    Attributes:
+        codes: int64 `[F, Q]`.
+        latents: what they were looked up for, float32 `[F, D]`.
+    """
+
+    codes: torch.Tensor
+    latents: torch.Tensor
+
+
+def digits(count, rate):
+    """Spoken digits at a rate."""
+    return [
+        torchaudio.functional.resample(torch.from_numpy(waveform), original, rate)
+        for waveform, original in speech.digits(count)
+    ]
+
+
+def extract(extractor, waveforms):
+    """The features of waveforms, in one call."""
+    with torch.inference_mode():
+        return extractor.extract([Clip(str(i), waveform) for i, waveform in enumerate(waveforms)])
+
+
+def encode(extractor, waveforms, padded_length):
+    """Latents and codes of waveforms in a batch of that shape, each of them `[frames, …]`."""
+    with torch.inference_mode():
+        batch = pad_rows(waveforms, len(waveforms), padded_length)
+        frames = [extractor.num_frames(len(waveform)) for waveform in waveforms]
+        latents, codes = extractor.latents(*batch), extractor.run(*batch).features
+    return [(latents[row, :n], codes[row, :n]) for row, n in enumerate(frames)]
+
+
+def assert_equal(extractor, waveforms, references, features=None):
+    """Each waveform's codes are the reference's, but for rare ties; the share of those.
+
+    Latents are looked at where codes differ: in a row of the waveform's own.
+    """
+    features = extract(extractor, waveforms) if features is None else features
+    total = tied = 0
+    for waveform, reference, found in zip(waveforms, references, features, strict=True):
+        assert found.shape == reference.codes.shape == (extractor.num_frames(len(waveform)), *extractor.spec.item_shape)
+        total += found.numel()
+        differing = int((found.long() != reference.codes).sum())
+        if differing:
+            ((latents, _),) = encode(extractor, [waveform], extractor.padded_length(len(waveform)))
+            assert_close(latents, reference.latents)
+            tied += differing
+    assert tied <= RARE * total, f"{tied} of {total} codes differ, in latents that do not"
+    return tied / total
+
+
+def assert_close(latents, expected):
+    """Latents are equal to rounding."""
+    error = float((latents - expected).abs().max())
+    assert error <= ROUNDING * float(expected.abs().max()), f"latents differ by {error}"
+
+
+def assert_same_bits(extractor, waveforms):
+    """Neighbours, position and threads change no bit of a row; rows of one padded length are compared."""
+    length = max(extractor.padded_length(len(waveform)) for waveform in waveforms)
+    expected = encode(extractor, waveforms, length)
+    generator = torch.Generator().manual_seed(0)
+    for row, waveform in enumerate(waveforms):
+        strangers = [torch.randn(int(n), generator=generator) for n in torch.randint(1, length, (len(waveforms),))]
+        found = encode(extractor, [*strangers[:row], waveform, *strangers[row + 1 :]], length)[row]
+        assert all(map(torch.equal, found, expected[row]))
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        found = encode(extractor, waveforms[::-1], length)[::-1]
+        torch.set_num_threads(1)
+        assert all(torch.equal(*pair) for row in zip(found, expected, strict=True) for pair in zip(*row, strict=True))

@@ -1,0 +1,253 @@
+"""EnCodec's codes are those of transformers' model, run on each clip alone."""
+
+import codes
+import pytest
+import small_models
+import torch
+from codes import one_thread  # noqa: F401
+from pydantic import ValidationError
+from transformers import EncodecConfig, EncodecModel
+from transformers.models.encodec.modeling_encodec import EncodecEncoder
+
+from featcache.errors import ConfigError
+from featcache.extractors import Clip, encodec, seanet
+from featcache.extractors.encodec import Encodec, EncodecParams
+from featcache.extractors.model import Chunk, code_dtype
+
+CPU = torch.device("cpu")
+HOP = 320
+CHUNK, STRIDE = 48000, 47520
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return small_models.encodec_24khz(tmp_path_factory.mktemp("encodec_24khz"))
+
+
+@pytest.fixture(scope="module")
+def stereo_folder(tmp_path_factory):
+    return small_models.encodec_48khz(tmp_path_factory.mktemp("encodec_48khz"))
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return EncodecModel.from_pretrained(folder).eval()
+
+
+@pytest.fixture(scope="module")
+def stereo_model(stereo_folder):
+    return EncodecModel.from_pretrained(stereo_folder).eval()
+
+
+def build(folder, sample_rate=24000, **params):
+    return Encodec(EncodecParams(weights=str(folder), **params), sample_rate, CPU)
+
+
+def alone(model, waveform, bandwidth=24.0):
+    """`EncodecModel.encode` of one clip, the frames of its chunks one after the other."""
+    latents = []
+    handle = model.encoder.register_forward_hook(lambda module, inputs, output: latents.append(output[0].T))
+    with torch.inference_mode():
+        stereo = waveform.expand(1, model.config.audio_channels, -1)
+        found = model.encode(stereo, bandwidth=bandwidth)
+    handle.remove()
+    chunks = [chunk[0].T[: len(one)] for chunk, one in zip(found.audio_codes, latents, strict=True)]
+    return codes.Reference(torch.cat(chunks), torch.cat(latents)), found.audio_scales
+
+
+def cut(lengths, rate=24000, seed=1):
+    """Speech-like clips of these lengths, of different loudness."""
+    source = small_models.speech_like(max(lengths) / rate + 1, rate, seed)
+    return [source[n % 97 * 100 :][:n] * 0.5 ** (i % 4) for i, n in enumerate(lengths)]
+
+
+BOUNDARIES = sorted({*range(1, 20), *(k * HOP + d for k in (1, 2, 3, 6, 7, 8, 9, 25) for d in (-1, 0, 1)), 5003, 12345})
+
+
+@pytest.mark.parametrize("policy", ["padded", "equal_length", "single"])
+def test_every_length_around_the_boundaries(folder, model, policy):
+    extractor = build(folder)
+    extractor.policy = policy
+    clips = cut(BOUNDARIES)
+    references = [alone(model, clip)[0] for clip in clips]
+    assert codes.assert_equal(extractor, clips, references) == 0
+    order = torch.randperm(len(clips), generator=torch.Generator().manual_seed(0)).tolist()
+    assert codes.assert_equal(extractor, [clips[i] for i in order], [references[i] for i in order]) == 0
+
+
+def test_frames_of_every_length(folder, model):
+    extractor = build(folder)
+    counts = [extractor.num_frames(n) for n in range(0, 4 * HOP)]
+    assert counts == [-(-n // HOP) for n in range(0, 4 * HOP)]
+    assert all(len(alone(model, torch.zeros(n))[0].codes) == counts[n] for n in range(1, 4 * HOP, 71))
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 5])
+def test_any_number_of_rows(folder, model, num_rows):
+    extractor = build(folder)
+    clips = cut([7001, 12, 6400, 320, 6401][:num_rows])
+    for (latents, found), clip in zip(codes.encode(extractor, clips, 22 * HOP), clips, strict=True):
+        expected, _ = alone(model, clip)
+        codes.assert_close(latents, expected.latents)
+        assert torch.equal(found.long(), expected.codes)
+
+
+def test_no_bit_depends_on_neighbours_position_or_threads(folder):
+    codes.assert_same_bits(build(folder), cut([7001, 12, 6400, 1]))
+
+
+@pytest.mark.parametrize("clip", [torch.zeros(5000), torch.ones(1), torch.full((700,), -1.0), torch.zeros(1)])
+def test_odd_clips(folder, model, clip):
+    clips = [clip, *cut([5003])]
+    codes.assert_equal(build(folder), clips, [alone(model, clip)[0] for clip in clips])
+
+
+def test_spoken_digits(folder, model):
+    """Real speech, in clips so short that padding would show in most of a clip's frames."""
+    clips = codes.digits(20, 24000)
+    codes.assert_equal(build(folder), clips, [alone(model, clip)[0] for clip in clips])
+
+
+def test_a_zero_padded_batch_has_other_codes(folder, model):
+    """What others do, on this very model: without it, equality above would prove nothing."""
+    clips = cut(range(4001, 8000, 307))
+    padded = torch.nn.utils.rnn.pad_sequence(clips, batch_first=True)
+    with torch.inference_mode():
+        batch = model.encode(padded[:, None], bandwidth=24.0).audio_codes[0].mT
+    differing = 0
+    for row, clip in enumerate(clips):
+        expected = alone(model, clip)[0].codes
+        frames = (batch[row, : len(expected)] != expected).any(1).nonzero()
+        assert (frames >= len(expected) - 3).all()
+        differing += len(frames)
+    assert differing >= 3
+
+
+STEREO_BOUNDARIES = [1, 2, 319, 320, 321, 5003, 47519, 47520, 47521, 47680, 47999, 48000, 48001, 95040, 95201, 100003]
+
+
+@pytest.mark.parametrize("policy", ["padded", "equal_length", "single"])
+def test_chunks_of_the_48_khz_model(stereo_folder, stereo_model, policy):
+    extractor = build(stereo_folder, 48000)
+    extractor.policy = policy
+    clips = cut(STEREO_BOUNDARIES, 48000)
+    references, scales = zip(*(alone(stereo_model, clip) for clip in clips), strict=True)
+    order = torch.randperm(len(clips), generator=torch.Generator().manual_seed(0)).tolist()
+    with torch.inference_mode():
+        found = extractor.extract_rows([Clip(str(i), clips[i]) for i in order])
+    codes.assert_equal(
+        extractor, [clips[i] for i in order], [references[i] for i in order], [one.features for one in found]
+    )
+    for i, rows in zip(order, found, strict=True):
+        assert rows.side["scales"].dtype == torch.float32
+        torch.testing.assert_close(rows.side["scales"], torch.cat(scales[i])[:, 0])
+
+
+def test_lengths_that_the_48_khz_model_cannot_stack(stereo_folder, stereo_model):
+    """Of three chunks, the second has 149 frames: an error there, and the chunks' own codes here."""
+    (clip,) = cut([2 * STRIDE + 100], 48000)
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+        alone(stereo_model, clip)
+    (found,) = codes.extract(build(stereo_folder, 48000), [clip])
+    with torch.inference_mode():
+        chunks = [clip[start : start + CHUNK].expand(1, 2, -1) for start in range(0, len(clip), STRIDE)]
+        expected = [stereo_model._encode_frame(chunk, 24.0)[0][0].T for chunk in chunks]
+    assert [len(one) for one in expected] == [150, 149, 1]
+    assert torch.equal(found.long(), torch.cat(expected))
+
+
+def test_no_bit_of_the_48_khz_models_depends_on_neighbours_position_or_threads(stereo_folder):
+    codes.assert_same_bits(build(stereo_folder, 48000), cut([7001, 12, 9000, 1], 48000))
+
+
+def test_the_48_khz_model_counts_the_frames_of_its_chunks(stereo_folder):
+    spec = build(stereo_folder, 48000).spec
+    assert spec.frame_rate == pytest.approx(150 / 0.99)
+    assert [side.name for side in spec.side] == ["scales"]
+
+
+def test_the_48_khz_model_takes_clips_of_any_length(stereo_folder, folder):
+    """A chunk is all that it has in memory at once."""
+    assert build(stereo_folder, 48000).max_seconds is None
+    assert build(folder).max_seconds == 120
+
+
+@pytest.mark.parametrize(("bandwidth", "count"), [(1.5, 2), (3.0, 4), (6.0, 8), (12.0, 16), (24.0, 32)])
+def test_bandwidths(folder, model, bandwidth, count):
+    clips = cut([5003])
+    expected, _ = alone(model, clips[0], bandwidth)
+    for params in ({"bandwidth": bandwidth}, {"codebooks": count}, {"bandwidth": bandwidth, "codebooks": count}):
+        extractor = build(folder, **params)
+        assert extractor.spec.item_shape == (count,)
+        assert extractor.spec.codebook_sizes == (1024,) * count
+        assert codes.assert_equal(extractor, clips, [expected]) == 0
+
+
+def test_fewer_codebooks_are_the_first_of_all(folder):
+    clips = cut([5003])
+    (every,), (three,) = (codes.extract(build(folder, **params), clips) for params in ({}, {"codebooks": 3}))
+    assert every.shape[1] == 32
+    assert torch.equal(three, every[:, :3])
+
+
+def test_codes_are_stored_in_the_smallest_type(folder):
+    assert Encodec.stored_dtype(EncodecParams(weights=str(folder))) == "uint16"
+    assert build(folder).spec.dtype == "uint16"
+    assert [code_dtype(size) for size in (2, 256, 257, 1024, 65536, 65537)] == [
+        "uint8",
+        "uint8",
+        "uint16",
+        "uint16",
+        "uint16",
+        "uint32",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"bandwidth": 5.0}, r"params\.bandwidth: 5; .* has 1\.5, 3, 6, 12, 24 kbps"),
+        ({"codebooks": 33}, r"params\.codebooks: 33, but .* has 32"),
+        ({"bandwidth": 6.0, "codebooks": 4}, r"params\.codebooks: 4, but a bandwidth of 6 kbps means 8"),
+        ({"sample_rate": 16000}, r"audio\.sample_rate: 16000; .* is for 24000"),
+    ],
+)
+def test_what_the_model_has_not(folder, params, message):
+    with pytest.raises(ConfigError, match=message):
+        build(folder, **params)
+
+
+@pytest.mark.parametrize("params", [{"bandwidth": 0}, {"codebooks": 0}])
+def test_impossible_parameters(folder, params):
+    with pytest.raises(ValidationError):
+        EncodecParams(weights=str(folder), **params)
+
+
+def test_the_48_khz_model_has_chunks_of_its_own(stereo_folder):
+    with pytest.raises(ConfigError, match=r"params\.chunk: .* has chunks of its own, of 1 s"):
+        build(stereo_folder, 48000, chunk=Chunk(seconds=2, overlap=0.1))
+
+
+@pytest.mark.parametrize("pad_mode", ["reflect", "constant", "replicate"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_encoders_of_other_configs(pad_mode, causal):
+    """Everything that config.json can say of the encoder: here against its own forward."""
+    config = EncodecConfig(
+        num_filters=4,
+        hidden_size=8,
+        upsampling_ratios=[5, 3],
+        pad_mode=pad_mode,
+        use_causal_conv=causal,
+        use_conv_shortcut=causal,
+        num_residual_layers=2,
+        norm_type="weight_norm" if causal else "time_group_norm",
+    )
+    torch.manual_seed(0)
+    encoder = EncodecEncoder(config).eval().requires_grad_(False)
+    lengths = torch.tensor([1, 2, 14, 15, 16, 31, 47])
+    rows = torch.randn(len(lengths), 1, 47)
+    x, ends = seanet.run(seanet.layers(encoder.layers, encodec._convolution), rows, lengths)
+    for row, n in enumerate(lengths.tolist()):
+        expected = encoder(rows[row : row + 1, :, :n])[0]
+        assert expected.shape[1] == ends[row]
+        codes.assert_close(x[row, :, : ends[row]], expected)

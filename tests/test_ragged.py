@@ -1,0 +1,169 @@
+"""Each row of a batch comes out as it does alone, whatever lies behind its end."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from codes import one_thread  # noqa: F401
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers import EncodecConfig
+from transformers.models.encodec.modeling_encodec import EncodecConv1d
+
+from featcache.extractors import ragged
+from featcache.extractors.ragged import Padding
+
+GARBAGE = [0.0, 1e4, -3.0, float("inf"), float("nan")]
+
+rows = st.lists(st.integers(1, 40), min_size=1, max_size=4)
+seeds = st.integers(0, 2**31)
+
+
+def batch(lengths, channels, seed, slack=0):
+    """Rows `[R, C, T]`, their lengths, and the same rows each alone, `[1, C, n]`."""
+    generator = torch.Generator().manual_seed(seed)
+    alone = [torch.randn(1, channels, n, generator=generator) for n in lengths]
+    x = torch.randn(len(lengths), channels, max(lengths) + slack, generator=generator)
+    for row, samples in enumerate(alone):
+        x[row, :, : samples.shape[-1]] = samples[0]
+    return x, torch.tensor(lengths), alone
+
+
+def with_garbage(x, lengths, value):
+    x = x.clone()
+    for row, n in enumerate(lengths.tolist()):
+        x[row, :, n:] = value
+    return x
+
+
+def assert_rows(layer, x, lengths, expected, garbage, tolerance=1e-5):
+    """`layer(x, lengths)` gives the expected rows to rounding, and not a bit of them depends on garbage."""
+    y, ends = layer(x.clone(), lengths)
+    again, _ = layer(with_garbage(x, lengths, garbage), lengths)
+    assert ends.tolist() == [alone.shape[-1] for alone in expected]
+    for row, alone in enumerate(expected):
+        ours = y[row, :, : alone.shape[-1]]
+        torch.testing.assert_close(ours, alone[0], rtol=tolerance, atol=tolerance)
+        assert torch.equal(ours, again[row, :, : alone.shape[-1]])
+
+
+def reference(conv, samples, padding):
+    """One row alone, `[1, C, n]`, padded by what `torch.nn.functional.pad` and `EncodecConv1d` do."""
+    extra = 0
+    if padding.whole_strides:
+        extra = -(samples.shape[-1] + padding.left + padding.right - ragged.span(conv)) % conv.stride[0]
+    padded = EncodecConv1d._pad1d(samples, (padding.left, padding.right + extra), padding.mode)
+    return F.conv1d(padded, conv.weight, conv.bias, conv.stride, 0, conv.dilation, conv.groups)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    rows,
+    st.tuples(st.integers(1, 9), st.integers(1, 6), st.integers(1, 4)),
+    st.tuples(st.integers(0, 12), st.integers(0, 12)),
+    st.sampled_from(["constant", "reflect", "replicate"]),
+    st.booleans(),
+    st.integers(0, 5),
+    st.sampled_from(GARBAGE),
+    seeds,
+)
+def test_convolution(lengths, shape, sides, mode, whole_strides, slack, garbage, seed):
+    kernel_size, stride, dilation = shape
+    conv = nn.Conv1d(2, 3, kernel_size, stride, dilation=dilation).requires_grad_(False)
+    padding = Padding(*sides, mode, whole_strides)
+    lengths = [n for n in lengths if n + sum(sides) >= ragged.span(conv)]
+    if lengths:
+        x, ends, alone = batch(lengths, 2, seed, slack)
+        expected = [reference(conv, samples, padding) for samples in alone]
+        assert_rows(lambda x, n: ragged.conv1d(conv, x, n, padding), x, ends, expected, garbage)
+
+
+@settings(deadline=None, max_examples=50)
+@given(rows, st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(1, 3)), st.booleans(), st.booleans(), seeds)
+def test_encodecs_own_convolution(lengths, shape, causal, group_norm, seed):
+    """The class itself is the reference, with its rule for rows shorter than the padding."""
+    kernel_size, stride, dilation = shape
+    if dilation > 1:
+        stride = 1
+    kernel_size = max(kernel_size, stride)
+    config = EncodecConfig(use_causal_conv=causal, norm_type="time_group_norm" if group_norm else "weight_norm")
+    layer = EncodecConv1d(config, 2, 4, kernel_size, stride, dilation).eval().requires_grad_(False)
+    total = int(layer.padding_total)
+    right = 0 if causal else total // 2
+    padding = Padding(total - right, right, "reflect", whole_strides=True)
+
+    def ours(x, n):
+        y, n = ragged.conv1d(layer.conv, x, n, padding)
+        return (ragged.group_norm(layer.norm, y, n) if group_norm else y), n
+
+    x, ends, alone = batch(lengths, 2, seed, slack=3)
+    # One step of four equal channels has no variance, and rounding is all that a norm then magnifies.
+    assert_rows(ours, x, ends, [layer(samples) for samples in alone], 7.0)
+
+
+@settings(deadline=None, max_examples=50)
+@given(rows, st.integers(1, 9), st.integers(1, 5), st.integers(0, 4), st.sampled_from(GARBAGE), seeds)
+def test_convolution_that_pads_with_zeros_itself(lengths, kernel_size, stride, columns, garbage, seed):
+    conv = nn.Conv1d(2, 3, kernel_size, stride, padding=columns).requires_grad_(False)
+    lengths = [n for n in lengths if n + 2 * columns >= kernel_size]
+    if lengths:
+        x, ends, alone = batch(lengths, 2, seed)
+        expected = [conv(samples) for samples in alone]
+        assert_rows(lambda x, n: ragged.zero_padded_conv1d(conv, x, n), x, ends, expected, garbage)
+
+
+@settings(deadline=None, max_examples=50)
+@given(rows, st.sampled_from([1, 2, 4, 8]), st.booleans(), st.sampled_from(GARBAGE), st.integers(-10, 10), seeds)
+def test_group_norm(lengths, num_groups, affine, garbage, offset, seed):
+    norm = nn.GroupNorm(num_groups, 8, affine=affine).requires_grad_(False)
+    if affine:
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    lengths = [n + 3 for n in lengths]  # a step or two of one channel may have next to no variance
+    x, ends, alone = batch(lengths, 8, seed, slack=2)
+    x, alone = x + offset, [samples + offset for samples in alone]
+    expected = [norm(samples) for samples in alone]
+    tolerance = 1e-5 * (1 + abs(offset))
+    assert_rows(lambda x, n: (ragged.group_norm(norm, x, n), n), x, ends, expected, garbage, tolerance)
+
+
+@settings(deadline=None, max_examples=25)
+@given(rows, st.integers(1, 2), st.booleans(), st.booleans(), seeds)
+def test_lstm(lengths, num_layers, bidirectional, bias, seed):
+    lstm = nn.LSTM(3, 5, num_layers, bias=bias, bidirectional=bidirectional).eval().requires_grad_(False)
+    layer = ragged.RaggedLSTM(lstm)
+    x, ends, alone = batch(lengths, 3, seed, slack=2)
+    expected = [lstm(samples.permute(2, 0, 1))[0].permute(1, 2, 0) for samples in alone]
+    assert_rows(lambda x, n: (layer(x, n), n), x, ends, expected, 1e4)
+
+
+def test_an_activation_is_applied_before_the_padding():
+    conv = nn.Conv1d(2, 3, 5).requires_grad_(False)
+    x, ends, _ = batch([9, 4, 1], 2, seed=0)
+    padding = Padding(4, 1, "reflect")
+
+    def elu(source, target):
+        target.copy_(F.elu(source))
+
+    fused, _ = ragged.conv1d(conv, x, ends, padding, elu)
+    separate, _ = ragged.conv1d(conv, F.elu(x), ends, padding)
+    assert torch.equal(fused, separate)
+
+
+def test_what_is_behind_the_ends_can_be_zeroed():
+    x, ends, _ = batch([9, 4, 1, 8], 2, seed=0)
+    behind = torch.arange(9) >= ends[:, None, None]
+    some, every = x.clone(), x.clone()
+    ragged.zero_behind_(some, ends, 3)
+    ragged.mask_(every, ends)
+    near = behind & (torch.arange(9) < ends[:, None, None] + 3)
+    assert torch.equal(some, x.masked_fill(near, 0))
+    assert torch.equal(every, x.masked_fill(behind, 0))
+
+
+@pytest.mark.parametrize("length", range(1, 30))
+def test_lengths_as_numbers_and_as_tensors(length):
+    conv = nn.Conv1d(1, 1, 6, 4)
+    for padding in (Padding(2, 3), Padding(2, 3, whole_strides=True)):
+        (at_once,) = ragged.output_lengths(torch.tensor([length]), conv, padding).tolist()
+        assert ragged.output_lengths(length, conv, padding) == at_once

@@ -1,0 +1,134 @@
+"""SpeechTokenizer's codes are those of its own package's model, run on each clip alone."""
+
+import json
+import subprocess
+import sys
+import warnings
+
+import codes
+import pytest
+import small_models
+import torch
+from codec_checks import CodecChecks, cut
+from codes import one_thread  # noqa: F401 - a fixture
+
+from featcache.errors import ConfigError, MissingDependencyError
+from featcache.extractors import speechtokenizer
+from featcache.extractors.speechtokenizer import SpeechTokenizer, SpeechTokenizerParams
+
+with warnings.catch_warnings(action="ignore"):  # of its dependencies, as they are imported
+    theirs = pytest.importorskip("speechtokenizer.model", exc_type=ImportError)
+
+RATE, HOP = 16000, 320
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return small_models.speechtokenizer(tmp_path_factory.mktemp("speechtokenizer"))
+
+
+def build(weights, sample_rate=RATE, **params):
+    params = SpeechTokenizerParams(weights=str(weights), **params)
+    return SpeechTokenizer(params, sample_rate, torch.device("cpu"))
+
+
+def load(folder):
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # torch's old weight norm
+        return theirs.SpeechTokenizer.load_from_checkpoint(
+            str(folder / "config.json"), str(folder / "SpeechTokenizer.pt")
+        ).eval()
+
+
+def alone(model, clip, codebooks=8):
+    found = model.encode(clip[None, None], n_q=codebooks)[:, 0].T
+    return codes.Reference(found, model.encoder(clip[None, None])[0].T)
+
+
+def batched(model, clips):
+    return model.encode(clips[:, None]).permute(1, 2, 0)
+
+
+class TestCodes(CodecChecks):
+    rate, hop, strides = RATE, HOP, (2, 8, 40)
+
+    build, load, alone, batched = map(staticmethod, (build, load, alone, batched))
+
+    @pytest.mark.parametrize("codebooks", [1, 3])
+    def test_codebooks(self, folder, model, codebooks):
+        extractor = self.build(folder, codebooks=codebooks)
+        clips = cut([9000, 700], RATE)
+        with torch.inference_mode():
+            codes.assert_equal(extractor, clips, [self.alone(model, clip, codebooks) for clip in clips])
+        assert extractor.spec.codebook_sizes == (1024,) * codebooks
+
+
+def test_the_published_model_with_snakes(folder, tmp_path):
+    """`speechtokenizer_snake` has another activation, with a weight for each channel."""
+    config = json.loads((folder / "config.json").read_text()) | {"activation": "Snake"}
+    torch.manual_seed(0)
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        model = theirs.SpeechTokenizer(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("alpha"):
+            torch.nn.init.uniform_(parameter, 0.5, 3)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    torch.save(model.state_dict(), tmp_path / "SpeechTokenizer.pt")
+    clips = cut([6000, 1, 7 * HOP, 3001], RATE)
+    for (latents, _), clip in zip(codes.encode(build(tmp_path), clips, 20 * HOP), clips, strict=True):
+        with torch.inference_mode():
+            codes.assert_close(latents, model.encoder(clip[None, None])[0].T)
+
+
+def test_weights_are_a_folder_or_the_file_in_it(folder):
+    clips = cut([5000], RATE)
+    both = [folder, folder / "SpeechTokenizer.pt"]
+    (one,), (other,) = (codes.extract(build(path), clips) for path in both)
+    assert torch.equal(one, other)
+    digests = [SpeechTokenizer.weights_digest(SpeechTokenizerParams(weights=str(path))) for path in both]
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sample_rate": 24000}, "audio.sample_rate: 24000; .* is for 16000"),
+        ({"codebooks": 9}, "params.codebooks: 9, but .* has 8"),
+    ],
+)
+def test_what_the_model_has_not_is_refused(folder, options, message):
+    with pytest.raises(ConfigError, match=message):
+        build(folder, **options)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (None, "holds no config.json"),
+        ({"model_type": "hubert"}, "not a SpeechTokenizer's"),
+        ({"dimension": 16}, "not a SpeechTokenizer's: .*size mismatch"),
+        ({"n_q": 9}, "not a SpeechTokenizer's: .*Missing key"),
+    ],
+)
+def test_weights_that_do_not_go_with_their_config_are_refused(folder, tmp_path, config, message):
+    (tmp_path / "SpeechTokenizer.pt").write_bytes((folder / "SpeechTokenizer.pt").read_bytes())
+    if config is not None:
+        own = {} if "model_type" in config else json.loads((folder / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(own | config))
+    with pytest.raises(ConfigError, match=message):
+        build(tmp_path)
+
+
+def test_the_package_may_be_missing(folder, monkeypatch):
+    monkeypatch.setattr(speechtokenizer, "_PACKAGE", "no_such_package")
+    with pytest.raises(MissingDependencyError, match=r"pip install 'featcache\[speechtokenizer\]'"):
+        build(folder)
+
+
+def test_its_trainer_is_not_imported():
+    """It takes as long as everything else, and needs packages that the model does not."""
+    code = (
+        "import sys, torch; from featcache.extractors.speechtokenizer import _model_class; _model_class();"
+        "print({'speechtokenizer', 'tensorboard', 'beartype', 'accelerate', 'matplotlib'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "set()\n", "")

@@ -1,0 +1,145 @@
+"""X-Codec's codes are those of transformers' model, run on each clip alone."""
+
+import json
+import shutil
+
+import codes
+import pytest
+import small_models
+import torch
+from codec_checks import CodecChecks, cut
+from codes import one_thread  # noqa: F401 - a fixture
+from pydantic import ValidationError
+from transformers import DacFeatureExtractor, XcodecConfig, XcodecModel
+
+from featcache.errors import ConfigError
+from featcache.extractors.xcodec import Xcodec, XcodecParams
+
+RATE, HOP = 16000, 320
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return small_models.xcodec(tmp_path_factory.mktemp("xcodec"))
+
+
+def build(folder, sample_rate=RATE, **params):
+    return Xcodec(XcodecParams(weights=str(folder), **params), sample_rate, torch.device("cpu"))
+
+
+def load(folder):
+    return XcodecModel.from_pretrained(folder).eval()
+
+
+def alone(model, clip, bandwidth=None, hop=HOP):
+    """`XcodecModel.encode` of one clip, as its feature extractor prepares it."""
+    prepare = DacFeatureExtractor(sampling_rate=RATE, hop_length=hop)
+    inputs = prepare(clip.numpy(), sampling_rate=RATE, return_tensors="pt")["input_values"]
+    latents = []
+    handle = model.fc.register_forward_hook(lambda _, __, output: latents.append(output[0]))
+    with torch.inference_mode():
+        found = model.encode(inputs, bandwidth=bandwidth).audio_codes[0].T
+    handle.remove()
+    return codes.Reference(found, latents[0])
+
+
+def batched(model, clips):
+    whole_hops = torch.nn.functional.pad(clips, (0, -clips.shape[1] % HOP))
+    return model.encode(whole_hops[:, None]).audio_codes.mT
+
+
+class TestCodes(CodecChecks):
+    rate, hop, strides = RATE, HOP, (8, 40, 160)
+
+    build, load, alone, batched = map(staticmethod, (build, load, alone, batched))
+
+    @pytest.mark.parametrize(
+        ("params", "bandwidth"),
+        [
+            ({"bandwidth": 0.5}, 0.5),
+            ({"bandwidth": 2}, 2),
+            ({"codebooks": 3}, 1.5),
+            ({"bandwidth": 4, "codebooks": 8}, 4),
+        ],
+    )
+    def test_bandwidths(self, folder, model, params, bandwidth):
+        extractor = self.build(folder, **params)
+        clips = cut([9000, 700], RATE)
+        codes.assert_equal(extractor, clips, [alone(model, clip, bandwidth) for clip in clips])
+        assert extractor.spec.item_shape == (2 * bandwidth,)
+
+    def test_the_hop_of_the_feature_extractor(self, folder, model, tmp_path):
+        """It fills up clips to whole hops of its own, which may be several of the model's."""
+        shutil.copytree(folder, tmp_path / "other")
+        DacFeatureExtractor(sampling_rate=RATE, hop_length=2 * HOP).save_pretrained(tmp_path / "other")
+        extractor = self.build(tmp_path / "other")
+        clips = cut([1, HOP, HOP + 1, 2 * HOP, 2 * HOP + 1, 9000], RATE)
+        codes.assert_equal(extractor, clips, [alone(model, clip, hop=2 * HOP) for clip in clips])
+        assert extractor.num_frames(1) == 2
+
+
+SEMANTIC = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "conv_dim": [32] * 7,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+}
+
+
+@pytest.mark.parametrize(
+    "semantic",
+    [
+        {"model_type": "wavlm"},
+        {"model_type": "hubert", "feat_extract_norm": "layer", "do_stable_layer_norm": True},
+    ],
+    ids=lambda semantic: "-".join(map(str, semantic.values())),
+)
+def test_other_semantic_models(tmp_path, semantic):
+    """Their hidden states are averaged like HuBERT's; latents are compared, since there are no codewords."""
+    acoustic = {"encoder_hidden_size": 8, "decoder_hidden_size": 32, "hidden_size": 16}
+    torch.manual_seed(0)
+    config = XcodecConfig(acoustic_model_config=acoustic, semantic_model_config=SEMANTIC | semantic)
+    model = XcodecModel(config).eval()
+    model.save_pretrained(tmp_path)
+    clips = cut([6000, 1, 7 * HOP, 3001], RATE)
+    for (latents, _), clip in zip(codes.encode(build(tmp_path), clips, 20 * HOP), clips, strict=True):
+        codes.assert_close(latents, alone(model, clip).latents)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sample_rate": 24000}, "audio.sample_rate: 24000; .* is for 16000"),
+        ({"codebooks": 9}, "params.codebooks: 9, but .* has 8"),
+        ({"bandwidth": 3}, "params.bandwidth: 3; .* has 0.5, 1, 1.5, 2, 4 kbps"),
+        ({"bandwidth": 2, "codebooks": 3}, "params.codebooks: 3, but a bandwidth of 2 kbps means 4"),
+    ],
+)
+def test_what_the_model_has_not_is_refused(folder, options, message):
+    with pytest.raises(ConfigError, match=message):
+        build(folder, **options)
+
+
+def test_no_bandwidth_is_no_number():
+    with pytest.raises(ValidationError, match="bandwidth"):
+        XcodecParams(weights="here", bandwidth=0)
+
+
+def test_encoders_that_disagree_are_refused(folder, tmp_path):
+    """Here the semantic one gives twice as many frames."""
+    shutil.copytree(folder, tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    config["semantic_model_config"]["conv_stride"] = [5, 2, 2, 2, 2, 2, 1]
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"of 1 × 320 samples .* makes 1 frames and its semantic one 2"):
+        build(tmp_path / "other")
+
+
+def test_a_hop_of_the_feature_extractor_that_is_no_multiple_is_refused(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "other")
+    DacFeatureExtractor(sampling_rate=RATE, hop_length=512).save_pretrained(tmp_path / "other")
+    with pytest.raises(ConfigError, match="padded to multiples of 512"):
+        build(tmp_path / "other")
