@@ -17,6 +17,8 @@ from featcache import config as configs
 from featcache.cli import main as cli
 from featcache.errors import Reason
 from featcache.extractors import find
+from featcache.extractors.base import _BUILT_IN
+from featcache.extractors.model import ModelParams
 from featcache.manifest import SPELLINGS
 from featcache.store.index import find_repeats, open_index
 from featcache.store.version import select_version
@@ -223,12 +225,16 @@ def test_packaged_configs_load_and_begin_with_what_they_are(name):
     assert f"| `{name}` |" in text_of("docs/configs.md")
 
 
-@pytest.mark.parametrize("extractor", ["fbank", "mfcc", "log_mel"])
+@pytest.mark.parametrize("extractor", sorted(_BUILT_IN))
 def test_every_parameter_is_on_the_config_page(extractor):
-    _, _, rest = text_of("docs/configs.md").partition(f"## `{extractor}`")
-    section = rest.partition("\n## ")[0]
-    for name in find(extractor).Params.model_fields:
-        assert f"| `{name}` |" in section
+    def section(title):
+        return text_of("docs/configs.md").partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+    params = find(extractor).Params
+    shared = section("Models") if issubclass(params, ModelParams) else ""
+    for name in params.model_fields:
+        assert (section(f"`{extractor}`") + shared).count(f"| `{name}` |") == 1
+    assert f"`{extractor}`" in text_of("docs/extractors.md")
 
 
 def test_the_config_page_says_what_is_in_the_fingerprint():

@@ -1,0 +1,275 @@
+"""Every registered extractor passes the public suite, and the suite notices what real extractors get wrong."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import small_models
+import small_ssl
+import torch
+import torchaudio
+import wrong_extractors
+
+from featcache.config import Config, config_from, load_config
+from featcache.extractors.base import _BUILT_IN
+from featcache.extractors.codebook import Codebook
+from featcache.extractors.rows import ROW_SECONDS
+from featcache.testing import ExtractorSuite
+from featcache.testing.signals import clip
+
+pytest_plugins = ["pytester"]
+
+
+class TestFbank(ExtractorSuite):
+    config = "fbank80"
+
+
+class TestFbankDithered(ExtractorSuite):
+    config = {  # noqa: RUF012
+        "name": "dithered",
+        "extractor": "fbank",
+        "params": {"dither": 1.0, "snip_edges": False, "use_energy": True},
+        "audio": {"sample_rate": 44100},
+    }
+
+
+class TestMfcc(ExtractorSuite):
+    config = "mfcc13"
+
+
+class TestLogMelOfWhisper(ExtractorSuite):
+    config = "whisper-mel80"
+
+
+class TestLogMelOfHifigan(ExtractorSuite):
+    config = "hifigan-mel80"
+
+
+class OfModel(ExtractorSuite):
+    """The base of those whose config names a small model's folder, which is made first."""
+
+    seconds = 0.3
+    extractor_name: ClassVar[str]
+    sample_rate: ClassVar[int] = 16000
+    params: ClassVar[dict[str, Any]] = {}
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _small_batches(cls):
+        """Of half a second, and not of four: most rows would be dummies, which take time."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(ROW_SECONDS, "cpu", 0.5)
+            yield
+
+    @classmethod
+    def save(cls, folder: Path) -> Path:
+        """Save the model into a folder, and return what `weights` must be."""
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def loaded(cls, tmp_path_factory) -> Config:
+        weights = cls.save(tmp_path_factory.mktemp("weights"))
+        return config_from(
+            {
+                "name": "small",
+                "extractor": cls.extractor_name,
+                "params": {"weights": str(weights), **cls.params},
+                "audio": {"sample_rate": cls.sample_rate},
+            }
+        )
+
+
+class TestEncodec24(OfModel):
+    extractor_name, sample_rate, save = "encodec", 24000, staticmethod(small_models.encodec_24khz)
+    params = {"bandwidth": 6.0}  # noqa: RUF012
+
+
+class TestEncodec48(OfModel):
+    extractor_name, sample_rate, save = "encodec", 48000, staticmethod(small_models.encodec_48khz)
+    seconds = 1.2
+    lengths = (47_519, 47_521, 95_041)
+
+
+class TestDac(OfModel):
+    extractor_name, sample_rate, save = "dac", 16000, staticmethod(small_models.dac_16khz)
+
+
+class TestMimi(OfModel):
+    extractor_name, sample_rate, save = "mimi", 24000, staticmethod(small_models.mimi)
+
+
+class TestXcodec(OfModel):
+    extractor_name, sample_rate, save = "xcodec", 16000, staticmethod(small_models.xcodec)
+
+
+class TestSpeechTokenizer(OfModel):
+    extractor_name, sample_rate, save = "speechtokenizer", 16000, staticmethod(small_models.speechtokenizer)
+
+
+class TestHubert(OfModel):
+    extractor_name, save = "ssl", partial(small_ssl.save, "hubert")
+    params = {"layer": 2}  # noqa: RUF012
+
+
+class TestWav2Vec2Large(OfModel):
+    extractor_name, save = "ssl", partial(small_ssl.save, "wav2vec2-large")
+    params = {"layers": [0, 2, 3]}  # noqa: RUF012
+
+
+class TestWavLM(OfModel):
+    extractor_name, save = "ssl", partial(small_ssl.save, "wavlm")
+    params = {"layers": [1, 3], "weights_per_layer": [0.25, 0.75]}  # noqa: RUF012
+
+
+class TestW2vBert(OfModel):
+    extractor_name, save = "ssl", partial(small_ssl.save, "w2v-bert")
+
+
+class TestWhisper(OfModel):
+    extractor_name, save = "ssl", partial(small_ssl.save, "whisper")
+
+
+BUNDLE = replace(
+    torchaudio.pipelines.HUBERT_BASE,
+    _params=torchaudio.pipelines.HUBERT_BASE._params
+    | {
+        "extractor_conv_layer_config": [(24, 10, 5), *[(24, 3, 2)] * 4, *[(24, 2, 2)] * 2],
+        "encoder_embed_dim": 32,
+        "encoder_pos_conv_kernel": 16,
+        "encoder_pos_conv_groups": 4,
+        "encoder_num_layers": 3,
+        "encoder_num_heads": 4,
+        "encoder_ff_interm_features": 48,
+    },
+)
+"""HuBERT base with few channels."""
+
+
+class TestTorchaudio(OfModel):
+    """A small model as torchaudio builds them, under the name of a bundle of its own."""
+
+    extractor_name = "torchaudio"
+    params = {"bundle": "SMALL", "layer": 2}  # noqa: RUF012
+
+    @classmethod
+    def save(cls, folder: Path) -> Path:
+        model = torchaudio.models.wav2vec2_model(**BUNDLE._params)
+        return small_ssl.save_torchaudio(model, folder / "small.pt")
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _bundle(cls):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torchaudio.pipelines, "SMALL", BUNDLE, raising=False)
+            yield
+
+
+class TestUnits(OfModel):
+    """Of a small HuBERT; centroids are some of its frames."""
+
+    extractor_name = "units"
+
+    @classmethod
+    def save(cls, folder: Path) -> Path:
+        document = {"weights": str(small_ssl.save("hubert", folder / "hubert")), "layer": 2}
+        config = config_from({"name": "hubert", "extractor": "ssl", "params": document})
+        with torch.inference_mode():
+            (features,) = config.build(torch.device("cpu")).extract([clip(1, 64_000)])
+        codebook = Codebook(features[::2].clone(), config.resolved(), config.fingerprint(), config.dtype, {})
+        (folder / "units").mkdir()
+        path = folder / "units" / "units.safetensors"
+        path.write_bytes(codebook.to_bytes())
+        return path
+
+
+def test_every_registered_extractor_has_a_case_above():
+    """One that is added gets one."""
+    cases = [one for name, one in globals().items() if name.startswith("Test")]
+    covered = {one.extractor_name for one in cases if issubclass(one, OfModel)}
+    configs = [one.config for one in cases if not issubclass(one, OfModel)]
+    covered |= {one["extractor"] if isinstance(one, dict) else load_config(one).extractor for one in configs}
+    assert covered == set(_BUILT_IN)
+
+
+# What the suite notices
+
+WRONG = {
+    "FrameRate": ("test_the_frame_rate_is_that_of_the_frames", "num_frames grows by 1000 in 10 s"),
+    "SampleRate": ("test_the_spec_is_coherent", "spec.sample_rate: 24000, but it was built for 16000"),
+    "FrameLength": ("test_frame_length", "160 samples, so at most 1 frames see a sample, but"),
+    "SmallDtype": ("test_codes_fit_their_dtypes", "uint8 does not hold the numbers of 1000 codewords; uint16 does"),
+    "LargeCode": ("test_num_frames_is_what_extract_gives", "go from 4 to 4; codebook_sizes: (4,)"),
+    "Boundary": ("test_num_frames_is_what_extract_gives", "num_frames and spec.item_shape say"),
+    "Flat": ("test_num_frames_is_what_extract_gives", "num_frames and spec.item_shape say"),
+    "NeverShort": ("test_num_frames_counts_up_from_none", "num_frames(0) is 1, and must be 0"),
+    "LongestClip": ("test_neighbours", "has other values among others than alone"),
+    "FirstClip": ("test_order", "has other values in another order"),
+    "FullBatch": ("test_number_of_clips", "has other values 19 times in a call"),
+    "RunningMean": ("test_earlier_calls", "has other values in a later call"),
+    "Chance": ("test_earlier_calls", "has other values in a later call"),
+    "EachItsOwn": ("test_instances", "has other values from another instance"),
+    "CallOnSelf": ("test_threads", "is a call's state on self?"),
+    "Strides": ("test_where_a_waveform_lies", "copy it first"),
+    "InPlace": ("test_the_waveform_is_left_alone", "extract wrote to the waveform of clip-0"),
+    "OneBuffer": ("test_features_are_left_alone", "is a buffer reused?"),
+    "Process": ("test_torch_is_left_alone", "torch.backends.cudnn.benchmark"),
+    "Log": ("test_unusual_sound[silence]", "values of silence (160 samples) are NaN or infinite"),
+    "Nothing": ("test_no_clips", "expected a non-empty list"),
+    "Growing": ("test_a_config_survives_being_kept", "params do not survive JSON"),
+    "DigestOfPath": ("test_weights_in_another_place_are_the_same_version", "in another folder are another version"),
+    "DigestOfSize": ("test_other_weights_are_another_version", "does not see that the weights have changed"),
+    "DigestOfNow": ("test_the_fingerprint_is_stable", "see weights_digest"),
+    "PaddedMean": ("test_batching_policies", "differ from those of one row alone, batched as padded"),
+    "LostTail": ("test_pieces_cover_a_clip", "end at"),
+    "NoSide": ("test_side_arrays", "extract_rows gives [], spec.side names ['peak']"),
+}
+"""What each of the wrong extractors fails, and how it is told."""
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    """A file, which the suite may copy and change."""
+    path = tmp_path_factory.mktemp("weights") / "model.safetensors"
+    path.write_bytes(bytes(100))
+    return path
+
+
+def run_suite(pytester, weights: Path, checks: dict[str, str]) -> dict[str, str]:
+    """Run a check of the suite, or with "" all of them, for each extractor; what was said of those that failed."""
+    lines = ["import featcache.testing"]
+    for name in checks:
+        params = {"weights": str(weights)} if "Digest" in name else {}
+        config = {"name": "a", "extractor": f"wrong_extractors:{name}", "params": params}
+        lines += [f"class Test{name}(featcache.testing.ExtractorSuite):", f"    config = {config!r}"]
+    path = pytester.makepyfile("\n".join(lines))
+    nodes = [f"{path}::Test{name}" + (f"::{check}" if check else "") for name, check in checks.items()]
+    reports = pytester.inline_run("-p", "no:cacheprovider", "--tb=line", *nodes).getreports("pytest_runtest_logreport")
+    assert sum(report.when == "call" for report in reports) >= len(checks)
+    return {
+        report.nodeid.split("::")[1].removeprefix("Test"): report.longreprtext for report in reports if report.failed
+    }
+
+
+def test_the_suite_notices_what_is_wrong(pytester, weights, monkeypatch):
+    """By the check that is meant for it, in words that say what it is."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+    said = run_suite(pytester, weights, {name: check for name, (check, _) in WRONG.items()})
+    for name, (check, words) in WRONG.items():
+        assert words in said.get(name, ""), f"{check} of {name} says {said.get(name)!r}"
+
+
+def test_the_suite_finds_nothing_where_nothing_is_wrong(pytester, weights):
+    assert run_suite(pytester, weights, {"Right": "", "RightRows": ""}) == {}
+
+
+def test_every_wrong_extractor_is_told_of():
+    """None is left out above."""
+    classes = inspect.getmembers(wrong_extractors, lambda one: inspect.isclass(one) and hasattr(one, "extract"))
+    ours = {name for name, one in classes if one.__module__ == "wrong_extractors"}
+    assert ours == {*WRONG, "Right", "RightRows"}
