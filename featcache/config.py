@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from featcache import extractors
-from featcache.errors import ConfigError, listing
+from featcache.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +119,7 @@ def load_config(source: str | Path) -> Config:
         try:
             text = Path(source).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            hint = "" if Path(source).suffix else f"; the packaged configs are {listing(packaged_configs())}"
+            hint = "" if Path(source).suffix else f"; the packaged configs are {', '.join(packaged_configs())}"
             reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(f"config {source}: cannot be read: {reason}{hint}") from error
     return parse_config(text, str(source), folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from featcache.errors import ConfigError, listing
+from featcache.errors import ConfigError
 
 
 @click.command(short_help="List the packaged configs, or print one.")
@@ -26,4 +26,4 @@ def configs(name: str | None) -> None:
     elif name in packaged:
         click.echo(packaged[name], nl=False)
     else:
-        raise ConfigError(f"there is no packaged config {name!r}; there are {listing(packaged)}")
+        raise ConfigError(f"there is no packaged config {name!r}; there are {', '.join(packaged)}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from featcache.errors import ConfigError, listing
+from featcache.errors import ConfigError
 from featcache.spec import FeatureSpec
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def find(name: str) -> type[Extractor[Params]]:
         if name not in plugins:
             known = sorted({*_BUILT_IN, *plugins})
             raise ConfigError(
-                f"extractor: there is no {name!r}; there are {listing(known)}, and package.module:Class for your own"
+                f"extractor: there is no {name!r}; there are {', '.join(known)}, and package.module:Class for your own"
             )
         path = plugins[name]
     module_name, _, class_name = path.partition(":")
