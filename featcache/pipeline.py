@@ -25,6 +25,7 @@ from featcache.config import AudioPolicy, Config
 from featcache.device import Device
 from featcache.errors import AudioError, ExtractorError, Reason, listing
 from featcache.extractors import Clip, Extractor, Params
+from featcache.extractors.frames import FrameExtractor
 from featcache.extractors.rows import Piece, RowExtractor
 from featcache.finite import all_finite
 from featcache.manifest import Utterance
@@ -372,7 +373,8 @@ def compute(
         ExtractorError: the extractor returned other frames than its `num_frames` says.
     """
     with device.slot():
-        clips = [Clip(*one) for one in zip(ids, device.upload(waveforms), strict=True)]
+        align = not isinstance(extractor, FrameExtractor)  # which copies frames, wherever they lie
+        clips = [Clip(*one) for one in zip(ids, device.upload(waveforms, align), strict=True)]
         outcomes = _call(extractor, clips)
         features = [outcome for outcome in outcomes if not isinstance(outcome, AudioError)]
         if not features:

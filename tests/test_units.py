@@ -421,3 +421,77 @@ def test_units_of_units_are_refused(cli, fitted, corpus):
     done = cli("fit-kmeans", folder / "plain", "-k", 5, "-o", folder / "x")
     assert done.code == 2
     assert "holds uint8, number of the nearest of 25 centroids of mfcc13; k-means takes float16 or float32" in done.err
+
+
+# From features, by the command
+
+
+def from_features(cli, fitted, manifest, cache, *more):
+    """Make units from the features that are there."""
+    folder, _ = fitted
+    options = ("-c", folder / "units.yaml", "-o", cache, "--from", folder / "features", "--device", "cpu")
+    return cli("extract", manifest, *options, *more)
+
+
+def test_from_features_to_units_without_audio(cli, fitted, corpus, scratch):
+    """The same version as from audio, though no file is there: values, and what is known of each item."""
+    folder, _ = fitted
+    audio = scratch / "audio"
+    assert cli("extract", corpus.manifest(), "-c", folder / "units.yaml", "-o", audio, "--device", "cpu").code == 0
+    (scratch / "empty").mkdir()
+    made = from_features(cli, fitted, corpus.manifest(), scratch / "units", "--root", scratch / "empty", "--json")
+    assert made.code == 0, made.err
+    assert made.json()["versions"][0]["extracted"] == len(corpus.rows)
+    assert "resampled" not in made.err
+    one, other = featcache.open(audio), featcache.open(scratch / "units")
+    assert one.version.info.fingerprint == other.version.info.fingerprint
+    for name in one.ids:
+        np.testing.assert_array_equal(one[name], other[name])
+    told, again = (
+        [item for name in version.shard_names() for item in version.shard(name).items()]
+        for version in (one.version, other.version)
+    )
+    assert told == again
+
+
+def test_what_the_features_lack_is_a_failure_until_they_have_it(cli, fitted, corpus, scratch):
+    """And is tried again by itself, though the audio file has not changed."""
+    folder, _ = fitted
+    some = scratch / "features"
+    manifest = corpus.manifest(corpus.rows[:5], "some.csv")
+    assert cli("extract", manifest, "-c", "mfcc13", "-o", some, "--device", "cpu").code == 0
+    options = ("-c", folder / "units.yaml", "-o", scratch / "units", "--from", some, "--device", "cpu", "--json")
+    first = cli("extract", corpus.manifest(), *options)
+    assert first.code == 3
+    assert first.json()["failures"] == {"not_in_source": len(corpus.rows) - 5}
+    assert cli("extract", corpus.manifest(), "-c", "mfcc13", "-o", some, "--device", "cpu").code == 0
+    second = cli("extract", corpus.manifest(), *options)
+    assert second.code == 0, second.err
+    assert second.json()["versions"][0]["extracted"] == len(corpus.rows) - 5
+
+
+def test_from_is_for_units_of_these_very_features(cli, fitted, corpus, scratch):
+    folder, _ = fitted
+    refused = cli("extract", corpus.manifest(), "-c", "mfcc13", "-o", scratch / "x", "--from", folder / "features")
+    assert refused.code == 2
+    assert "--from: mfcc13: mfcc is made from audio; only units are not" in refused.err
+    cli("extract", corpus.manifest(), "-c", "fbank80", "-o", scratch / "others", "--device", "cpu")
+    options = ("-c", folder / "units.yaml", "-o", scratch / "x", "--from", scratch / "others", "--device", "cpu")
+    other = cli("extract", corpus.manifest(), *options)
+    assert other.code == 2
+    assert "there is fbank80-" in other.err
+    assert not (scratch / "x").exists()
+
+
+def test_other_audio_than_the_features_is_refused(cli, fitted, corpus, scratch):
+    folder, _ = fitted
+    config = {
+        "name": "left",
+        "extractor": "units",
+        "params": {"weights": str(folder / "units.safetensors")},
+        "audio": {"channel": "first"},
+    }
+    (scratch / "left.yaml").write_text(json.dumps(config))
+    done = cli("extract", corpus.manifest(), "-c", scratch / "left.yaml", "-o", scratch / "x")
+    assert done.code == 2
+    assert "audio.channel: first; these units are of mfcc13, whose audio.channel is mix" in done.err

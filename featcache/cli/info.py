@@ -95,6 +95,8 @@ def _print(document: dict[str, Any], failures: bool) -> None:
     click.echo("  made by " + ", ".join(f"{name} {version}" for name, version in document["made_by"].items()))
     for batching in document["batching"]:
         mismatch = batching["mismatch"]
+        if mismatch is None and batching["policy"] == "frames":
+            continue  # what works frame by frame needs no probe
         measured = "not probed" if mismatch is None else f"{100 * mismatch:.2g} % mismatched when probed"
         click.echo(f"  batching {batching['policy']}: {measured}")
     for probe in document["probes"]:
