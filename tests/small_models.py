@@ -210,6 +210,7 @@ def speechtokenizer(folder: Path) -> Path:
     _fill(latents, model.quantizer.vq.layers, lambda layer: layer._codebook.embed)
     for layer in model.quantizer.vq.layers:
         layer._codebook.inited.fill_(1)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     torch.save(model.state_dict(), folder / "SpeechTokenizer.pt")
     return folder
