@@ -14,18 +14,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from featcache import masks
     from featcache.errors import FeatcacheError
-    from featcache.loader import Cache, FeatureDataset, open  # noqa: A004
+    from featcache.loader import BucketBatchSampler, Cache, FeatureDataset, open  # noqa: A004
 
 __version__ = "0.1.0"
 
-__all__ = ["Cache", "FeatcacheError", "FeatureDataset", "open"]
+__all__ = ["BucketBatchSampler", "Cache", "FeatcacheError", "FeatureDataset", "masks", "open"]
 
-_HOME = {"Cache": "loader", "FeatureDataset": "loader", "open": "loader", "FeatcacheError": "errors"}
+_HOME = {
+    "BucketBatchSampler": "loader",
+    "Cache": "loader",
+    "FeatureDataset": "loader",
+    "open": "loader",
+    "FeatcacheError": "errors",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: the loader brings torch, which takes a second."""
+    if name == "masks":
+        return importlib.import_module("featcache.masks")
     if name not in _HOME:
         raise AttributeError(f"module 'featcache' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"featcache.{_HOME[name]}"), name)

@@ -90,7 +90,10 @@ class Config:
         Raises:
             ConfigError: the parameters go neither with the sample rate nor with each other, or weights cannot be had.
         """
-        return self.extractor_class(self.params, self.audio.sample_rate, device)
+        try:
+            return self.extractor_class(self.params, self.audio.sample_rate, device)
+        except ConfigError as error:  # of several configs, it is to be said which
+            raise ConfigError(f"config {self.name}: {error}") from error
 
     def resolved(self) -> dict[str, Any]:
         """The config with every default filled in, as plain JSON values."""
@@ -181,7 +184,11 @@ def config_from(document: dict[str, Any], source: str = "<config>", folder: Path
     if faults or found is None or params is None:
         raise ConfigError(f"config {source}: " + "; ".join(dict.fromkeys(faults)))
     file = _File.model_validate(document)
-    return Config(file.name, file.extractor, params, file.audio, file.store.dtype or found.stored_dtype(params))
+    try:
+        dtype = file.store.dtype or found.stored_dtype(params)
+    except ConfigError as error:  # of weights, which it may have to look at
+        raise ConfigError(f"config {source}: {error}") from error
+    return Config(file.name, file.extractor, params, file.audio, dtype)
 
 
 def packaged_configs() -> dict[str, str]:

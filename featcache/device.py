@@ -7,6 +7,8 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from queue import LifoQueue
 
 import numpy as np
 import torch
@@ -35,12 +37,26 @@ def available_threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
+@dataclass
+class _Slot:
+    """A place on the device: what one batch at a time has there.
+
+    Attributes:
+        stream: of a GPU; made when the slot is first taken.
+        pinned: staging buffers, uint8, by what they are used for.
+    """
+
+    stream: torch.cuda.Stream | None = None
+    pinned: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
 class Device:
     """A torch device as the pipeline's worker threads use it.
 
-    On the CPU each worker computes by itself, with torch's own threads set to one. On a GPU each worker has
-    a stream and pinned staging buffers of its own, so that copies and kernels of different batches overlap,
-    and at most `_CUDA_SLOTS` of them hold device memory at once.
+    On the CPU each worker computes by itself, with torch's own threads set to one. On a GPU at most `_CUDA_SLOTS`
+    of them hold device memory at once, each in a slot that has a stream and pinned staging buffers, so that copies and
+    kernels of different batches overlap. They are the slots' and not the workers', since torch keeps what was freed on
+    a stream for that stream: with one for each worker, a GPU's memory would be shared out among all of them.
 
     Args:
         name: `cpu`, `cuda`, `cuda:1`; None is cuda where there is one.
@@ -72,7 +88,10 @@ class Device:
         self.threads = threads or min(available_threads(), 1 << 16 if self.is_cuda else MAX_CPU_THREADS)
         self.workers = self.threads + (_CUDA_SLOTS if self.is_cuda else 0)
         self.slots = _CUDA_SLOTS if self.is_cuda else self.workers
-        self._slots = threading.BoundedSemaphore(self.slots)
+        self._free: LifoQueue[_Slot] = LifoQueue()
+        for _ in range(self.slots):
+            self._free.put(_Slot())
+        self._entering = threading.Lock()
         self._own = threading.local()
         torch.set_num_threads(1)
         # fp32 means fp32: TF32 rounds to ten bits, and matrix products and convolutions have a switch each.
@@ -92,16 +111,25 @@ class Device:
         return torch.cuda.get_device_name(self.torch_device) if self.is_cuda else "cpu"
 
     @contextmanager
-    def slot(self) -> Iterator[None]:
-        """Hold the device while a batch is on it; a GPU's work in it goes to the thread's own stream."""
-        with self._slots, torch.inference_mode():
-            if not self.is_cuda:
-                yield
-                return
-            if not hasattr(self._own, "stream"):
-                self._own.stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
-            with torch.cuda.device(self.torch_device), torch.cuda.stream(self._own.stream):
-                yield
+    def slot(self, alone: bool = False) -> Iterator[None]:
+        """Hold a slot while a batch is on the device, or all of them; a GPU's work in it goes to the slot's stream."""
+        with self._entering:  # one by one, or two that want all of them would get half each
+            held = [self._free.get() for _ in range(self.slots if alone else 1)]
+        self._own.slot = slot = held[0]
+        try:
+            with torch.inference_mode():
+                if not self.is_cuda:
+                    yield
+                    return
+                if slot.stream is None:
+                    slot.stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+                # Extractors are built on the default stream, which others do not wait for by themselves.
+                slot.stream.wait_stream(torch.cuda.default_stream(self.torch_device))
+                with torch.cuda.device(self.torch_device), torch.cuda.stream(slot.stream):
+                    yield
+        finally:
+            for one in reversed(held):
+                self._free.put(one)
 
     def upload(self, waveforms: Sequence[NDArray[np.float32]], align: bool = True) -> list[torch.Tensor]:
         """Waveforms as float32 tensors `[num_samples]` on the device; on a GPU, by one copy from pinned memory.
@@ -139,25 +167,26 @@ class Device:
         return staging.to(self.torch_device, non_blocking=True), torch.tensor(lengths, device=self.torch_device)
 
     def download(self, features: torch.Tensor) -> NDArray[np.generic]:
-        """A contiguous tensor as a numpy array of its own; on a GPU, waits for all the thread's work on it."""
+        """A contiguous tensor as a numpy array of its own; on a GPU, waits for all the slot's work on it."""
         if not self.is_cuda:
             return features.numpy()
         staging = self._pinned("down", features.numel(), features.dtype)
         staging.copy_(features.reshape(-1), non_blocking=True)
-        self._own.stream.synchronize()
+        self._own.slot.stream.synchronize()
         return staging.numpy().reshape(features.shape).copy()
 
     def _pinned(self, use: str, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """The first `size` elements of the thread's pinned buffer for `use`, grown where it is too small.
+        """The first `size` elements of the slot's pinned buffer for `use`, grown where it is too small.
 
-        Reused without waiting: `download` has waited for everything before it.
+        Reused without waiting: `download` has waited for everything before it. Where a batch came to grief before that,
+        its copy to the device may still be under way; then it copies what nobody will look at, to where no later work
+        of the stream writes before it is done.
         """
         num_bytes = size * dtype.itemsize
-        buffer: torch.Tensor | None = getattr(self._own, use, None)
-        if buffer is None or len(buffer) < num_bytes:
-            buffer = torch.empty(max(num_bytes, 1 << 22) * 5 // 4, dtype=torch.uint8, pin_memory=True)
-            setattr(self._own, use, buffer)
-        return buffer[:num_bytes].view(dtype)
+        pinned: dict[str, torch.Tensor] = self._own.slot.pinned
+        if use not in pinned or len(pinned[use]) < num_bytes:
+            pinned[use] = torch.empty(max(num_bytes, 1 << 22) * 5 // 4, dtype=torch.uint8, pin_memory=True)
+        return pinned[use][:num_bytes].view(dtype)
 
 
 def _keep_freed_memory() -> None:

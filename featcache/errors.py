@@ -4,6 +4,7 @@
     ├── ConfigError                2   a config that cannot be read, or does not hold together
     ├── ManifestError              2   a manifest that cannot be read, or has faults
     ├── MissingDependencyError     2   an optional package that this command needs
+    ├── ArgumentError              2   arguments of a call that do not hold together; also a ValueError
     ├── AudioError                 1   one utterance that cannot be extracted; carries its `Reason`
     ├── ExtractorError             1   an extractor that cannot be built or run
     └── StoreError                 1   a cache that cannot be opened or written
@@ -20,6 +21,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 __all__ = [
+    "ArgumentError",
     "AudioError",
     "ConfigError",
     "DamagedError",
@@ -62,6 +64,12 @@ class MissingDependencyError(FeatcacheError):
             f"{needed_for} needs the package {package!r}, which is not installed or does not import: "
             f"pip install 'featcache[{extra}]'"
         )
+
+
+class ArgumentError(FeatcacheError, ValueError):
+    """Arguments of a call that do not hold together, or do not fit the data."""
+
+    exit_code = 2
 
 
 class Reason(StrEnum):

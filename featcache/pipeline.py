@@ -265,15 +265,15 @@ def process(
     """Extract a batch for every target, or hand out the rows that are to be computed for it.
 
     Yields the targets' results, in the targets' order, for one part of the batch after the other: a part
-    holds about `device.batch_seconds`, however much the batch's files hold. Parts of long recordings are computed here,
-    rows and all, so that no more of them is held than `memory` allows.
+    holds about `device.batch_seconds`, however much the batch's files hold. Parts with a long recording are computed
+    here, rows and all, so that no more of them is held than `memory` allows.
     """
     limits = [target.max_seconds for target in targets]
     max_seconds = None if None in limits else max(limit for limit in limits if limit)
     with memory.lease() as reserve:
         for part in _parts(decode_all(batch, root, max_seconds, reserve), device.batch_seconds, spent):
             waveforms = _Waveforms(part, spent)
-            is_large = sum(decoded.samples.nbytes for decoded in part if decoded.samples is not None) >= SMALL_BYTES
+            is_large = any(one.samples is not None and one.samples.nbytes >= SMALL_BYTES for one in part)
             yield [_extract(target, waveforms, root, device, spent, is_large) for target in targets]
             del part, waveforms  # before the next part is decoded
 
@@ -286,22 +286,30 @@ def row_extractor(target: Target) -> RowExtractor[Params] | None:
 def compute_rows(rows: Sequence[Row], device: Device) -> list[RowResult | AudioError]:
     """Compute rows of one target and one padded length; what each gave, in their order.
 
-    Where a batch does not fit on the device, this and all later ones become smaller.
+    Where a batch does not fit on the device, this and all later ones become smaller; a single row is tried again with
+    nothing beside it.
     """
     target, length = rows[0].pending.target, rows[0].padded_length
     extractor = row_extractor(target)
     assert extractor is not None
     results: list[RowResult | AudioError] = []
+    alone = False
     while len(results) < len(rows):
         count = extractor.rows(length, device.torch_device)
         batch = rows[len(results) : len(results) + count]
         try:
-            results += _compute_batch(batch, count, extractor, target.config.dtype, device)
+            results += _compute_batch(batch, count, extractor, target.config.dtype, device, alone)
             continue
-        except torch.OutOfMemoryError:
-            pass  # what the batch held is free once the exception is
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+        # What the batch held is free by now, as the exception is.
         torch.cuda.empty_cache()
-        if not extractor.shrink(count, length, device.torch_device):
+        if extractor.shrink(count, length, device.torch_device):
+            continue
+        if not alone:
+            alone = True
+        else:
             seconds = length / extractor.spec.sample_rate
             message = f"{seconds:.0f} s do not fit on {device.label} at once: params.chunk of the config would cut them"
             results += [AudioError(Reason.TOO_LONG, message)] * len(batch)
@@ -309,11 +317,11 @@ def compute_rows(rows: Sequence[Row], device: Device) -> list[RowResult | AudioE
 
 
 def _compute_batch(
-    rows: Sequence[Row], count: int, extractor: RowExtractor[Params], dtype: str, device: Device
+    rows: Sequence[Row], count: int, extractor: RowExtractor[Params], dtype: str, device: Device, alone: bool
 ) -> list[RowResult | AudioError]:
     """Compute rows of one padded length in a batch of `count`; one by one where a clip cannot be extracted."""
     try:
-        with device.slot():
+        with device.slot(alone):
             waveforms = [row.waveform for row in rows]
             encoded = extractor.run(*device.upload_rows(waveforms, count, rows[0].padded_length))
             stored = encoded.features[: len(rows)].to(getattr(torch, dtype)).contiguous()
@@ -322,9 +330,7 @@ def _compute_batch(
     except AudioError as error:
         if len(rows) == 1:
             return [error]
-        return [one for row in rows for one in _compute_batch([row], count, extractor, dtype, device)]
-    except torch.OutOfMemoryError:
-        raise
+        return [one for row in rows for one in _compute_batch([row], count, extractor, dtype, device, alone)]
     except Exception as error:
         ids = listing(row.pending.id_of(row) for row in rows)
         error.add_note(f"featcache: while {type(extractor).__name__} extracted {ids}")
@@ -533,6 +539,11 @@ def _complete(pending: Pending, device: Device) -> None:
             batch, rows = rows[:count], rows[count:]
             for row, result in zip(batch, compute_rows(batch, device), strict=True):
                 pending.done(row, result)
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether the device's memory has run out: torch says so, and its libraries in words of their own."""
+    return isinstance(error, torch.OutOfMemoryError) or "_STATUS_ALLOC_FAILED" in str(error)
 
 
 def _cut(extractor: RowExtractor[Params], row: Row, features: NDArray[Any], side: dict[str, NDArray[Any]]) -> RowResult:

@@ -21,7 +21,8 @@ class Window:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._filling: dict[Key, list[tuple[int, Row]]] = {}  # rows, each with the number of its batch
+        self._filling: dict[Key, list[Row]] = {}
+        self._ages: dict[Key, int] = {}  # the lowest number of a batch that has rows there
         self._full: deque[list[Row]] = deque()
 
     def __bool__(self) -> bool:
@@ -33,9 +34,10 @@ class Window:
         for row in rows:
             key = row.pending.target.config.name, row.padded_length
             group = self._filling.setdefault(key, [])
-            group.append((batch, row))
+            group.append(row)
+            self._ages[key] = min(batch, self._ages.get(key, batch))
             if len(group) >= self._count(row):
-                self._full.append([row for _, row in self._filling.pop(key)])
+                self._full.append(self._pop(key))
 
     def full(self) -> list[Row] | None:
         """The rows of a whole batch, which are then no longer here; None where there is none."""
@@ -43,11 +45,14 @@ class Window:
 
     def oldest(self, batch: int | None = None) -> list[Row] | None:
         """The group that holds the oldest row (of that batch), though it is not full; None where there is none."""
-        ages = {key: min(number for number, _ in group) for key, group in self._filling.items()}
-        key = min(ages, key=ages.__getitem__, default=None)
-        if key is None or batch not in (None, ages[key]):
+        key = min(self._ages, key=self._ages.__getitem__, default=None)
+        if key is None or batch not in (None, self._ages[key]):
             return None
-        return [row for _, row in self._filling.pop(key)]
+        return self._pop(key)
+
+    def _pop(self, key: Key) -> list[Row]:
+        del self._ages[key]
+        return self._filling.pop(key)
 
     def _count(self, row: Row) -> int:
         extractor = row_extractor(row.pending.target)

@@ -14,7 +14,7 @@ PACKAGE = Path(featcache.__file__).parent
 # is added gets its place here: as high as it can stand.
 LAYERS = [
     {"errors", "spec", "finite", "strings", "provenance", "containers", "memory", "differences"},
-    {"manifest", "flac", "device", "weights"},
+    {"manifest", "flac", "device", "weights", "masks"},
     {"store", "recording", "extractors"},
     {"config", "kmeans", "policy"},
     {"audio", "plan", "testing"},
@@ -36,6 +36,7 @@ ONLY = {
     "plan": FLAT | {"store"},
     "verify": FLAT | {"store", "plan"},
     "extractors": {"errors", "spec", "strings", "weights"},
+    "masks": {"errors"},
 }
 EXTRACT_ONLY = {"pydantic", "yaml", "soundfile", "miniaudio", "soxr", "torchaudio", "transformers", "safetensors"}
 """Packages of the extras `extract` and `models`, which a training environment does not have."""
@@ -106,7 +107,7 @@ def test_store_knows_no_audio_and_no_extractor_and_the_loader_stands_on_the_stor
 
 def test_training_needs_no_package_of_the_extra_extract():
     found = imports_by_unit(needed_only=True)
-    reached, pending = set(), ["loader", "verify"]
+    reached, pending = set(), ["loader", "masks", "verify"]
     while pending:
         if (unit := pending.pop()) not in reached:
             reached.add(unit)

@@ -124,6 +124,7 @@ def test_configs_are_listed_and_printed(cli, scratch):
     """What is printed is a config, as good as the packaged one."""
     listed = cli("configs")
     assert listed.code == 0
+    assert len({len(line) - len(line.split(maxsplit=1)[1]) for line in listed.out.splitlines()}) == 1
     for name in (line.split()[0] for line in listed.out.splitlines()):
         (scratch / "mine.yaml").write_text(cli("configs", name).out)
         assert (scratch / "mine.yaml").read_text().startswith("# ")

@@ -159,6 +159,15 @@ def test_packaged_configs_hold_together():
             config.build(torch.device("cpu"))
 
 
+def test_what_does_not_build_says_of_which_config_it_is():
+    """There may be several."""
+    config = parse_config("name: mine\nextractor: fbank\nparams: {low_freq: 9000}\n")
+    with pytest.raises(ConfigError, match=r"^config mine: params"):
+        config.build(torch.device("cpu"))
+    with pytest.raises(ConfigError, match=r"^config units.yaml: params\.weights"):
+        parse_config("name: mine\nextractor: units\nparams: {weights: gone.safetensors}\n", "units.yaml")
+
+
 def test_a_resolved_config_is_the_config():
     """What a version keeps gives the same fingerprint, and itself, again."""
     for name in packaged_configs():

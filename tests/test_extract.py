@@ -509,10 +509,18 @@ def test_when_all_utterances_fail_there_is_a_ledger_and_no_shard(cli, plain, scr
     made = cli("extract", plain.manifest(), "-o", scratch / "c", "--root", scratch)
     assert made.code == 3
     assert "file_missing 12" in made.out
+    assert "bottleneck" not in made.out  # of nothing
+    assert made.out.endswith(f"featcache info {only_version(scratch / 'c').path} --failures\n")
     assert chunk_files(scratch / "c") == {}
     assert cli("verify", scratch / "c").code == 3
     assert cli("extract", plain.manifest(), "-o", scratch / "c").code == 0
     assert cli("verify", scratch / "c", "--manifest", plain.manifest()).code == 0
+
+
+def test_where_several_versions_lack_utterances_the_summary_names_the_cache(cli, plain, scratch):
+    """Its first version alone may have no failures."""
+    made = cli("extract", plain.manifest(), "-o", scratch / "c", "--root", scratch, "-c", "fbank80", "-c", "mfcc13")
+    assert made.out.endswith(f"featcache info {scratch / 'c'} --failures\n")
 
 
 def test_a_raised_limit_of_seconds_lets_in_what_was_too_long(cli, plain, scratch):

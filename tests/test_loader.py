@@ -744,4 +744,5 @@ def test_what_the_loader_page_shows_runs(tmp_path, monkeypatch):
     namespace = {}
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
         exec(compile(block, page.name, "exec"), namespace)
-    assert namespace["batch"]["features"].shape[0] == len(namespace["batch"]["speaker"]) == 36
+    assert namespace["batch"]["features"].shape[0] == len(namespace["batch"]["speaker"]) == 100
+    assert namespace["sampler"].epoch == 9

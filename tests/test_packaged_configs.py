@@ -53,7 +53,7 @@ def line_of(name, folder) -> str:
     assert result.exit_code == 2
     assert not cache.exists()
     (line,) = result.stderr.splitlines()
-    assert line.startswith("featcache: params.weights: ")
+    assert line.startswith(f"featcache: config {name}: params.weights: ")
     return line
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -224,6 +227,48 @@ def test_a_clip_that_does_not_fit_at_all_is_a_failure(cli, corpus, scratch, tmp_
     assert set(items(scratch)) | set(failed) == set(corpus.ids)
 
 
+def test_clips_that_do_not_fit_leave_the_batches_of_others_as_large_as_they_are():
+    extractor = Moments(MomentsParams(), 16000, CPU)
+    before = extractor.rows(HOP, CPU)
+    assert not extractor.shrink(1, 100 * 16000, CPU)
+    assert extractor.rows(HOP, CPU) == before > 1
+
+
+def test_a_clip_that_fits_only_alone_is_computed_alone(corpus, scratch, tmp_path):
+    """Running out of memory beside another thread's batch is no failure of the clip."""
+    config = write_config(tmp_path, "Crowded", module="row_extractors")
+    summary = extract(corpus.manifest(), config, scratch, threads=4)
+    plain = write_config(tmp_path, "Moments", module="row_extractors")
+    assert summary.failed == extract(corpus.manifest(), plain, scratch / "plain").failed
+    (crowded,) = scratch.glob("crowded-*")
+    (link := scratch / "link").mkdir()
+    (link / crowded.name).symlink_to(crowded)
+    assert items(link) == items(scratch / "plain")
+
+
+def test_who_is_alone_on_the_device_waits_for_the_others_and_they_for_it():
+    shared = device.Device("cpu", 3)
+    inside, most, alone = 0, 0, []
+    lock = threading.Lock()
+
+    def hold(is_alone):
+        nonlocal inside, most
+        with shared.slot(is_alone):
+            with lock:
+                inside += 1
+                most = max(most, inside)
+                alone.extend([inside] * is_alone)
+            time.sleep(0.002)
+            with lock:
+                alone.extend([inside] * is_alone)
+                inside -= 1
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(hold, [i % 4 == 0 for i in range(60)], timeout=30))
+    assert set(alone) == {1}
+    assert 1 < most <= shared.slots
+
+
 def test_too_few_frames_are_the_extractors_fault(corpus, scratch, tmp_path):
     config = write_config(tmp_path, "Liar", module="row_extractors")
     with pytest.raises(ExtractorError, match=r"Liar returned \d+ frames for a row of \d+ samples"):
@@ -250,6 +295,20 @@ def test_long_recordings_are_computed_piece_by_piece(scratch, tmp_path, monkeypa
     monkeypatch.setattr(pipeline, "SMALL_BYTES", 100_000)
     extract(corpus.manifest(), config, scratch / "b")
     assert items(scratch / "a") == items(scratch / "b")
+
+
+def test_short_recordings_of_many_samples_wait_for_others(scratch, tmp_path, monkeypatch):
+    """However much a batch of them holds: of stereo at 48 kHz, say."""
+    corpus = Corpus(tmp_path)
+    for i in range(32):
+        soundfile.write(tmp_path / f"{i}.wav", speech(0.1, seed=i), 16000)
+        corpus.add(str(i), f"{i}.wav")
+    config = write_config(tmp_path, "Moments", module="row_extractors")
+    monkeypatch.setattr(pipeline, "SMALL_BYTES", 20_000)  # of three
+    job = Extraction(read_manifest(corpus.manifest()), [load_config(config)], scratch, Options(threads=2))
+    assert not job.run().failed
+    (extractor,) = job._extractors.values()
+    assert len(extractor.calls) == 2
 
 
 def test_interrupted_while_rows_wait(cli, corpus, truth, scratch, tmp_path):

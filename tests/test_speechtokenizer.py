@@ -104,7 +104,7 @@ def test_what_the_model_has_not_is_refused(folder, options, message):
     ("config", "message"),
     [
         (None, "holds no config.json"),
-        ({"model_type": "hubert"}, "not a SpeechTokenizer's"),
+        ({"model_type": "hubert"}, "holds a model of type 'hubert', not a SpeechTokenizer's"),
         ({"dimension": 16}, "not a SpeechTokenizer's: .*size mismatch"),
         ({"n_q": 9}, "not a SpeechTokenizer's: .*Missing key"),
     ],

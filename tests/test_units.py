@@ -402,7 +402,7 @@ def test_from_audio_to_units(cli, fitted, corpus):
         (("nowhere", "-k", 5, "-o", "x"), 1, "there is no such cache folder"),
         (("features", "-k", 0, "-o", "x"), 2, "-k"),
         (("features", "-k", 5), 2, "-o"),
-        (("features", "-k", 5, "-o", "nowhere/x"), 1, "nowhere/x: cannot be written"),
+        (("features", "-k", 5, "-o", "nowhere/x"), 1, "nowhere/x: cannot be written: there is no folder nowhere"),
     ],
 )
 def test_fit_kmeans_refuses(cli, fitted, arguments, code, message):

@@ -153,6 +153,7 @@ def test_a_hubs_id_needs_a_commit(revision, hub):
     message = fault(weights.locate, "facebook/encodec_24khz", revision)
     assert message.startswith("params.revision:")
     assert "facebook/encodec_24khz" in message
+    assert ("no folder facebook/encodec_24khz" in message) == (revision is None)  # it may have been meant as one
 
 
 def test_a_hubs_id_that_cannot_be_had_says_what_to_download_to_where(hub):
@@ -413,6 +414,8 @@ def test_what_only_training_needs_may_be_missing(hubert):
 def test_a_model_of_another_class_is_refused(saved, hubert):
     """By config.json, before weights are read."""
     assert "holds a model of type 'hubert', not 'encodec'" in load_fault(EncodecModel, saved / "hubert")
+    edit_json(hubert / "config.json", model_type="")
+    assert "config.json names no model_type, not 'hubert'" in load_fault(HubertModel, hubert)
     edit_json(hubert / "config.json", model_type="fancy")
     assert "config.json" in load_fault(AutoModel, hubert)
     edit_json(hubert / "config.json", model_type="hubert", conv_stride="fast")

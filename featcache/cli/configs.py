@@ -21,8 +21,9 @@ def configs(name: str | None) -> None:
 
     packaged = packaged_configs()
     if name is None:
+        width = max(map(len, packaged))
         for known, text in packaged.items():
-            click.echo(f"{known:20} {text.splitlines()[0].lstrip('# ')}")
+            click.echo(f"{known:{width}} {text.splitlines()[0].lstrip('# ')}")
     elif name in packaged:
         click.echo(packaged[name], nl=False)
     else:

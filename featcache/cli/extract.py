@@ -231,7 +231,7 @@ def print_summary(summary: Summary) -> None:
         click.echo(f"{summary.resampled:,} utterances were resampled: their files have another rate than the config")
     if summary.failures:
         click.echo("failures: " + ", ".join(f"{reason} {count:,}" for reason, count in summary.failures.items()))
-    if summary.stages:
+    if summary.stages and summary.audio_hours:
         shares = ", ".join(f"{stage} {share:.0%}" for stage, share in summary.stages.items() if share >= 0.005)
         click.echo(
             f"{hours(summary.audio_hours * 3600)} of audio in {summary.seconds:.1f} s: "
@@ -241,5 +241,6 @@ def print_summary(summary: Summary) -> None:
         if len(summary.versions) > 1:
             parts = ", ".join(f"{version.name} {version.seconds:.1f} s" for version in summary.versions)
             click.echo(f"threads' time in extracting: {parts}")
-    if summary.failed:
-        click.echo(f"why utterances failed: featcache info {summary.versions[0].path} --failures")
+    if with_failures := [version.path for version in summary.versions if version.failed]:
+        where = with_failures[0] if len(with_failures) == 1 else Path(with_failures[0]).parent
+        click.echo(f"why utterances failed: featcache info {where} --failures")

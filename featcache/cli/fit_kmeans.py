@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from featcache.cli.common import note, print_json
+from featcache.errors import StoreError
 
 
 @click.command("fit-kmeans", short_help="Fit k-means to a version's frames, for the extractor `units`.")
@@ -58,6 +59,8 @@ def fit_kmeans(
     from featcache.store.version import select_version
 
     version = select_version(path)
+    if not output.parent.is_dir():  # said before the work, not after it
+        raise StoreError(f"{output}: cannot be written: there is no folder {output.parent}")
     on = Device(device, threads)
     started = perf_counter()
     codebook, fit = fit_version(

@@ -128,7 +128,7 @@ class RowExtractor(Extractor[P]):
         Values of later batches differ from those of earlier ones by rounding. Returns False where there was one row.
         """
         with _shrinking:
-            if self.rows(padded_length, device) >= rows:  # else another thread has been here
+            if rows > 1 and self.rows(padded_length, device) >= rows:  # else another thread has been here
                 self._shrunk *= 2
             return rows > 1
 

@@ -111,12 +111,15 @@ def _load(located: weights.Located) -> Any:
     config, tensors = weights.read_json(located, "config.json"), weights.state_dict(located)
     if not config:
         raise ConfigError(f"params.weights: {located.folder}: holds no config.json, which says what its weights are of")
+    if "model_type" in config:  # as in every config.json of transformers
+        found = config["model_type"]
+        raise ConfigError(f"params.weights: {located.folder}: holds a model of type {found!r}, not a SpeechTokenizer's")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the package uses the weight norm that torch had first
         try:
             model = model_class(config)
             model.load_state_dict(tensors)
-        except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
             said = shorten(str(error), 200, placeholder=" …")
             raise ConfigError(f"params.weights: {located.path}: not a SpeechTokenizer's: {said}") from error
     weights.fold_weight_norm(model)

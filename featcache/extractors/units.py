@@ -19,6 +19,7 @@ from featcache.errors import AudioError, ConfigError, Reason, listing
 from featcache.extractors.base import Batching, Clip, Extractor, Params, find
 from featcache.extractors.codebook import Codebook, Nearest, read_codebook
 from featcache.extractors.fingerprint import fingerprint
+from featcache.extractors.precision import computing
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 from featcache.spec import FeatureSpec
 
@@ -151,6 +152,11 @@ class Units(RowExtractor[UnitsParams]):
         """Halve all batches from now on."""
         return self._source.shrink(rows, padded_length, device)
 
+    def run(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
+        """`encode`; where the features take TF32, while no other thread lets a GPU round, or stops it."""
+        with computing("tf32" if self.tf32 else "fp32", waveforms.device):
+            return self.encode(waveforms, num_samples)
+
     def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
         """Compute the features of rows, and their codes.
 
@@ -163,7 +169,9 @@ class Units(RowExtractor[UnitsParams]):
         features = features.masked_fill(~there[:, :, None], 0)
         if not features.isfinite().all():
             raise AudioError(Reason.NON_FINITE_FEATURES, f"features are NaN or infinite as {self._dtype}")
-        return Rows(self.from_features(features.flatten(0, 1)).view(*features.shape[:2], 1))
+        with computing("fp32", waveforms.device):
+            codes = self.from_features(features.flatten(0, 1))
+        return Rows(codes.view(*features.shape[:2], 1))
 
 
 def _build(config: Mapping[str, Any], device: torch.device) -> Extractor[Params]:

@@ -129,6 +129,9 @@ class W2vBert:
             return None
         with self._embedding:
             positions: torch.Tensor = self._embed_positions(hidden)
+            if positions.is_cuda:  # or another thread's stream reads what is not there yet, or no longer
+                positions = positions.clone()
+                torch.cuda.current_stream().synchronize()
             return positions
 
 

@@ -2,5 +2,6 @@
 
 from featcache.loader.cache import Cache, open  # noqa: A004
 from featcache.loader.dataset import FeatureDataset
+from featcache.loader.sampler import BucketBatchSampler
 
-__all__ = ["Cache", "FeatureDataset", "open"]
+__all__ = ["BucketBatchSampler", "Cache", "FeatureDataset", "open"]

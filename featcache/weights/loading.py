@@ -107,7 +107,8 @@ def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
         if not automatic:
             expected, found = model_class.config_class.model_type, raw.get("model_type", "")
             if found != expected:
-                raise fault(located.folder, f"holds a model of type {found!r}, not {expected!r}")
+                what = f"holds a model of type {found!r}" if found else "config.json names no model_type"
+                raise fault(located.folder, f"{what}, not {expected!r}")
             return model_class.config_class.from_pretrained(located.folder, local_files_only=True), model_class
         from transformers import AutoConfig
         from transformers.dynamic_module_utils import get_class_from_dynamic_module

@@ -51,7 +51,10 @@ def locate(weights: str, revision: str | None) -> Located:
     if not _HUB_ID.fullmatch(weights) or weights.startswith((".", "~")) or path.suffix in SUFFIXES:
         raise fault(weights, "there is no such folder or file")
     if revision is None or not _COMMIT.fullmatch(revision):
-        given = "a hub's id needs one" if revision is None else f"{revision!r} is none"
+        if revision is None:
+            given = f"there is no folder {weights}, and a hub's id needs one"
+        else:
+            given = f"{revision!r} is none"
         raise ConfigError(f"params.revision: {given}: the commit of {weights}, in 40 hex digits")
     return Located(_snapshot(weights, revision))
 
