@@ -23,6 +23,7 @@ from featcache.derived import Source, derive, open_source
 from featcache.device import Device
 from featcache.engines.local import Counted, LocalEngine, Produce, Progress
 from featcache.errors import ConfigError, FeatcacheError, ManifestError, Reason
+from featcache.extractors import find
 from featcache.extractors.model import ModelExtractor
 from featcache.extractors.rows import RowExtractor
 from featcache.extractors.units import Units
@@ -344,16 +345,22 @@ class Extraction:
             siblings = select_versions(self.cache, info.name)
         except FeatcacheError:
             return  # no cache yet, or damage elsewhere in it, which is verify's to tell
+        places = [f"params.{name}:" for name in find(info.config["extractor"]).Params.locations]
         for sibling in siblings:
             keys = differing_keys(sibling.info.config, info.config)
+            deciding = [key for key in keys if not key.startswith(tuple(places))]
             self.notes.append(
                 f"{info.folder_name} is a new version beside {sibling.path.name}: "
-                + (", ".join(keys) or "the extractor's revision or weights differ")
+                + (", ".join(deciding) or "the extractor's revision, or what its weights hold, differs")
             )
 
     def _note_inexact_chunks(self, config: Config) -> None:
         """Say where long clips will be cut into chunks whose values are not quite those of the whole."""
         extractor = self._extractors[config.name]
+        if isinstance(extractor, ModelExtractor) and extractor.params.chunk:
+            extractor.pieces(
+                round(3 * extractor.params.chunk.seconds * extractor.spec.sample_rate)
+            )  # or it is refused now
         if isinstance(extractor, ModelExtractor) and not extractor.chunks_are_exact:
             self.notes.append(
                 f"{config.name}: chunks with {extractor.params.chunk.overlap:g} s of overlap are not exact for "
@@ -506,7 +513,10 @@ def _refuse_dtype(config: Config, spec: FeatureSpec) -> None:
     if made.kind != "f":
         largest = max(spec.codebook_sizes, default=int(np.iinfo(made).max) + 1) - 1
         if stored.kind == "f" or largest > np.iinfo(stored).max:
-            raise ConfigError(f"store.dtype: {stored} cannot hold the codes of {config.extractor}, up to {largest}")
+            raise ConfigError(
+                f"store.dtype: {stored}: codes of {config.extractor} are unsigned integers up to {largest}: "
+                f"take {np.min_scalar_type(largest)}"
+            )
 
 
 def version_info(config: Config, spec: FeatureSpec) -> VersionInfo:

@@ -457,6 +457,7 @@ class _Waveforms:
         self.part = part
         self._spent = spent
         self._made: dict[AudioPolicy, list[NDArray[np.float32] | AudioError]] = {}
+        self._resampled: set[str] = set()
 
     def under(self, policy: AudioPolicy) -> list[NDArray[np.float32] | AudioError]:
         """A mono waveform at the policy's rate, or what was wrong, for each decoded utterance; of any length."""
@@ -475,7 +476,10 @@ class _Waveforms:
             waveform = to_waveform(decoded.samples, decoded.source.sample_rate, policy, decoded.utterance.channel)
         except AudioError as error:
             return error
-        self._spent.resampled += decoded.source.sample_rate != policy.sample_rate
+        id_ = decoded.utterance.id
+        if decoded.source.sample_rate != policy.sample_rate and id_ not in self._resampled:
+            self._resampled.add(id_)
+            self._spent.resampled += 1
         return waveform
 
 

@@ -207,7 +207,7 @@ def draw(results: list[dict], path: Path) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
     frames = [one["frames"] for one in results]
     for name in RUNS:
         axes.loglog(frames, [one["seconds"][name] * 1e6 for one in results], "o-", label=name)
@@ -215,7 +215,7 @@ def draw(results: list[dict], path: Path) -> None:
     axes.minorticks_off()
     axes.set(xlabel="frames", ylabel="µs for a mask", title=f"Chunked attention masks, {title_of(results[0])}")
     axes.grid(alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside right upper")
     figure.savefig(path, dpi=150)
     print(f"\n{path}", file=sys.stderr)
 

@@ -1,7 +1,9 @@
 """Masks, held to triple loops, and to attention that sees one row's own frames and nothing else."""
 
+import re
 import threading
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -329,3 +331,13 @@ def test_no_rows_no_frames():
 
 def test_the_package_has_it():
     assert featcache.masks is masks
+
+
+def test_the_page_about_masks_runs():
+    page = (Path(__file__).parents[1] / "docs" / "masks.md").read_text(encoding="utf-8")
+    names = {}
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        exec(compile(block, "masks.md", "exec"), names)
+    assert names["attended"].isfinite().all()
+    assert names["chunks"].shape == (120, 120)
+    assert names["draw"](0, 17, 120) == names["draw"](0, 17, 120)

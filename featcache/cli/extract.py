@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -131,6 +132,10 @@ def extract(
 
     options = Options(device, threads, shard_size, retry_failed, check_sources, source, batching, allow_mismatch)
     loaded = [load_config(config) for config in configs]
+    if sys.stderr.isatty():
+        for config in loaded:
+            if weights := getattr(config.params, "weights", None):
+                note(f"loading {config.name}: {weights}")
     extraction = Extraction(read_manifest(manifest, root=root, carry=False), loaded, cache, options)
     for line in extraction.notes:
         note(line)

@@ -97,6 +97,7 @@ class _Shard:
         self.task = task
         self.claims = claims
         self.failures: list[list[Failure]] = [[] for _ in targets]
+        self.audio_seconds = 0.0  # of utterances that any target has extracted
         self.writers = [
             ShardWriter(
                 target.version.work_folder(task.name),
@@ -414,6 +415,7 @@ class LocalEngine:
 
     def _append(self, batch: _Batch) -> None:
         while batch.parts:
+            seconds: dict[str, float] = {}  # of each utterance, whichever target has extracted it
             for number, part in enumerate(batch.parts.pop(0)):
                 extracted = part.extracted() if isinstance(part, Pending) else part
                 writer, version = batch.shard.writers[number], self._targets[number].version
@@ -428,6 +430,10 @@ class LocalEngine:
                     raise _cannot_write(version, error) from error
                 batch.shard.failures[number] += extracted.failures
                 self._count(extracted, number)
+                rate = self._targets[number].config.audio.sample_rate
+                seconds |= {item.id: item.num_samples / rate for item in extracted.items}
+            batch.shard.audio_seconds += sum(seconds.values())
+            self._progress.audio_seconds += sum(seconds.values())
         self._report(self._progress)
         if batch.is_last:
             self._commit_slots.acquire()
@@ -441,8 +447,6 @@ class LocalEngine:
         counted.num_bytes += extracted.features.nbytes
         for failure in extracted.failures:
             progress.failures[failure.reason] = progress.failures.get(failure.reason, 0) + 1
-        if number == 0:
-            progress.audio_seconds += sum(item.num_samples for item in extracted.items) / config.audio.sample_rate
 
     def _uncount(self, shard: _Shard) -> None:
         """Take back what was counted of a shard that never became whole."""
@@ -453,7 +457,7 @@ class LocalEngine:
             counted.num_bytes -= writer.num_bytes
             for failure in failures:
                 self._progress.failures[failure.reason] -= 1
-        self._progress.audio_seconds -= shard.writers[0].num_samples / self._targets[0].config.audio.sample_rate
+        self._progress.audio_seconds -= shard.audio_seconds
 
     # Committing: in a thread of its own, which mostly waits for the disk.
 

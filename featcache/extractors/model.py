@@ -94,13 +94,20 @@ class ModelExtractor(RowExtractor[M]):
         return chunk is None or 0 < receptive <= self._samples(chunk.overlap)
 
     def pieces(self, num_samples: int) -> list[Piece]:
-        """The clip whole, or its chunks."""
+        """The clip whole, or its chunks.
+
+        Raises:
+            ConfigError: chunks are shorter than what they share, in whole hops.
+        """
         chunk = self.params.chunk
         if chunk is None or num_samples <= (size := self._samples(chunk.seconds)):
             return [Piece(0, num_samples, 0, self.num_frames(num_samples))]
         overlap = self._samples(chunk.overlap)
         if overlap >= size:
-            raise ConfigError(f"params.chunk: an overlap of {chunk.overlap:g} s leaves nothing of {chunk.seconds:g} s")
+            hop = self.granularity / self.spec.sample_rate
+            raise ConfigError(
+                f"params.chunk: {chunk.overlap:g} s of overlap leave nothing of {chunk.seconds:g} s, in whole hops of {hop:g} s"
+            )
         left = overlap if self.causal else overlap // 2 // self.granularity * self.granularity
         starts = range(0, num_samples - overlap, size - overlap)
         kept_from = [0, *((start + left) // self.granularity for start in starts[1:]), self.num_frames(num_samples)]

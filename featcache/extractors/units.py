@@ -220,6 +220,8 @@ def _config_of(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
         raise ConfigError(f"params.weights: {params.weights}: is of features with dither, which differ with each id")
     try:
         found = fingerprint(config)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (where the features' weights are now, params.features can say)") from error
     except ValidationError as error:
         fault = error.errors()[0]
         raise ConfigError(

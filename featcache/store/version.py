@@ -273,6 +273,8 @@ def select_version(cache: Path, name: str | None = None) -> Version:
 
 def differing_keys(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:
     """The dotted paths at which two resolved configs differ, with both values: `params.low_freq: 20.0 -> 0.0`."""
+    if not prefix and one.get("extractor") != other.get("extractor"):  # whose parameters have nothing in common
+        return [f"extractor: {json.dumps(one.get('extractor'))} -> {json.dumps(other.get('extractor'))}"]
     lines = []
     for key in sorted({*one, *other}):
         path, a, b = f"{prefix}{key}", one.get(key), other.get(key)
