@@ -205,10 +205,8 @@ def is_too_long(num_samples: int, rate: int, max_seconds: float | None) -> Audio
     """The error that so many samples are, where they last longer than `max_seconds`."""
     if max_seconds is None or num_samples <= max_seconds * rate:
         return None
-    lasts = f"lasts {num_samples / rate:.3f} s or more"
-    return AudioError(
-        Reason.TOO_LONG, f"{lasts}, and may last {max_seconds:g} s at most: audio.max_seconds or params.chunk"
-    )
+    lasts = f"lasts {num_samples / rate:.3f} s or more, and may last {max_seconds:g} s at most"
+    return AudioError(Reason.TOO_LONG, f"{lasts}: see audio.max_seconds and params.chunk")
 
 
 def _mono(samples: NDArray[np.float32], channel: Literal["mix", "first"] | int) -> NDArray[np.float32]:

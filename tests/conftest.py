@@ -22,10 +22,15 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+from hypothesis import settings
 
 from featcache.store.index import open_index
 from featcache.store.version import Version, version_folders
 from featcache.verify import Report, verify
+
+# How long an example takes says something about the machine, and nothing about the code.
+settings.register_profile("featcache", deadline=None)
+settings.load_profile("featcache")
 
 TESTS = Path(__file__).parent
 COLUMNS = ("id", "path", "start", "duration", "channel")

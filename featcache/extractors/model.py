@@ -106,7 +106,8 @@ class ModelExtractor(RowExtractor[M]):
         if overlap >= size:
             hop = self.granularity / self.spec.sample_rate
             raise ConfigError(
-                f"params.chunk: {chunk.overlap:g} s of overlap leave nothing of {chunk.seconds:g} s, in whole hops of {hop:g} s"
+                f"params.chunk: {chunk.overlap:g} s of overlap leave nothing of {chunk.seconds:g} s, "
+                f"in whole hops of {hop:g} s"
             )
         left = overlap if self.causal else overlap // 2 // self.granularity * self.granularity
         starts = range(0, num_samples - overlap, size - overlap)
