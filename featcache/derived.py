@@ -154,7 +154,7 @@ def derive(
     """
     for part in np.array_split(np.arange(len(batch)), -(-len(batch) // _UTTERANCES)):
         started = perf_counter()
-        utterances = [batch[i] for i in part]
+        utterances = [batch[i] for i in part.tolist()]
         given = source.read(utterances)
         items = [one.item for one in given if isinstance(one, Given)]
         failures = [
