@@ -6,68 +6,28 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from featcache.errors import DamagedError, MissingDependencyError, MissingItemError, StoreError, listing
+from featcache.errors import DamagedError, MissingItemError, listing
 from featcache.loader.buffers import Buffers
+from featcache.loader.shards import Shards, damaged
+from featcache.loader.spans import check_codebooks, frames_between
 from featcache.spec import FeatureSpec
-from featcache.store import zarr3
 from featcache.store.index import open_index
 from featcache.store.runs import Failure, latest_failures
-from featcache.store.shard import Shard
-from featcache.store.side import Side
-from featcache.store.version import Version, differing_keys, select_version, select_versions
+from featcache.store.version import Version
 from featcache.strings import Strings
 
-__all__ = ["Cache", "Keys", "open"]
+__all__ = ["Cache", "Keys"]
 
 Keys = Sequence[str] | Sequence[int] | NDArray[Any] | torch.Tensor
 """Utterances: all by id, or all by position."""
-
-
-class ConfigLike(Protocol):
-    """What `open` asks of a `featcache.config.Config`, whose module is not there in training."""
-
-    @property
-    def name(self) -> str:
-        """Of the version."""
-
-    def fingerprint(self) -> str:
-        """A hash of everything that decides the values."""
-
-    def resolved(self) -> dict[str, Any]:
-        """The config with every default filled in."""
-
-
-def open(  # noqa: A001
-    path: str | Path, name: str | None = None, *, config: str | Path | ConfigLike | None = None, check: bool = False
-) -> Cache:
-    """Open a version of a cache for reading.
-
-    Args:
-        path: the cache, or one version's folder in it.
-        name: which version: its name or its folder's; not needed where there is but one.
-        config: the version that this config makes, and no other: a YAML file, a packaged config's name, or a
-            `Config`. The first two need the extra `extract`.
-        check: hold every utterance that is read against its checksum.
-
-    Raises:
-        StoreError: there is no such version, or there are several; says which there are, and which config
-            keys tell them apart, or from `config`.
-        DamagedError: the version's metadata is damaged.
-        ConfigError: `config` cannot be read, or has faults.
-        MissingDependencyError: `config` is to be read, and the packages for it are not there.
-    """
-    path = Path(path).absolute()  # the working directory may change while shards are still to be opened
-    version = select_version(path, name) if config is None else _version_of(_load(config), path, name)
-    return Cache(version, check=check)
 
 
 class Cache:
@@ -98,11 +58,9 @@ class Cache:
         try:
             self.index = open_index(version, shards)
         except DamagedError as error:
-            raise self._damaged(str(error)) from error
+            raise damaged(str(error), version) from error
+        self._shards = Shards(version, self.index, check=check)
         self._buffers = Buffers()
-        self._features: dict[int, NDArray[Any]] = {}  # by number of the shard, as they are needed
-        self._checksums: dict[int, NDArray[np.uint32]] = {}
-        self._sides: dict[tuple[str, int], Side] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.version.path, self.check, self.index.shards)
@@ -163,11 +121,22 @@ class Cache:
             raise self.missing_error([wanted[number] for number in missing], len(wanted))
         return positions
 
-    def item(self, key: str | SupportsIndex, *, check: bool | None = None) -> NDArray[Any]:
-        """The features of one utterance: `cache[key]`, with a say on checking.
+    def item(
+        self,
+        key: str | SupportsIndex,
+        *,
+        start: float | None = None,
+        duration: float | None = None,
+        codebooks: int | None = None,
+        check: bool | None = None,
+    ) -> NDArray[Any]:
+        """The features of one utterance: `cache[key]`, or a part of it, with a say on checking.
 
         Args:
             key: an id, or a position; negative ones count from the end.
+            start: of the part that is wanted, in seconds; the beginning by default.
+            duration: of that part, in seconds; to the end by default.
+            codebooks: only the first so many of them.
             check: whether to hold it against its checksum; by default as the cache was opened.
 
         Returns:
@@ -176,22 +145,38 @@ class Cache:
         Raises:
             MissingItemError: there is no such id; says whether, and why, it failed in extraction.
             IndexError: there is no such position.
+            ArgumentError: there is no such part.
             DamagedError: the shard is damaged, or `check` found other bytes than were written.
         """
         position = self._position(key)
-        index = self.index
-        frames = self._frames(int(index.shard[position]), int(index.first_frame[position]), int(self.lengths[position]))
+        frames = self._whole(position)
         if self.check if check is None else check:
-            self._verify(position, frames)
-        return frames
+            self._shards.verify(position, frames)
+        if start is not None or duration is not None:
+            first, count = frames_between(
+                self.lengths[position : position + 1], self.spec.frame_rate, start or 0, duration
+            )
+            frames = frames[int(first[0]) : int(first[0] + count[0])]
+        return frames if codebooks is None else frames[:, : check_codebooks(self.spec, codebooks)]
 
     def batch(
-        self, keys: Keys, *, padding_value: float = 0, out: torch.Tensor | None = None, check: bool | None = None
+        self,
+        keys: Keys,
+        *,
+        start: ArrayLike | None = None,
+        duration: ArrayLike | None = None,
+        codebooks: int | None = None,
+        padding_value: float = 0,
+        out: torch.Tensor | None = None,
+        check: bool | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The features of several utterances, padded at their ends to the longest.
+        """The features of several utterances, or of a part of each, padded at their ends to the longest.
 
         Args:
             keys: ids or positions, in any order, repeated or not.
+            start: where the wanted parts begin, in seconds: one number, or one for each key; the beginning by default.
+            duration: how long they are, likewise; to the end by default.
+            codebooks: only the first so many of them.
             padding_value: what frames beyond an utterance's end are filled with.
             out: a contiguous tensor in CPU memory, of the stored dtype, to gather into instead of a new one:
                 any shape with room enough. What it held is overwritten; the batch is a view of its beginning.
@@ -204,21 +189,61 @@ class Cache:
         Raises:
             MissingItemError: names up to ten ids that are not there, and says how many failed in extraction.
             IndexError: there is no such position.
+            ArgumentError: there are no such parts.
             ValueError: there are no keys, or `out` does not do.
             DamagedError: a shard is damaged, or `check` found other bytes than were written.
         """
         positions = self._positions(keys)
-        lengths = self.lengths[positions]
-        padded = self._room((len(positions), int(lengths.max()), *self.spec.item_shape), out)
+        firsts, counts = None, self.lengths[positions]
+        if start is not None or duration is not None:
+            firsts, counts = frames_between(counts, self.spec.frame_rate, 0 if start is None else start, duration)
+        features = self.gather(
+            positions, firsts, counts, codebooks=codebooks, padding_value=padding_value, out=out, check=check
+        )
+        return features, torch.from_numpy(counts)
+
+    def gather(
+        self,
+        positions: NDArray[np.int64],
+        firsts: NDArray[np.int64] | None,
+        counts: NDArray[np.int64],
+        *,
+        codebooks: int | None = None,
+        padding_value: float = 0,
+        out: torch.Tensor | None = None,
+        check: bool | None = None,
+    ) -> torch.Tensor:
+        """What `batch` is made of: frames of utterances, gathered into a padded tensor.
+
+        Args:
+            positions: of the utterances, none of them negative; int64 `[batch]`. There may be none.
+            firsts: the first frame of each that is wanted; int64 `[batch]`; the first that it has by default.
+            counts: how many frames of each; int64 `[batch]`.
+            codebooks: as for `batch`; so are `padding_value`, `out` and `check`.
+
+        Returns:
+            `[batch, frames, *item_shape]` of the stored dtype.
+
+        Raises:
+            ArgumentError, ValueError, DamagedError: as `batch` does.
+        """
+        codebooks = check_codebooks(self.spec, codebooks)
+        item_shape = self.spec.item_shape if codebooks is None else (codebooks,)
+        padded = self._room((len(positions), int(counts.max(initial=0)), *item_shape), out)
         rows = padded.numpy()
-        places = self.index.shard[positions], self.index.first_frame[positions], lengths
-        for row, shard, first, length in zip(rows, *(place.tolist() for place in places), strict=True):
-            row[:length] = self._frames(shard, first, length)
-            row[length:] = padding_value
+        begins = self.index.first_frame[positions]
+        if firsts is not None:
+            begins = begins + firsts
+        read = self._shards.frames
+        places = self.index.shard[positions].tolist(), begins.tolist(), counts.tolist()
+        for row, shard, begin, count in zip(rows, *places, strict=True):
+            frames = read(shard, begin, count)
+            row[:count] = frames if codebooks is None else frames[:, :codebooks]
+            row[count:] = padding_value
         if self.check if check is None else check:
-            for row, position, length in zip(rows, positions.tolist(), lengths.tolist(), strict=True):
-                self._verify(position, row[:length])
-        return padded, torch.from_numpy(lengths)
+            for position in positions.tolist():
+                self._shards.verify(position, self._whole(position))
+        return padded
 
     def side(self, name: str, key: str | SupportsIndex) -> NDArray[Any]:
         """What the extractor gave beside the features of one utterance: its entries of a side array.
@@ -237,12 +262,7 @@ class Cache:
             IndexError: there is no such position.
             DamagedError: the shard is damaged.
         """
-        position = self._position(key)
-        number = int(self.index.shard[position])
-        side = self._sides.get((name, number))
-        if side is None:
-            side = self._sides[name, number] = self._open_side(name, self.version.shard(self.index.shards[number]))
-        return side.item(int(self.index.item[position]))
+        return self._shards.side(name, self._position(key))
 
     def _position(self, key: str | SupportsIndex) -> int:
         if isinstance(key, str):
@@ -280,64 +300,15 @@ class Cache:
             raise ValueError(f"out has room for {out.numel():,} values; this batch has {needed:,}: {list(shape)}")
         return out.view(-1)[:needed].view(shape)
 
-    def _frames(self, shard: int, first: int, count: int) -> NDArray[Any]:
-        """Frames of a shard, by its number in the index."""
-        features = self._features.get(shard)
-        if features is None:
-            features = self._features[shard] = self._open_shard(shard)
-        frames = features[first : first + count]
-        if len(frames) != count:
-            raise self._damaged(
-                f"{self.version.path}: damaged: shard {self.index.shards[shard]} ends before frame {first + count}"
-            )
-        return frames
-
-    def _open_shard(self, number: int) -> NDArray[Any]:
-        shard = self.version.shard(self.index.shards[number])
-        with self._reading(shard):
-            features = shard.features
-        if (features.shape[1:], features.dtype) != (self.spec.item_shape, self.version.dtype):
-            raise self._damaged(f"{shard.folder}: damaged: features are {features.dtype} {list(features.shape)}")
-        return features
-
-    def _open_side(self, name: str, shard: Shard) -> Side:
-        spec = {spec.name: spec for spec in self.spec.side}.get(name)
-        if spec is None:
-            there = listing(spec.name for spec in self.spec.side) or "none"
-            raise StoreError(f"{self.version.path}: has no side array {name!r}; it has {there}")
-        with self._reading(shard):
-            side = shard.side(name, self.check)
-        if (side.entries.shape[1:], side.entries.dtype) != (spec.item_shape, np.dtype(spec.dtype)):
-            found = f"{side.entries.dtype} {list(side.entries.shape)}"
-            raise self._damaged(f"{shard.folder}: damaged: side array {name} is {found}")
-        return side
-
-    @contextmanager
-    def _reading(self, shard: Shard) -> Iterator[None]:
-        """What goes wrong within is said as the loader says it."""
-        try:
-            yield
-        except DamagedError as error:
-            raise self._damaged(str(error)) from error
-        except OSError as error:
-            raise StoreError(f"{error.filename or shard.folder}: cannot be read: {error.strerror}") from error
-
-    def _verify(self, position: int, frames: NDArray[Any]) -> None:
-        number = int(self.index.shard[position])
-        shard = self.version.shard(self.index.shards[number])
-        if number not in self._checksums:
-            with self._reading(shard):
-                self._checksums[number] = shard.column("crc32c")
-        if zarr3.crc32c(frames) != self._checksums[number][self.index.item[position]]:
-            raise self._damaged(
-                f"{self.ids[position]}: damaged: its features in {shard.folder} are not what was written"
-            )
+    def _whole(self, position: int) -> NDArray[Any]:
+        """All frames of an utterance."""
+        index = self.index
+        return self._shards.frames(
+            int(index.shard[position]), int(index.first_frame[position]), int(index.num_frames[position])
+        )
 
     def _outside(self, position: int) -> IndexError:
         return IndexError(f"no utterance at {position}: {self.version.path} holds {len(self):,}")
-
-    def _damaged(self, what: str) -> DamagedError:
-        return DamagedError(f"{what}; `featcache repair {self.version.path} --manifest MANIFEST` extracts it again")
 
     @cached_property
     def _failures(self) -> dict[str, Failure]:
@@ -373,32 +344,3 @@ def _packed(ids: Iterable[str]) -> Strings:
 
 def _reopen(path: Path, check: bool, shards: list[str]) -> Cache:
     return Cache(Version.open(path), check=check, shards=shards)
-
-
-def _load(config: str | Path | ConfigLike) -> ConfigLike:
-    if not isinstance(config, (str, Path)):
-        return config
-    try:
-        from featcache.config import load_config
-    except ImportError as error:
-        raise MissingDependencyError(error.name or "pydantic", "reading a config") from error
-    return load_config(config)
-
-
-def _version_of(config: ConfigLike, path: Path, name: str | None) -> Version:
-    """The version in `path` (called `name`) that `config` makes."""
-    fingerprint = config.fingerprint()
-    wanted = f"{config.name}-{fingerprint[:12]}"
-    versions = select_versions(path, name)
-    fitting = [version for version in versions if version.info.fingerprint == fingerprint]
-    namesakes = [version for version in versions if version.info.name == config.name]
-    if fitting:  # several differ in nothing but their names
-        return next((version for version in fitting if version in namesakes), fitting[0])
-    if not namesakes and len(versions) != 1:
-        there = listing(version.path.name for version in select_versions(path))
-        raise StoreError(f"{path}: holds no version of this config, which would be {wanted}; it holds {there}")
-    other = (namesakes or versions)[0]
-    keys = listing(differing_keys(other.info.config, config.resolved())) or "their weights or revision"
-    raise StoreError(
-        f"{other.path}: made by another config than the one given, which would be {wanted}; they differ in {keys}"
-    )

@@ -1,0 +1,125 @@
+"""A version's shards as the loader reads them: opened when they are first needed, every fault with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import DamagedError, StoreError, listing
+from featcache.store import zarr3
+from featcache.store.index import Index
+from featcache.store.shard import Shard
+from featcache.store.side import Side
+from featcache.store.version import Version
+
+__all__ = ["Shards", "damaged"]
+
+
+class Shards:
+    """The shards of a version, by their numbers in its index.
+
+    Args:
+        version: whose.
+        index: of its items.
+        check: hold side arrays against their checksums.
+    """
+
+    def __init__(self, version: Version, index: Index, *, check: bool = False) -> None:
+        self._version = version
+        self._index = index
+        self._check = check
+        self._features: dict[int, NDArray[Any]] = {}
+        self._checksums: dict[int, NDArray[np.uint32]] = {}
+        self._sides: dict[tuple[str, int], Side] = {}
+
+    def frames(self, shard: int, first: int, count: int) -> NDArray[Any]:
+        """Frames of a shard, `[count, *item_shape]`; read-only, nothing is copied.
+
+        Raises:
+            DamagedError: the shard is not what was written, or ends before.
+        """
+        features = self._features.get(shard)
+        if features is None:
+            features = self._features[shard] = self._open(shard)
+        frames = features[first : first + count]
+        if len(frames) != count:
+            path = self._version.path
+            raise damaged(
+                f"{path}: damaged: shard {self._index.shards[shard]} ends before frame {first + count}", self._version
+            )
+        return frames
+
+    def side(self, name: str, position: int) -> NDArray[Any]:
+        """The entries of a side array that an item has, `[entries, *item_shape]`; read-only.
+
+        Raises:
+            StoreError: there is no such side array; names those that there are.
+            DamagedError: the shard is damaged.
+        """
+        number = int(self._index.shard[position])
+        side = self._sides.get((name, number))
+        if side is None:
+            side = self._sides[name, number] = self._open_side(name, self._shard(number))
+        return side.item(int(self._index.item[position]))
+
+    def verify(self, position: int, frames: NDArray[Any]) -> None:
+        """Hold all frames of an item against its checksum.
+
+        Raises:
+            DamagedError: they are not what was written.
+        """
+        number = int(self._index.shard[position])
+        shard = self._shard(number)
+        if number not in self._checksums:
+            with self._reading(shard):
+                self._checksums[number] = shard.column("crc32c")
+        if zarr3.crc32c(frames) != self._checksums[number][self._index.item[position]]:
+            raise damaged(
+                f"{self._index.ids[position]}: damaged: its features in {shard.folder} are not what was written",
+                self._version,
+            )
+
+    def _shard(self, number: int) -> Shard:
+        return self._version.shard(self._index.shards[number])
+
+    def _open(self, number: int) -> NDArray[Any]:
+        shard = self._shard(number)
+        with self._reading(shard):
+            features = shard.features
+        if (features.shape[1:], features.dtype) != (self._version.info.spec.item_shape, self._version.dtype):
+            raise damaged(
+                f"{shard.folder}: damaged: features are {features.dtype} {list(features.shape)}", self._version
+            )
+        return features
+
+    def _open_side(self, name: str, shard: Shard) -> Side:
+        specs = {spec.name: spec for spec in self._version.info.spec.side}
+        if name not in specs:
+            there = listing(specs) or "none"
+            raise StoreError(f"{self._version.path}: has no side array {name!r}; it has {there}")
+        spec = specs[name]
+        with self._reading(shard):
+            side = shard.side(name, self._check)
+        if (side.entries.shape[1:], side.entries.dtype) != (spec.item_shape, np.dtype(spec.dtype)):
+            found = f"{side.entries.dtype} {list(side.entries.shape)}"
+            raise damaged(f"{shard.folder}: damaged: side array {name} is {found}", self._version)
+        return side
+
+    @contextmanager
+    def _reading(self, shard: Shard) -> Iterator[None]:
+        """What goes wrong within is said as the loader says it."""
+        try:
+            yield
+        except DamagedError as error:
+            raise damaged(str(error), self._version) from error
+        except OSError as error:
+            raise StoreError(f"{error.filename or shard.folder}: cannot be read: {error.strerror}") from error
+
+
+def damaged(what: str, version: Version) -> DamagedError:
+    """The error that says so, and what helps."""
+    return DamagedError(f"{what}; `featcache repair {version.path} --manifest MANIFEST` extracts it again")

@@ -1,0 +1,74 @@
+"""Parts of utterances: which frames belong to a span of time, and how many codebooks are wanted.
+
+Frame `i` of a version with `rate` frames a second stands for the time from `i / rate` to `(i + 1) / rate`. So the
+frames of one moment in versions of different rates begin within half a frame of each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from featcache.errors import ArgumentError, listing
+from featcache.spec import FeatureSpec
+
+__all__ = ["check_codebooks", "frames_between"]
+
+
+def frames_between(
+    lengths: NDArray[np.int64], rate: float, start: ArrayLike, duration: ArrayLike | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The frames of a span of time in each of some utterances.
+
+    Args:
+        lengths: of the utterances, in frames; int64 `[n]`.
+        rate: frames a second.
+        start: of the span in seconds; one number, or one for each utterance `[n]`.
+        duration: of the span in seconds, likewise; to the end by default.
+
+    Returns:
+        The first frame, and how many: as many as the duration has, rounded, or as there are. int64 `[n]`, both.
+
+    Raises:
+        ArgumentError: a span is negative, not a number, or begins where its utterance has ended.
+    """
+    starts = _seconds("start", start, len(lengths))
+    first = np.rint(starts * rate).astype(np.int64)
+    late = np.flatnonzero(first >= lengths)
+    if len(late):
+        spans = [f"{starts[i]:g} s of {lengths[i] / rate:g} s (number {i})" for i in late.tolist()]
+        raise ArgumentError(f"start lies beyond the end of {len(late)} of {len(lengths)} utterances: {listing(spans)}")
+    counts = lengths - first
+    if duration is not None:
+        wanted = np.rint(_seconds("duration", duration, len(lengths)) * rate).astype(np.int64)
+        counts = np.minimum(counts, wanted)
+    return first, counts
+
+
+def check_codebooks(spec: FeatureSpec, codebooks: int | None) -> int | None:
+    """How many of the codebooks to read; None is all of them.
+
+    Raises:
+        ArgumentError: these are no codes of several codebooks, or there are not so many.
+    """
+    if codebooks is None:
+        return None
+    there = len(spec.codebook_sizes)
+    if not there or spec.item_shape != (there,):
+        raise ArgumentError(f"codebooks is {codebooks}, but these features are {spec.units}, not codes of codebooks")
+    if not 1 <= codebooks <= there:
+        raise ArgumentError(f"codebooks is {codebooks}: there are {there}, so it must be 1 to {there}")
+    return codebooks
+
+
+def _seconds(name: str, value: ArrayLike, count: int) -> NDArray[np.float64]:
+    array: NDArray[Any] = np.asarray(value, np.float64)
+    if array.ndim > 1 or (array.ndim == 1 and len(array) != count):
+        raise ArgumentError(f"{name} is {list(array.shape)}: give one number, or one for each of {count} utterances")
+    array = np.broadcast_to(array, count)
+    wrong = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
+    if len(wrong):
+        raise ArgumentError(f"{name} is {array[wrong[0]]:g}: it must be seconds from 0 on")
+    return array
