@@ -14,27 +14,48 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from featcache import masks
-    from featcache.errors import FeatcacheError
-    from featcache.loader import BucketBatchSampler, Cache, FeatureDataset, open  # noqa: A004
+    from featcache import augment, cmvn, masks
+    from featcache.cmvn import Cmvn
+    from featcache.errors import FeatcacheError, FeatcacheWarning
+    from featcache.loader import BucketBatchSampler, Cache, Crop, DataLoader, FeatureDataset, open  # noqa: A004
+    from featcache.quantize import dequantize
 
 __version__ = "0.1.0"
 
-__all__ = ["BucketBatchSampler", "Cache", "FeatcacheError", "FeatureDataset", "masks", "open"]
+__all__ = [
+    "BucketBatchSampler",
+    "Cache",
+    "Cmvn",
+    "Crop",
+    "DataLoader",
+    "FeatcacheError",
+    "FeatcacheWarning",
+    "FeatureDataset",
+    "augment",
+    "cmvn",
+    "dequantize",
+    "masks",
+    "open",
+]
 
 _HOME = {
     "BucketBatchSampler": "loader",
     "Cache": "loader",
+    "Cmvn": "cmvn",
+    "Crop": "loader",
+    "DataLoader": "loader",
     "FeatureDataset": "loader",
     "open": "loader",
+    "dequantize": "quantize",
     "FeatcacheError": "errors",
+    "FeatcacheWarning": "errors",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: the loader brings torch, which takes a second."""
-    if name == "masks":
-        return importlib.import_module("featcache.masks")
+    if name in ("augment", "cmvn", "masks"):
+        return importlib.import_module(f"featcache.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'featcache' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"featcache.{_HOME[name]}"), name)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -109,40 +110,53 @@ def decode(
 
 
 def to_waveform(
-    samples: NDArray[np.float32], source_rate: int, policy: AudioPolicy, channel: int | None = None
+    samples: NDArray[np.float32],
+    source_rate: int,
+    policy: AudioPolicy,
+    channel: int | None = None,
+    *,
+    speed: float = 1.0,
 ) -> NDArray[np.float32]:
     """Turn decoded samples into the waveform that an extractor takes.
 
     A mix is the sum of channels 0, 1, … in float32, divided by their number. soxr resamples it, to
     floor(num_samples * rate / source_rate + 0.5) samples, and gives the same bits in any thread.
 
+    Another speed is the same step from another rate: the recording is taken for one of source_rate * speed Hz, so that
+    it lasts 1 / speed as long, and pitch and formants go with it (sox's `speed`; Ko et al., Audio augmentation for
+    speech recognition, Interspeech 2015).
+
     Args:
         samples: float32 `[num_samples, channels]`, C-contiguous.
         source_rate: theirs, in Hz.
         policy: the config's `audio` section.
         channel: the utterance's own, from 0; None for the policy's.
+        speed: how many times as fast the waveform is to be; of no more than six digits.
 
     Returns:
         float32 `[num_samples]` at `policy.sample_rate`, contiguous; it may share the memory of `samples`.
 
     Raises:
         AudioError: RATE_REFUSED, TOO_LONG or NO_SUCH_CHANNEL.
-        MissingDependencyError: the rates differ, and soxr is not installed.
+        MissingDependencyError: the rates differ, or the speed is not 1, and soxr is not installed.
     """
     if source_rate != policy.sample_rate and policy.resample == "forbid":
         wanted = f"the config wants {policy.sample_rate} Hz and forbids resampling"
         raise AudioError(Reason.RATE_REFUSED, f"sampled at {source_rate} Hz; {wanted}")
-    if too_long := is_too_long(len(samples), source_rate, policy.max_seconds):
+    if too_long := is_too_long(len(samples), source_rate * speed, policy.max_seconds):
         raise too_long
     mono = _mono(samples, policy.channel if channel is None else channel)
-    if source_rate == policy.sample_rate:
+    rates = source_rate, policy.sample_rate
+    if speed != 1:
+        rates = (Fraction(f"{speed:g}") * source_rate / policy.sample_rate).as_integer_ratio()
+    if rates[0] == rates[1]:
         return mono
     try:
         import soxr
     except ImportError as error:
         raise MissingDependencyError("soxr", "resampling") from error
     quality = policy.resample.removeprefix("soxr_").upper()
-    resampled: NDArray[np.float32] = soxr.resample(mono, source_rate, policy.sample_rate, quality)
+    resampled: NDArray[np.float32] = soxr.resample(mono, *rates, quality)
     return resampled
 
 
@@ -201,7 +215,7 @@ def _fault(
     return is_too_long(len(samples), rate, max_seconds)
 
 
-def is_too_long(num_samples: int, rate: int, max_seconds: float | None) -> AudioError | None:
+def is_too_long(num_samples: int, rate: float, max_seconds: float | None) -> AudioError | None:
     """The error that so many samples are, where they last longer than `max_seconds`."""
     if max_seconds is None or num_samples <= max_seconds * rate:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,7 +12,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from featcache import extractors
-from featcache.errors import ConfigError
+from featcache.copies import Copies, copies_of
+from featcache.errors import ConfigError, listing
+from featcache.perturbation import AugmentPolicy, read_noise
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +48,7 @@ class StorePolicy(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     dtype: StoredDtype | None = None
-    """The extractor's own where it is not given."""
+    """The extractor's own where it is not given. `uint8` quantises features, and stores codes as they are."""
 
 
 class _File(BaseModel):
@@ -58,6 +60,7 @@ class _File(BaseModel):
     extractor: str
     params: dict[str, Any] = {}
     audio: AudioPolicy = AudioPolicy()
+    augment: AugmentPolicy | None = None
     store: StorePolicy = StorePolicy()
 
 
@@ -71,6 +74,7 @@ class Config:
         params: the extractor's parameters, all of them, as its own model.
         audio: how an utterance becomes a waveform.
         dtype: numpy name of the stored dtype.
+        augment: which further copies of utterances are made; None for no others.
     """
 
     name: str
@@ -78,11 +82,17 @@ class Config:
     params: extractors.Params
     audio: AudioPolicy
     dtype: str
+    augment: AugmentPolicy | None = None
 
     @property
     def extractor_class(self) -> type[extractors.Extractor[extractors.Params]]:
         """The class that `extractor` names."""
         return extractors.find(self.extractor)
+
+    @property
+    def copies(self) -> Copies:
+        """The utterances that are made of every utterance."""
+        return copies_of({"augment": self.augment and self.augment.model_dump()})
 
     def build(self, device: torch.device) -> extractors.Extractor[extractors.Params]:
         """The extractor, ready to run on `device`.
@@ -103,6 +113,7 @@ class Config:
             "params": self.params.model_dump(mode="json"),
             "audio": self.audio.model_dump(mode="json"),
             "store": {"dtype": self.dtype},
+            **({} if self.augment is None else {"augment": self.augment.model_dump(mode="json")}),
         }
 
     def fingerprint(self) -> str:
@@ -148,7 +159,7 @@ def parse_config(text: str, source: str = "<config>", folder: Path | None = None
     except ValueError as error:  # what looks like a date and is none
         raise ConfigError(f"config {source}: not valid YAML: {error}") from error
     if not isinstance(loaded, dict):
-        raise ConfigError(f"config {source}: expected a mapping with name, extractor, params, audio and store")
+        raise ConfigError(f"config {source}: expected a mapping with name, extractor, params, audio, augment and store")
     return config_from(loaded, source, folder)
 
 
@@ -164,8 +175,9 @@ def config_from(document: dict[str, Any], source: str = "<config>", folder: Path
         ConfigError: every fault, each with its dotted path.
     """
     faults: list[str] = []
+    file = None
     try:
-        _File.model_validate(document)
+        file = _File.model_validate(document, context={"folder": folder})
     except ValidationError as error:
         faults += _faults(error, document)
     name = document.get("name")
@@ -181,14 +193,15 @@ def config_from(document: dict[str, Any], source: str = "<config>", folder: Path
             faults.append(str(error))
         except ValidationError as error:
             faults += _faults(error, given, ["params"])
-    if faults or found is None or params is None:
+    if file is not None and file.augment is not None:
+        faults += _faults_of_copies(file.augment, file.audio)
+    if faults or file is None or found is None or params is None:
         raise ConfigError(f"config {source}: " + "; ".join(dict.fromkeys(faults)))
-    file = _File.model_validate(document)
     try:
         dtype = file.store.dtype or found.stored_dtype(params)
     except ConfigError as error:  # of weights, which it may have to look at
         raise ConfigError(f"config {source}: {error}") from error
-    return Config(file.name, file.extractor, params, file.audio, dtype)
+    return Config(file.name, file.extractor, params, file.audio, dtype, file.augment)
 
 
 def packaged_configs() -> dict[str, str]:
@@ -197,6 +210,19 @@ def packaged_configs() -> dict[str, str]:
     # Installed, configs/ lies in the package; in a source checkout, beside it.
     folder = here / "configs" if (here / "configs").is_dir() else here.parent / "configs"
     return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.yaml"))}
+
+
+def _faults_of_copies(augment: AugmentPolicy, audio: AudioPolicy) -> Iterator[str]:
+    """What of two sections does not go together."""
+    if audio.resample != "forbid":
+        return
+    if augment.speed != (1.0,):
+        yield "augment.speed: to change it is to resample, which audio.resample forbids"
+    if augment.noise is not None:
+        rates = {clip.sample_rate for clip in read_noise(augment.noise.manifest)} - {audio.sample_rate}
+        if rates:
+            there = listing(f"{rate} Hz" for rate in sorted(rates))
+            yield f"augment.noise.manifest: holds noise at {there}, and audio.resample forbids resampling"
 
 
 def _faults(error: ValidationError, document: Any, above: Sequence[str] = ()) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,11 +13,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from featcache.config import Config
+from featcache.copies import copies_of
 from featcache.device import Device
 from featcache.errors import AudioError, ConfigError, DamagedError, Reason, listing
+from featcache.extractors import Extractor, Params
 from featcache.extractors.units import Units
 from featcache.manifest import Manifest, Utterance, row_hashes
-from featcache.pipeline import Extracted, Pending, Spent, Target, failure_of
+from featcache.pipeline.decoding import failure_of
+from featcache.pipeline.features import cast
+from featcache.pipeline.rows import Pending
+from featcache.pipeline.target import Extracted, Spent, Target
+from featcache.quantize import dequantize_array
+from featcache.spec import QUANTIZATION
 from featcache.store import zarr3
 from featcache.store.index import open_index
 from featcache.store.runs import latest_failures
@@ -38,7 +46,7 @@ class Given:
 
     Attributes:
         item: what it keeps besides the features: the audio file's identity, the number of samples.
-        features: `[frames, *item_shape]` of the stored dtype, memory-mapped, read-only.
+        features: `[frames, *item_shape]`, memory-mapped and read-only; quantised ones as their values, float32.
     """
 
     item: Item
@@ -102,6 +110,8 @@ class Source:
                 f"{utterance.id}: damaged: its features in {self.version.path} are not what was written; "
                 f"`featcache repair {self.version.path} --manifest MANIFEST` extracts it again"
             )
+        if shard.parameters is not None:
+            features = dequantize_array(features, *shard.parameters[number])
         size, mtime_ns, sample_rate = shard.sources[number].tolist()
         item = Item(
             id=utterance.id,
@@ -127,7 +137,14 @@ class Source:
 
     def _open_shard(self, number: int) -> _Columns:
         shard = self.version.shard(self._index.shards[number])
-        return _Columns(shard.features, *(shard.column(name) for name in ("crc32c", "num_samples", "sources")))
+        is_quantized = self.version.info.spec.is_quantized
+        return _Columns(
+            features=shard.features,
+            crc32c=shard.column("crc32c"),
+            num_samples=shard.column("num_samples"),
+            sources=shard.column("sources"),
+            parameters=shard.side(QUANTIZATION, check=True).entries if is_quantized else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -138,6 +155,7 @@ class _Columns:
     crc32c: NDArray[np.uint32]
     num_samples: NDArray[np.uint64]
     sources: NDArray[np.int64]
+    parameters: NDArray[np.float32] | None
 
 
 def derive(
@@ -180,8 +198,33 @@ def _codes(target: Target, features: Sequence[NDArray[Any]], device: Device) -> 
         return np.empty((0, *extractor.spec.item_shape), target.config.dtype)
     with device.slot():
         frames = torch.from_numpy(np.concatenate(features)).to(device.torch_device)
-        codes: NDArray[Any] = device.download(extractor.from_features(frames).to(getattr(torch, target.config.dtype)))
+        codes: NDArray[Any] = device.download(cast(extractor.from_features(frames), target.config.dtype))
     return codes
+
+
+def source_of(configs: Sequence[Config], extractors: Mapping[str, Extractor[Params]], path: Path) -> Source:
+    """The version, at `path` or in the cache at `path`, that the configs' features are made from.
+
+    Args:
+        configs: of what is to be made.
+        extractors: of each, by its name.
+        path: of the version or its cache.
+
+    Raises:
+        StoreError: there is no version.
+        ConfigError: they are made from audio alone, or from other features or copies than are there.
+        DamagedError: its metadata is damaged.
+    """
+    for config in configs:
+        if not isinstance(extractors[config.name], Units):
+            raise ConfigError(f"--from: {config.name}: {config.extractor} is made from audio; only units are not")
+    sources = {extractor.source_fingerprint for extractor in extractors.values() if isinstance(extractor, Units)}
+    if len(sources) > 1:
+        raise ConfigError("--from: these units are not all of the same features: give their configs one at a time")
+    source = open_source(path, sources.pop())
+    for config in configs:
+        _refuse_other_copies(config, source.version)
+    return source
 
 
 def open_source(path: Path, fingerprint: str) -> Source:
@@ -202,3 +245,21 @@ def open_source(path: Path, fingerprint: str) -> Source:
 
 def _or_nan(seconds: float | None) -> float:
     return np.nan if seconds is None else seconds
+
+
+def _refuse_other_copies(config: Config, source: Version) -> None:
+    """Refuse to make copies of a version's that it has not, or that have other noise.
+
+    Raises:
+        ConfigError: says which.
+    """
+    there = copies_of(source.info.config).suffixes
+    if lacking := [suffix or "the utterances themselves" for suffix in config.copies.suffixes if suffix not in there]:
+        raise ConfigError(
+            f"--from: {config.name} is to have copies that {source.path.name} has not: {listing(lacking)}: give both "
+            "the same augment section, or extract these units from audio"
+        )
+    noise = config.augment and config.augment.noise
+    of_source = (source.info.config.get("augment") or {}).get("noise") or {}
+    if noise and (noise.seed, noise.content) != (of_source.get("seed"), of_source.get("content")):
+        raise ConfigError(f"--from: {config.name} has other noise, or another seed, than {source.path.name}")

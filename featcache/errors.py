@@ -11,6 +11,8 @@
         ├── DamagedError           1   bytes that are not what was written
         └── MissingItemError       1   an utterance that the cache does not hold; also a KeyError
 
+    FeatcacheWarning                   something goes on otherwise than was asked for; a UserWarning
+
 Every message says what is wrong, where, and what to do. The command line prints it as one line and
 exits with the class's `exit_code`; library code lets it rise.
 """
@@ -27,6 +29,7 @@ __all__ = [
     "DamagedError",
     "ExtractorError",
     "FeatcacheError",
+    "FeatcacheWarning",
     "ManifestError",
     "MissingDependencyError",
     "MissingItemError",
@@ -42,6 +45,10 @@ class FeatcacheError(Exception):
     exit_code = 1
 
 
+class FeatcacheWarning(UserWarning):
+    """Something goes on, but not as it was asked for, or not with all that there should be."""
+
+
 class ConfigError(FeatcacheError):
     """A config that cannot be read or does not hold together; the message lists every fault."""
 
@@ -55,14 +62,14 @@ class ManifestError(FeatcacheError):
 
 
 class MissingDependencyError(FeatcacheError):
-    """An optional package is not installed; the message names the extra that brings it."""
+    """An optional package is not installed; the message names the extra that brings it, or without one the package."""
 
     exit_code = 2
 
-    def __init__(self, package: str, needed_for: str, extra: str = "extract") -> None:
+    def __init__(self, package: str, needed_for: str, extra: str | None = "extract") -> None:
+        what = package if extra is None else f"'featcache[{extra}]'"
         super().__init__(
-            f"{needed_for} needs the package {package!r}, which is not installed or does not import: "
-            f"pip install 'featcache[{extra}]'"
+            f"{needed_for} needs the package {package!r}, which is not installed or does not import: pip install {what}"
         )
 
 

@@ -21,6 +21,8 @@ from featcache.errors import ConfigError
 from featcache.extractors.codebook import Codebook, Nearest
 from featcache.finite import all_finite
 from featcache.provenance import library_versions
+from featcache.quantize import dequantize_array
+from featcache.spec import QUANTIZATION
 from featcache.store.index import Index, open_index
 from featcache.store.version import Version
 from featcache.store.zarr3 import write_file
@@ -81,7 +83,7 @@ def fit_version(
         DamagedError: a shard is damaged.
     """
     spec = version.info.spec
-    if version.dtype.kind != "f":
+    if np.dtype(spec.dtype).kind != "f":
         raise ConfigError(f"{version.path}: holds {spec.dtype}, {spec.units}; k-means takes float16 or float32")
     if len(spec.item_shape) != 1:
         shape = ", ".join(["frames", *map(str, spec.item_shape)])
@@ -136,7 +138,12 @@ def draw(version: Version, index: Index, count: int, generator: np.random.Genera
     for number in np.unique(shard).tolist():
         rows = np.flatnonzero(shard == number)
         rows = rows[np.argsort(in_shard[rows])]  # read from its beginning to its end
-        sample[rows] = version.shard(index.shards[number]).features[in_shard[rows]]
+        source = version.shard(index.shards[number])
+        frames = source.features[in_shard[rows]]
+        if version.info.spec.is_quantized:
+            parameters = source.side(QUANTIZATION).entries[index.item[position[rows]]]
+            frames = dequantize_array(frames, parameters[:, 0], parameters[:, 1])
+        sample[rows] = frames
     return sample
 
 

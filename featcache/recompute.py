@@ -2,6 +2,7 @@
 
 On the device that wrote them, codes must be the same. Where they are not, what differs by rounding (see `differences`)
 is counted apart: another device computes other last bits, and so does a run that had the memory for small batches only.
+Of quantised features the values are compared, and one level is no more than rounding.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache.audio import to_waveform
 from featcache.config import Config, config_from
 from featcache.device import Device
 from featcache.differences import tied_frames
@@ -25,8 +25,12 @@ from featcache.extractors import Clip, Extractor, Params
 from featcache.extractors.model import CodecExtractor
 from featcache.extractors.rows import RowExtractor
 from featcache.manifest import Utterance
-from featcache.pipeline import compute, decode_all
+from featcache.pipeline.decoding import decode_all
+from featcache.pipeline.features import cast, compute
 from featcache.policy import POLICIES
+from featcache.preparation import Preparation
+from featcache.quantize import dequantize_array, is_quantized, quantize
+from featcache.spec import QUANTIZATION
 from featcache.store.check import Problem
 from featcache.store.index import Index
 from featcache.store.runs import asked_of
@@ -84,22 +88,25 @@ def recompute(
         (item,) = shard.items([number])
         first = int(index.first_frame[position])
         stored = shard.features[first : first + int(index.num_frames[position])]
+        parameters = shard.side(QUANTIZATION).item(number) if version.info.spec.is_quantized else None
         try:
             again = _extract_again(item, config, extractor, root or _root_of(shard, version), shard, device)
         except AudioError as error:
             problems.append(Problem("source", f"{item.id}: {item.path}: {error.reason}: {error}", shard.name, item.id))
             continue
         faults = []
-        if stored.dtype.kind != "f":
+        is_float = stored.dtype.kind == "f" or parameters is not None
+        if not is_float:
             codes += stored.size
-        if again.features.tobytes() == stored.tobytes():
+        if _bytes_of(again.features, again.parameters) == _bytes_of(stored, parameters):
             identical += 1
         elif again.features.shape != stored.shape:
             faults.append(f"it has shape {list(again.features.shape)} and not {list(stored.shape)}")
-        elif stored.dtype.kind == "f":
-            difference = _difference(again.features, stored)
+        elif is_float:
+            one, other = _values(again.features, again.parameters), _values(stored, parameters)
+            difference, step = _difference(one, other), _step(again.parameters, parameters)
             largest = max(largest, difference)
-            if not difference <= _tolerance(stored):  # NaN is not
+            if not _difference(one, other, step) <= _tolerance(other):  # NaN is not
                 faults.append(f"it differs by {difference:.3g}")
         else:
             unequal = again.features != stored
@@ -128,11 +135,13 @@ class _Again:
 
     Attributes:
         features: `[frames, *item_shape]` of the stored dtype.
-        side: the entries of each side array, by name.
+        parameters: scale and offset, `[1, 2, *item_shape]`, where they are quantised.
+        side: the entries of the extractor's side arrays, by name.
         latents: of codes, `[frames, D]`, where the extractor tells.
     """
 
     features: NDArray[Any]
+    parameters: NDArray[Any] | None = None
     side: dict[str, NDArray[Any]] = field(default_factory=dict)
     latents: torch.Tensor | None = None
 
@@ -150,22 +159,25 @@ def _extract_again(
     if decoded.samples is None or decoded.source is None:
         assert decoded.error is not None
         raise decoded.error
-    policy = config.audio.model_copy(update={"max_seconds": None})  # it was extracted, under whatever limit
-    waveform = to_waveform(decoded.samples, decoded.source.sample_rate, policy, item.channel)
+    preparation = Preparation.of(config)
+    waveform = preparation.waveform(decoded.samples, decoded.source.sample_rate, item.id, item.channel)
     if not isinstance(extractor, RowExtractor):
-        features, _, (error,) = compute(extractor, [item.id], [waveform], config.dtype, device)
-        if error is not None:
-            raise error
-        return _Again(features)
+        found = compute(extractor, [item.id], [waveform], config.dtype, device)
+        if found.errors[0] is not None:
+            raise found.errors[0]
+        return _Again(found.features, found.side[QUANTIZATION][0] if found.side else None)
     batching = shard.info.made_by.get("batching")
     extractor.policy = batching if batching in POLICIES else None
     seen = with_latents(extractor) if isinstance(extractor, CodecExtractor) else extractor
     with device.slot():
         (rows,) = seen.extract_rows([Clip(item.id, device.upload([waveform])[0])])
         num_codes = rows.features.shape[1] if seen is extractor else len(extractor.spec.codebook_sizes)
-        features = rows.features[:, :num_codes].to(getattr(torch, config.dtype)).cpu().numpy()
         side = {name: array.cpu().numpy() for name, array in rows.side.items()}
-    return _Again(features, side, None if seen is extractor else rows.features[:, num_codes:].float())
+        if is_quantized(extractor.spec.dtype, config.dtype):
+            levels, parameters = quantize(rows.features, [len(rows.features)])
+            return _Again(levels.cpu().numpy(), parameters.cpu().numpy(), side)
+        features = cast(rows.features[:, :num_codes], config.dtype).cpu().numpy()
+    return _Again(features, None, side, None if seen is extractor else rows.features[:, num_codes:].float())
 
 
 def _tied(extractor: Extractor[Params], again: _Again, stored: NDArray[Any], device: Device) -> NDArray[np.bool_]:
@@ -190,11 +202,29 @@ def _devices(shard: Shard, device: Device) -> str:
     return "" if wrote == device.label else f"; it was written on {wrote}, and this is {device.label}"
 
 
+def _bytes_of(features: NDArray[Any], parameters: NDArray[Any] | None) -> bytes:
+    return features.tobytes() + (b"" if parameters is None else parameters.tobytes())
+
+
+def _values(features: NDArray[Any], parameters: NDArray[Any] | None) -> NDArray[Any]:
+    """Features as they are read."""
+    return features if parameters is None else dequantize_array(features, *parameters[0])
+
+
+def _step(one: NDArray[Any] | None, other: NDArray[Any] | None) -> NDArray[Any] | float:
+    """By how much quantisation alone may take values apart that were equal but for rounding; `[*item_shape]`.
+
+    Each of the two is off by half a scale of its own at most.
+    """
+    return 0.0 if one is None or other is None else (one[0, 0].astype(np.float64) + other[0, 0]) / 2
+
+
 def _tolerance(stored: NDArray[Any]) -> float:
     return _TOLERANCE.get(stored.dtype.name, 0.0)
 
 
-def _difference(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """The largest difference, relative where values are above 1, of arrays of one shape."""
+def _difference(one: NDArray[Any], other: NDArray[Any], step: NDArray[Any] | float = 0.0) -> float:
+    """The largest difference beyond `step`, relative where values are above 1, of arrays of one shape."""
     a, b = one.astype(np.float64), other.astype(np.float64)
-    return float((np.abs(a - b) / np.maximum(1.0, np.abs(b))).max(initial=0.0))
+    beyond = np.maximum(np.abs(a - b) - step, 0.0)
+    return float((beyond / np.maximum(1.0, np.abs(b))).max(initial=0.0))

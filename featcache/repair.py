@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,16 +14,19 @@ import numpy as np
 import torch
 
 from featcache.config import config_from
+from featcache.copies import expand
 from featcache.device import Device
-from featcache.engines.local import Progress
+from featcache.engines.progress import Progress
 from featcache.errors import DamagedError, FeatcacheError, StoreError, listing
-from featcache.extraction import Extraction, Options, Summary, version_info
+from featcache.extraction import Extraction
 from featcache.manifest import Manifest
 from featcache.store import zarr3
 from featcache.store.index import index_folder, load_index
 from featcache.store.version import Version, VersionInfo
 from featcache.strings import Strings
+from featcache.summary import Summary
 from featcache.verify import verify
+from featcache.work import Options, version_info
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def repair(
     _refuse_another_version(version, version_info(config, extractor.spec))
     ids = _ids_in(version, names, damaged)
     if ids is not None:
-        _refuse_loss(ids, manifest, damaged)
+        _refuse_loss(ids, expand(manifest, config.copies), damaged)
     (path / "work").mkdir(exist_ok=True)
     for name in damaged:
         gone = version.work_folder(name)
@@ -107,16 +111,14 @@ def restore_metadata(path: Path) -> bool:
     mended = not group.exists() or group.read_bytes() != zarr3.group_metadata()
     if mended:
         zarr3.write_file(group, zarr3.group_metadata())
-    try:
+    with suppress(DamagedError):  # which is what the rest is for
         Version.open(path)
         return mended
-    except DamagedError:
-        pass
     for folder in sorted((path / "runs").glob("*/run.json"), reverse=True):
         try:
             config = config_from(json.loads(folder.read_text(encoding="utf-8"))["asked"]["config"])
         except (OSError, ValueError, KeyError, FeatcacheError):
-            continue
+            continue  # torn, or of a config that cannot be had here: an older run's record may do
         extractor = config.build(torch.device("cpu"))
         info = version_info(config, extractor.spec)
         if info.folder_name == path.name:
@@ -130,12 +132,10 @@ def restore_metadata(path: Path) -> bool:
 
 def _ids_in(version: Version, names: Sequence[str], damaged: Sequence[str]) -> Strings | None:
     """The ids that the damaged shards held; None where neither they nor the index can tell."""
-    try:
+    with suppress(OSError, ValueError):  # there is no index, or it is damaged: the shards may tell
         index = load_index(index_folder(version, names))
         numbers = [index.shards.index(name) for name in damaged]
         return index.ids.take(np.flatnonzero(np.isin(index.shard, numbers)))
-    except (OSError, ValueError):
-        pass
     parts = []
     for name in damaged:
         shard = version.shard(name)

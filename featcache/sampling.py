@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.audio import probe_seconds, to_waveform
-from featcache.config import AudioPolicy
+from featcache.audio import probe_seconds
 from featcache.manifest import Manifest, Utterance
-from featcache.pipeline import decode_all
+from featcache.pipeline.decoding import decode_all
+from featcache.preparation import Preparation
 
 HEADERS = 256
 """Files whose headers are read where the manifest gives no durations."""
@@ -48,21 +48,22 @@ def sample(manifest: Manifest, count: int) -> list[Utterance]:
     return [manifest[row] for row in chosen.tolist()]
 
 
-def read(manifest: Manifest, utterance: Utterance, policy: AudioPolicy, longest_seconds: float) -> Sampled:
-    """An utterance's waveform under an audio policy; its first `longest_seconds`, where it is longer.
+def read(manifest: Manifest, utterance: Utterance, preparation: Preparation, longest_seconds: float) -> Sampled:
+    """An utterance's waveform, as a config wants it; of its first `longest_seconds`, where it is longer.
 
     Raises:
         AudioError: there is none.
     """
-    if longest_seconds < _seconds(manifest, utterance) < math.inf:
-        utterance = replace(utterance, duration=longest_seconds)
+    longest_cut = longest_seconds * preparation.speed(utterance.id)
+    if longest_cut < _seconds(manifest, utterance) < math.inf:
+        utterance = replace(utterance, duration=longest_cut)
     (decoded,) = decode_all([utterance], manifest.root)
     if decoded.samples is None or decoded.source is None:
         assert decoded.error is not None
         raise decoded.error
-    unlimited = policy.model_copy(update={"max_seconds": None})
-    waveform = to_waveform(decoded.samples, decoded.source.sample_rate, unlimited, utterance.channel)
-    return Sampled(utterance.id, waveform[: int(longest_seconds * policy.sample_rate)])
+    rate = decoded.source.sample_rate
+    waveform = preparation.waveform(decoded.samples, rate, utterance.id, utterance.channel)
+    return Sampled(utterance.id, waveform[: int(longest_seconds * preparation.audio.sample_rate)])
 
 
 def _seconds(manifest: Manifest, utterance: Utterance) -> float:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+QUANTIZATION = "quantization"
+"""The side array that a version of quantised features has, and no other: see `featcache.quantize`."""
+
 
 @dataclass(frozen=True)
 class SideSpec:
@@ -28,7 +31,7 @@ class FeatureSpec:
 
     Attributes:
         item_shape: shape of one frame: `(80,)` for 80 mel bins, `(8,)` for 8 codebooks.
-        dtype: numpy name of the dtype that `extract` returns, before the config's `store.dtype`.
+        dtype: numpy name: an extractor's spec says what `extract` returns, a version's what its values are read as.
         frame_rate: frames per second.
         frame_length: samples that one frame looks at; 0 where it is not finite or not known.
         sample_rate: of the waveforms that `extract` takes, in Hz.
@@ -45,3 +48,13 @@ class FeatureSpec:
     units: str
     codebook_sizes: tuple[int, ...] = ()
     side: tuple[SideSpec, ...] = ()
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether a version's features are stored as uint8, each item with a scale and an offset."""
+        return any(side.name == QUANTIZATION for side in self.side)
+
+    @property
+    def stored_dtype(self) -> str:
+        """Numpy name of the dtype of a version's `features` on disk: `dtype`, unless they are quantised."""
+        return "uint8" if self.is_quantized else self.dtype

@@ -12,6 +12,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
+from featcache.copies import copies_of, expand
 from featcache.errors import FeatcacheError
 from featcache.manifest import Manifest
 from featcache.plan import compare
@@ -117,6 +118,7 @@ def verify(
     failed = len(failures) - int((index.find(Strings.of(failures)) >= 0).sum())
     surplus = 0
     if manifest is not None:
+        manifest = expand(manifest, copies_of(version.info.config))
         todo = compare(manifest, index, failures)
         failed = int(todo.failed.sum())
         surplus = len(index) - int((todo.present | (todo.replaces >= 0)).sum())

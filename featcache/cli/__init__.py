@@ -19,6 +19,7 @@ from featcache.cli.info import info
 from featcache.cli.probe import probe
 from featcache.cli.repair import repair
 from featcache.cli.show import show
+from featcache.cli.stats import stats
 from featcache.cli.verify import verify
 from featcache.errors import DamagedError, FeatcacheError, MissingDependencyError
 
@@ -72,5 +73,5 @@ def main() -> None:
     """
 
 
-for command in (extract, verify, repair, info, show, probe, configs, fit_kmeans):
+for command in (extract, verify, repair, info, show, stats, probe, configs, fit_kmeans):
     main.add_command(command)

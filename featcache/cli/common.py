@@ -8,23 +8,6 @@ from typing import Any
 import click
 
 
-def _allow_remote_code(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-    if value:
-        from featcache.weights import allow_remote_code
-
-        allow_remote_code()
-
-
-trust_remote_code = click.option(
-    "--trust-remote-code",
-    is_flag=True,
-    expose_value=False,
-    callback=_allow_remote_code,
-    help="Run the Python code that a model brings with its weights. Without it, such a model is refused.",
-)
-"""For every command that loads models."""
-
-
 def note(message: str) -> None:
     """A line for the person, on stderr."""
     click.echo(message, err=True)

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcache.cli.common import hours, megabytes, note, print_json, trust_remote_code
+from featcache.cli import options
+from featcache.cli.common import hours, megabytes, note, print_json
 
 if TYPE_CHECKING:
-    from featcache.extraction import Extraction, Summary
+    from featcache.extraction import Extraction
+    from featcache.summary import Summary
 
 INTERRUPTED = 130
 FAILURES_LEFT = 3
@@ -37,29 +39,10 @@ FAILURES_LEFT = 3
     metavar="CONFIG",
     help="A YAML file, or a packaged config's name. Give several: each file is then decoded once.",
 )
-@click.option(
-    "-o",
-    "--output",
-    "cache",
-    type=click.Path(file_okay=False, path_type=Path),
-    default="features",
-    show_default=True,
-    metavar="CACHE",
-    help="The cache: a folder, made where there is none.",
-)
-@click.option(
-    "--root",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="What relative paths are relative to.  [default: the manifest's folder]",
-)
-@click.option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1 …  [default: cuda where there is one]")
-@click.option(
-    "--threads",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="One budget for decoding, computing and writing.  [default: every core; on the CPU at most 8]",
-)
+@options.cache("The cache: a folder, made where there is none.", default="features", show_default=True)
+@options.root()
+@options.device()
+@options.threads("One budget for decoding, computing and writing.  [default: every core; on the CPU at most 8]")
 @click.option(
     "--shard-size",
     type=click.FloatRange(min=0, min_open=True),
@@ -87,9 +70,9 @@ FAILURES_LEFT = 3
 )
 @click.option("--allow-mismatch", is_flag=True, help="Take that --batching, though it may change values.")
 @click.option("--check-sources", is_flag=True, help="Extract again where a file's size or mtime has changed.")
-@trust_remote_code
+@options.trust_remote_code
 @click.option("--dry-run", is_flag=True, help="Say what would be done, how many hours and bytes, and do nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON document.")
+@options.as_json("Print the summary as one JSON document.")
 @click.pass_context
 def extract(
     ctx: click.Context,
@@ -127,16 +110,17 @@ def extract(
     """
     _limit_libraries(threads)
     from featcache.config import load_config
-    from featcache.extraction import Extraction, Options
+    from featcache.extraction import Extraction
     from featcache.manifest import read_manifest
+    from featcache.work import Options
 
-    options = Options(device, threads, shard_size, retry_failed, check_sources, source, batching, allow_mismatch)
+    chosen = Options(device, threads, shard_size, retry_failed, check_sources, source, batching, allow_mismatch)
     loaded = [load_config(config) for config in configs]
     if sys.stderr.isatty():
         for config in loaded:
             if weights := getattr(config.params, "weights", None):
                 note(f"loading {config.name}: {weights}")
-    extraction = Extraction(read_manifest(manifest, root=root, carry=False), loaded, cache, options)
+    extraction = Extraction(read_manifest(manifest, root=root, carry=False), loaded, cache, chosen)
     for line in extraction.notes:
         note(line)
     if dry_run:
@@ -185,7 +169,7 @@ def _print_plan(extraction: Extraction, as_json: bool) -> None:
         {
             "name": work.config.name,
             "path": str(work.path),
-            "utterances": len(extraction.manifest),
+            "utterances": len(work.manifest),
             "present": int(work.todo.present.sum()),
             "failed": int(work.todo.failed.sum()),
             "changed": work.replaced,
@@ -212,7 +196,7 @@ def _bottleneck(summary: Summary) -> str:
     on_cpu = summary.device == "cpu"
     remedy = {
         "decode": "more threads, or a faster disk",
-        "resample": "more threads, or files at the config's rate",
+        "resample": "more threads" + (", or files at the config's rate" if summary.resampled else ""),
         "extract": "a GPU, or more threads" if on_cpu else "a faster GPU",
         "write": "a faster disk",
         "wait": "a faster disk" if on_cpu else "a faster GPU, or disk",
@@ -225,10 +209,10 @@ def print_summary(summary: Summary) -> None:
     for version in summary.versions:
         click.echo(version.path)
         click.echo(
-            f"  {summary.utterances:,} utterances: {version.extracted:,} extracted"
+            f"  {version.utterances:,} utterances: {version.extracted:,} extracted"
             f" ({megabytes(version.num_bytes)}), {version.present:,} there before, {version.failed:,} failed"
             if version.extracted or version.failed or summary.interrupted
-            else f"  nothing to do: all {summary.utterances:,} utterances are there"
+            else f"  nothing to do: all {version.utterances:,} utterances are there"
         )
     if summary.elsewhere:
         click.echo(f"{summary.elsewhere:,} utterances were done by another run meanwhile")

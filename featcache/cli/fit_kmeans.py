@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
+from featcache.cli import options
 from featcache.cli.common import note, print_json
 from featcache.errors import StoreError
 
 
 @click.command("fit-kmeans", short_help="Fit k-means to a version's frames, for the extractor `units`.")
-@click.argument("path", metavar="CACHE[/VERSION]", type=click.Path(path_type=Path))
+@options.version_path
 @click.option("-k", "k", type=click.IntRange(min=1), required=True, metavar="K", help="How many units.")
 @click.option(
     "-o",
@@ -29,9 +30,9 @@ from featcache.errors import StoreError
     help="Fit to so many frames, drawn at random; each value of a frame takes 4 bytes of memory.  [default: 1000 for "
     "each unit]",
 )
-@click.option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1 …  [default: cuda where there is one]")
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="[default: every core, at most 8]")
-@click.option("--json", "as_json", is_flag=True, help="Print what came of it as one JSON document.")
+@options.device()
+@options.threads("[default: every core, at most 8]")
+@options.as_json("Print what came of it as one JSON document.")
 def fit_kmeans(
     path: Path,
     k: int,

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from featcache.cli import options
 from featcache.cli.common import best, hours, megabytes, note, print_json
 from featcache.errors import DamagedError
+from featcache.spec import QUANTIZATION
 
 if TYPE_CHECKING:
     from featcache.store.version import Version
 
 
 @click.command(short_help="Say what a cache holds.")
-@click.argument("path", metavar="CACHE[/VERSION]", type=click.Path(path_type=Path))
+@options.version_path
 @click.option("--failures", is_flag=True, help="List the failure ledger: each utterance with its reason.")
-@click.option("--json", "as_json", is_flag=True, help="Print it as one JSON document.")
+@options.as_json("Print it as one JSON document.")
 @click.pass_context
 def info(ctx: click.Context, path: Path, failures: bool, as_json: bool) -> None:
     """Say what each version of a cache holds: utterances, hours, bytes, config, who made it, failures.
@@ -86,11 +88,16 @@ def _print(document: dict[str, Any], failures: bool) -> None:
         f"  {document['utterances']:,} utterances, {hours(document['seconds'])} of audio, "
         f"{megabytes(document['bytes'])} in {document['shards']:,} shards; {len(document['failures']):,} failed"
     )
-    click.echo(f"  {spec['dtype']} [{shape}], {spec['frame_rate']:g} frames/s: {spec['units']}")
-    for side in spec["side"]:
+    side_arrays = {side["name"]: side for side in spec["side"]}
+    quantized = ", quantised to uint8 with a scale and an offset for each utterance and dimension"
+    stored = quantized if side_arrays.pop(QUANTIZATION, None) else ""
+    click.echo(f"  {spec['dtype']} [{shape}], {spec['frame_rate']:g} frames/s: {spec['units']}{stored}")
+    for side in side_arrays.values():
         entry = ", ".join(["entries", *map(str, side["item_shape"])])
         click.echo(f"  beside them {side['name']}, {side['dtype']} [{entry}]: {side['units']}")
     click.echo(f"  extractor {config['extractor']}, audio at {spec['sample_rate']:,} Hz")
+    if "augment" in config:
+        click.echo(f"  copies {_copies(config['augment'])}")
     click.echo(f"  fingerprint {document['fingerprint']}")
     click.echo("  made by " + ", ".join(f"{name} {version}" for name, version in document["made_by"].items()))
     for batching in document["batching"]:
@@ -104,3 +111,12 @@ def _print(document: dict[str, Any], failures: bool) -> None:
     if failures:
         for failure in document["failures"]:
             click.echo(f"  {failure['id']}\t{failure['reason']}\t{failure['path']}\t{failure['message']}")
+
+
+def _copies(augment: dict[str, Any]) -> str:
+    """What copies there are of each utterance, for a person."""
+    line = f"at speed {', '.join(f'{speed:g}' for speed in augment['speed'])}"
+    if noise := augment["noise"]:
+        snrs = ", ".join(f"{snr:g}" for snr in noise["snr"])
+        line += f", clean and with noise of {noise['manifest']} (seed {noise['seed']}) at {snrs} dB"
+    return line

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from featcache.cli.common import best, note, print_json, trust_remote_code
+from featcache.cli import options
+from featcache.cli.common import best, note, print_json
 
 if TYPE_CHECKING:
     from featcache.config import Config
-    from featcache.probe import Measured, Probe
+    from featcache.probe.found import Measured, Probe
     from featcache.store.version import Version
 
 _NEAR = 16
@@ -21,28 +22,13 @@ _NEAR = 16
 @click.command(short_help="Measure what batching and precision do to a config's values.")
 @click.argument("config")
 @click.argument("manifest")
-@click.option(
-    "-o",
-    "--output",
-    "cache",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="CACHE",
-    help="Keep the result with the config's version in this cache, made where there is none: `featcache extract` "
-    "holds to it.  [default: ./features, if it has the version]",
+@options.cache(
+    "Keep the result with the config's version in this cache, made where there is none: `featcache extract` holds to "
+    "it.  [default: ./features, if it has the version]"
 )
-@click.option(
-    "--root",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="What relative paths are relative to.  [default: the manifest's folder]",
-)
-@click.option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1 …  [default: cuda where there is one]")
-@click.option(
-    "--threads",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="[default: every core; on the CPU at most 8]",
-)
+@options.root()
+@options.device()
+@options.threads("[default: every core; on the CPU at most 8]")
 @click.option(
     "--utterances",
     type=click.IntRange(min=1),
@@ -51,8 +37,8 @@ _NEAR = 16
     metavar="N",
     help="How many to measure with: from the shortest to the longest, the first 30 s of each.",
 )
-@trust_remote_code
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as one JSON document.")
+@options.trust_remote_code
+@options.as_json("Print what was found as one JSON document.")
 def probe(
     config: str,
     manifest: str,
@@ -78,7 +64,7 @@ def probe(
     from featcache.config import load_config
     from featcache.device import Device
     from featcache.manifest import read_manifest
-    from featcache.probe import probe as measure
+    from featcache.probe.run import probe as measure
 
     loaded = load_config(config)
     wanted = read_manifest(manifest, root=root, carry=False)
@@ -95,8 +81,8 @@ def probe(
 
 def _version(config: Config, cache: Path | None, found: Probe) -> Version | None:
     """The config's version in a cache, made where there is none; without a cache, in ./features if it is there."""
-    from featcache.extraction import version_info
     from featcache.store.version import Version
+    from featcache.work import version_info
 
     info = version_info(config, found.spec)
     if cache is not None:

@@ -10,7 +10,7 @@ from typing import Never
 from tqdm import tqdm
 
 from featcache.cli.common import clock, hours, note
-from featcache.engines.local import Progress
+from featcache.engines.progress import Progress
 from featcache.extraction import Extraction
 
 _BAR_SECONDS = 0.1

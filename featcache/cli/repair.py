@@ -7,23 +7,19 @@ from pathlib import Path
 
 import click
 
-from featcache.cli.common import print_json, trust_remote_code
+from featcache.cli import options
+from featcache.cli.common import print_json
 from featcache.cli.extract import FAILURES_LEFT, INTERRUPTED, print_summary, stoppable
 
 
 @click.command(short_help="Remove what is damaged, and extract just that again.")
-@click.argument("path", metavar="CACHE[/VERSION]", type=click.Path(path_type=Path))
+@options.version_path
 @click.option("--manifest", required=True, metavar="MANIFEST", help="That the utterances came from.")
-@click.option(
-    "--root",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="What relative paths are relative to.  [default: the manifest's folder]",
-)
-@click.option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1 …  [default: cuda where there is one]")
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="As for extract.")
-@trust_remote_code
-@click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON document.")
+@options.root()
+@options.device()
+@options.threads("As for extract.")
+@options.trust_remote_code
+@options.as_json("Print what was done as one JSON document.")
 @click.pass_context
 def repair(
     ctx: click.Context,
@@ -43,15 +39,15 @@ def repair(
     Example:
       featcache repair features --manifest train.csv
     """
-    from featcache.extraction import Options
     from featcache.manifest import read_manifest
     from featcache.repair import repair as mend
     from featcache.store.version import version_folders
+    from featcache.work import Options
 
     read = read_manifest(manifest, root=root, carry=False)
-    options = Options(device=device, threads=threads)
+    chosen = Options(device=device, threads=threads)
     with stoppable() as stop:
-        done = [mend(folder, read, options, stop=stop) for folder in version_folders(path)]
+        done = [mend(folder, read, chosen, stop=stop) for folder in version_folders(path)]
     if as_json:
         print_json({"versions": [asdict(one) for one in done]})
     else:

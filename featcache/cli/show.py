@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from featcache.cli import options
 from featcache.cli.common import print_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from featcache.loader import Cache
+
 
 @click.command(short_help="Show one utterance: where it is, where it came from, its values.")
-@click.argument("path", metavar="CACHE[/VERSION]", type=click.Path(path_type=Path))
+@options.version_path
 @click.argument("utterance", metavar="ID")
-@click.option("--json", "as_json", is_flag=True, help="Print it as one JSON document.")
+@options.as_json("Print it as one JSON document.")
 def show(path: Path, utterance: str, as_json: bool) -> None:
     """Show one utterance of each version: its shard, the file it came from, and a summary of its values.
 
@@ -26,6 +29,7 @@ def show(path: Path, utterance: str, as_json: bool) -> None:
       featcache show features LJ001-0001
     """
     from featcache.loader import Cache
+    from featcache.spec import QUANTIZATION
     from featcache.store.version import select_versions
     from featcache.strings import Strings
 
@@ -37,13 +41,18 @@ def show(path: Path, utterance: str, as_json: bool) -> None:
         position = int(index.find(Strings.of([utterance]))[0])
         shard = version.shard(index.shards[int(index.shard[position])])
         (item,) = shard.items([int(index.item[position])])
-        side = {spec.name: _summary(cache.side(spec.name, utterance)) for spec in cache.spec.side}
+        side = {
+            spec.name: _summary(cache.side(spec.name, utterance))
+            for spec in cache.spec.side
+            if spec.name != QUANTIZATION
+        }
         documents.append(
             {
                 "version": str(version.path),
                 "shard": shard.name,
                 **asdict(item),
                 **_summary(features),
+                **({"quantized": _quantized(cache, utterance)} if cache.spec.is_quantized else {}),
                 "side": side,
             }
         )
@@ -52,11 +61,27 @@ def show(path: Path, utterance: str, as_json: bool) -> None:
         return
     for document in documents:
         side = document.pop("side")
+        quantized = document.pop("quantized", None)
         for name, value in document.items():
             click.echo(f"{name:12} {value}")
+        if quantized:
+            click.echo(f"{'stored':12} {quantized['dtype']}, off by at most {quantized['largest_error']:.3g}")
         for name, summary in side.items():
             values = ", ".join(f"{key} {value}" for key, value in summary.items() if value is not None)
             click.echo(f"{name:12} {values}")
+
+
+def _quantized(cache: Cache, utterance: str) -> dict[str, Any]:
+    """How an utterance is quantised: the dtype of its levels, the smallest and the largest scale, and how far a value
+    may be off.
+    """
+    scale, _ = cache.quantization([utterance])[0]
+    return {
+        "dtype": cache.spec.stored_dtype,
+        "smallest_scale": float(scale.min()),
+        "largest_scale": float(scale.max()),
+        "largest_error": float(scale.max()) / 2,
+    }
 
 
 def _summary(array: NDArray[Any]) -> dict[str, Any]:

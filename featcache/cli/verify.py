@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import click
 from tqdm import tqdm
 
-from featcache.cli.common import megabytes, note, print_json, trust_remote_code
+from featcache.cli import options
+from featcache.cli.common import megabytes, note, print_json
 from featcache.errors import DamagedError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -26,14 +27,9 @@ _SHOWN = 20
 
 
 @click.command(short_help="Check a cache: what is damaged, missing, changed.")
-@click.argument("path", metavar="CACHE[/VERSION]", type=click.Path(path_type=Path))
+@options.version_path
 @click.option("--manifest", metavar="MANIFEST", help="Say also what is missing, changed, surplus or failed of it.")
-@click.option(
-    "--root",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="What relative paths are relative to.  [default: as in the run that extracted each utterance]",
-)
+@options.root("as in the run that extracted each utterance")
 @click.option("--data/--no-data", default=True, help="Read every byte of the features; without, a quick check.")
 @click.option(
     "--recompute",
@@ -42,10 +38,10 @@ _SHOWN = 20
     metavar="N",
     help="Extract N random utterances again, each alone, and compare.",
 )
-@click.option("--device", metavar="DEVICE", help="For --recompute.  [default: cuda where there is one]")
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="[default: every core, at most 8]")
-@trust_remote_code
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as one JSON document.")
+@options.device("For --recompute.")
+@options.threads("[default: every core, at most 8]")
+@options.trust_remote_code
+@options.as_json("Print what was found as one JSON document.")
 @click.pass_context
 def verify(
     ctx: click.Context,

@@ -14,18 +14,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 from featcache.device import Device
-from featcache.errors import StoreError
+from featcache.engines.claiming import claimed
+from featcache.engines.progress import Watch
+from featcache.engines.shards import Fill, OpenShard
 from featcache.manifest import Utterance
-from featcache.pipeline import Extracted, Pending, Row, Spent, Target, batches, compute_rows
+from featcache.pipeline.decoding import batches
+from featcache.pipeline.rows import Pending, Row, compute_rows
+from featcache.pipeline.target import Extracted, Spent
+from featcache.pipeline.window import Window
 from featcache.plan import ShardTask
-from featcache.store.claims import Claim
-from featcache.store.runs import Failure, Run
-from featcache.store.shard import ShardWriter
-from featcache.store.version import Version
-from featcache.window import Window
 
 _WINDOW_PER_WORKER = 4
 """Batches that may wait for one before them: bounds memory where one takes much longer, or rows wait for others."""
@@ -40,79 +39,10 @@ _POLL_SECONDS = 0.2
 
 _END = object()
 
-STAGES = ("decode", "resample", "extract", "write", "wait")
-"""`extract` includes waiting for a GPU; `wait` is for the disk, for a batch that comes first, or for a GPU while
-nothing may be decoded."""
-
 Produce = Callable[[Sequence[Utterance], Spent], Iterable[list[Extracted | Pending]]]
 """Makes features of a batch of utterances: for one part of it after the other, what each target gets."""
 
 _Job = Callable[[Spent], None]
-
-
-@dataclass
-class Counted:
-    """What a run has added to one version.
-
-    Attributes:
-        extracted: utterances.
-        failed: utterances.
-        num_bytes: of features.
-        seconds: of worker threads that extracting them took; complete once the run has ended.
-    """
-
-    extracted: int = 0
-    failed: int = 0
-    num_bytes: int = 0
-    seconds: float = 0.0
-
-
-@dataclass
-class Progress:
-    """What a run has done so far.
-
-    Attributes:
-        versions: what it has added to each, by the config's name.
-        failures: utterances by reason, over all versions.
-        audio_seconds: extracted; an utterance counts once, however many versions it is for.
-        shards: committed.
-        elsewhere: utterances that another run has done meanwhile.
-        resampled: utterances whose file had another rate.
-        stages: seconds of worker threads in each stage; complete once the run has ended.
-    """
-
-    versions: dict[str, Counted] = field(default_factory=dict)
-    failures: dict[str, int] = field(default_factory=dict)
-    audio_seconds: float = 0.0
-    shards: int = 0
-    elsewhere: int = 0
-    resampled: int = 0
-    stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
-
-
-class _Shard:
-    """A task under way: a writer for each target, filled batch by batch."""
-
-    def __init__(self, task: ShardTask, claims: list[Claim], targets: Sequence[Target]) -> None:
-        self.task = task
-        self.claims = claims
-        self.failures: list[list[Failure]] = [[] for _ in targets]
-        self.audio_seconds = 0.0  # of utterances that any target has extracted
-        self.writers = [
-            ShardWriter(
-                target.version.work_folder(task.name),
-                target.version.info.spec.item_shape,
-                target.version.dtype,
-                target.version.info.spec.side,
-            )
-            for target in targets
-        ]
-
-    def abandon(self) -> None:
-        for writer in self.writers:
-            writer.discard()
-        for claim in self.claims:
-            claim.release()
 
 
 @dataclass(eq=False)
@@ -125,7 +55,7 @@ class _Batch:
     """
 
     number: int
-    shard: _Shard
+    shard: OpenShard
     utterances: Sequence[Utterance]
     is_last: bool
     parts: list[list[Extracted | Pending]] = field(default_factory=list)
@@ -133,44 +63,25 @@ class _Batch:
 
 
 class LocalEngine:
-    """Does shard tasks for some targets, on one device.
+    """Does shard tasks for some versions, on one device.
 
     Args:
-        targets: the versions to fill; every task is for all of them.
-        runs: each target's run, whose ledger takes the failures.
-        produce: what makes a batch's features, or its rows: `pipeline.process`, say.
+        fills: the versions; every task is for all of them.
+        produce: what makes a batch's features, or its rows: `pipeline.batch.process`, say.
         device: to extract on.
-        made_by: recorded with every shard of each target.
-        progress: added to.
-        report: called with it, from worker threads, one at a time.
-        stop: once it is set, whole shards are still committed, and no others begun.
-        planned: names of the shards that each target had when the tasks were planned: later ones are others'.
+        watch: what it tells of its progress, and what stops it.
     """
 
-    def __init__(
-        self,
-        targets: Sequence[Target],
-        runs: Sequence[Run],
-        produce: Produce,
-        device: Device,
-        made_by: Sequence[dict[str, Any]],
-        progress: Progress,
-        report: Callable[[Progress], None],
-        stop: threading.Event,
-        planned: Sequence[Iterable[str]],
-    ) -> None:
-        self._progress = progress
-        self._targets = targets
-        self._runs = runs
+    def __init__(self, fills: Sequence[Fill], produce: Produce, device: Device, watch: Watch) -> None:
+        self._fills = fills
         self._produce = produce
         self._device = device
-        self._made_by = made_by
-        self._report = report
-        self._stop = stop
-        self._others = [_Others(target.version, known) for target, known in zip(targets, planned, strict=True)]
+        self._watch = watch
+        self._progress = watch.progress
+        self._stop = watch.stop
         self._failed = threading.Event()
         self._error: BaseException | None = None
-        self._open: set[_Shard] = set()
+        self._open: set[OpenShard] = set()
         per_worker = _WINDOW_PER_WORKER * device.workers
         self._ahead = max(device.workers + 2, min(per_worker, int(_WINDOW_SECONDS / device.batch_seconds)))
         self._state = threading.Condition()  # guards the following, and progress and stages
@@ -211,8 +122,7 @@ class LocalEngine:
                 worker.join()
             self._commits.shutdown()
             for shard in self._open:
-                self._uncount(shard)
-                shard.abandon()
+                shard.abandon(self._progress)
         if self._error is not None:
             raise self._error
 
@@ -224,13 +134,7 @@ class LocalEngine:
         except BaseException as error:  # noqa: BLE001 - it is raised again in the thread that called run
             self._fail(error)
         with self._state:
-            stages = self._progress.stages
-            stages["decode"] += spent.decode
-            stages["resample"] += spent.waveform
-            stages["extract"] += sum(spent.extract.values())
-            self._progress.resampled += spent.resampled
-            for name, seconds in spent.extract.items():
-                self._progress.versions.setdefault(name, Counted()).seconds += seconds
+            self._progress.spend(spent)
 
     def _fail(self, error: BaseException) -> None:
         with self._state:
@@ -332,7 +236,7 @@ class LocalEngine:
     def _cut(self, tasks: Iterator[ShardTask]) -> Iterator[_Batch | None]:
         """Batches; None where those that are left are not to be had at the moment."""
         number = 0
-        for shard in self._claimed(tasks):
+        for shard in claimed(tasks, self._fills, self._progress):
             if shard is None:
                 yield None
                 continue
@@ -341,56 +245,6 @@ class LocalEngine:
             for utterances in cut:
                 yield _Batch(number, shard, utterances, utterances is cut[-1])
                 number += 1
-
-    def _claimed(self, tasks: Iterator[ShardTask]) -> Iterator[_Shard | None]:
-        """Tasks that are ours to do: those that another run is doing come last, for it may not finish them.
-
-        None, time and again, while it does them: what this run has begun must go on, for the other may wait for that.
-        """
-        deferred = []
-        for task in tasks:
-            if (claims := self._claim(task)) is None:
-                deferred.append(task)
-            elif shard := self._begin(task, claims):
-                yield shard
-        for task in deferred:
-            while (claims := self._claim(task)) is None:
-                yield None
-            if shard := self._begin(task, claims):
-                yield shard
-
-    def _claim(self, task: ShardTask) -> list[Claim] | None:
-        claims: list[Claim] = []
-        for target in self._targets:
-            claim = target.version.claim(task.name)
-            try:
-                is_ours = claim.take()
-            except OSError as error:
-                raise _cannot_write(target.version, error) from error
-            if not is_ours:
-                for taken in claims:
-                    taken.release()
-                return None
-            claims.append(claim)
-        return claims
-
-    def _begin(self, task: ShardTask, claims: list[Claim]) -> _Shard | None:
-        """Open writers for what of a claimed task no other run has done by now."""
-        remaining = self._others[0].remaining(task)
-        for others in self._others[1:]:
-            remaining |= others.remaining(task)
-        with self._state:
-            self._progress.elsewhere += len(task.utterances) - len(remaining)
-        if not remaining:
-            for claim in claims:
-                claim.release()
-            return None
-        if len(remaining) < len(task.utterances):
-            task = task.only(remaining)
-        try:
-            return _Shard(task, claims, self._targets)
-        except OSError as error:
-            raise _cannot_write(self._targets[0].version, error) from error
 
     # Delivering: in the batches' order, by whoever has just completed one.
 
@@ -415,110 +269,21 @@ class LocalEngine:
 
     def _append(self, batch: _Batch) -> None:
         while batch.parts:
-            seconds: dict[str, float] = {}  # of each utterance, whichever target has extracted it
-            for number, part in enumerate(batch.parts.pop(0)):
-                extracted = part.extracted() if isinstance(part, Pending) else part
-                writer, version = batch.shard.writers[number], self._targets[number].version
-                try:
-                    writer.append(
-                        extracted.items,
-                        extracted.features,
-                        extracted.num_frames,
-                        extracted.side,
-                    )
-                except OSError as error:
-                    raise _cannot_write(version, error) from error
-                batch.shard.failures[number] += extracted.failures
-                self._count(extracted, number)
-                rate = self._targets[number].config.audio.sample_rate
-                seconds |= {item.id: item.num_samples / rate for item in extracted.items}
-            batch.shard.audio_seconds += sum(seconds.values())
-            self._progress.audio_seconds += sum(seconds.values())
-        self._report(self._progress)
+            part = batch.parts.pop(0)
+            extracted = (one.extracted() if isinstance(one, Pending) else one for one in part)
+            batch.shard.append(extracted, self._progress)
+        self._watch.report(self._progress)
         if batch.is_last:
             self._commit_slots.acquire()
             self._commits.submit(self._commit, batch.shard).add_done_callback(self._committed)
 
-    def _count(self, extracted: Extracted, number: int) -> None:
-        config, progress = self._targets[number].config, self._progress
-        counted = progress.versions.setdefault(config.name, Counted())
-        counted.extracted += len(extracted.items)
-        counted.failed += len(extracted.failures)
-        counted.num_bytes += extracted.features.nbytes
-        for failure in extracted.failures:
-            progress.failures[failure.reason] = progress.failures.get(failure.reason, 0) + 1
-
-    def _uncount(self, shard: _Shard) -> None:
-        """Take back what was counted of a shard that never became whole."""
-        for target, writer, failures in zip(self._targets, shard.writers, shard.failures, strict=True):
-            counted = self._progress.versions.get(target.config.name, Counted())
-            counted.extracted -= writer.items
-            counted.failed -= len(failures)
-            counted.num_bytes -= writer.num_bytes
-            for failure in failures:
-                self._progress.failures[failure.reason] -= 1
-        self._progress.audio_seconds -= shard.audio_seconds
-
     # Committing: in a thread of its own, which mostly waits for the disk.
 
-    def _commit(self, shard: _Shard) -> None:
-        for target, run, writer, failures, others, made_by in zip(
-            self._targets, self._runs, shard.writers, shard.failures, self._others, self._made_by, strict=True
-        ):
-            run.fail(failures)
-            if not writer.items:
-                writer.discard()
-                continue
-            try:
-                name = writer.commit(
-                    target.version.path / "shards",
-                    sample_rate=target.config.audio.sample_rate,
-                    row=shard.task.row,
-                    supersedes=shard.task.supersedes(writer.ids),
-                    made_by={**made_by, "run": run.id},
-                )
-            except OSError as error:
-                raise _cannot_write(target.version, error) from error
-            others.ours(name)
-            self._progress.shards += 1
-        for claim in shard.claims:
-            claim.release()
+    def _commit(self, shard: OpenShard) -> None:
+        shard.commit(self._progress)
         self._open.discard(shard)
 
     def _committed(self, future: Future[None]) -> None:
         self._commit_slots.release()
         if (error := future.exception()) is not None:
             self._fail(error)
-
-
-class _Others:
-    """What other runs have added to a version since this run was planned."""
-
-    def __init__(self, version: Version, known: Iterable[str]) -> None:
-        self._version = version
-        self._known = set(known)
-        self._done: dict[str, tuple[Any, ...]] = {}
-
-    def ours(self, name: str) -> None:
-        """A shard of our own needs no looking into."""
-        self._known.add(name)
-
-    def remaining(self, task: ShardTask) -> set[int]:
-        """Numbers of the task's utterances that are still to do."""
-        for name in self._version.shard_names():
-            if name not in self._known:
-                self._known.add(name)
-                for item in self._version.shard(name).items():
-                    self._done[item.id] = (item.path, item.start, item.duration, item.channel)
-        return {
-            number
-            for number, row in enumerate(task.utterances)
-            if self._done.get(row.id) != (row.path, row.start, row.duration, row.channel)
-        }
-
-
-def _cannot_write(version: Version, error: OSError) -> StoreError:
-    return StoreError(
-        f"{version.path}: cannot be written: {error.strerror}; the shards committed so far are good: "
-        "make room or mend the disk, and run the same command again"
-    )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo
 
 from featcache.errors import ConfigError
 from featcache.spec import FeatureSpec
@@ -57,6 +59,16 @@ class Params(BaseModel):
     locations: ClassVar[frozenset[str]] = frozenset()
     """Names of parameters that say where something is, and not what: not in the fingerprint, which holds the
     digest of what is there."""
+
+
+def absolute(value: str, info: ValidationInfo) -> str:
+    """A parameter that names a file or folder, as an absolute path, for pydantic's validators.
+
+    A relative path is relative to the config file. What is not there stays as it is: a hub's id, say.
+    """
+    # os.path's, which leaves the home of nobody as it is, where Path's own would raise
+    path = Path((info.context or {}).get("folder") or "", os.path.expanduser(value))
+    return str(path.resolve()) if value and path.exists() else value
 
 
 P = TypeVar("P", bound=Params)

@@ -14,10 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from featcache import weights
-from featcache.errors import ConfigError, MissingDependencyError
+from featcache.errors import ConfigError
 from featcache.extractors import ragged
-from featcache.extractors.model import CodecExtractor, CodecParams, code_dtype, require_sample_rate
+from featcache.extractors.model import CodecExtractor, CodecParams, code_dtype, load_codec
 from featcache.spec import FeatureSpec
 
 
@@ -46,13 +45,8 @@ class Dac(CodecExtractor[DacParams]):
 
     def __init__(self, params: DacParams, sample_rate: int, device: torch.device) -> None:
         super().__init__(params, sample_rate, device)
-        try:
-            from transformers import DacModel
-        except ImportError as error:
-            raise MissingDependencyError("transformers", "the extractor dac", extra="models") from error
-        model = weights.load(DacModel, weights.locate(params.weights, params.revision), device)
+        model = load_codec("dac", "DacModel", params, sample_rate, device)
         config = model.config
-        require_sample_rate(params, sample_rate, config.sampling_rate)
         num_codebooks = params.codebooks or config.n_codebooks
         if num_codebooks > config.n_codebooks:
             raise ConfigError(f"params.codebooks: {num_codebooks}, but {params.weights} has {config.n_codebooks}")

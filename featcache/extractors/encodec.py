@@ -13,11 +13,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from featcache import weights
-from featcache.errors import ConfigError, MissingDependencyError
+from featcache.errors import ConfigError
 from featcache.extractors import ragged, seanet
 from featcache.extractors.bandwidth import BandwidthParams, num_codebooks
-from featcache.extractors.model import CodecExtractor, code_dtype, require_sample_rate
+from featcache.extractors.model import CodecExtractor, code_dtype, load_codec
 from featcache.extractors.rows import Piece, Rows
 from featcache.extractors.seanet import Convolution
 from featcache.spec import FeatureSpec, SideSpec
@@ -54,14 +53,8 @@ class Encodec(CodecExtractor[EncodecParams]):
 
     def __init__(self, params: EncodecParams, sample_rate: int, device: torch.device) -> None:
         super().__init__(params, sample_rate, device)
-        try:
-            from transformers import EncodecModel
-        except ImportError as error:
-            raise MissingDependencyError("transformers", "the extractor encodec", extra="models") from error
-        located = weights.locate(params.weights, params.revision)
-        model = weights.load(EncodecModel, located, device)
+        model = load_codec("encodec", "EncodecModel", params, sample_rate, device)
         config = model.config
-        require_sample_rate(params, sample_rate, config.sampling_rate)
         if config.chunk_length and params.chunk:
             raise ConfigError(f"params.chunk: {params.weights} has chunks of its own, of {config.chunk_length_s:g} s")
         count = num_codebooks(params, model)

@@ -1,7 +1,8 @@
 """The fingerprint: a hash of everything that decides the *values*, and of nothing else.
 
-The extractor and its revision, its parameters after defaults, the content of its weights, the audio policy, the stored
-dtype. Batch size, threads, shard size, paths and device are options of the run, and not here.
+The extractor and its revision, its parameters after defaults, the content of its weights, the audio policy, the copies
+that are made and the content of their noise, the stored dtype. Batch size, threads, shard size, paths and device are
+options of the run, and not here.
 """
 
 from __future__ import annotations
@@ -29,10 +30,18 @@ def fingerprint(config: Mapping[str, Any]) -> str:
     decides = {key: value for key, value in config.items() if key != "name"}
     decides["params"] = _deciding(params)
     decides["audio"] = {key: value for key, value in config["audio"].items() if key != "max_seconds"}
+    if "augment" in config:
+        decides["augment"] = _without_places(config["augment"])
     decides["revision"] = extractor.revision
     decides["weights"] = extractor.weights_digest(params)
     canonical = json.dumps(decides, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _without_places(augment: Mapping[str, Any]) -> dict[str, Any]:
+    """The section without where its noise is; `content` says what that is."""
+    noise = augment.get("noise")
+    return {**augment, "noise": noise and {key: value for key, value in noise.items() if key != "manifest"}}
 
 
 def _deciding(params: Params) -> dict[str, Any]:

@@ -15,10 +15,9 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from featcache import weights
-from featcache.errors import ConfigError, MissingDependencyError
+from featcache.errors import ConfigError
 from featcache.extractors import ragged, seanet
-from featcache.extractors.model import CodecExtractor, CodecParams, code_dtype, require_sample_rate
+from featcache.extractors.model import CodecExtractor, CodecParams, code_dtype, load_codec
 from featcache.extractors.ragged import Padding
 from featcache.extractors.seanet import Convolution
 from featcache.spec import FeatureSpec
@@ -56,13 +55,8 @@ class Mimi(CodecExtractor[MimiParams]):
 
     def __init__(self, params: MimiParams, sample_rate: int, device: torch.device) -> None:
         super().__init__(params, sample_rate, device)
-        try:
-            from transformers import MimiModel
-        except ImportError as error:
-            raise MissingDependencyError("transformers", "the extractor mimi", extra="models") from error
-        model = weights.load(MimiModel, weights.locate(params.weights, params.revision), device)
+        model = load_codec("mimi", "MimiModel", params, sample_rate, device)
         config = model.config
-        require_sample_rate(params, sample_rate, config.sampling_rate)
         at_least, at_most = config.num_semantic_quantizers, config.num_quantizers
         self._num_codebooks: int = params.codebooks or at_most
         if not at_least <= self._num_codebooks <= at_most:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from featcache import weights
 from featcache.errors import ConfigError
-from featcache.extractors.base import Params
+from featcache.extractors.base import Params, absolute
 from featcache.extractors.precision import Precision, computing
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 
@@ -57,9 +56,7 @@ class ModelParams(Params):
     @classmethod
     def _absolute(cls, value: str, info: ValidationInfo) -> str:
         """A path as an absolute one; a hub's id as it is."""
-        folder = (info.context or {}).get("folder")
-        path = Path(folder or "", value).expanduser()
-        return str(path.resolve()) if value and path.exists() else value
+        return absolute(value, info)
 
 
 M = TypeVar("M", bound=ModelParams)
@@ -171,6 +168,27 @@ class CodecExtractor(ModelExtractor[M]):
 def code_dtype(codebook_size: int) -> str:
     """The smallest unsigned dtype, by its numpy name, that numbers so many codewords."""
     return np.min_scalar_type(codebook_size - 1).name
+
+
+def load_codec(name: str, model_class: str, params: ModelParams, sample_rate: int, device: torch.device) -> Any:
+    """A codec's model of transformers, for audio at its own rate.
+
+    Args:
+        name: the extractor's, for messages.
+        model_class: `EncodecModel`, say.
+        params: the extractor's.
+        sample_rate: of the waveforms, in Hz.
+        device: to compute on.
+
+    Raises:
+        ConfigError: the weights cannot be loaded, or the audio is not at the model's rate.
+        MissingDependencyError: transformers is not installed.
+    """
+    found = weights.transformers_class(model_class, f"the extractor {name}")
+    model = weights.load(found, weights.locate(params.weights, params.revision), device)
+    config = model.config
+    require_sample_rate(params, sample_rate, getattr(config, "sampling_rate", None) or config.sample_rate)
+    return model
 
 
 def require_sample_rate(params: ModelParams, sample_rate: int, expected: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from featcache import weights
-from featcache.errors import ConfigError, MissingDependencyError, listing
+from featcache.errors import ConfigError, listing
 from featcache.extractors.hidden_states import Encoder, HiddenStates, HiddenStatesParams
 from featcache.extractors.layers import Layers
 from featcache.extractors.model import require_sample_rate
@@ -107,7 +107,7 @@ class SSL(HiddenStates[SSLParams]):
             )
         preprocessing = weights.read_preprocessing(located)
         require_sample_rate(params, sample_rate, preprocessing.get("sampling_rate", 16000))
-        model_class = _from_transformers(family.model_class)
+        model_class = weights.transformers_class(family.model_class, "extractor: ssl")
         default = model_class.config_class()
         layers = Layers(params, settings.get(family.num_layers, getattr(default, family.num_layers)))
         if layers.want_output and settings.get("add_adapter"):
@@ -122,12 +122,3 @@ class SSL(HiddenStates[SSLParams]):
             sample_rate=sample_rate,
             epsilon=_EPSILON if normalizes else None,
         )
-
-
-def _from_transformers(name: str) -> Any:
-    try:
-        import transformers
-
-        return getattr(transformers, name)
-    except (ImportError, AttributeError, RuntimeError) as error:  # the last: a backend of its that does not import
-        raise MissingDependencyError("transformers", "extractor: ssl", extra="models") from error

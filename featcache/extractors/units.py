@@ -2,13 +2,12 @@
 
 The centroids come from `featcache fit-kmeans`, and with them the config of the features that they are centroids of.
 Units are computed from audio, by that config's extractor, or from a version of those features. Both give the
-same codes: frames that were just computed are rounded to the dtype that the version stores.
+same codes: frames that were just computed are rounded to the dtype that the version stores, or quantised as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,11 +15,12 @@ import torch
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from featcache.errors import AudioError, ConfigError, Reason, listing
-from featcache.extractors.base import Batching, Clip, Extractor, Params, find
+from featcache.extractors.base import Batching, Clip, Extractor, Params, absolute, find
 from featcache.extractors.codebook import Codebook, Nearest, read_codebook
 from featcache.extractors.fingerprint import fingerprint
 from featcache.extractors.precision import computing
 from featcache.extractors.rows import Piece, RowExtractor, Rows
+from featcache.quantize import dequantize, is_quantized, quantize
 from featcache.spec import FeatureSpec
 
 
@@ -39,12 +39,12 @@ class UnitsParams(Params):
     @field_validator("weights")
     @classmethod
     def _absolute(cls, value: str, info: ValidationInfo) -> str:
-        return _resolved(value, info)
+        return absolute(value, info)
 
     @field_validator("features")
     @classmethod
     def _absolute_too(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
-        return {**value, "weights": _resolved(value["weights"], info)} if "weights" in value else value
+        return {**value, "weights": absolute(value["weights"], info)} if "weights" in value else value
 
 
 class Units(RowExtractor[UnitsParams]):
@@ -80,6 +80,7 @@ class Units(RowExtractor[UnitsParams]):
         source = _build(config, device)
         self._source = source if isinstance(source, RowExtractor) else _ByRow(source)
         self._dtype: torch.dtype = getattr(torch, codebook.dtype)
+        self._is_quantized = is_quantized(source.spec.dtype, config["store"]["dtype"])
         self._nearest = Nearest(codebook.centroids, device)
         self.batching = self._source.batching
         self.granularity = self._source.granularity
@@ -119,7 +120,7 @@ class Units(RowExtractor[UnitsParams]):
                 )
 
     def from_features(self, features: torch.Tensor) -> torch.Tensor:
-        """The codes, int64 `[N, 1]`, of frames `[N, D]` of the features' stored dtype, on the device."""
+        """The codes, int64 `[N, 1]`, of frames `[N, D]` as a version of the features gives them, on the device."""
         codes, _ = self._nearest(features)
         return codes[:, None]
 
@@ -137,8 +138,19 @@ class Units(RowExtractor[UnitsParams]):
         return self._source.num_frames(num_samples)
 
     def pieces(self, num_samples: int) -> list[Piece]:
-        """How a clip is cut into rows."""
-        return self._source.pieces(num_samples)
+        """How a clip is cut into rows.
+
+        Raises:
+            AudioError: TOO_LONG: it is cut, but the features are quantised over the whole of a clip.
+        """
+        pieces = self._source.pieces(num_samples)
+        if self._is_quantized and len(pieces) > 1:
+            raise AudioError(
+                Reason.TOO_LONG,
+                f"{self.source_name} is quantised over the whole of a clip, and this one is computed in "
+                f"{len(pieces)} chunks: extract {self.source_name} first, and make the units --from it",
+            )
+        return pieces
 
     def padded_length(self, num_samples: int) -> int:
         """Samples of the padded row of a piece of `num_samples`."""
@@ -163,8 +175,9 @@ class Units(RowExtractor[UnitsParams]):
         Raises:
             AudioError: NON_FINITE_FEATURES: they are NaN, or infinite as the dtype that the version stores.
         """
-        features = self._source.run(waveforms, num_samples).features.to(self._dtype)
+        features = self._source.run(waveforms, num_samples).features
         num_frames = [self.num_frames(count) for count in num_samples.tolist()]
+        features = _requantized(features, num_frames) if self._is_quantized else features.to(self._dtype)
         there = torch.arange(features.shape[1], device=features.device) < num_samples.new_tensor(num_frames)[:, None]
         features = features.masked_fill(~there[:, :, None], 0)
         if not features.isfinite().all():
@@ -180,10 +193,13 @@ def _build(config: Mapping[str, Any], device: torch.device) -> Extractor[Params]
     return extractor(extractor.Params.model_validate(config["params"]), config["audio"]["sample_rate"], device)
 
 
-def _resolved(value: str, info: ValidationInfo) -> str:
-    """A path as an absolute one; what is none as it is."""
-    path = Path((info.context or {}).get("folder") or "", value).expanduser()
-    return str(path.resolve()) if path.exists() else value
+def _requantized(features: torch.Tensor, num_frames: Sequence[int]) -> torch.Tensor:
+    """Rows' features `[R, F, D]` as they are read where they are stored quantised; zero behind each row's frames."""
+    values = torch.zeros_like(features, dtype=torch.float32)
+    for row, count in enumerate(num_frames):
+        levels, parameters = quantize(features[row, :count], [count])
+        values[row, :count] = dequantize(levels[None], parameters)[0]
+    return values
 
 
 class _ByRow(RowExtractor[Params]):

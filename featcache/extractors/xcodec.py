@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from featcache import weights
-from featcache.errors import ConfigError, MissingDependencyError
+from featcache.errors import ConfigError
 from featcache.extractors import dac, ragged
 from featcache.extractors.bandwidth import BandwidthParams, num_codebooks
-from featcache.extractors.model import CodecExtractor, code_dtype, require_sample_rate
+from featcache.extractors.model import CodecExtractor, code_dtype, load_codec
 from featcache.extractors.wav2vec2 import Wav2Vec2
 from featcache.spec import FeatureSpec
 
@@ -51,14 +51,8 @@ class Xcodec(CodecExtractor[XcodecParams]):
 
     def __init__(self, params: XcodecParams, sample_rate: int, device: torch.device) -> None:
         super().__init__(params, sample_rate, device)
-        try:
-            from transformers import XcodecModel
-        except ImportError as error:
-            raise MissingDependencyError("transformers", "the extractor xcodec", extra="models") from error
-        located = weights.locate(params.weights, params.revision)
-        model = weights.load(XcodecModel, located, device)
+        model = load_codec("xcodec", "XcodecModel", params, sample_rate, device)
         config = model.config
-        require_sample_rate(params, sample_rate, config.sample_rate)
         count = num_codebooks(params, model)
         self._acoustic = model.acoustic_encoder
         self._semantic = Wav2Vec2(model.semantic_model)
@@ -67,7 +61,8 @@ class Xcodec(CodecExtractor[XcodecParams]):
         self._codebooks = model.quantizer.quantizers[:count]
         self._beside = int(model.pad)  # zeros on either side of what the semantic model hears
         self._hop = config.hop_length
-        self.granularity = int(weights.read_preprocessing(located).get("hop_length", self._hop))
+        preprocessing = weights.read_preprocessing(weights.locate(params.weights, params.revision))
+        self.granularity = int(preprocessing.get("hop_length", self._hop))
         self._require_a_frame_to_every_hop()
         self.spec = FeatureSpec(
             item_shape=(count,),

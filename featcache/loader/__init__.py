@@ -1,8 +1,10 @@
-"""Features back into training: an opened version, and a dataset over it. Needs numpy and torch alone."""
+"""Features back into training: opened versions, datasets over them, and their batches. Needs numpy and torch alone."""
 
 from featcache.loader.cache import Cache
+from featcache.loader.crop import Crop
 from featcache.loader.dataset import FeatureDataset
+from featcache.loader.loader import DataLoader
 from featcache.loader.opening import open  # noqa: A004
 from featcache.loader.sampler import BucketBatchSampler
 
-__all__ = ["BucketBatchSampler", "Cache", "FeatureDataset", "open"]
+__all__ = ["BucketBatchSampler", "Cache", "Crop", "DataLoader", "FeatureDataset", "open"]

@@ -15,16 +15,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_KEPT = 2
 _LARGEST = 256 << 20  # bytes; beyond that it is not training, and memory had better be given back
 _SLACK = 1.25  # batches differ in length
 
 
 class Buffers:
-    """Hands out arrays, and takes their memory back when they are gone."""
+    """Hands out arrays, and takes their memory back when they are gone. For any thread.
 
-    def __init__(self) -> None:
-        self._free: deque[NDArray[np.uint8]] = deque(maxlen=_KEPT)
+    Args:
+        kept: arrays' memory to keep while nobody has it.
+    """
+
+    def __init__(self, kept: int = 2) -> None:
+        self._free: deque[NDArray[np.uint8]] = deque(maxlen=kept)
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """An array of any content.

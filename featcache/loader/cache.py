@@ -14,10 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from featcache.errors import DamagedError, MissingItemError, listing
+from featcache.errors import ArgumentError, DamagedError, MissingItemError, StoreError, listing
 from featcache.loader.buffers import Buffers
+from featcache.loader.reading import Reader
 from featcache.loader.shards import Shards, damaged
 from featcache.loader.spans import check_codebooks, frames_between
+from featcache.loader.tiers import Tiers
+from featcache.quantize import dequantize_array
 from featcache.spec import FeatureSpec
 from featcache.store.index import open_index
 from featcache.store.runs import Failure, latest_failures
@@ -42,6 +45,7 @@ class Cache:
         version: which.
         check: hold every utterance that is read against its checksum.
         shards: names of the shards that count, to see a version as it was; by default all that are there.
+        tiers: what to keep in memory, and on a disk of this machine; nothing by default.
 
     Attributes:
         version: where it is, and what it says of itself.
@@ -50,20 +54,30 @@ class Cache:
 
     Raises:
         DamagedError: the index has to be built, and a shard's metadata is damaged.
+        ArgumentError: the machine has not the memory that `tiers` asks for.
     """
 
-    def __init__(self, version: Version, *, check: bool = False, shards: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        version: Version,
+        *,
+        check: bool = False,
+        shards: Sequence[str] | None = None,
+        tiers: Tiers = Tiers(),  # noqa: B008 (it is frozen)
+    ) -> None:
         self.version = version
         self.check = check
+        self._tiers = tiers
         try:
             self.index = open_index(version, shards)
         except DamagedError as error:
             raise damaged(str(error), version) from error
-        self._shards = Shards(version, self.index, check=check)
+        self._shards = Shards(version, self.index, check=check, tiers=tiers)
+        self._reader = Reader(version, self.index, self._shards, tiers.ram)
         self._buffers = Buffers()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.version.path, self.check, self.index.shards)
+        return _reopen, (self.version.path, self.check, self.index.shards, self._tiers)
 
     def __repr__(self) -> str:
         frames, spec = int(self.lengths.sum()), self.spec
@@ -71,7 +85,8 @@ class Cache:
         shape = ", ".join(map(str, ("frames", *spec.item_shape)))
         return (
             f"Cache({self.version.path.name}: {len(self):,} utterances, {frames / spec.frame_rate / 3600:.2f} h, "
-            f"{num_bytes / 1e9:.3g} GB, {spec.dtype} [{shape}] at {spec.frame_rate:g} Hz)"
+            f"{num_bytes / 1e9:.3g} GB, {spec.dtype}{' in uint8' * spec.is_quantized} [{shape}] "
+            f"at {spec.frame_rate:g} Hz)"
         )
 
     def __len__(self) -> int:
@@ -128,6 +143,7 @@ class Cache:
         start: float | None = None,
         duration: float | None = None,
         codebooks: int | None = None,
+        raw: bool = False,
         check: bool | None = None,
     ) -> NDArray[Any]:
         """The features of one utterance: `cache[key]`, or a part of it, with a say on checking.
@@ -137,10 +153,12 @@ class Cache:
             start: of the part that is wanted, in seconds; the beginning by default.
             duration: of that part, in seconds; to the end by default.
             codebooks: only the first so many of them.
+            raw: give quantised features as they are stored, as levels; `quantization` has what makes values of them.
             check: whether to hold it against its checksum; by default as the cache was opened.
 
         Returns:
-            `[frames, *item_shape]` of the stored dtype, read-only: memory-mapped, nothing is copied.
+            `[frames, *item_shape]` of `spec.dtype`, read-only: memory-mapped, nothing is copied. The values of
+            quantised features are computed, an array of your own.
 
         Raises:
             MissingItemError: there is no such id; says whether, and why, it failed in extraction.
@@ -149,7 +167,7 @@ class Cache:
             DamagedError: the shard is damaged, or `check` found other bytes than were written.
         """
         position = self._position(key)
-        frames = self._whole(position)
+        frames = self._reader.whole(position)
         if self.check if check is None else check:
             self._shards.verify(position, frames)
         if start is not None or duration is not None:
@@ -157,7 +175,11 @@ class Cache:
                 self.lengths[position : position + 1], self.spec.frame_rate, start or 0, duration
             )
             frames = frames[int(first[0]) : int(first[0] + count[0])]
-        return frames if codebooks is None else frames[:, : check_codebooks(self.spec, codebooks)]
+        if codebooks is not None:
+            return frames[:, : check_codebooks(self.spec, codebooks)]
+        if self.spec.is_quantized and not raw:
+            return dequantize_array(frames, *self._shards.parameters(position))
+        return frames
 
     def batch(
         self,
@@ -168,6 +190,7 @@ class Cache:
         codebooks: int | None = None,
         padding_value: float = 0,
         out: torch.Tensor | None = None,
+        raw: bool = False,
         check: bool | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The features of several utterances, or of a part of each, padded at their ends to the longest.
@@ -178,13 +201,15 @@ class Cache:
             duration: how long they are, likewise; to the end by default.
             codebooks: only the first so many of them.
             padding_value: what frames beyond an utterance's end are filled with.
-            out: a contiguous tensor in CPU memory, of the stored dtype, to gather into instead of a new one:
+            out: a contiguous tensor in CPU memory, of the batch's dtype, to gather into instead of a new one:
                 any shape with room enough. What it held is overwritten; the batch is a view of its beginning.
+            raw: give quantised features as they are stored, as levels, uint8, padded with 0. `featcache.dequantize`
+                makes values of them, on any device, and of what `quantization` gives.
             check: whether to hold each against its checksum; by default as the cache was opened.
 
         Returns:
-            The features, `[batch, frames, *item_shape]` of the stored dtype; and how many frames each
-            utterance has, int64 `[batch]`.
+            The features, `[batch, frames, *item_shape]` of `spec.dtype`, or with `raw` of the stored dtype; and how
+            many frames each utterance has, int64 `[batch]`.
 
         Raises:
             MissingItemError: names up to ten ids that are not there, and says how many failed in extraction.
@@ -198,7 +223,7 @@ class Cache:
         if start is not None or duration is not None:
             firsts, counts = frames_between(counts, self.spec.frame_rate, 0 if start is None else start, duration)
         features = self.gather(
-            positions, firsts, counts, codebooks=codebooks, padding_value=padding_value, out=out, check=check
+            positions, firsts, counts, codebooks=codebooks, padding_value=padding_value, out=out, raw=raw, check=check
         )
         return features, torch.from_numpy(counts)
 
@@ -211,6 +236,7 @@ class Cache:
         codebooks: int | None = None,
         padding_value: float = 0,
         out: torch.Tensor | None = None,
+        raw: bool = False,
         check: bool | None = None,
     ) -> torch.Tensor:
         """What `batch` is made of: frames of utterances, gathered into a padded tensor.
@@ -219,31 +245,55 @@ class Cache:
             positions: of the utterances, none of them negative; int64 `[batch]`. There may be none.
             firsts: the first frame of each that is wanted; int64 `[batch]`; the first that it has by default.
             counts: how many frames of each; int64 `[batch]`.
-            codebooks: as for `batch`; so are `padding_value`, `out` and `check`.
+            codebooks: as for `batch`; so are `padding_value`, `out`, `raw` and `check`.
 
         Returns:
-            `[batch, frames, *item_shape]` of the stored dtype.
+            `[batch, frames, *item_shape]` of `spec.dtype`, or with `raw` of the stored dtype.
 
         Raises:
             ArgumentError, ValueError, DamagedError: as `batch` does.
         """
         codebooks = check_codebooks(self.spec, codebooks)
         item_shape = self.spec.item_shape if codebooks is None else (codebooks,)
-        padded = self._room((len(positions), int(counts.max(initial=0)), *item_shape), out)
+        if raw and self.spec.is_quantized and padding_value != 0:
+            raise ArgumentError(f"padding_value is {padding_value}: levels are padded with 0; dequantize has the value")
+        as_values = self.spec.is_quantized and not raw
+        dtype = np.dtype(self.spec.dtype) if as_values else self.version.dtype
+        padded = self._room((len(positions), int(counts.max(initial=0)), *item_shape), dtype, out)
         rows = padded.numpy()
-        begins = self.index.first_frame[positions]
-        if firsts is not None:
-            begins = begins + firsts
-        read = self._shards.frames
-        places = self.index.shard[positions].tolist(), begins.tolist(), counts.tolist()
-        for row, shard, begin, count in zip(rows, *places, strict=True):
-            frames = read(shard, begin, count)
-            row[:count] = frames if codebooks is None else frames[:, :codebooks]
-            row[count:] = padding_value
+        with self._reader.parts(positions, firsts, counts) as parts:
+            for row, position, frames in zip(rows, positions.tolist(), parts, strict=True):
+                if as_values:
+                    scale, offset = self._shards.parameters(position)
+                    dequantize_array(frames, scale, offset, out=row[: len(frames)])
+                else:
+                    row[: len(frames)] = frames if codebooks is None else frames[:, :codebooks]
+                row[len(frames) :] = padding_value
         if self.check if check is None else check:
             for position in positions.tolist():
-                self._shards.verify(position, self._whole(position))
+                self._shards.verify(position, self._reader.whole(position))
         return padded
+
+    def quantization(self, keys: Keys) -> torch.Tensor:
+        """Scale and offset of each utterance and dimension, for `featcache.dequantize`: value = offset + scale * level.
+
+        Args:
+            keys: ids or positions, as for `batch`.
+
+        Returns:
+            float32 `[batch, 2, *item_shape]`: scale, offset.
+
+        Raises:
+            StoreError: the features are not quantised; `spec.is_quantized` says whether they are.
+            MissingItemError, IndexError, DamagedError: as `batch` does.
+        """
+        if not self.spec.is_quantized:
+            raise StoreError(f"{self.version.path}: its features are not quantised: `batch` has their values")
+        positions = self._positions(keys) if len(keys) else np.empty(0, np.int64)
+        parameters = np.empty((len(positions), 2, *self.spec.item_shape), np.float32)
+        for row, position in zip(parameters, positions.tolist(), strict=True):
+            row[...] = self._shards.parameters(position)
+        return torch.from_numpy(parameters)
 
     def side(self, name: str, key: str | SupportsIndex) -> NDArray[Any]:
         """What the extractor gave beside the features of one utterance: its entries of a side array.
@@ -288,24 +338,17 @@ class Cache:
             raise self._outside(int(outside[0]))
         return positions.astype(np.int64) % len(self)
 
-    def _room(self, shape: tuple[int, ...], out: torch.Tensor | None) -> torch.Tensor:
+    def _room(self, shape: tuple[int, ...], dtype: np.dtype[Any], out: torch.Tensor | None) -> torch.Tensor:
         """A tensor of this shape and any content: the beginning of `out`, or one of its own."""
         if out is None:
-            return torch.from_numpy(self._buffers.take(shape, self.version.dtype))
-        dtype = torch.from_numpy(np.empty(0, self.version.dtype)).dtype
-        if (out.dtype, out.device.type, out.is_contiguous()) != (dtype, "cpu", True):
-            raise ValueError(f"out is {out.dtype} on {out.device}; it must be {dtype}, contiguous, in CPU memory")
+            return torch.from_numpy(self._buffers.take(shape, dtype))
+        wanted = torch.from_numpy(np.empty(0, dtype)).dtype
+        if (out.dtype, out.device.type, out.is_contiguous()) != (wanted, "cpu", True):
+            raise ValueError(f"out is {out.dtype} on {out.device}; it must be {wanted}, contiguous, in CPU memory")
         needed = math.prod(shape)
         if out.numel() < needed:
             raise ValueError(f"out has room for {out.numel():,} values; this batch has {needed:,}: {list(shape)}")
         return out.view(-1)[:needed].view(shape)
-
-    def _whole(self, position: int) -> NDArray[Any]:
-        """All frames of an utterance."""
-        index = self.index
-        return self._shards.frames(
-            int(index.shard[position]), int(index.first_frame[position]), int(index.num_frames[position])
-        )
 
     def _outside(self, position: int) -> IndexError:
         return IndexError(f"no utterance at {position}: {self.version.path} holds {len(self):,}")
@@ -342,5 +385,5 @@ def _packed(ids: Iterable[str]) -> Strings:
         raise TypeError(f"ids are strings, all of them ({error})") from None
 
 
-def _reopen(path: Path, check: bool, shards: list[str]) -> Cache:
-    return Cache(Version.open(path), check=check, shards=shards)
+def _reopen(path: Path, check: bool, shards: list[str], tiers: Tiers) -> Cache:
+    return Cache(Version.open(path), check=check, shards=shards, tiers=tiers)

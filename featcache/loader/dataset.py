@@ -1,13 +1,13 @@
-"""A torch dataset: a cache's features, joined with the columns of a manifest."""
+"""A torch dataset: the features of one version or of several, joined with the columns of a manifest."""
 
 from __future__ import annotations
 
 import operator
 from collections import UserList
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
 import torch
@@ -15,14 +15,19 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, default_collate
 
-from featcache.errors import ManifestError, MissingItemError, listing
+from featcache.errors import ArgumentError, MissingItemError, listing
+from featcache.loader import perturbed
 from featcache.loader.cache import Cache
+from featcache.loader.columns import Column, take
+from featcache.loader.crop import Crop
+from featcache.loader.view import Part, View, Views
 from featcache.manifest import Manifest, read_manifest
 from featcache.strings import Strings
 
 __all__ = ["FeatureDataset"]
 
-_OWN = ("id", "ids", "features", "lengths")
+_FEATURES = "features"
+_Value = TypeVar("_Value")
 
 
 class FeatureDataset(Dataset[dict[str, Any]]):
@@ -32,8 +37,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
     * `id`;
     * `features`: a tensor `[frames, *item_shape]` of the stored dtype, a copy that is the caller's own;
-    * each of the manifest's columns: text, but `start` and `duration` are floats, in seconds and NaN where not
-      given, and `channel` is an integer, -1 where not given.
+    * each of the manifest's columns: text; numbers, where all the column's values are; `start` and `duration` in
+      seconds, NaN where not given, and `channel`, -1 where not given.
 
     A batch, which `collate` makes, is a dictionary too:
 
@@ -42,69 +47,108 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     * `lengths`: int64 `[batch]`, in frames;
     * the columns: lists of text, and float64 or int64 tensors `[batch]`.
 
+    With several versions, `features` and `lengths` are dictionaries by the versions' names.
+
     With `DataLoader(dataset, batch_size=64, collate_fn=dataset.collate)` a batch is gathered in one call,
-    straight into the padded tensor.
+    straight into the padded tensor. `featcache.DataLoader` does so ahead of time.
 
     Args:
-        cache: holds the features.
+        cache: holds the features; or several versions, by names of your choice.
         manifest: a CSV, TSV or JSONL file with an `id` for each utterance, in the order that the dataset is to
-            have; audio paths are not needed. Without one, the dataset is the cache's utterances in its order.
-        columns: those to carry, by their names in the manifest; all of them by default.
-        skip_missing: leave out the manifest's utterances that the cache has not, instead of raising; `skipped`
-            tells which.
-        padding_value: what a batch's frames beyond an utterance's end are filled with.
+            have; audio paths are not needed. Without one, the dataset is the (first) cache's utterances in its order.
+        columns: those to carry, by their names in the manifest; all of them by default. A mapping also says what
+            they are: `{"speaker": str, "digit": int}`.
+        skip_missing: leave out utterances that the cache has not, instead of raising; `skipped` tells which.
+        padding_value: what a batch's frames beyond an utterance's end are filled with; with several versions, one for
+            all, or one each by name.
+        crop: read only a window of each utterance; an integer is `Crop(frames=…)`.
+        codebooks: read only the first so many codebooks; with several versions, by name.
+        copies: take all the copies that the versions' configs make of each utterance, at other speeds and with noise,
+            with the columns `speed` and, where there is noise, `snr` (dB; NaN of clean ones). Otherwise a manifest's
+            ids are taken as they are.
 
     Attributes:
         cache: as given.
-        ids: the utterances' ids, in the dataset's order.
-        lengths: how many frames each has; int64 `[utterances]`.
+        names: of the versions; `features`, where one was given without a name.
         columns: `[utterances]`, by name.
-        skipped: ids of the manifest's utterances that were left out.
-        padding_value: as given.
+        skipped: ids of utterances that were left out because a version has them not.
+        dropped: ids of those that were left out because they are shorter than the crop.
 
     Raises:
         MissingItemError: the manifest has utterances that the cache has not; names up to ten, says how many, and
             how many of them failed in extraction.
-        ManifestError: the manifest cannot be read or has faults; or a column is not there, or has a name that
-            items and batches use themselves.
+        ManifestError: the manifest cannot be read or has faults; or a column is not there, is not what it is to be,
+            or has a name that items and batches use themselves.
+        ArgumentError: the other arguments do not fit the versions, or each other; or utterances are too short for a
+            crop that refuses such.
     """
 
     def __init__(
         self,
-        cache: Cache,
+        cache: Cache | Mapping[str, Cache],
         manifest: str | Path | Manifest | None = None,
         *,
-        columns: Collection[str] | None = None,
+        columns: Collection[str] | Mapping[str, type] | None = None,
         skip_missing: bool = False,
-        padding_value: float = 0,
+        padding_value: float | Mapping[str, float] = 0,
+        crop: Crop | int | None = None,
+        codebooks: int | Mapping[str, int] | None = None,
+        copies: bool = True,
     ) -> None:
         self.cache = cache
-        self.padding_value = padding_value
+        caches = {_FEATURES: cache} if isinstance(cache, Cache) else dict(cache)
+        if not caches:
+            raise ArgumentError("cache holds no version: give an opened cache, or several by name")
+        self.names = list(caches)
         self.skipped: list[str] = []
-        self.columns: dict[str, Strings | NDArray[Any]] = {}
-        if manifest is None:
-            self.ids = cache.ids
-            self._positions = np.arange(len(cache))
-        else:
+        self.dropped: list[str] = []
+        self.columns: dict[str, Column] = {}
+        self._epoch = 0
+        first = next(iter(caches.values()))
+        source = str(first.version.path)
+        self._ids: Strings | None = None  # of a manifest, or of what is left of the cache's
+        if manifest is not None:
             if not isinstance(manifest, Manifest):
                 manifest = read_manifest(manifest, audio=False, carry=columns is None or len(columns) > 0)
-            self.columns = _select(manifest, columns)
-            self.ids = manifest.ids
-            self._positions = cache.index.find(manifest.ids)
-            self._leave_out(np.flatnonzero(self._positions < 0), skip_missing, manifest.source)
-        self.lengths = cache.lengths[self._positions]
+            self._ids, self.columns = perturbed.of_manifest(manifest, columns, list(caches.values()), copies)
+            source = manifest.source
+        else:
+            rows, self.columns = perturbed.of_cache(list(caches.values()), copies)
+            if rows is not None:
+                self._ids = first.ids.take(rows)
+        ids = first.ids if self._ids is None else self._ids
+        padding = self.by_name("padding_value", padding_value)
+        codes = self.by_name("codebooks", codebooks)
+        views = [
+            View(
+                name,
+                each,
+                None if self._ids is None and each is first else each.index.find(ids),
+                codes.get(name),
+                padding.get(name, 0),
+            )
+            for name, each in caches.items()
+        ]
+        self._views = Views(views, Crop(frames=crop) if isinstance(crop, int) else crop)
+        self._leave_out_missing(skip_missing, source)
+        self._leave_out_short(source)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "lengths"}
 
     def __len__(self) -> int:
-        return len(self._positions)
+        return len(self.ids)
 
     def __getitem__(self, row: SupportsIndex) -> dict[str, Any]:
         row = operator.index(row)
-        features, _ = self.cache.batch([self._positions[row]])
+        row = range(len(self))[row]
+        parts = self.parts([row])
         columns = {
             name: column[row] if isinstance(column, Strings) else column[row].item()
             for name, column in self.columns.items()
         }
-        return {"id": self.ids[row], "features": features[0], **columns}
+        features = self.named([part.gather()[0] for part in parts])
+        return {"id": self.ids[row], "features": features, **columns}
 
     def __getitems__(self, rows: Sequence[int]) -> Items:
         """The items of several rows, as a list that is read when it is first looked into.
@@ -113,42 +157,131 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         """
         return Items(self, rows)
 
+    @property
+    def ids(self) -> Strings:
+        """The utterances' ids, in the dataset's order."""
+        return self._views.views[0].cache.ids if self._ids is None else self._ids
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """How many frames each utterance has, of the first version and after cropping; int64 `[utterances]`."""
+        return self._views.lengths
+
+    @property
+    def epoch(self) -> int:
+        """Which epoch it is, from 0: random crops are others in each."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to an epoch. `featcache.DataLoader` does that by itself, where its sampler has epochs.
+
+        Workers of torch's DataLoader that live on from epoch to epoch do not hear of it.
+        """
+        self._epoch = operator.index(epoch)
+
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Make a batch of items: a DataLoader's `collate_fn`."""
+        """Make a batch of items: a DataLoader's `collate_fn`. Of none, an empty one."""
         if isinstance(items, Items) and not items.were_read:
-            return items.dataset._batch(items.rows)
-        features = [item["features"] for item in items]
-        rest = [{name: value for name, value in item.items() if name not in _OWN} for item in items]
+            return items.dataset.batch(items.rows)
+        if not items:
+            return self.batch([])
+        rest = [{name: value for name, value in item.items() if name not in ("id", "features")} for item in items]
+        features, lengths = [], []
+        for view in self._views.views:
+            one = isinstance(self.cache, Cache)
+            each = [item["features"] if one else item["features"][view.name] for item in items]
+            features.append(pad_sequence(each, batch_first=True, padding_value=view.padding_value))
+            lengths.append(torch.tensor([len(one) for one in each]))
         return {
             "ids": [item["id"] for item in items],
-            "features": pad_sequence(features, batch_first=True, padding_value=self.padding_value),
-            "lengths": torch.tensor([len(item) for item in features]),
+            "features": self.named(features),
+            "lengths": self.named(lengths),
             **default_collate(rest),
         }
 
-    def _leave_out(self, rows: NDArray[np.int64], are_allowed: bool, source: str) -> None:
-        """Go without the rows that the cache has not, or refuse to."""
-        if not len(rows):
-            return
-        self.skipped = list(self.ids.take(rows))
-        if not are_allowed or len(rows) == len(self.ids):
-            raise MissingItemError(f"{source}: {self.cache.missing_error(self.skipped, len(self.ids))}")
-        kept = np.flatnonzero(self._positions >= 0)
-        self._positions = self._positions[kept]
-        self.ids = self.ids.take(kept)
-        self.columns = {
-            name: column.take(kept) if isinstance(column, Strings) else column[kept]
-            for name, column in self.columns.items()
+    def batch(self, rows: Sequence[int]) -> dict[str, Any]:
+        """The batch of some rows, gathered straight into padded tensors; of none, an empty one."""
+        parts = self.parts(rows)
+        return {
+            "ids": [self.ids[row] for row in rows],
+            "features": self.named([part.gather() for part in parts]),
+            "lengths": self.named([torch.from_numpy(part.counts) for part in parts]),
+            **self.columns_of(rows),
         }
 
-    def _batch(self, rows: Sequence[int]) -> dict[str, Any]:
-        at = np.asarray(rows)
-        features, lengths = self.cache.batch(self._positions[at], padding_value=self.padding_value)
-        columns = {
+    def parts(self, rows: Sequence[int]) -> list[Part]:
+        """What a batch of some rows is to hold of each version."""
+        return self._views.parts(np.asarray(rows, np.int64), self._epoch)
+
+    def columns_of(self, rows: Sequence[int]) -> dict[str, list[str] | torch.Tensor]:
+        """The columns of some rows: lists of text, and tensors."""
+        at = np.asarray(rows, np.int64)
+        return {
             name: [column[row] for row in rows] if isinstance(column, Strings) else torch.from_numpy(column[at])
             for name, column in self.columns.items()
         }
-        return {"ids": [self.ids[row] for row in rows], "features": features, "lengths": lengths, **columns}
+
+    def by_name(self, what: str, value: _Value | Mapping[str, _Value] | None) -> dict[str, _Value]:
+        """An argument that may differ from version to version, by name, for those that it is given for.
+
+        Raises:
+            ArgumentError: it names what is no version here.
+        """
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            return dict.fromkeys(self.names, value)
+        if isinstance(self.cache, Cache):
+            raise ArgumentError(f"{what} is given by name, but the dataset has one version, without a name")
+        unknown = [repr(name) for name in value if name not in self.names]
+        if unknown:
+            raise ArgumentError(f"{what} names {listing(unknown)}; the dataset's versions are {listing(self.names)}")
+        return dict(value)
+
+    def named(self, values: Sequence[_Value]) -> _Value | dict[str, _Value]:
+        """One value for each version, as items and batches have them: by name, where several versions were given."""
+        if isinstance(self.cache, Cache):
+            return values[0]
+        return dict(zip(self.names, values, strict=True))
+
+    def _leave_out_missing(self, are_allowed: bool, source: str) -> None:
+        """Go without the rows that a version has not, or refuse to."""
+        missing = np.zeros(len(self.ids), bool)
+        for view in self._views.views:
+            if view.positions is None:
+                continue
+            here = view.positions < 0
+            if here.any() and (not are_allowed or (missing | here).all()):
+                ids = list(self.ids.take(np.flatnonzero(here)))
+                raise MissingItemError(f"{source}: {view.cache.missing_error(ids, len(self.ids))}")
+            missing |= here
+        self.skipped = self._keep(~missing)
+
+    def _leave_out_short(self, source: str) -> None:
+        """Go without utterances that are shorter than the crop, or refuse to, if it says so."""
+        crop = self._views.crop
+        if crop is not None and crop.short != "pad" and len(short := self._views.short()):
+            window, count = self._views.window, len(self.ids)
+            ids = self.ids.take(short)
+            if crop.short == "error" or len(short) == count:
+                raise ArgumentError(
+                    f"{source}: {len(short):,} of {count:,} utterances are shorter than the crop of {window} frames: "
+                    f"{listing(ids)}"
+                )
+            kept = np.ones(count, bool)
+            kept[short] = False
+            self.dropped = self._keep(kept)
+
+    def _keep(self, kept: NDArray[np.bool_]) -> list[str]:
+        """Go on with these rows only; the ids of the others."""
+        if kept.all():
+            return []
+        rows = np.flatnonzero(kept)
+        left_out = list(self.ids.take(np.flatnonzero(~kept)))
+        self._ids = self.ids.take(rows)
+        self.columns = {name: take(column, rows) for name, column in self.columns.items()}
+        self._views = self._views.only(rows)
+        return left_out
 
 
 class Items(UserList[dict[str, Any]]):
@@ -167,28 +300,3 @@ class Items(UserList[dict[str, Any]]):
     def were_read(self) -> bool:
         """Whether somebody has looked, and may have changed something."""
         return "data" in vars(self)
-
-
-def _select(manifest: Manifest, names: Collection[str] | None) -> dict[str, Strings | NDArray[Any]]:
-    """A manifest's columns (those of these names), ready to be joined with features."""
-    given: dict[str, Strings | NDArray[Any]] = {}
-    if len(manifest.paths.blob):
-        given["path"] = manifest.paths
-    if not np.isnan(manifest.start).all():
-        given["start"] = manifest.start
-    if not np.isnan(manifest.duration).all():
-        given["duration"] = manifest.duration
-    if (manifest.channel >= 0).any():
-        given["channel"] = manifest.channel.astype(np.int64)
-    given |= manifest.columns
-    names = given if names is None else names
-    for name in names:
-        if name not in given:
-            there = listing(map(repr, given)) or "none but id"
-            raise ManifestError(f"{manifest.source}: has no column {name!r}; it has {there}")
-        if name in _OWN:
-            raise ManifestError(
-                f"{manifest.source}: the column {name!r} would hide what the dataset itself calls so: "
-                "rename it, or leave it out of columns="
-            )
-    return {name: given[name] for name in names}

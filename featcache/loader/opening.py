@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from featcache.errors import MissingDependencyError, StoreError, listing
+from featcache.errors import FeatcacheWarning, MissingDependencyError, StoreError, listing
 from featcache.loader.cache import Cache
+from featcache.loader.tiers import Tiers
+from featcache.store.unfinished import find_unfinished
 from featcache.store.version import Version, differing_keys, select_version, select_versions
 
 __all__ = ["open"]
@@ -27,7 +31,15 @@ class ConfigLike(Protocol):
 
 
 def open(  # noqa: A001
-    path: str | Path, name: str | None = None, *, config: str | Path | ConfigLike | None = None, check: bool = False
+    path: str | Path,
+    name: str | None = None,
+    *,
+    config: str | Path | ConfigLike | None = None,
+    check: bool = False,
+    strict: bool = False,
+    ram: str | int | None = None,
+    copy_to: str | Path | None = None,
+    copy_limit: str | int | None = None,
 ) -> Cache:
     """Open a version of a cache for reading.
 
@@ -37,17 +49,41 @@ def open(  # noqa: A001
         config: the version that this config makes, and no other: a YAML file, a packaged config's name, or a
             `Config`. The first two need the extra `extract`.
         check: hold every utterance that is read against its checksum.
+        strict: refuse a version that extraction has not finished, instead of warning: something of a manifest that it
+            was to hold is neither there nor in the failure ledger.
+        ram: how much of this process's memory to keep hot utterances in, as "4GB", "512MiB", or a number of bytes;
+            none by default, as the page cache does the same for all processes.
+        copy_to: a folder on a disk of this machine, or in /dev/shm, to copy shards to while they are read.
+        copy_limit: how large all copies there may be; by default, a tenth of the disk stays free.
 
     Raises:
         StoreError: there is no such version, or there are several; says which there are, and which config
-            keys tell them apart, or from `config`.
+            keys tell them apart, or from `config`. With `strict`, the version is not finished.
         DamagedError: the version's metadata is damaged.
         ConfigError: `config` cannot be read, or has faults.
         MissingDependencyError: `config` is to be read, and the packages for it are not there.
+        ArgumentError: a size is none, or the machine has not so much memory.
     """
+    tiers = Tiers.of(ram, copy_to, copy_limit)
     path = Path(path).absolute()  # the working directory may change while shards are still to be opened
     version = select_version(path, name) if config is None else _version_of(_load(config), path, name)
-    return Cache(version, check=check)
+    cache = Cache(version, check=check, tiers=tiers)
+    for message in _unfinished(cache):
+        if strict:
+            raise StoreError(message)
+        warnings.warn(message, FeatcacheWarning, stacklevel=2)
+    return cache
+
+
+def _unfinished(cache: Cache) -> Iterator[str]:
+    """What there is to say of runs that did not do all they were to do."""
+    for run in find_unfinished(cache.version, cache.index):
+        failed = f", {run.failed:,} failed" if run.failed else ""
+        what = "it is being extracted" if run.is_going_on else "its extraction was interrupted, or goes on elsewhere"
+        yield (
+            f"{cache.version.path}: {run.missing:,} of the {run.utterances:,} utterances of {run.manifest} are not "
+            f"there{failed}: {what}; `featcache extract {run.manifest}` does the rest"
+        )
 
 
 def _load(config: str | Path | ConfigLike) -> ConfigLike:

@@ -96,6 +96,11 @@ class BucketBatchSampler(Sampler[list[int]]):
         return self._pass
 
     @property
+    def sampler(self) -> BucketBatchSampler:
+        """Itself: Lightning and Fabric look for `set_epoch` at a batch sampler's `sampler`."""
+        return self
+
+    @property
     def epoch(self) -> int:
         """Which epoch it is, from 0."""
         return self._pass.epoch

@@ -10,6 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError, listing
+from featcache.loader.copying import Copier
+from featcache.loader.tiers import Tiers
+from featcache.spec import QUANTIZATION
 from featcache.store import zarr3
 from featcache.store.index import Index
 from featcache.store.shard import Shard
@@ -26,15 +29,26 @@ class Shards:
         version: whose.
         index: of its items.
         check: hold side arrays against their checksums.
+        tiers: whether, and where, to copy shards to; they are read from there as soon as they are.
     """
 
-    def __init__(self, version: Version, index: Index, *, check: bool = False) -> None:
+    def __init__(
+        self,
+        version: Version,
+        index: Index,
+        *,
+        check: bool = False,
+        tiers: Tiers = Tiers(),  # noqa: B008 (it is frozen)
+    ) -> None:
         self._version = version
         self._index = index
         self._check = check
         self._features: dict[int, NDArray[Any]] = {}
         self._checksums: dict[int, NDArray[np.uint32]] = {}
         self._sides: dict[tuple[str, int], Side] = {}
+        self._copier: Copier | None = None
+        if tiers.copy_to is not None:
+            self._copier = Copier(version, self._features, index.shards, tiers.copy_to, tiers.copy_limit)
 
     def frames(self, shard: int, first: int, count: int) -> NDArray[Any]:
         """Frames of a shard, `[count, *item_shape]`; read-only, nothing is copied.
@@ -42,9 +56,13 @@ class Shards:
         Raises:
             DamagedError: the shard is not what was written, or ends before.
         """
+        if self._copier is not None and self._copier.has_news:
+            self._copier.attend()
         features = self._features.get(shard)
         if features is None:
-            features = self._features[shard] = self._open(shard)
+            features = self._features.setdefault(shard, self._open(shard))  # or another thread's, or a copy by now
+            if self._copier is not None:
+                self._copier.want(shard)
         frames = features[first : first + count]
         if len(frames) != count:
             path = self._version.path
@@ -63,11 +81,26 @@ class Shards:
         number = int(self._index.shard[position])
         side = self._sides.get((name, number))
         if side is None:
-            side = self._sides[name, number] = self._open_side(name, self._shard(number))
+            side = self._sides[name, number] = self._open_side(name, self._shard(number), self._check)
         return side.item(int(self._index.item[position]))
 
+    def parameters(self, position: int) -> NDArray[np.float32]:
+        """Scale and offset of an item whose features are quantised, float32 `[2, *item_shape]`; read-only.
+
+        Raises:
+            StoreError: they are not quantised.
+            DamagedError: the shard is damaged.
+        """
+        entries = self.side(QUANTIZATION, position)
+        if len(entries) != 1:
+            shard = self._shard(int(self._index.shard[position]))
+            raise damaged(f"{shard.folder}: damaged: not one scale and offset for each item", self._version)
+        parameters: NDArray[np.float32] = entries[0]
+        return parameters
+
     def verify(self, position: int, frames: NDArray[Any]) -> None:
-        """Hold all frames of an item against its checksum.
+        """Hold all frames of an item against its checksum; and where they are quantised, the scales and offsets of its
+        shard against theirs, once.
 
         Raises:
             DamagedError: they are not what was written.
@@ -75,13 +108,16 @@ class Shards:
         number = int(self._index.shard[position])
         shard = self._shard(number)
         if number not in self._checksums:
+            if self._version.info.spec.is_quantized:
+                self._sides[QUANTIZATION, number] = self._open_side(QUANTIZATION, shard, check=True)
             with self._reading(shard):
                 self._checksums[number] = shard.column("crc32c")
         if zarr3.crc32c(frames) != self._checksums[number][self._index.item[position]]:
-            raise damaged(
-                f"{self._index.ids[position]}: damaged: its features in {shard.folder} are not what was written",
-                self._version,
+            copy = self._copier and self._copier.place(number)
+            what = (
+                f"{self._index.ids[position]}: damaged: its features in {copy or shard.folder} are not what was written"
             )
+            raise DamagedError(f"{what}; remove this copy") if copy else damaged(what, self._version)
 
     def _shard(self, number: int) -> Shard:
         return self._version.shard(self._index.shards[number])
@@ -96,14 +132,14 @@ class Shards:
             )
         return features
 
-    def _open_side(self, name: str, shard: Shard) -> Side:
+    def _open_side(self, name: str, shard: Shard, check: bool) -> Side:
         specs = {spec.name: spec for spec in self._version.info.spec.side}
         if name not in specs:
             there = listing(specs) or "none"
             raise StoreError(f"{self._version.path}: has no side array {name!r}; it has {there}")
         spec = specs[name]
         with self._reading(shard):
-            side = shard.side(name, self._check)
+            side = shard.side(name, check)
         if (side.entries.shape[1:], side.entries.dtype) != (spec.item_shape, np.dtype(spec.dtype)):
             found = f"{side.entries.dtype} {list(side.entries.shape)}"
             raise damaged(f"{shard.folder}: damaged: side array {name} is {found}", self._version)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError
 from featcache.finite import all_finite
-from featcache.spec import FeatureSpec
+from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.store import zarr3
 from featcache.store.combine import combined_crc32c
 from featcache.store.shard import COLUMNS, Shard
@@ -102,7 +102,7 @@ def _check_structure(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
             yield Problem("structure", str(error), shard.name)
             continue
         if name == "features":
-            yield from _check_form(shard, name, array, spec.dtype, (info.frames, *spec.item_shape))
+            yield from _check_form(shard, name, array, spec.stored_dtype, (info.frames, *spec.item_shape))
         elif name in sides:
             shape = *array.shape[:1], *sides[name].item_shape  # how many entries there are, their offsets tell
             yield from _check_form(shard, name, array, sides[name].dtype, shape)
@@ -128,7 +128,7 @@ def _check_columns(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
     fewest = dict.fromkeys(ends, 1)
     for side in spec.side:
         entries, name = column_names(side.name)
-        ends[name], fewest[name] = (items, len(shard.column(entries))), 0
+        ends[name], fewest[name] = (items, len(shard.column(entries))), int(side.name == QUANTIZATION)
     for name, (count, last) in ends.items():
         offsets = shard.column(name).astype(np.int64)
         steps = np.diff(offsets)
@@ -137,7 +137,10 @@ def _check_columns(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
                 "offsets", f"{shard.folder / name}: do not rise from 0 to {last} in {count} steps", shard.name
             )
             return
-    for name in ("crc32c", "num_samples", "segments", "channels", "sources"):
+    each = ["crc32c", "num_samples", "segments", "channels", "sources"]
+    if spec.is_quantized:
+        each.append(column_names(QUANTIZATION)[0])
+    for name in each:
         if len(shard.column(name)) != items:
             yield Problem("structure", f"{shard.folder / name}: not one entry for each of {items} items", shard.name)
             return
@@ -147,6 +150,11 @@ def _check_columns(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
         return
     if len(np.unique(ids.hashes())) < items and len(set(ids)) < items:
         yield Problem("ids", f"{shard.folder / 'ids'}: an id is there twice", shard.name)
+    if spec.is_quantized:
+        parameters = shard.column(column_names(QUANTIZATION)[0]).reshape(items, -1)
+        for item in np.flatnonzero(~np.isfinite(parameters).all(axis=1)).tolist():
+            message = f"{ids[item]}: its scale or offset is NaN or infinite"
+            yield Problem("non_finite", message, shard.name, ids[item])
     # A frame more or less at either end is the extractor's business; beyond that, frames are not this audio's.
     num_frames = np.diff(shard.offsets)
     per_sample = spec.frame_rate / spec.sample_rate

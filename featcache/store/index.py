@@ -21,6 +21,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def open_index(version: Version, names: Sequence[str] | None = None) -> Index:
     if (index := _load_if_sound(folder)) is not None:
         return index
     index = build_index(map(version.shard, names))
-    try:
+    with suppress(OSError):  # a read-only cache, a full disk: it does without
         (version.path / "work").mkdir(exist_ok=True)  # a copy of a version may have come without it
         with version.claim("index") as claim:
             if claim.take():
@@ -131,8 +132,6 @@ def open_index(version: Version, names: Sequence[str] | None = None) -> Index:
                 shutil.rmtree(folder, ignore_errors=True)
                 _save(index, folder, version.work_folder("index"))
                 return load_index(folder)
-    except OSError:
-        pass  # a read-only cache, a full disk: it does without
     return index
 
 

@@ -21,6 +21,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -54,3 +55,15 @@ def map_file(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
     return np.asarray(_Map(address, num_bytes))
+
+
+def will_need(array: NDArray[Any]) -> None:
+    """Have the kernel begin to read an array's part of a mapped file, and do not wait for it.
+
+    Whoever copies from cold maps one after the other waits for the disk as often as the kernel's own readahead falls
+    short; asked for beforehand, all are read side by side. What is not a map, or in memory already, is left alone.
+    """
+    if array.nbytes:
+        address = array.__array_interface__["data"][0]
+        start = address // mmap.PAGESIZE * mmap.PAGESIZE
+        _libc.madvise(start, address + array.nbytes - start, mmap.MADV_WILLNEED)

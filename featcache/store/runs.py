@@ -4,16 +4,20 @@
       run.json          what was asked, and, once it has ended, what came of it
       failures.jsonl    one `Failure` a line
 
+A run holds a lock on its folder for as long as it is going on, where the file system has locks.
+
 The latest record of an utterance counts. Records reach the disk before the shard that lacks the
 utterances, so that a kill in between loses none.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -59,11 +63,18 @@ class Run:
         self.id = f"{started:%Y%m%dT%H%M%S.%f}Z-{secrets.token_hex(2)}"
         self.folder = version.path / "runs" / self.id
         self._record: dict[str, Any] = {"started": started.isoformat(), "asked": asked}
+        self._descriptor = -1
         try:
             self.folder.mkdir()
+            self._descriptor = os.open(self.folder, os.O_RDONLY)
         except OSError as error:
             raise StoreError(f"{self.folder}: cannot be written: {error.strerror}") from error
+        with suppress(OSError):  # no locks on this file system
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._write()
+
+    def __del__(self) -> None:
+        self._end()
 
     def fail(self, failures: Iterable[Failure]) -> None:
         """Add failures to the ledger, and flush it to disk."""
@@ -83,6 +94,12 @@ class Run:
         """Record what came of the run."""
         self._record |= {"finished": datetime.now(UTC).isoformat(), "outcome": outcome}
         self._write()
+        self._end()
+
+    def _end(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def _write(self) -> None:
         text = json.dumps(self._record, indent=2, ensure_ascii=False)
@@ -90,17 +107,40 @@ class Run:
         zarr3.write_file(self.folder / "run.json", text.encode(errors="backslashreplace"))
 
 
+def is_going_on(version: Version, run: str) -> bool:
+    """Whether a run, by its name, is still alive; False where its file system has no locks, or not between machines."""
+    try:
+        descriptor = os.open(version.path / "runs" / run, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def failures_of(version: Version, run: str) -> Iterator[Failure]:
+    """What a run, by its name, has recorded in the ledger, in that order; there may be nothing."""
+    try:
+        text = (version.path / "runs" / run / "failures.jsonl").read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return
+    for line in text.split("\n"):
+        try:
+            yield Failure(**json.loads(line))
+        except (ValueError, TypeError):
+            continue  # torn by a kill: its utterance is in no shard, and tried again
+
+
 def latest_failures(version: Version) -> dict[str, Failure]:
     """The latest record of every utterance that ever failed, by id; some may have been extracted since."""
-    failures: dict[str, Failure] = {}
-    for path in sorted((version.path / "runs").glob("*/failures.jsonl")):
-        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-            try:
-                failure = Failure(**json.loads(line))
-            except (ValueError, TypeError):
-                continue  # torn by a kill: its utterance is in no shard, and tried again
-            failures[failure.id] = failure
-    return failures
+    runs = sorted(path.parent.name for path in (version.path / "runs").glob("*/failures.jsonl"))
+    return {failure.id: failure for run in runs for failure in failures_of(version, run)}
 
 
 def roots(version: Version) -> set[str]:

@@ -47,7 +47,7 @@ class VersionInfo:
         name: the config's.
         fingerprint: 64 hex digits; see `featcache.config`.
         config: resolved: every default filled in.
-        spec: of the features as stored.
+        spec: of the features as they are read; `spec.stored_dtype` is what is on disk.
         made_by: the versions of featcache and of the libraries that made the version.
         format: of everything below the version's folder.
     """
@@ -151,7 +151,7 @@ class Version:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Of the stored features."""
-        return np.dtype(self.info.spec.dtype)
+        return np.dtype(self.info.spec.stored_dtype)
 
     def shard_names(self) -> list[str]:
         """The names of all committed shards, sorted. Folders of other names (`.snapshot`, `.nfs…`) are none."""

@@ -5,7 +5,7 @@ Nothing here unpickles, and no code that came with weights is run, unless `allow
 
 from featcache.weights.content import digest, state_dict
 from featcache.weights.files import Located, read_json, read_preprocessing
-from featcache.weights.loading import allow_remote_code, fold_weight_norm, load
+from featcache.weights.loading import allow_remote_code, fold_weight_norm, load, transformers_class
 from featcache.weights.location import locate
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "read_json",
     "read_preprocessing",
     "state_dict",
+    "transformers_class",
 ]

@@ -31,6 +31,20 @@ def allow_remote_code() -> None:
     _remote_code = True
 
 
+def transformers_class(name: str, needed_for: str) -> Any:
+    """A class of transformers, by its name.
+
+    Raises:
+        MissingDependencyError: there is no transformers, or what the class needs of it does not import.
+    """
+    try:
+        import transformers
+
+        return getattr(transformers, name)
+    except (ImportError, AttributeError, RuntimeError) as error:  # the last: a backend of its that does not import
+        raise MissingDependencyError("transformers", needed_for, extra="models") from error
+
+
 def load(model_class: Any, located: Located, device: torch.device, **options: Any) -> Any:
     """Build a transformers model from its weights, whole or not at all.
 

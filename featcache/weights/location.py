@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from featcache.errors import ConfigError, MissingDependencyError, listing
@@ -67,12 +68,10 @@ def _snapshot(name: str, revision: str) -> Path:
         from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     except ImportError as error:
         raise MissingDependencyError("huggingface_hub", f"params.weights: {name}", extra="models") from error
-    try:
+    with suppress(LocalEntryNotFoundError):  # it is not there yet, and downloaded below
         cached = _with_weights(Path(snapshot_download(name, revision=revision, local_files_only=True)))
         if cached and is_complete(cached):
             return cached
-    except LocalEntryNotFoundError:
-        pass
     shown = not are_progress_bars_disabled()
     disable_progress_bars()
     try:

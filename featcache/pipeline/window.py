@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from featcache.device import Device
-from featcache.pipeline import Row, row_extractor
+from featcache.pipeline.rows import Row, row_extractor
 
 Key = tuple[str, int]
 """A target's name, and a padded length."""

@@ -1,0 +1,152 @@
+"""`featcache stats`: mean and variance of features, for `featcache.Cmvn`; and how codes are used."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from featcache.cli.common import note, print_json
+from featcache.errors import ArgumentError, StoreError
+
+if TYPE_CHECKING:
+    from featcache.loader import Cache
+    from featcache.stats import Stats, Usage
+
+_SHOWN = 20
+
+
+@click.command(short_help="Mean and variance of features, or how codes are used.")
+@click.argument("path", metavar="CACHE[/VERSION]", type=click.Path(path_type=Path))
+@click.option("--manifest", metavar="MANIFEST", help="Count its utterances, and no others of the version.")
+@click.option("--by", metavar="COLUMN", help="Statistics of each value of this manifest's column, too: speaker, say.")
+@click.option(
+    "-o",
+    "output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Keep the statistics here, for featcache.Cmvn: fbank80.cmvn.npz, say.",
+)
+@click.option("--force", is_flag=True, help="Replace FILE where it is there.")
+@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="[default: every core, at most 8]")
+@click.option("--json", "as_json", is_flag=True, help="Print them as one JSON document.")
+def stats(
+    path: Path,
+    manifest: str | None,
+    by: str | None,
+    output: Path | None,
+    force: bool,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Compute mean and variance of every dimension of a version's features, of all frames and, with --by, of each
+    speaker's or the like, in one pass. Of codes, count which are used.
+
+    The same utterances give the same bits, however they lie in shards, and with any number of threads.
+
+    \b
+    Examples:
+      featcache stats features
+      featcache stats features --manifest train.csv -o fbank80.cmvn.npz
+      featcache stats features/fbank80-3f9c21ab04de --manifest train.csv --by speaker -o speakers.cmvn.npz
+    """
+    from tqdm import tqdm
+
+    from featcache.loader import Cache
+    from featcache.manifest import read_manifest
+    from featcache.stats import moments, usage
+    from featcache.stats.result import refuse_to_replace
+    from featcache.store.version import select_version
+
+    if by is not None and manifest is None:
+        raise ArgumentError("--by takes a --manifest: it is one of its columns")
+    if output is not None:  # said before the work, not after it
+        refuse_to_replace(output, force)
+        if not output.parent.is_dir():
+            raise StoreError(f"{output}: cannot be written: there is no folder {output.parent}")
+    cache = Cache(select_version(path))
+    holds_codes = bool(cache.spec.codebook_sizes)
+    if holds_codes and (by is not None or output is not None):
+        raise ArgumentError(f"{cache.version.path}: holds codes, which have no mean: --by and -o are for features")
+    wanted = read_manifest(manifest, audio=False, carry=by is not None) if manifest is not None else None
+    threads = threads or min(8, len(os.sched_getaffinity(0)))
+    total = int(cache.lengths.sum()) if wanted is None else None
+    with tqdm(total=total, unit=" frames", unit_scale=True, leave=False, disable=not sys.stderr.isatty()) as bar:
+        if holds_codes:
+            counted = usage(cache, wanted, threads=threads, report=bar.update)
+        else:
+            found = moments(cache, wanted, by=by, threads=threads, report=bar.update)
+    if holds_codes:
+        _show_usage(cache, counted, as_json)
+        return
+    if output is not None:
+        found.save(output, overwrite=force)
+    _show(cache, found, output, as_json)
+
+
+def _show(cache: Cache, found: Stats, output: Path | None, as_json: bool) -> None:
+    if as_json:
+        print_json(_document(cache, found, output))
+        return
+    _headline(cache, found)
+    for what, values in (("means", found.mean), ("standard deviations", found.std)):
+        click.echo(f"  {what} of the dimensions from {values.min():.6g} to {values.max():.6g}")
+    if still := found.still:
+        shown = ", ".join(map(str, still[:_SHOWN])) + (" …" if len(still) > _SHOWN else "")
+        click.echo(f"  {len(still):,} of {found.mean.size:,} dimensions hardly vary: {shown}")
+    if found.by is not None:
+        few, many = int(found.group_frames.argmin()), int(found.group_frames.argmax())
+        click.echo(
+            f"  {len(found.groups):,} groups by {found.by}, from {found.group_frames[few]:,} frames "
+            f"({found.groups[few]}) to {found.group_frames[many]:,} ({found.groups[many]})"
+        )
+    if output is not None:
+        click.echo(f"  kept in {output}")
+    else:
+        note("not kept: -o FILE does, for featcache.Cmvn.load")
+
+
+def _document(cache: Cache, found: Stats, output: Path | None) -> dict[str, Any]:
+    groups = zip(found.groups, found.group_utterances.tolist(), found.group_frames.tolist(), strict=True)
+    return {
+        "path": None if output is None else str(output),
+        "version": str(cache.version.path),
+        "fingerprint": found.fingerprint,
+        "utterances": found.utterances,
+        "frames": found.frames,
+        "mean": found.mean.tolist(),
+        "std": found.std.tolist(),
+        "still": found.still,
+        "by": found.by,
+        "groups": [{"name": name, "utterances": utterances, "frames": frames} for name, utterances, frames in groups],
+    }
+
+
+def _show_usage(cache: Cache, found: Usage, as_json: bool) -> None:
+    sizes = [len(counts) for counts in found.counts]
+    columns = zip(sizes, found.used, found.entropy, found.perplexity, strict=True)
+    if as_json:
+        keys = ("size", "used", "entropy", "perplexity")
+        print_json(
+            {
+                "version": str(cache.version.path),
+                "fingerprint": found.fingerprint,
+                "utterances": found.utterances,
+                "frames": found.frames,
+                "codebooks": [dict(zip(keys, column, strict=True)) for column in columns],
+            }
+        )
+        return
+    _headline(cache, found)
+    for number, (size, used, entropy, perplexity) in enumerate(columns):
+        click.echo(
+            f"  codebook {number}: {used:,} of {size:,} codes are used; entropy {entropy:.2f} bits, "
+            f"perplexity {perplexity:,.1f}"
+        )
+
+
+def _headline(cache: Cache, found: Stats | Usage) -> None:
+    click.echo(f"{cache.version.path}: {found.utterances:,} utterances, {found.frames:,} frames: {cache.spec.units}")

@@ -1,0 +1,208 @@
+"""Copies of utterances that differ in speed or have noise: their ids, and which copy an id is.
+
+A config's `augment` section makes further utterances of each of a manifest's: at every speed a clean one, and one
+for every signal-to-noise ratio. Their ids are the utterance's with a suffix, as Lhotse has it: `utt-1_sp0.9`,
+`utt-1_snr15`, `utt-1_sp0.9_snr15`. The clean copy at speed 1 is the utterance itself, and keeps its id.
+
+Pure: what copies there are follows from the section alone, and which one an id is, from its suffix. Extraction, the
+checks and the loader all ask here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import ManifestError, listing
+from featcache.manifest import Manifest
+from featcache.strings import Strings
+
+__all__ = ["PLAIN", "Copies", "Copy", "copies_of", "expand"]
+
+_BLOCK = 1 << 16  # ids that are worked on at once: what holds their bytes is several times their size
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One of the utterances that are made of one.
+
+    Attributes:
+        speed: how many times as fast as the recording it is.
+        snr: of the speech and the noise that was added, in dB; NaN of a clean copy.
+    """
+
+    speed: float = 1.0
+    snr: float = math.nan
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether no noise is added."""
+        return math.isnan(self.snr)
+
+    @property
+    def suffix(self) -> str:
+        """What its id has, and the utterance's has not: empty for the utterance itself."""
+        speed = "" if self.speed == 1 else f"_sp{self.speed:g}"
+        return speed if self.is_clean else f"{speed}_snr{self.snr:g}"
+
+
+PLAIN = Copy()
+"""The utterance itself."""
+
+
+class Copies:
+    """The copies that are made of every utterance, in the order in which they follow each other in a version.
+
+    Args:
+        copies: all different; at least one.
+
+    Attributes:
+        suffixes: of each copy.
+    """
+
+    def __init__(self, copies: Sequence[Copy]) -> None:
+        self._copies = tuple(copies)
+        self.suffixes = [copy.suffix for copy in self._copies]
+        numbers = [number for number, suffix in enumerate(self.suffixes) if suffix]
+        # Longest first: `_sp0.9_snr15` also ends in `_snr15`.
+        self._longest_first = sorted(numbers, key=lambda number: -len(self.suffixes[number]))
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def __iter__(self) -> Iterator[Copy]:
+        return iter(self._copies)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Copies) and self.suffixes == other.suffixes
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.suffixes))
+
+    def __repr__(self) -> str:
+        return f"Copies({list(self._copies)})"
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether there is nothing but the utterance itself."""
+        return self.suffixes == [""]
+
+    @property
+    def has_plain(self) -> bool:
+        """Whether the utterance itself is among them."""
+        return "" in self.suffixes
+
+    @property
+    def speeds(self) -> NDArray[np.float64]:
+        """Of each copy, float64 `[copies]`."""
+        return np.array([copy.speed for copy in self._copies])
+
+    @property
+    def snrs(self) -> NDArray[np.float64]:
+        """Of each copy, in dB, float64 `[copies]`; NaN of the clean ones."""
+        return np.array([copy.snr for copy in self._copies])
+
+    def of(self, id_: str) -> Copy:
+        """Which copy an id is; the utterance itself, where it has no suffix of these."""
+        for number in self._longest_first:
+            if id_.endswith(self.suffixes[number]):
+                return self._copies[number]
+        return PLAIN
+
+    def numbers(self, ids: Strings) -> NDArray[np.int64]:
+        """Which copy each id is, int64 `[n]`; -1 where it has no suffix of these, and the utterance is none of them."""
+        plain = self.suffixes.index("") if self.has_plain else -1
+        found = np.full(len(ids), plain, np.int64)
+        for number in reversed(self._longest_first):  # the longest last: it has the last word
+            found[_end_in(ids, self.suffixes[number])] = number
+        return found
+
+    def ids(self, ids: Strings) -> Strings:
+        """The ids of all copies `[n * copies]`, those of an utterance beside each other."""
+        if self.are_plain:
+            return ids
+        suffixes = Strings.of(self.suffixes)
+        parts = []
+        for first in range(0, len(ids), _BLOCK):
+            block = ids.take(np.arange(first, min(first + _BLOCK, len(ids))))
+            # An id, a suffix, an id, a suffix …: every second boundary is that of an id with its suffix.
+            pairs = np.empty((len(block), len(self), 2), np.int64)
+            pairs[:, :, 0] = np.arange(len(block))[:, None]
+            pairs[:, :, 1] = len(block) + np.arange(len(self))
+            both = Strings.concatenate([block, suffixes]).take(pairs.reshape(-1))
+            parts.append(Strings(both.blob, both.offsets[::2]))
+        return Strings.concatenate(parts)
+
+    def refuse_suffixed(self, ids: Strings, source: str) -> None:
+        """Refuse ids that would be taken for copies.
+
+        Raises:
+            ManifestError: names some, and says what to do.
+        """
+        marked = np.zeros(len(ids), bool)
+        for suffix in filter(None, self.suffixes):
+            marked |= _end_in(ids, suffix)
+        if marked.any():
+            rows = np.flatnonzero(marked)
+            raise ManifestError(
+                f"{source}: {len(rows):,} of {len(ids):,} ids end in what marks the config's copies "
+                f"({listing(filter(None, self.suffixes))}): {listing(ids.take(rows[:10]))}"
+                f"{' …' if len(rows) > 10 else ''}: rename them, or leave out rows that are copies"
+            )
+
+
+def copies_of(config: Mapping[str, Any]) -> Copies:
+    """The copies that a resolved config makes: at every speed the clean one, then one for each SNR.
+
+    Args:
+        config: as a version keeps it; without an `augment` section, it makes none but the utterance itself.
+    """
+    augment = config.get("augment") or {}
+    snrs = (augment.get("noise") or {}).get("snr", [])
+    return Copies([Copy(speed, snr) for speed in augment.get("speed", [1.0]) for snr in (math.nan, *snrs)])
+
+
+def expand(manifest: Manifest, copies: Copies) -> Manifest:
+    """A manifest with a row for every copy, those of an utterance beside each other.
+
+    A copy's row says what is cut from its file, as the utterance's does: `start` and `duration` are the recording's.
+
+    Raises:
+        ManifestError: an id ends in the suffix of a copy.
+    """
+    if copies.are_plain:
+        return manifest
+    copies.refuse_suffixed(manifest.ids, manifest.source)
+    count = len(copies)
+    return replace(
+        manifest,
+        ids=copies.ids(manifest.ids),
+        paths=repeat(manifest.paths, count),
+        start=np.repeat(manifest.start, count),
+        duration=np.repeat(manifest.duration, count),
+        channel=np.repeat(manifest.channel, count),
+        columns={name: repeat(column, count) for name, column in manifest.columns.items()},
+    )
+
+
+def repeat(strings: Strings, count: int) -> Strings:
+    """Each string `count` times, one beside the other."""
+    rows = np.repeat(np.arange(len(strings)), count)
+    return Strings.concatenate([strings.take(rows[first : first + _BLOCK]) for first in range(0, len(rows), _BLOCK)])
+
+
+def _end_in(ids: Strings, suffix: str) -> NDArray[np.bool_]:
+    """Which ids end in a suffix, bool `[n]`."""
+    wanted = np.frombuffer(suffix.encode(), np.uint8)
+    rows = np.flatnonzero(ids.byte_lengths() >= len(wanted))
+    ends = ids.offsets[1:].astype(np.int64, copy=False)
+    for back, byte in enumerate(wanted[::-1].tolist(), 1):
+        rows = rows[ids.blob[ends[rows] - back] == byte]
+    found = np.zeros(len(ids), bool)
+    found[rows] = True
+    return found

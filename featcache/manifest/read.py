@@ -1,0 +1,113 @@
+"""Reads a manifest, and reports every fault at once."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from featcache.errors import ManifestError
+from featcache.manifest.cells import COLUMNS, Column, carried
+from featcache.manifest.columns import SPELLINGS
+from featcache.manifest.faults import Faults
+from featcache.manifest.formats import Batch, batches
+from featcache.manifest.rows import Manifest
+from featcache.strings import Strings
+
+
+def read_manifest(
+    source: str | Path, *, root: str | Path | None = None, audio: bool = True, carry: bool = True
+) -> Manifest:
+    """Read and check a manifest.
+
+    Args:
+        source: a file, or `-` for standard input.
+        root: the folder that relative paths are relative to; by default the manifest's own, and for standard
+            input the current one.
+        audio: whether paths are required; ids always are.
+        carry: whether to keep the columns that an `Utterance` does not have.
+
+    Raises:
+        ManifestError: the file cannot be read, or has faults. The message lists them by line, the first 20.
+    """
+    is_stdin = str(source) == "-"
+    name = "<stdin>" if is_stdin else str(source)
+    required = ("id", "path") if audio else ("id",)
+    faults = Faults(name)
+    try:
+        with nullcontext(sys.stdin.buffer) if is_stdin else Path(source).open("rb") as stream:
+            found = batches(stream, Path(source).suffix.lower(), required, faults)
+            parts, lines = _gather(found, required, carry, faults)
+    except OSError as error:
+        raise ManifestError(f"{name}: cannot be read: {error.strerror or error}") from error
+    if not lines and not faults.count:
+        faults.add(0, "there are no rows")
+    ids = Strings.concatenate(parts.pop("id"))
+    _find_duplicates(ids, lines, faults)
+    faults.raise_if_any()
+    return Manifest(
+        source=name,
+        root=(Path(source).parent if root is None else Path(root)).absolute(),
+        ids=ids,
+        paths=Strings.concatenate(parts.pop("path")),
+        start=np.concatenate(parts.pop("start")),
+        duration=np.concatenate(parts.pop("duration")),
+        channel=np.concatenate(parts.pop("channel")),
+        columns={column: Strings.concatenate(parts.pop(column)) for column in list(parts)},
+    )
+
+
+def _gather(
+    found: Iterable[Batch], required: Collection[str], carry: bool, faults: Faults
+) -> tuple[dict[str, list[Any]], array[int]]:
+    """The flat parts of each column, one per batch; and the line of each row."""
+    parts: dict[str, list[Any]] = {name: [] for name in SPELLINGS}
+    row_lines = array("q")
+    for lines, cells in found:
+        for column in COLUMNS:
+            values = [column.not_given] * len(lines)
+            if column.name in cells:
+                values = _values(column, lines, cells[column.name], column.name in required, faults)
+            parts[column.name].append(column.pack(values))
+        for name in cells:
+            if carry and name not in SPELLINGS:
+                so_far = parts.setdefault(name, [_empty_strings(len(row_lines))])
+                so_far.append(Strings.of(map(carried, cells[name])))
+        row_lines.extend(lines)
+    return parts, row_lines
+
+
+def _values(column: Column, lines: Sequence[int], cells: Sequence[Any], required: bool, faults: Faults) -> list[Any]:
+    values = []
+    for line, cell in zip(lines, cells, strict=True):
+        value = column.not_given
+        if cell is not None and cell != "":
+            try:
+                value = column.parse(cell)
+            except ValueError as error:
+                faults.add(line, f"{column.name} {error}")
+        elif required:
+            faults.add(line, f"{column.name} is missing")
+        values.append(value)
+    return values
+
+
+def _empty_strings(count: int) -> Strings:
+    return Strings(np.zeros(0, np.uint8), np.zeros(count + 1, np.int64))
+
+
+def _find_duplicates(ids: Strings, lines: Sequence[int], faults: Faults) -> None:
+    hashes = ids.hashes()
+    ordered = np.sort(hashes)
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    first_rows: dict[str, int] = {}
+    for row in np.flatnonzero(np.isin(hashes, repeated)).tolist():
+        name = ids[row]
+        first = first_rows.setdefault(name, row)
+        if name and first != row:
+            faults.add(lines[row], f"id {name!r} is already on line {lines[first]}")

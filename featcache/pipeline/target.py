@@ -1,0 +1,94 @@
+"""What a batch is computed for, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from time import perf_counter
+from typing import Any
+
+from numpy.typing import NDArray
+
+from featcache.config import Config
+from featcache.extractors import Extractor, Params
+from featcache.preparation import Preparation
+from featcache.store.runs import Failure
+from featcache.store.shard import Item
+from featcache.store.version import Version
+
+
+def longest(*limits: float | None) -> float | None:
+    """The seconds that a clip may last under several limits, None being none."""
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A version to fill, and what fills it."""
+
+    config: Config
+    extractor: Extractor[Params]
+    version: Version
+
+    @property
+    def max_seconds(self) -> float | None:
+        """The longest clip that the config allows, and the extractor."""
+        return longest(self.config.audio.max_seconds, self.extractor.max_seconds)
+
+    @cached_property
+    def preparation(self) -> Preparation:
+        """How waveforms are made for it."""
+        return Preparation.of(self.config)
+
+    @property
+    def max_source_seconds(self) -> float | None:
+        """The longest that a recording may be, if its fastest copy is to be no longer than `max_seconds`."""
+        return None if self.max_seconds is None else self.max_seconds * self.preparation.fastest
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """What one target got from a part of a batch.
+
+    Attributes:
+        items: what was extracted.
+        num_frames: of each item.
+        features: `[sum(num_frames), *item_shape]` of the stored dtype.
+        failures: what could not be.
+        side: for each side array, the entries of all items one after the other, and how many each has.
+    """
+
+    items: list[Item]
+    num_frames: list[int]
+    features: NDArray[Any]
+    failures: list[Failure]
+    side: dict[str, tuple[NDArray[Any], list[int]]] = field(default_factory=dict)
+
+
+@dataclass
+class Spent:
+    """What one worker did so far, and the seconds that each stage took it.
+
+    Attributes:
+        decode: reading and decoding files.
+        waveform: mixing down, resampling, adding noise.
+        extract: computing features, with their way to the device and back, by the version's name.
+        resampled: utterances whose source had another rate.
+    """
+
+    decode: float = 0.0
+    waveform: float = 0.0
+    extract: dict[str, float] = field(default_factory=dict)
+    resampled: int = 0
+
+    @contextmanager
+    def extracting(self, target: Target) -> Iterator[None]:
+        """Count the time that a version's features take."""
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            name = target.config.name
+            self.extract[name] = self.extract.get(name, 0.0) + perf_counter() - started

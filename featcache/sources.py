@@ -1,0 +1,136 @@
+"""The files of a manifest as they are now: how long they last, and whether they are what was extracted."""
+
+from __future__ import annotations
+
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.audio import probe_seconds
+from featcache.errors import ManifestError, Reason
+from featcache.manifest import Manifest
+from featcache.plan import Todo
+from featcache.store.index import Index
+from featcache.store.runs import Failure, roots
+from featcache.store.version import Version
+
+_PROBED = 256
+"""Files that are looked at where not all need to be."""
+
+_STAT_THREADS = 16
+
+
+def row_seconds(manifest: Manifest, known: NDArray[np.float64], speed: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Each row's duration; where it is not known, being NaN, the mean of what some files' headers say.
+
+    Args:
+        manifest: `[rows]`.
+        known: float64 `[rows]`, seconds.
+        speed: float64 `[rows]`, at which each row's recording is to be.
+    """
+    seconds = known.copy()
+    unknown = np.flatnonzero(np.isnan(seconds))
+    if not len(unknown):
+        return seconds
+    probed = unknown[_at_even_steps(len(unknown))]
+    with ThreadPoolExecutor(_STAT_THREADS) as pool:
+        found = pool.map(lambda row: probe_seconds(manifest.resolve(manifest.paths[row])), probed.tolist())
+    known = np.array([math.nan if one is None else one for one in found])
+    known = (known - np.nan_to_num(manifest.start[probed])) / speed[probed]
+    usable = known > 0
+    seconds[unknown] = known[usable].mean() if usable.any() else 1.0
+    seconds[probed[usable]] = known[usable]
+    return seconds
+
+
+def with_changed_sources(
+    manifest: Manifest, todo: Todo, index: Index, version: Version, sizes_only: bool = False
+) -> Todo:
+    """Also miss the rows whose file's size or mtime is not what it was when it was decoded."""
+    rows = np.flatnonzero(todo.present)
+    positions = index.find(manifest.ids.take(rows))
+    sources = np.empty((len(rows), 2), np.int64)
+    for number, name in enumerate(index.shards):
+        inside = np.flatnonzero(index.shard[positions] == number)
+        sources[inside] = version.shard(name).column("sources")[index.item[positions[inside]], :2]
+
+    def look(some: NDArray[np.int64]) -> list[tuple[int | None, int | None]]:
+        return [_stat(manifest.resolve(path)) for path in manifest.paths.take(some)]
+
+    with ThreadPoolExecutor(_STAT_THREADS) as pool:
+        now = list(chain.from_iterable(pool.map(look, np.array_split(rows, 1 + len(rows) // 1024))))
+    gone = None, None  # what is no more cannot be extracted again
+    counts = 1 if sizes_only else 2
+    same = [
+        stat == gone or stat[:counts] == tuple(source[:counts])
+        for stat, source in zip(now, sources.tolist(), strict=True)
+    ]
+    changed = ~np.array(same, bool)
+    present, replaces = todo.present.copy(), todo.replaces.copy()
+    present[rows[changed]] = False
+    replaces[rows[changed]] = positions[changed]
+    return replace(todo, present=present, replaces=replaces)
+
+
+def refuse_another_corpus(manifest: Manifest, todo: Todo, index: Index, version: Version) -> None:
+    """Refuse a manifest that has the version's ids and paths, and other files: another corpus, it seems.
+
+    Only where its root is one that the version does not know, and by some files' sizes: a corpus that has been
+    moved has the same.
+
+    Raises:
+        ManifestError: says what to do in either case.
+    """
+    if not todo.present.any() or str(manifest.root) in roots(version):
+        return
+    present = np.flatnonzero(todo.present)
+    some = present[_at_even_steps(len(present))]
+    sample = replace(todo, present=np.isin(np.arange(len(manifest)), some))
+    changed = some[~with_changed_sources(manifest, sample, index, version, sizes_only=True).present[some]]
+    if len(changed):
+        row = manifest[int(changed[0])]
+        raise ManifestError(
+            f"{manifest.source}: {len(changed):,} of {len(some):,} files looked at are of another size than "
+            f"those that {version.path} holds, {manifest.resolve(row.path)} for one: another corpus "
+            "with the same ids and paths? Then give it a cache of its own with -o. Or has the audio changed? "
+            "Then --check-sources extracts that again"
+        )
+
+
+def would_fail_again(manifest: Manifest, failure: Failure, max_seconds: float | None) -> bool:
+    """Whether what failed would fail again: its file is still the same, and it still too long, if it was.
+
+    An unreadable file may be readable by now, and what was not in the source be there.
+    """
+    path = manifest.resolve(failure.path)
+    if failure.reason in (Reason.FILE_UNREADABLE, Reason.NOT_IN_SOURCE) or _stat(path) != (
+        failure.size,
+        failure.mtime_ns,
+    ):
+        return False
+    if failure.reason != Reason.TOO_LONG:
+        return True
+    held = math.inf if failure.duration else probe_seconds(path)  # infinite: at least its duration
+    if max_seconds is None or held is None:
+        return False
+    return min(failure.duration or math.inf, held - (failure.start or 0.0)) > max_seconds
+
+
+def _at_even_steps(count: int) -> NDArray[np.int64]:
+    """Numbers below `count`, at most `_PROBED` of them, from the first to the last."""
+    return np.unique(np.linspace(0, count - 1, _PROBED).astype(np.int64))
+
+
+def _stat(path: Path) -> tuple[int | None, int | None]:
+    """A file's size in bytes and mtime in ns; None where there is no such file."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None, None
+    return stat.st_size, stat.st_mtime_ns

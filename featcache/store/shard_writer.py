@@ -1,0 +1,179 @@
+"""Writes one shard: beside its place, flushed, and renamed into it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import ExtractorError, StoreError
+from featcache.spec import SideSpec
+from featcache.store import zarr3
+from featcache.store.shard import Item, Shard, ShardInfo
+from featcache.store.side import SideWriter
+from featcache.strings import Strings
+
+
+class ShardWriter:
+    """Writes one shard into `folder`, item by item; `commit` makes it visible.
+
+    Args:
+        folder: where to write; on the file system of the final place. Emptied first.
+        item_shape: of one frame.
+        dtype: of the stored features.
+        side: the version's side arrays.
+
+    Raises:
+        OSError: from every method, where the disk is full or broken.
+    """
+
+    def __init__(
+        self, folder: Path, item_shape: tuple[int, ...], dtype: np.dtype[Any], side: Sequence[SideSpec] = ()
+    ) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        self._folder = folder
+        self._item_shape = item_shape
+        self._dtype = dtype.newbyteorder("<")
+        self._features = zarr3.ChunkWriter(zarr3.chunk_path(folder / "features", 1 + len(item_shape)))
+        self._items: list[Item] = []
+        self._side = SideWriter(side)
+        self._crcs: list[int] = []
+        self._offsets = [0]
+
+    @property
+    def items(self) -> int:
+        """How many items there are so far."""
+        return len(self._items)
+
+    @property
+    def ids(self) -> list[str]:
+        """Of the items so far."""
+        return [item.id for item in self._items]
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of audio so far."""
+        return sum(item.num_samples for item in self._items)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of features so far."""
+        return self._offsets[-1] * math.prod(self._item_shape) * self._dtype.itemsize
+
+    def append(
+        self,
+        items: Sequence[Item],
+        features: NDArray[Any],
+        num_frames: Sequence[int],
+        side: Mapping[str, tuple[NDArray[Any], Sequence[int]]] = {},
+    ) -> None:
+        """Add items: `features` `[frames, *item_shape]` of the stored dtype, C-contiguous, holds `num_frames`
+        of the first, then those of the second, and so on. So does `side` for every side array of the version: by
+        name, the entries, and how many each item has.
+
+        Raises:
+            ExtractorError: that is not what the version holds. Nothing has been added.
+        """
+        if features.dtype != self._dtype or features.shape[1:] != self._item_shape or len(features) != sum(num_frames):
+            raise ExtractorError(
+                f"features are {features.dtype} {list(features.shape)}; this version's are {self._dtype} "
+                f"[{sum(num_frames)}, {', '.join(map(str, self._item_shape))}]"
+            )
+        self._side.check(side, len(items))
+        self._features.append(features)
+        self._side.append(side)
+        start = 0
+        for item, count in zip(items, num_frames, strict=True):
+            self._items.append(item)
+            self._crcs.append(zarr3.crc32c(features[start : start + count]))
+            self._offsets.append(self._offsets[-1] + count)
+            start += count
+
+    def commit(
+        self,
+        shards: Path,
+        *,
+        sample_rate: int,
+        row: int,
+        supersedes: Mapping[str, list[int]],
+        made_by: Mapping[str, Any],
+    ) -> str:
+        """Write the columns, flush everything to disk, and rename the folder to `shards/<name>`.
+
+        Where a shard of these very items is there already, written by another run, that one stays.
+        Returns the shard's name.
+        """
+        self._features.close()
+        metadata = {"features": zarr3.array_metadata((self._offsets[-1], *self._item_shape), self._dtype)}
+        (self._folder / "features" / "zarr.json").write_bytes(metadata["features"])
+        for name, column in {**self._columns(), **self._side.columns()}.items():
+            metadata[name] = zarr3.write_array(self._folder / name, column)
+        info = ShardInfo(
+            items=len(self._items),
+            frames=self._offsets[-1],
+            seconds=round(self.num_samples / sample_rate, 6),
+            digest=self._digest(supersedes),
+            row=row,
+            supersedes=dict(supersedes),
+            metadata={name: f"{_crc_of(data):08x}" for name, data in metadata.items()},
+            made_by=dict(made_by),
+        )
+        (self._folder / "zarr.json").write_bytes(zarr3.group_metadata(asdict(info)))
+        zarr3.sync_tree(self._folder)
+        place = shards / info.digest[:12]
+        try:
+            self._folder.rename(place)
+        except OSError:
+            if not place.is_dir():
+                raise
+            if Shard(place).info.digest != info.digest:
+                raise StoreError(
+                    f"{place}: holds other items under the same name: move it away and run again"
+                ) from None
+            shutil.rmtree(self._folder)
+        zarr3.sync(shards)
+        return place.name
+
+    def discard(self) -> None:
+        """Leave nothing behind."""
+        self._features.discard()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _columns(self) -> dict[str, NDArray[Any]]:
+        ids = Strings.of(item.id for item in self._items)
+        paths = Strings.of(item.path for item in self._items)
+        return {
+            "offsets": np.array(self._offsets, np.uint64),
+            "crc32c": np.array(self._crcs, np.uint32),
+            "num_samples": np.array([item.num_samples for item in self._items], np.uint64),
+            "ids": ids.blob,
+            "id_offsets": ids.offsets.astype(np.uint64),
+            "paths": paths.blob,
+            "path_offsets": paths.offsets.astype(np.uint64),
+            "segments": np.array([(_or_nan(item.start), _or_nan(item.duration)) for item in self._items]),
+            "channels": np.array([-1 if item.channel is None else item.channel for item in self._items], np.int32),
+            "sources": np.array([(item.size, item.mtime_ns, item.sample_rate) for item in self._items], np.int64),
+        }
+
+    def _digest(self, supersedes: Mapping[str, list[int]]) -> str:
+        digest = hashlib.sha256()
+        for item in self._items:
+            digest.update(repr((item.id, item.path, item.start, item.duration, item.channel)).encode())
+            digest.update(repr((item.num_samples, item.size, item.mtime_ns)).encode())
+        digest.update(repr(sorted(supersedes.items())).encode())
+        return digest.hexdigest()
+
+
+def _or_nan(seconds: float | None) -> float:
+    return math.nan if seconds is None else seconds
+
+
+def _crc_of(data: bytes) -> int:
+    return zarr3.crc32c(np.frombuffer(data, np.uint8))

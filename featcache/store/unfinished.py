@@ -1,0 +1,126 @@
+"""Whether a version holds all that it was to hold, by what its runs have recorded.
+
+No run's record says "in progress", which could be wrong after a kill. A run records what it is about to add, and how
+many items there were before; and at its end, what came of it. What a killed one has added is the difference.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from featcache.store.index import Index
+from featcache.store.runs import failures_of, is_going_on
+from featcache.store.version import Version
+from featcache.strings import Strings
+
+_LATEST = 64
+"""Runs that are looked at: a version has a few, and one from a thousand jobs is to be opened as fast."""
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A run that has not done what it was asked to.
+
+    Attributes:
+        manifest: that it was given.
+        utterances: in the manifest.
+        missing: those that are neither there nor in the failure ledger.
+        failed: those that are in the ledger, by this run or later ones.
+        is_going_on: whether the run is alive, as far as can be seen from here.
+    """
+
+    manifest: str
+    utterances: int
+    missing: int
+    failed: int
+    is_going_on: bool
+
+
+def find_unfinished(version: Version, index: Index) -> list[Unfinished]:
+    """The runs of a version that are not finished, where something of what they were to add is missing.
+
+    Reads a small file for each run, and the failure ledger only of one that was not finished.
+
+    Args:
+        version: whose.
+        index: of the items that it holds.
+    """
+    runs = [run for name in _latest(version) if (run := _Run.of(version, name)) is not None]
+    ends: dict[tuple[str, str], str] = {}  # of each manifest's runs that did everything
+    for run in runs:
+        if run.did_everything:
+            ends[run.manifest] = max(run.finished, ends.get(run.manifest, ""))
+    found, seen = [], set()
+    for number, run in enumerate(runs):
+        if run.is_finished or run.manifest in seen or ends.get(run.manifest, "") >= run.started:
+            continue
+        if not run.asked.get("only"):
+            seen.add(run.manifest)  # earlier runs over it were to do what this one was to do
+        same = [other for other in runs[: number + 1] if other.manifest == run.manifest]
+        others = [other for other in runs[:number] if other.manifest != run.manifest]
+        missing = run.asked["new"] - (len(index) - run.asked["held"] - sum(other.extracted for other in others))
+        if missing > 0:
+            failed = int((index.find(Strings.of(set[str]().union(*(other.failed_ids() for other in same)))) < 0).sum())
+            missing -= failed
+        if missing > 0:
+            path, utterances = run.manifest[0], run.asked["utterances"]
+            found.append(Unfinished(path, utterances, missing, failed, is_going_on(version, run.name)))
+    return found
+
+
+def _latest(version: Version) -> list[str]:
+    """The names of the latest runs, the latest first."""
+    try:
+        return sorted(os.listdir(version.path / "runs"), reverse=True)[:_LATEST]
+    except OSError:
+        return []  # a copy of a version may have come without it
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run's record, where it says what is needed here."""
+
+    version: Version
+    name: str
+    asked: dict[str, Any]
+    started: str
+    finished: str
+    outcome: dict[str, Any]
+
+    @classmethod
+    def of(cls, version: Version, name: str) -> _Run | None:
+        try:
+            record = json.loads((version.path / "runs" / name / "run.json").read_bytes())
+            asked, outcome = dict(record["asked"]), dict(record.get("outcome", {}))
+            if not all(isinstance(asked.get(key), int) for key in ("utterances", "new", "held")):
+                return None
+            return cls(version, name, asked, str(record["started"]), str(record.get("finished", "")), outcome)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    @property
+    def manifest(self) -> tuple[str, str]:
+        """Which one, and the folder that it is relative to."""
+        return str(self.asked.get("manifest")), str(self.asked.get("root"))
+
+    @property
+    def is_finished(self) -> bool:
+        return bool(self.finished) and not self.outcome.get("interrupted")
+
+    @property
+    def did_everything(self) -> bool:
+        """Whether it is finished, and was to do all of its manifest."""
+        return self.is_finished and not self.asked.get("only")
+
+    @property
+    def extracted(self) -> int:
+        """Utterances; 0 where it was killed."""
+        count = self.outcome.get("extracted", 0)
+        return count if isinstance(count, int) else 0
+
+    def failed_ids(self) -> set[str]:
+        """Of the utterances that it has in the ledger."""
+        return {failure.id for failure in failures_of(self.version, self.name)}
