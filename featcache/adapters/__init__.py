@@ -1,0 +1,1 @@
+"""Bridges to other toolkits, one file each. Nothing else of featcache imports them, and each imports its own alone."""

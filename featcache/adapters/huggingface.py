@@ -1,0 +1,181 @@
+"""Hugging Face datasets: a column of features that is read from a cache when it is looked at, or a copy.
+
+A dataset that was saved with such a column names a type of this module's. So import it before you load one:
+`import featcache.adapters.huggingface`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.adapters.given import caches_of, dataset_of, missing, whole_dataset
+from featcache.adapters.opened import recall, remember
+from featcache.errors import ArgumentError
+from featcache.loader import Cache, FeatureDataset
+from featcache.strings import Strings
+
+try:
+    import datasets
+    import pyarrow as pa
+except ImportError as error:
+    raise missing(error, "huggingface") from error
+
+__all__ = ["CachedFeatures", "to_hf"]
+
+_CHUNK = 1 << 16
+_ARRAYS = {1: datasets.Array2D, 2: datasets.Array3D, 3: datasets.Array4D, 4: datasets.Array5D}
+
+
+@dataclass
+class CachedFeatures:
+    """The type of a column that holds utterances' ids, and whose values are their features, `[frames, *item_shape]`.
+
+    As with `datasets.Audio`, a value is read when it is looked at, and nothing is copied into the dataset. A value is
+    a numpy array of the stored dtype, the caller's own; formats make of it what they make of arrays.
+
+    Attributes:
+        path: the version's folder.
+        decode: whether values are the features, or else the ids.
+    """
+
+    path: str
+    decode: bool = True
+    id: str | None = field(default=None, repr=False)
+    dtype: ClassVar[str] = "numpy.ndarray"
+    pa_type: ClassVar[Any] = pa.string()
+    _type: str = field(default="CachedFeatures", init=False, repr=False)
+
+    def __call__(self) -> Any:
+        """What is stored: Arrow's type."""
+        return self.pa_type
+
+    def encode_example(self, value: str) -> str:
+        """What to store: an id.
+
+        Raises:
+            ArgumentError: it is none.
+        """
+        if not isinstance(value, str):
+            raise _no_id(type(value).__name__)
+        return value
+
+    def cast_storage(self, storage: Any) -> Any:
+        """An Arrow array of what to store.
+
+        Raises:
+            ArgumentError: it holds no ids. `map` writes what its function looked at, and would write features.
+        """
+        if not (pa.types.is_string(storage.type) or pa.types.is_null(storage.type)):
+            raise _no_id(str(storage.type))
+        return storage.cast(self.pa_type)
+
+    def decode_example(self, value: str, token_per_repo_id: Any = None) -> NDArray[Any]:
+        """The features of an utterance.
+
+        Raises:
+            MissingItemError: the cache has it not.
+            DamagedError: its shard is damaged.
+        """
+        features = recall(self.path)[value]
+        return features if features.flags.writeable else features.copy()
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it is said to be experimental
+    datasets.features.features.register_feature(CachedFeatures, CachedFeatures.__name__)
+
+
+def to_hf(given: Cache | FeatureDataset, *, copy: bool = False, cache_dir: str | None = None) -> datasets.Dataset:
+    """A `datasets.Dataset` of the same utterances, in the same order.
+
+    It has the columns `id`, `features`, or one for each version by its name, and the dataset's own: text, int64 or
+    float64. Its fingerprint follows from what it holds and where that is, and is the same in every process.
+
+    Args:
+        given: a cache, or a dataset.
+        copy: write the features into an Arrow file of Hugging Face's, as `Array2D` and the like. By default there is
+            no copy: features are read from the cache when they are looked at, also after `save_to_disk`, which saves
+            their ids.
+        cache_dir: where copies go; Hugging Face's own place by default.
+
+    Raises:
+        ArgumentError: a column has the name of a version; or the dataset crops its utterances, or reads some codebooks
+            only, of which there can be but a copy.
+    """
+    dataset = dataset_of(given) if copy else whole_dataset(given, "take parts of what you read, or copy=True")
+    if hidden := [name for name in dataset.columns if name in dataset.names]:
+        raise ArgumentError(f"the column {hidden[0]!r} would hide the version of that name: rename one of them")
+    caches = caches_of(dataset)
+    folders = {name: remember(cache) for name, cache in caches.items()}
+    types = {name: datasets.Value(_dtype_of(column)) for name, column in dataset.columns.items()}
+    fingerprint = _fingerprint(dataset, folders, copy)
+    if copy:
+        arrays = {name: _array_type(cache) for name, cache in caches.items()}
+        features = datasets.Features({"id": datasets.Value("string"), **arrays, **types})
+        return datasets.Dataset.from_generator(
+            _rows, features=features, cache_dir=cache_dir, gen_kwargs={"dataset": dataset}, fingerprint=fingerprint
+        )
+    read = {name: CachedFeatures(folder) for name, folder in folders.items()}
+    features = datasets.Features({"id": datasets.Value("string"), **read, **types})
+    ids = _strings(dataset.ids)
+    columns = [_strings(one) if isinstance(one, Strings) else pa.array(one) for one in dataset.columns.values()]
+    table = pa.Table.from_arrays([ids, *(ids for _ in folders), *columns], schema=features.arrow_schema)
+    return datasets.Dataset(table, info=datasets.DatasetInfo(features=features), fingerprint=fingerprint)
+
+
+def _no_id(what: str) -> ArgumentError:
+    return ArgumentError(
+        f"a column of CachedFeatures holds ids, not {what}: have map name what its function looks at, as in "
+        'input_columns=["features"], and give what you compute a column of its own'
+    )
+
+
+def _rows(dataset: FeatureDataset) -> Iterator[dict[str, Any]]:
+    for row in range(len(dataset)):
+        item = dataset[row]
+        features = item.pop("features")
+        named = {dataset.names[0]: features} if isinstance(dataset.cache, Cache) else features
+        yield {**item, **{name: value.numpy() for name, value in named.items()}}
+
+
+def _array_type(cache: Cache) -> Any:
+    shape, dtype = cache.spec.item_shape, cache.spec.dtype
+    return _ARRAYS[len(shape)]((None, *shape), dtype) if shape else datasets.List(datasets.Value(dtype))
+
+
+def _dtype_of(column: Strings | NDArray[Any]) -> str:
+    return "string" if isinstance(column, Strings) else column.dtype.name
+
+
+def _strings(strings: Strings) -> Any:
+    """The strings as Arrow's; in chunks, since those count their bytes in 32 bits."""
+    chunks = []
+    for first in range(0, len(strings), _CHUNK):
+        offsets = np.asarray(strings.offsets[first : first + _CHUNK + 1]).astype(np.int64)
+        blob = np.ascontiguousarray(strings.blob[offsets[0] : offsets[-1]])
+        buffers = pa.py_buffer(offsets - offsets[0]), pa.py_buffer(blob)
+        chunks.append(pa.LargeStringArray.from_buffers(len(offsets) - 1, *buffers).cast(pa.string()))
+    return pa.chunked_array(chunks, pa.string())
+
+
+def _fingerprint(dataset: FeatureDataset, folders: dict[str, str], copy: bool) -> str:
+    """A hash of the dataset: of its columns, and of where and of what shards its versions are."""
+    digest = hashlib.sha256(repr((copy, folders)).encode())
+    for cache in caches_of(dataset).values():
+        digest.update(repr((cache.version.info.fingerprint, cache.index.shards)).encode())
+    for part in dataset.parts(range(len(dataset))) if copy else ():
+        digest.update(repr(part.view.codebooks).encode())
+        for numbers in (part.firsts, part.counts):
+            digest.update(b"" if numbers is None else numbers.tobytes())
+    for name, column in {"id": dataset.ids, **dataset.columns}.items():
+        digest.update(f"{name} {_dtype_of(column)}".encode())
+        for array in (column.blob, column.offsets) if isinstance(column, Strings) else (column,):
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,222 @@
+"""Lhotse: cuts whose features, and arrays beside them, are read from a cache, the frames that are asked for alone.
+
+Manifests of cuts name the reader `featcache`. So import this module wherever such manifests are read, before any
+features are: `import featcache.adapters.lhotse`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.adapters.given import caches_of, missing, position_of, whole_dataset
+from featcache.adapters.opened import recall, remember
+from featcache.copies import copies_of
+from featcache.errors import StoreError
+from featcache.loader import Cache, FeatureDataset
+from featcache.strings import Strings
+
+try:
+    from lhotse import CutSet, Features, MonoCut, SupervisionSegment
+    from lhotse.array import Array, TemporalArray
+    from lhotse.features.io import FeaturesReader, register_reader
+except ImportError as error:
+    raise missing(error, "lhotse") from error
+
+__all__ = ["Reader", "cuts"]
+
+_OF_A_SUPERVISION = ("text", "speaker", "language", "gender")
+
+
+@register_reader
+class Reader(FeaturesReader):  # type: ignore[misc]
+    """What Lhotse reads features and arrays of a version with; it makes one for each array that it reads.
+
+    Args:
+        storage_path: the version's folder.
+    """
+
+    name = "featcache"
+
+    def __init__(self, storage_path: str | Path) -> None:
+        self._cache = recall(storage_path)
+
+    def read(self, key: str, left_offset_frames: int = 0, right_offset_frames: int | None = None) -> NDArray[Any]:
+        """Frames of an utterance; no others are read.
+
+        Args:
+            key: the utterance's id.
+            left_offset_frames: the first frame.
+            right_offset_frames: the frame behind the last; all that there are, by default.
+
+        Returns:
+            `[frames, *item_shape]`, an array of your own: float32, where floats are stored, and else as stored.
+
+        Raises:
+            MissingItemError: there is no such utterance.
+            DamagedError: the shard is damaged.
+        """
+        position = position_of(self._cache, key)
+        first, end, _ = slice(left_offset_frames, right_offset_frames).indices(int(self._cache.lengths[position]))
+        frames = self._cache.gather(np.array([position]), np.array([first]), np.array([max(0, end - first)]))[0]
+        return np.asarray(frames.float() if frames.is_floating_point() else frames)
+
+
+def cuts(given: Cache | FeatureDataset) -> CutSet:
+    """Cuts of all utterances, in their order: a lazy `CutSet`, whose cuts are made as it is iterated over.
+
+    A cut is a `MonoCut` with the utterance's id, its features and one supervision:
+
+    * it is as long as its frames last, so that Lhotse counts as many as there are. The audio may be longer, by less
+      than a window, or shorter, by less than a frame;
+    * the manifest's `start` and `channel` are the cut's, or else 0; its recording is called by the manifest's
+      `recording_id`, or else its `path`, or else the utterance's id. There is none attached. At another speed, they
+      are those of the recording at that speed, as Lhotse has them;
+    * the manifest's `text`, `speaker`, `language` and `gender` are the supervision's, and all other columns are in its
+      `custom`.
+
+    Of a dataset with several versions, the first one's features are the cut's, and the others are arrays in its
+    `custom`, by their names: `cut.load_codes()`.
+
+    Args:
+        given: a cache; or a dataset, which has a manifest's columns.
+
+    Raises:
+        ArgumentError: the dataset crops its utterances, or reads some codebooks only: use `cut.truncate`, or slices.
+        StoreError: a frame of the first version is not one row of numbers, or there is no whole number of samples from
+            one frame to the next, without which Lhotse has no features.
+    """
+    dataset = whole_dataset(given, "truncate cuts, or slice what they load")
+    first, *others = caches_of(dataset).items()
+    spec = first[1].spec
+    if len(spec.item_shape) != 1:
+        shape = ", ".join(map(str, ("frames", *spec.item_shape)))
+        raise StoreError(
+            f"{first[1].version.path}: has features [{shape}], and those of Lhotse's cuts are [frames, dims]: give a "
+            "dataset whose first version has such, and this one beside it"
+        )
+    for cache in (first[1], *dict(others).values()):
+        remember(cache)
+    return CutSet(_Cuts(dataset, first[1], dict(others)))
+
+
+class _Cuts:
+    """Makes the cuts, anew each time that it is iterated over."""
+
+    def __init__(self, dataset: FeatureDataset, cache: Cache, others: dict[str, Cache]) -> None:
+        self._dataset = dataset
+        self._cache = cache
+        self._others = others
+        self._hop = _hop_of(cache)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __iter__(self) -> Iterator[MonoCut]:
+        dataset, copies = self._dataset, copies_of(self._cache.config)
+        others = {name: cache.lengths[cache.find(dataset.ids)] for name, cache in self._others.items()}
+        numbers = _values(dataset.lengths), _values(copies.speeds[copies.numbers(dataset.ids)])
+        records = (_records(columns, len(dataset)) for columns in (dataset.columns, others))
+        for id_, num_frames, speed, columns, counts in zip(dataset.ids, *numbers, *records, strict=True):
+            yield self._cut(id_, num_frames, _Place.of(id_, columns, speed), counts)
+
+    def _cut(self, id_: str, num_frames: int, place: _Place, counts: dict[str, int]) -> MonoCut:
+        duration = num_frames * self._hop / self._cache.spec.sample_rate
+        columns = {name: value for name, value in place.columns.items() if value == value}  # NaN is no value
+        known = {name: str(columns.pop(name)) for name in _OF_A_SUPERVISION if name in columns}
+        supervision = SupervisionSegment(
+            id=id_,
+            recording_id=place.recording,
+            start=0.0,
+            duration=duration,
+            channel=place.channel,
+            **known,
+            custom=columns or None,
+        )
+        arrays = {name: _array(cache, id_, counts[name], place.start) for name, cache in self._others.items()}
+        return MonoCut(
+            id=id_,
+            start=place.start,
+            duration=duration,
+            channel=place.channel,
+            supervisions=[supervision],
+            features=self._features(id_, num_frames, duration, place),
+            custom=arrays or None,
+        )
+
+    def _features(self, id_: str, num_frames: int, duration: float, place: _Place) -> Features:
+        spec = self._cache.spec
+        return Features(
+            type=self._cache.config.get("extractor", self._cache.version.info.name),
+            num_frames=num_frames,
+            num_features=spec.item_shape[0],
+            frame_shift=self._hop / spec.sample_rate,
+            sampling_rate=spec.sample_rate,
+            start=place.start,
+            duration=duration,
+            storage_type=Reader.name,
+            storage_path=str(self._cache.version.path),
+            storage_key=id_,
+            recording_id=place.recording,
+            channels=place.channel,
+        )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an utterance is, and what else its row says."""
+
+    recording: str
+    start: float
+    channel: int
+    columns: dict[str, Any]
+
+    @classmethod
+    def of(cls, id_: str, columns: dict[str, Any], speed: float) -> Self:
+        start, channel = columns.pop("start", math.nan), columns.pop("channel", -1)
+        path = columns.pop("path", "")
+        recording = str(columns.pop("recording_id", path))
+        columns.pop("duration", None)
+        if recording and speed != 1:
+            recording += f"_sp{speed:g}"  # as Lhotse calls it
+        return cls(recording or id_, 0.0 if math.isnan(start) else start / speed, max(0, channel), columns)
+
+
+def _array(cache: Cache, id_: str, num_frames: int, start: float) -> TemporalArray:
+    """Where an utterance of a further version is."""
+    array = Array(
+        storage_type=Reader.name,
+        storage_path=str(cache.version.path),
+        storage_key=id_,
+        shape=[num_frames, *cache.spec.item_shape],
+    )
+    return TemporalArray(array=array, temporal_dim=0, frame_shift=1 / cache.spec.frame_rate, start=start)
+
+
+def _hop_of(cache: Cache) -> int:
+    """Samples from one frame to the next."""
+    hop = cache.spec.sample_rate / cache.spec.frame_rate
+    if abs(hop - round(hop)) > 1e-6 * hop:
+        raise StoreError(
+            f"{cache.version.path}: has {hop:g} samples from one frame to the next, and Lhotse counts whole ones"
+        )
+    return round(hop)
+
+
+def _records(columns: Mapping[str, Strings | NDArray[Any]], count: int) -> Iterator[dict[str, Any]]:
+    """The rows of some columns, one after the other."""
+    if not columns:
+        return ({} for _ in range(count))
+    rows = zip(*map(_values, columns.values()), strict=True)
+    return (dict(zip(columns, row, strict=True)) for row in rows)
+
+
+def _values(column: Strings | NDArray[Any]) -> Iterable[Any]:
+    """The values of a column as Python's own, one after the other."""
+    return column if isinstance(column, Strings) else np.ascontiguousarray(column).data

@@ -1,0 +1,122 @@
+"""A manifest's columns, ready to be joined with features: text as text, numbers as arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import ManifestError, listing
+from featcache.manifest import Manifest
+from featcache.strings import Strings
+
+__all__ = ["Column", "select", "take"]
+
+Column = Strings | NDArray[Any]
+"""One value for each utterance: text, float64 or int64."""
+
+_OWN = ("id", "ids", "features", "lengths")
+
+_NUMBER_BYTES = np.frombuffer(b"0123456789+-.eE", np.uint8)
+_CHUNK = 1 << 16
+
+
+def select(manifest: Manifest, names: Collection[str] | Mapping[str, type] | None) -> dict[str, Column]:
+    """A manifest's columns (those of these names), by name.
+
+    Columns that featcache does not know are numbers where all their values are; with a mapping, they are what it
+    says: `str`, `int` or `float`.
+
+    Raises:
+        ManifestError: there is no such column, its name is one that items and batches use themselves, or its
+            values are not what they are to be.
+    """
+    given: dict[str, Column] = {}
+    if len(manifest.paths.blob):
+        given["path"] = manifest.paths
+    if not np.isnan(manifest.start).all():
+        given["start"] = manifest.start
+    if not np.isnan(manifest.duration).all():
+        given["duration"] = manifest.duration
+    if (manifest.channel >= 0).any():
+        given["channel"] = manifest.channel.astype(np.int64)
+    given |= manifest.columns
+    selected: dict[str, Column] = {}
+    for name in given if names is None else names:
+        if name not in given:
+            there = listing(map(repr, given)) or "none but id"
+            raise ManifestError(f"{manifest.source}: has no column {name!r}; it has {there}")
+        if name in _OWN:
+            raise ManifestError(
+                f"{manifest.source}: the column {name!r} would hide what the dataset itself calls so: "
+                "rename it, or leave it out of columns="
+            )
+        wanted = names[name] if isinstance(names, Mapping) else None
+        selected[name] = _typed(given[name], wanted, f"{manifest.source}: the column {name!r}")
+    return selected
+
+
+def take(column: Column, rows: NDArray[np.int64]) -> Column:
+    """The values of some rows."""
+    return column.take(rows) if isinstance(column, Strings) else column[rows]
+
+
+def _typed(column: Column, wanted: type | None, what: str) -> Column:
+    """The column as it is wanted, or as what it holds."""
+    if wanted is None:
+        numbers = _numbers(column) if isinstance(column, Strings) else None
+        return column if numbers is None else numbers
+    if wanted is str and isinstance(column, Strings):
+        return column
+    if wanted in (int, float):
+        numbers = _numbers(column) if isinstance(column, Strings) else column
+        if numbers is not None and (wanted is float or numbers.dtype.kind == "i"):
+            return numbers if wanted is int else numbers.astype(np.float64)
+        raise ManifestError(f"{what} is to be {wanted.__name__}, but not all its values are")
+    raise ManifestError(
+        f"{what} cannot be {wanted!r}: text is str, and so are only columns of text; numbers int or float"
+    )
+
+
+def _numbers(column: Strings) -> NDArray[Any] | None:
+    """The values as int64, or as float64 where nothing is NaN; None if they are not all numbers.
+
+    Numbers are those that come back as they were: not `007`, which is a name, and not whole numbers that int64, or
+    beside fractions float64, does not hold.
+    """
+    if not _look_like_numbers(column):
+        return None
+    is_whole = not np.isin(column.blob, np.frombuffer(b".eE", np.uint8)).any() and bool(column.byte_lengths().all())
+    values = np.empty(len(column), np.int64 if is_whole else np.float64)
+    try:
+        for first in range(0, len(column), _CHUNK):
+            texts = column[first : first + _CHUNK]
+            values[first : first + _CHUNK] = list(map(int if is_whole else _fraction, texts))
+    except (ValueError, OverflowError):
+        return None
+    return values
+
+
+def _look_like_numbers(column: Strings) -> bool:
+    """Whether nothing speaks against it at a glance, over all values at once."""
+    blob, lengths = column.blob, column.byte_lengths()
+    if not len(blob) or lengths.max() > 24:  # the longest float64 has that many characters
+        return False
+    if not (np.isin(blob[:_CHUNK], _NUMBER_BYTES).all() and np.isin(blob, _NUMBER_BYTES).all()):
+        return False
+    starts = column.offsets[:-1].astype(np.int64)
+    starts = starts[lengths > 0] + (blob[starts[lengths > 0]] == ord("-"))
+    ends = column.offsets[1:].astype(np.int64)[lengths > 0]
+    follows = blob[np.minimum(starts + 1, len(blob) - 1)]
+    is_padded = (starts + 1 < ends) & (blob[np.minimum(starts, len(blob) - 1)] == ord("0")) & (follows >= ord("0"))
+    is_padded &= follows <= ord("9")
+    return not bool(is_padded.any())
+
+
+def _fraction(text: str) -> float:
+    if text.lstrip("-").isdigit() and len(text) > 15:
+        raise ValueError("a whole number that float64 does not hold")
+    return float(text) if text else math.nan

@@ -1,0 +1,101 @@
+"""Windows of a fixed length in utterances, for training on crops: drawn anew in each epoch, the same on every machine.
+
+Where an utterance's window lies is a hash of the seed, the epoch and the utterance's position: it does not depend on
+who shares a batch with it, on the number of ranks or workers, or on whether training was resumed in between.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import ArgumentError
+
+__all__ = ["Crop"]
+
+Where = Literal["random", "start", "center"]
+Short = Literal["pad", "drop", "error"]
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A window in each utterance.
+
+    Attributes:
+        frames: of the window, in those of the dataset's first version.
+        seconds: of the window; either this or `frames`.
+        where: the window lies at random, at the start, or in the center.
+        short: what becomes of utterances that are shorter than the window: `pad` keeps them, padded as in any batch,
+            `drop` leaves them out of the dataset, `error` refuses them.
+        seed: of the random windows; not negative.
+
+    Raises:
+        ArgumentError: these do not hold together.
+    """
+
+    frames: int | None = None
+    seconds: float | None = None
+    where: Where = "random"
+    short: Short = "pad"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.frames is None) == (self.seconds is None):
+            raise ArgumentError("a crop has either frames or seconds: Crop(frames=200), or Crop(seconds=2.0)")
+        if self.frames is not None and operator.index(self.frames) < 1:
+            raise ArgumentError(f"crop: frames is {self.frames}: it must be at least 1")
+        if self.seconds is not None and not 0 < self.seconds < np.inf:
+            raise ArgumentError(f"crop: seconds is {self.seconds}: it must be more than 0")
+        for name, value, allowed in (("where", self.where, get_args(Where)), ("short", self.short, get_args(Short))):
+            if value not in allowed:
+                raise ArgumentError(f"crop: {name} is {value!r}: it must be one of {', '.join(allowed)}")
+        if operator.index(self.seed) < 0:
+            raise ArgumentError(f"crop: seed is {self.seed}: it must be at least 0")
+
+    def frames_at(self, rate: float) -> int:
+        """The window's length, in frames of a version with `rate` frames a second; at least one."""
+        if self.frames is not None:
+            return self.frames
+        assert self.seconds is not None
+        return max(1, round(self.seconds * rate))
+
+    def firsts(
+        self, lengths: NDArray[np.int64], window: int, positions: NDArray[np.int64], epoch: int, step: int = 1
+    ) -> NDArray[np.int64]:
+        """Where the windows begin.
+
+        Args:
+            lengths: of the utterances, in frames; int64 `[n]`.
+            window: frames of a window.
+            positions: of the utterances, which decide what is drawn for them; int64 `[n]`.
+            epoch: another one has other windows.
+            step: windows begin at multiples of it.
+
+        Returns:
+            The first frame of each; 0 where the utterance is no longer than the window; int64 `[n]`.
+        """
+        places = np.maximum(lengths - window, 0) // step + 1  # that a window may begin at
+        if self.where == "start":
+            return np.zeros_like(lengths)
+        if self.where == "center":
+            return places // 2 * step
+        drawn = _hashes(self.seed, epoch, positions) >> np.uint64(32)
+        return ((drawn * places.astype(np.uint64)) >> np.uint64(32)).astype(np.int64) * step
+
+
+def _hashes(seed: int, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """64 well-mixed bits for each position.
+
+    Source: splitmix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators"), whose state is
+    drawn for each epoch from numpy's SeedSequence.
+    """
+    start = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)
+    z = start + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    hashes: NDArray[np.uint64] = z ^ (z >> np.uint64(31))
+    return hashes

@@ -1,0 +1,228 @@
+"""Copies of shards' features on a disk of this machine, which all its processes share.
+
+    <folder>/featcache/
+      lock                        held for a moment by whoever adds or removes something
+      <version>/                  called as the version's folder
+        users                     held, shared, by every process that reads the version's copies
+        <shard>-<checksum>        the file of the shard's features, whole
+        <shard>-<checksum>.part   one that is being written: held by the process that writes it
+
+Shards never change, so a copy is right for ever. Its name tells what it holds: the version's, what decides the
+values; the shard's, what they were made from; and the checksum, what came of it. All locks are `flock`'s and die with
+their processes: a part that nobody holds is what a killed process has left, and goes.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.loader.locks import close_own, is_held, open_own
+from featcache.store.mapping import map_file
+
+__all__ = ["LocalDisk", "NotNow", "PartialCopy"]
+
+_VERSION = re.compile(r".+-[0-9a-f]{12}")
+_COPY = re.compile(r"[0-9a-f]{12}-[0-9a-f]{8}(\.part)?")
+_LEFT_FREE = 0.1
+"""Of the disk, where no limit is given."""
+
+
+class NotNow(Enum):
+    """Why a copy cannot be begun."""
+
+    UNDER_WAY = "somebody is making it, or has just made it"
+    FULL = "there is no room but what is in use"
+
+
+class LocalDisk:
+    """The copies of one version. While a process, or a child that it has forked, has them open, none is removed.
+
+    Args:
+        folder: on a disk of this machine; made where there is none.
+        limit: bytes of everything that featcache has in the folder; by default, all but a tenth of the disk.
+        version: its folder's name.
+
+    Raises:
+        OSError: from every method, where the disk is full, broken, read-only, or without locks.
+    """
+
+    def __init__(self, folder: Path, limit: int | None, version: str) -> None:
+        self._root = folder / "featcache"
+        self._home = self._root / version
+        self._limit = limit
+        self._users = -1
+        self._root.mkdir(parents=True, exist_ok=True)
+        with self.alone():  # so that it is not being removed
+            self._home.mkdir(exist_ok=True)
+            self._users = os.open(self._home / "users", os.O_RDWR | os.O_CREAT, 0o666)
+            fcntl.flock(self._users, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def __del__(self) -> None:
+        if self._users >= 0:
+            os.close(self._users)
+
+    def path(self, name: str) -> Path:
+        """Where the copy of that name is, or would be."""
+        return self._home / name
+
+    def find(self, name: str, num_bytes: int) -> NDArray[np.uint8] | None:
+        """The copy of that name and size, memory-mapped, which is now the last to go; None where there is none."""
+        try:
+            descriptor = os.open(self.path(name), os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            if os.fstat(descriptor).st_size != num_bytes:
+                return None
+            with suppress(PermissionError):  # another user's
+                os.utime(descriptor)
+            return map_file(descriptor, num_bytes)
+        finally:
+            os.close(descriptor)
+
+    def is_under_way(self, name: str) -> bool:
+        """Whether somebody is making the copy of that name."""
+        try:
+            return is_held(self._part(name))
+        except FileNotFoundError:
+            return False
+
+    def begin(self, name: str, num_bytes: int) -> PartialCopy | NotNow:
+        """Make room for a copy, and be the one that writes it."""
+        with self.alone():
+            kept = self._survey()
+            path, part = self.path(name), self._part(name)
+            if part.exists() or _has_size(path, num_bytes):
+                return NotNow.UNDER_WAY
+            if not self._make_room(kept, num_bytes):
+                return NotNow.FULL
+            return PartialCopy(self, part, path, num_bytes)
+
+    def _part(self, name: str) -> Path:
+        return self._home / f"{name}.part"
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody else adds or removes anything here."""
+        descriptor = open_own(self._root / "lock", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            close_own(descriptor)
+
+    def _survey(self) -> dict[Path, list[_Kept]]:
+        """The files of each version. Parts that killed processes have left are removed."""
+        found: dict[Path, list[_Kept]] = {}
+        for home in os.scandir(self._root):
+            if not (_VERSION.fullmatch(home.name) and home.is_dir()):
+                continue
+            kept = found[Path(home.path)] = []
+            for entry in os.scandir(home):
+                path = Path(entry.path)
+                if not _COPY.fullmatch(entry.name):
+                    continue
+                if path.suffix and not is_held(path):
+                    path.unlink()
+                    continue
+                stat = entry.stat()
+                kept.append(_Kept(path, stat.st_size, stat.st_mtime_ns))
+        return found
+
+    def _make_room(self, found: dict[Path, list[_Kept]], num_bytes: int) -> bool:
+        """Remove copies that nobody uses, the least recently used first, until there is room; none, if that won't do.
+
+        Raises:
+            OSError: the limit would allow it, but the disk has not so much.
+        """
+        disk = os.statvfs(self._root)
+        free = disk.f_bavail * disk.f_frsize
+        if self._limit is None:
+            room = free - int(_LEFT_FREE * disk.f_blocks * disk.f_frsize)
+        else:
+            room = min(free, self._limit - sum(one.num_bytes for kept in found.values() for one in kept))
+        idle = [one for home, kept in found.items() if not _is_used(home) for one in kept]
+        if room + sum(one.num_bytes for one in idle) < num_bytes:
+            if self._limit is not None and room == free:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._root))
+            return False
+        for one in sorted(idle, key=lambda one: one.used):
+            if room >= num_bytes:
+                break
+            one.path.unlink()
+            room += one.num_bytes
+        return True
+
+
+@dataclass(frozen=True)
+class _Kept:
+    path: Path
+    num_bytes: int
+    used: int
+
+
+class PartialCopy:
+    """A copy that is being written; nobody reads it before `commit`.
+
+    Raises:
+        OSError: from every method, where the disk is full or broken.
+    """
+
+    def __init__(self, disk: LocalDisk, path: Path, place: Path, num_bytes: int) -> None:
+        self._disk = disk
+        self._path = path
+        self._place = place
+        self._num_bytes = num_bytes
+        self._descriptor = open_own(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        os.truncate(self._descriptor, num_bytes)  # it counts from now on
+
+    def reserve(self) -> None:
+        """Take all the room on the disk, so that it is not found to be full at the end."""
+        os.posix_fallocate(self._descriptor, 0, self._num_bytes)
+
+    def write(self, data: memoryview) -> None:
+        """Add bytes."""
+        while len(data):  # one write may take less than it was given
+            data = data[os.write(self._descriptor, data) :]
+
+    def commit(self) -> None:
+        """Flush it to disk, and give it its name."""
+        os.fsync(self._descriptor)
+        with self._disk.alone():
+            self._path.rename(self._place)
+        close_own(self._descriptor)
+
+    def discard(self) -> None:
+        """Leave nothing behind."""
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        close_own(self._descriptor)
+
+
+def _has_size(path: Path, num_bytes: int) -> bool:
+    try:
+        return path.stat().st_size == num_bytes
+    except FileNotFoundError:
+        return False
+
+
+def _is_used(home: Path) -> bool:
+    """Whether a process has a version's copies open. None can open them just now."""
+    try:
+        return is_held(home / "users")
+    except FileNotFoundError:
+        return False
+    except PermissionError:  # another user's
+        return True

@@ -1,0 +1,137 @@
+"""Statistics of a version's features, and the file that keeps them."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import ArgumentError, StoreError
+from featcache.store.zarr3 import write_file
+
+FORMAT = "featcache stats 1"
+
+_STILL = 1e-3
+"""A dimension hardly varies if its standard deviation is at most this part of the dimensions' median."""
+
+
+def _none() -> Any:
+    return np.empty(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Stats:
+    """Mean and variance of every dimension of a version's features.
+
+    Variances are those of the frames, not estimates for others: sum((x - mean)²) / frames.
+
+    Attributes:
+        version: its folder's name.
+        fingerprint: of the version.
+        units: what a value means, for a reader.
+        frames: that were counted.
+        utterances: that they are of.
+        mean: float64 `[*item_shape]`.
+        variance: float64 `[*item_shape]`.
+        by: the manifest's column that the groups are of; None where there are none.
+        groups: their names, sorted.
+        group_frames: int64 `[groups]`.
+        group_utterances: int64 `[groups]`.
+        group_mean: float64 `[groups, *item_shape]`.
+        group_variance: float64 `[groups, *item_shape]`.
+    """
+
+    version: str
+    fingerprint: str
+    units: str
+    frames: int
+    utterances: int
+    mean: NDArray[np.float64]
+    variance: NDArray[np.float64]
+    by: str | None = None
+    groups: list[str] = field(default_factory=list)
+    group_frames: NDArray[np.int64] = field(default_factory=_none)
+    group_utterances: NDArray[np.int64] = field(default_factory=_none)
+    group_mean: NDArray[np.float64] = field(default_factory=_none)
+    group_variance: NDArray[np.float64] = field(default_factory=_none)
+
+    @property
+    def std(self) -> NDArray[np.float64]:
+        """Standard deviations, float64 `[*item_shape]`."""
+        return np.sqrt(self.variance)
+
+    @property
+    def still(self) -> list[int]:
+        """The dimensions that hardly vary, numbered in C order: silent channels, bins above the audio's band."""
+        std = self.std.ravel()
+        return np.flatnonzero(std <= _STILL * np.median(std)).tolist()
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write the file: an `.npz` of the attributes by their names. Equal statistics are equal bytes.
+
+        Raises:
+            ArgumentError: there is such a file, and `overwrite` is not set.
+            StoreError: it cannot be written.
+        """
+        refuse_to_replace(Path(path), overwrite)
+        arrays: dict[str, Any] = {"format": FORMAT, **vars(self), "by": self.by or ""}
+        if self.by is None:
+            arrays = {name: value for name, value in arrays.items() if not name.startswith("group")}
+        data = io.BytesIO()
+        np.savez(data, allow_pickle=False, **{name: np.asarray(value) for name, value in arrays.items()})
+        write_file(Path(path), data.getvalue())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Stats:
+        """Read the file. Nothing in it is ever unpickled.
+
+        Raises:
+            StoreError: there is no such file, or it is another one.
+        """
+        try:
+            with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
+        except (ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+            raise StoreError(f"{path}: not a file of `featcache stats`, which makes them") from error
+        if str(arrays.pop("format", "")) != FORMAT:
+            raise StoreError(f"{path}: not a file of `featcache stats`, which makes them")
+        scalar = ("version", "fingerprint", "units", "frames", "utterances")
+        try:
+            scalars = {name: arrays[name].item() for name in scalar}
+            stats = cls(**{**arrays, **scalars, "by": arrays["by"].item() or None, "groups": _names(arrays)})
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"{path}: damaged: not a whole file of `featcache stats` ({error})") from error
+        if (fault := stats._fault()) is not None:
+            raise StoreError(f"{path}: damaged: {fault}")
+        return stats
+
+    def _fault(self) -> str | None:
+        """What is wrong with the arrays."""
+        groups = (len(self.groups), *self.mean.shape) if self.by is not None else (0,)
+        shapes = {"mean": self.mean.shape, "variance": self.mean.shape, "group_mean": groups, "group_variance": groups}
+        for name, shape in shapes.items():
+            array = getattr(self, name)
+            if array.dtype != np.float64 or array.shape != shape or not np.isfinite(array).all():
+                return f"{name} is {array.dtype} {list(array.shape)}, and must be finite float64 {list(shape)}"
+        return None
+
+
+def refuse_to_replace(path: Path, overwrite: bool) -> None:
+    """Raise where a file would be replaced without that being asked for.
+
+    Raises:
+        ArgumentError: there is such a file.
+    """
+    if path.exists() and not overwrite:
+        raise ArgumentError(f"{path}: is there already: give another name, or --force to replace it")
+
+
+def _names(arrays: dict[str, NDArray[Any]]) -> list[str]:
+    return [str(name) for name in arrays["groups"].tolist()] if "groups" in arrays else []
