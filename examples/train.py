@@ -12,10 +12,12 @@ import featcache
 torch.manual_seed(0)
 
 dataset = featcache.FeatureDataset(featcache.open("features"), manifest="examples/manifest.csv")
-batches = torch.utils.data.DataLoader(dataset, batch_size=4, shuffle=True, collate_fn=dataset.collate)
+sampler = featcache.BucketBatchSampler(dataset.lengths, batch_size=4)  # or max_frames=, which bounds the padded frames
+batches = featcache.DataLoader(dataset, sampler)  # or device="cuda", through pinned memory while training works
 model = torch.nn.Sequential(torch.nn.LayerNorm(80), torch.nn.Linear(80, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
 for epoch in range(30):
+    batches.set_epoch(epoch)
     for batch in batches:  # ids, features [batch, frames, 80], lengths [batch], and the manifest's columns
         means = batch["features"].float().sum(dim=1) / batch["lengths"][:, None]
         is_ben = torch.tensor([[float(voice == "ben")] for voice in batch["voice"]])

@@ -39,10 +39,13 @@ from corpus import KINDS, is_speech, make_corpus
 from featcache.audio import to_waveform
 from featcache.config import Config, load_config
 from featcache.device import Device
-from featcache.extraction import Extraction, Options
+from featcache.extraction import Extraction
 from featcache.manifest import Manifest, Utterance, read_manifest
-from featcache.pipeline import batches, compute, decode_all
-from featcache.store.shard import Item, ShardWriter
+from featcache.pipeline.decoding import batches, decode_all
+from featcache.pipeline.features import compute
+from featcache.store.shard import Item
+from featcache.store.shard_writer import ShardWriter
+from featcache.work import Options
 
 HERE = Path(__file__).parent
 
@@ -93,7 +96,8 @@ class Stages:
 
     def _compute(self, batch: Sequence[Utterance], waveforms: Sequence[np.ndarray]) -> tuple[np.ndarray, list[int]]:
         ids = [utterance.id for utterance in batch]
-        return compute(self._extractor, ids, waveforms, self._config.dtype, self._device)[:2]
+        found = compute(self._extractor, ids, waveforms, self._config.dtype, self._device)
+        return found.features, found.num_frames
 
     def _write(self, features: Sequence[tuple[np.ndarray, list[int]]]) -> None:
         shards = self._folder / "shards"

@@ -39,9 +39,11 @@ import featcache
 from featcache.config import Config, config_from
 from featcache.device import Device
 from featcache.differences import ROUNDING
-from featcache.extraction import Extraction, Options, Summary
+from featcache.extraction import Extraction
 from featcache.extractors.model import CodecExtractor
 from featcache.manifest import Manifest, read_manifest
+from featcache.summary import Summary
+from featcache.work import Options
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from small_models import save_encodec
@@ -85,6 +87,11 @@ class Model:
         """Codes `[R, Q, F]` of waveforms `[R, P]` on the device."""
         with torch.inference_mode():
             return self._model.encode(waveforms[:, None], bandwidth=BANDWIDTH).audio_codes[0]
+
+    @property
+    def codebooks(self) -> list[torch.Tensor]:
+        """The codewords of each codebook, `[K, D]`."""
+        return [layer.codebook.embed for layer in self._model.quantizer.layers]
 
     def speed(self, seconds: float) -> tuple[float, str, Timed]:
         """Times real time in the fastest shape, over about so many seconds of audio, and which shape that is."""
@@ -132,7 +139,7 @@ def loop(manifest: Manifest, rows: Sequence[int], model: Model, device: Device, 
 def compare(manifest: Manifest, config: Config, cache: Path, model: Model, device: Device) -> dict[str, int]:
     """Hold every code in the cache against the model alone on the same waveforms; ties apart."""
     from featcache.audio import to_waveform
-    from featcache.pipeline import decode_all
+    from featcache.pipeline.decoding import decode_all
 
     stored = featcache.open(cache)
     extractor = config.build(device.torch_device)

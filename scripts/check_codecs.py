@@ -37,11 +37,12 @@ from featcache.audio import to_waveform
 from featcache.config import Config, config_from
 from featcache.device import Device
 from featcache.differences import ROUNDING
-from featcache.extraction import Extraction, Options
+from featcache.extraction import Extraction
 from featcache.extractors import rows
 from featcache.extractors.model import CodecExtractor
 from featcache.manifest import Manifest, read_manifest
-from featcache.pipeline import decode_all
+from featcache.pipeline.decoding import decode_all
+from featcache.work import Options
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import small_models

@@ -14,7 +14,6 @@ DISTURBED = 0.1
 """Share of the cores from which on what others do is worth a remark."""
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_PATIENCE = 10.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,9 @@ class Timed:
     others: float
 
 
-def timed(function: Callable[[], object]) -> Timed:
-    """Call a function, and say what it took. Waits a little, where the machine is at work for others."""
-    _wait_for_quiet()
+def timed(function: Callable[[], object], *, patience: float = 10.0) -> Timed:
+    """Call a function, and say what it took. Waits, for `patience` seconds, while the machine is at work for others."""
+    _wait_for_quiet(patience)
     busy, cpu, start = _busy_seconds(), _own_seconds(), perf_counter()
     function()
     seconds, cpu = perf_counter() - start, _own_seconds() - cpu
@@ -64,8 +63,8 @@ def remark(others: float) -> str:
     return f"other processes had up to {others:.0%} of the cores: repeat it when they are idle"
 
 
-def _wait_for_quiet() -> None:
-    for _ in range(int(_PATIENCE / 0.25)):
+def _wait_for_quiet(patience: float) -> None:
+    for _ in range(int(patience / 0.25)):
         before = _busy_seconds()
         sleep(0.25)
         if _busy_seconds() - before < 0.25 * DISTURBED:

@@ -26,10 +26,11 @@ from featcache.config import AudioPolicy, StorePolicy
 from featcache.extractors import find
 from featcache.extractors.base import _BUILT_IN
 from featcache.extractors.model import Chunk, ModelParams
+from featcache.perturbation import AugmentPolicy, NoisePolicy
 
 DOCS = Path(__file__).parents[1] / "docs"
 WIDTH = 100  # of help texts, in characters
-SHARED = (AudioPolicy, StorePolicy, ModelParams, Chunk)
+SHARED = (AudioPolicy, StorePolicy, AugmentPolicy, NoisePolicy, ModelParams, Chunk)
 MODELS = {model.__name__: model for model in (*SHARED, *(find(name).Params for name in _BUILT_IN))}
 TYPES = {"number": "number", "integer": "whole number", "boolean": "true, false", "string": "text", "object": "mapping"}
 LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
@@ -100,7 +101,7 @@ def _values(schema: dict) -> str:
     if "enum" in schema:
         return ", ".join(f"`{_yaml(value)}`" for value in schema["enum"])
     if "$ref" in schema:
-        return f"`{schema['$ref'].rpartition('/')[2].lower()}`: below"
+        return f"`{schema['$ref'].rpartition('/')[2].lower().removesuffix('policy')}`: below"
     if schema["type"] == "array":
         return f"list of {_values(schema['items'])}s"
     kind = TYPES.get(schema["type"], schema["type"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 
 import codes
@@ -19,7 +20,7 @@ def cut(lengths, rate, seed=1):
     return [source[n % 97 * 100 :][:n] * 0.5 ** (i % 4) for i, n in enumerate(lengths)]
 
 
-class CodecChecks:
+class CodecChecks(ABC):
     """The subclass's module has a fixture `folder`, with a small model in it; the subclass says the rest.
 
     Attributes:
@@ -33,24 +34,24 @@ class CodecChecks:
     strides: tuple[int, ...]
 
     @staticmethod
+    @abstractmethod
     def build(folder, **params):
         """The extractor, of the model in `folder`."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def load(folder):
         """The real model."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def alone(model, clip) -> codes.Reference:
         """What the real model gives for a clip `[n]`: its `encode`, run on it alone."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def batched(model, clips):
         """What its `encode` gives for a batch `[R, n]`: `[R, F, Q]`."""
-        raise NotImplementedError
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import pytest
 import speech
 import torch
 import torchaudio
@@ -15,15 +14,6 @@ ROUNDING = 1e-5
 
 RARE = 5e-4
 """The share of codes that may be tied, at most."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """For modules that import it: torch as a worker has it. Small models are slower in several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

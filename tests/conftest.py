@@ -5,16 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import os
-import select
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+from audio_files import KINDS, bad_files, forget_flac_length, forget_mp3_length, write_kind
+from decoded import read_whole, samples_of
 from hypothesis import settings
+from processes import Cli
+from small_shards import INFO
 
 from featcache.store.index import open_index
 from featcache.store.version import Version, version_folders
@@ -32,141 +30,20 @@ from featcache.verify import Report, verify
 settings.register_profile("featcache", deadline=None)
 settings.load_profile("featcache")
 
-TESTS = Path(__file__).parent
 COLUMNS = ("id", "path", "start", "duration", "channel")
-MOST_SECONDS = 120
-"""That a command may take."""
-
 TINY = "0.004"
 """MB: a shard size that spreads the corpus over a dozen shards."""
 
 
-# Processes
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Torch as a worker has it, with one thread of its own; small models are slower in several."""
+    import torch
 
-
-@dataclass
-class Finished:
-    """What became of a process; `code` is negative where a signal ended it."""
-
-    code: int
-    out: str
-    err: str
-
-    def json(self) -> Any:
-        """The one document on stdout."""
-        return json.loads(self.out)
-
-
-@dataclass
-class Running:
-    """A `featcache` process that runs."""
-
-    pid: int
-    _stream: Any
-    _folder: Path
-    _code: int | None = None
-
-    def send(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):  # it may have ended
-            os.kill(self.pid, number)
-
-    def err(self) -> str:
-        return (self._folder / "err").read_text(errors="surrogateescape")
-
-    def wait_until(self, condition, seconds: float = 30.0) -> None:
-        """Wait for something that the process does."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, f"it never happened; stderr: {self.err()}"
-            time.sleep(0.002)
-
-    def wait(self) -> Finished:
-        if self._code is None:
-            ready, _, _ = select.select([self._stream], [], [], MOST_SECONDS)
-            if not ready:
-                self.send(signal.SIGKILL)
-            self._code = int(self._stream.readline())
-            self._stream.close()
-            assert ready, f"it did not end in {MOST_SECONDS} s; stderr: {self.err()}"
-        out = (self._folder / "out").read_text(errors="surrogateescape")
-        return Finished(self._code, out, self.err())
-
-
-class Cli:
-    """Runs `featcache` commands in processes of their own; see `cli_server.py`."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._socket = str(folder / "socket")
-        self._started: list[Running] = []
-        path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error"}
-        self._server = subprocess.Popen([sys.executable, TESTS / "cli_server.py", self._socket], env=environment)
-
-    def __call__(self, *args: object, **options: Any) -> Finished:
-        """Run a command to its end; the options are those of `start`."""
-        return self.start(*args, **options).wait()
-
-    def start(
-        self,
-        *args: object,
-        cwd: Path | None = None,
-        stdin: Path = Path(os.devnull),
-        env: dict[str, str] | None = None,
-        limits: dict[str, int] | None = None,
-        fault: dict[str, Any] | None = None,
-        powerless: bool = False,
-    ) -> Running:
-        """Start a command.
-
-        Args:
-            args: the command line, without `featcache`.
-            cwd: where it runs.
-            stdin: what it reads.
-            env: added to its environment.
-            limits: resource limits, `FSIZE` for `RLIMIT_FSIZE` and so on.
-            fault: what goes wrong; see `saboteur` in `cli_server.py`.
-            powerless: permissions count, though the tests may run as root.
-        """
-        folder = Path(tempfile.mkdtemp(dir=self._folder))
-        request = {
-            "args": [str(arg) for arg in args],
-            "cwd": str(cwd or folder),
-            "stdin": str(stdin),
-            "stdout": str(folder / "out"),
-            "stderr": str(folder / "err"),
-            "env": env or {},
-            "limits": limits or {},
-            "fault": fault,
-            "powerless": powerless,
-        }
-        with self._connect() as connection:
-            connection.sendall(json.dumps(request).encode() + b"\n")
-            stream = connection.makefile("r")
-        self._started.append(Running(int(stream.readline()), stream, folder))
-        return self._started[-1]
-
-    def stop(self) -> None:
-        """End the server, and what a failed test may have left running."""
-        for one in self._started:
-            if one._code is None:
-                one.send(signal.SIGKILL)
-        self._connect().close()
-        self._server.wait()
-
-    def _connect(self) -> socket.socket:
-        deadline = time.monotonic() + 120
-        while True:
-            connection = socket.socket(socket.AF_UNIX)
-            try:
-                connection.connect(self._socket)
-            except OSError:
-                connection.close()
-                assert self._server.poll() is None, "the server of test processes has died"
-                assert time.monotonic() < deadline, "the server of test processes does not answer"
-                time.sleep(0.05)
-            else:
-                return connection
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
@@ -238,6 +115,12 @@ def speech(seconds: float, rate: int = 16000, *, channels: int = 1, seed: int = 
     return (0.2 * tone[:, None] + noise) * envelope[:, None]
 
 
+@pytest.fixture
+def version(scratch: Path) -> Version:
+    """An empty version."""
+    return Version.create(scratch, INFO)
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Corpus:
     """Some 30 utterances of 0.03 to 3 s: several rates, formats, channels, and segments of longer files."""
@@ -277,6 +160,65 @@ def plain(tmp_path_factory) -> Corpus:
         soundfile.write(made.folder / f"{i:02}.wav", speech(seconds, seed=i), 16000)
         made.add(f"utt-{i:02}", f"{i:02}.wav", duration=round(seconds, 2))
     return made
+
+
+@pytest.fixture(scope="session")
+def reference(cli, corpus, tmp_path_factory) -> Path:
+    """A cache of the corpus, made by one thread in one shard."""
+    cache = tmp_path_factory.mktemp("reference")
+    made = cli("extract", corpus.manifest(), "-o", cache, "--threads", 1)
+    assert made.code == 0, made.err
+    assert len(chunk_files(cache)) == 1
+    return cache
+
+
+@pytest.fixture(scope="session")
+def truth(reference) -> dict[str, tuple]:
+    """The features of every utterance, as the reference has them."""
+    return items(reference)
+
+
+@pytest.fixture(scope="session")
+def sound(cli, plain, tmp_path_factory) -> Path:
+    """A sound cache of three shards."""
+    cache = tmp_path_factory.mktemp("sound")
+    assert cli("extract", plain.manifest(), "-o", cache, "--shard-size", "0.04").code == 0
+    assert len(chunk_files(cache)) == 3
+    return cache
+
+
+@pytest.fixture
+def cache(sound, scratch) -> Path:
+    """A copy of the sound cache, to spoil."""
+    return Path(shutil.copytree(sound, scratch / "cache"))
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory):
+    """A file of three seconds of each kind, with its samples; and two whose headers do not say how many."""
+    folder = tmp_path_factory.mktemp("audio")
+    found = {kind: (path := write_kind(folder, kind), read_whole(path)) for kind in KINDS}
+    flac = forget_flac_length(shutil.copy(found["flac-16"][0], folder / "unknown.flac"))
+    mp3 = forget_mp3_length(shutil.copy(found["mp3-constant"][0], folder / "unknown.mp3"))
+    return found | {"flac-unknown": (flac, found["flac-16"][1]), "mp3-unknown": (mp3, samples_of(mp3))}
+
+
+@pytest.fixture(scope="session")
+def bad(tmp_path_factory):
+    """Files with something wrong; see `audio_files.bad_files`."""
+    return bad_files(tmp_path_factory.mktemp("bad"))
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes a file of some content, of that name, and gives its path."""
+
+    def write(content: str | bytes, name: str = "train.csv") -> Path:
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
 
 
 @pytest.fixture(scope="session")

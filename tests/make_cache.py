@@ -3,12 +3,16 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from featcache.spec import FeatureSpec
-from featcache.store.shard import Item, ShardWriter
+from featcache.quantize import quantize, stored_spec
+from featcache.spec import QUANTIZATION, FeatureSpec
+from featcache.store.shard import Item
+from featcache.store.shard_writer import ShardWriter
 from featcache.store.version import Version, VersionInfo
 
 Features = Mapping[str, np.ndarray]
@@ -26,7 +30,9 @@ def make_features(count, item_shape=(80,), dtype="float16", *, max_frames=40, se
     return {f"{prefix}-{number}": array for number, array in enumerate(arrays)}
 
 
-def make_version(cache, *shards, name="fbank80", params=None, fingerprint=None, side=()):
+def make_version(
+    cache, *shards, name="fbank80", params=None, fingerprint=None, side=(), quantized=False, frame_rate=100.0
+):
     """Make a version of one or more shards.
 
     Args:
@@ -36,11 +42,17 @@ def make_version(cache, *shards, name="fbank80", params=None, fingerprint=None, 
         params: in the config, and by default in the fingerprint.
         fingerprint: where it is to be another.
         side: specs of side arrays; see `made_up_side` for what they hold.
+        quantized: store the features, which are floats, quantised.
+        frame_rate: frames per second. Integers of several columns are codes of codebooks of 1,024.
     """
     config = {"name": name, "extractor": "made_up", "params": params or {}}
     fingerprint = fingerprint or hashlib.sha256(json.dumps(config).encode()).hexdigest()
     first = next(iter(shards[0].values())) if shards else np.zeros((1, 80), np.float16)
-    spec = FeatureSpec(first.shape[1:], first.dtype.name, 100.0, 400, 16000, "log mel energy", side=tuple(side))
+    spec = FeatureSpec(first.shape[1:], first.dtype.name, frame_rate, 400, 16000, "log mel energy", side=tuple(side))
+    if first.dtype.kind == "u" and first.ndim == 2:
+        spec = replace(spec, units="codes", codebook_sizes=(1024,) * first.shape[1])
+    if quantized:
+        spec = stored_spec(spec, "uint8")
     version = Version.create(Path(cache), VersionInfo(name, fingerprint, config, spec, {}))
     row = 0
     for features in shards:
@@ -69,8 +81,12 @@ def add_shard(version, features, *, row=0, supersedes=None):
     for one in spec.side:
         entries = [made_up_side(one, array) for array in arrays]
         sides[one.name] = np.concatenate(entries), [len(entry) for entry in entries]
+    stored = np.concatenate(arrays)
+    if spec.is_quantized:
+        levels, parameters = quantize(torch.from_numpy(stored), lengths)
+        stored, sides[QUANTIZATION] = levels.numpy(), (parameters.numpy(), [1] * len(lengths))
     writer = ShardWriter(version.work_folder("made-up"), spec.item_shape, version.dtype, spec.side)
-    writer.append(items, np.concatenate(arrays), lengths, sides)
+    writer.append(items, stored, lengths, sides)
     return writer.commit(
         version.path / "shards", sample_rate=spec.sample_rate, row=row, supersedes=supersedes or {}, made_by={}
     )

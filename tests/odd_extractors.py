@@ -124,7 +124,7 @@ class NothingSeen(PaddingSeen):
         return waveforms.sum(1, keepdim=True) / num_samples[:, None]
 
 
-class Declared(NothingSeen):
+class EqualLengths(NothingSeen):
     """Declares less than it could stand."""
 
     batching = "equal_length"

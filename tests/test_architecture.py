@@ -14,32 +14,43 @@ PACKAGE = Path(featcache.__file__).parent
 # is added gets its place here: as high as it can stand.
 LAYERS = [
     {"errors", "spec", "finite", "strings", "provenance", "containers", "memory", "differences"},
-    {"manifest", "flac", "device", "weights", "masks"},
-    {"store", "recording", "extractors"},
+    {"manifest", "flac", "device", "weights", "masks", "quantize"},
+    {"store", "recording", "extractors", "augment", "copies"},
+    {"perturbation"},
     {"config", "kmeans", "policy"},
     {"audio", "plan", "testing"},
-    {"pipeline", "loader"},
-    {"window", "sampling", "derived"},
-    {"engines", "trial"},
+    {"noise"},
+    {"preparation"},
+    {"pipeline", "loader", "sources", "work"},
+    {"sampling", "derived", "stats", "adapters"},
+    {"engines", "trial", "cmvn"},
+    {"summary", "notes"},
     {"extraction", "verify", "recompute", "probe"},
     {"repair"},
     {"cli"},
     {"__main__"},
 ]
 LAYER_OF = {unit: number for number, units in enumerate(LAYERS) for unit in units}
-FLAT = {"errors", "spec", "finite", "strings", "manifest"}
+FLAT = {"errors", "spec", "finite", "strings", "manifest", "copies"}
 """What knows no audio, no extractor and no config."""
 
 ONLY = {
     "store": FLAT,
-    "loader": FLAT | {"store"},
+    "loader": FLAT | {"quantize", "store"},
     "plan": FLAT | {"store"},
     "verify": FLAT | {"store", "plan"},
-    "extractors": {"errors", "spec", "strings", "weights"},
+    "extractors": {"errors", "quantize", "spec", "strings", "weights"},
     "masks": {"errors"},
+    "augment": {"errors", "masks", "strings"},
+    "stats": FLAT | {"loader", "quantize", "store"},
+    "cmvn": {"errors", "masks", "stats"},
+    "adapters": {"copies", "errors", "loader", "strings"},
 }
 EXTRACT_ONLY = {"pydantic", "yaml", "soundfile", "miniaudio", "soxr", "torchaudio", "transformers", "safetensors"}
 """Packages of the extras `extract` and `models`, which a training environment does not have."""
+
+TOOLKITS = {"speechbrain": {"speechbrain"}, "lhotse": {"lhotse"}, "huggingface": {"datasets", "pyarrow"}}
+"""What each adapter imports that nothing else of the package does."""
 
 
 @cache
@@ -107,7 +118,7 @@ def test_store_knows_no_audio_and_no_extractor_and_the_loader_stands_on_the_stor
 
 def test_training_needs_no_package_of_the_extra_extract():
     found = imports_by_unit(needed_only=True)
-    reached, pending = set(), ["loader", "masks", "verify"]
+    reached, pending = set(), ["loader", "masks", "augment", "cmvn", "verify", "adapters"]
     while pending:
         if (unit := pending.pop()) not in reached:
             reached.add(unit)
@@ -115,6 +126,16 @@ def test_training_needs_no_package_of_the_extra_extract():
     for path, tree in modules().items():
         if unit_of(path) in reached:
             assert not EXTRACT_ONLY & {name.split(".")[0] for name in imported(tree, needed_only=True)}, path
+
+
+def test_an_adapter_imports_its_own_toolkit_and_nothing_else_any_toolkit_or_adapter():
+    every = set.union(*TOOLKITS.values())
+    for path, tree in modules().items():
+        names = set(imported(tree))
+        allowed = TOOLKITS.get(path.stem, set()) if unit_of(path) == "adapters" else set()
+        assert {name.split(".")[0] for name in names} & every <= allowed, path
+        if unit_of(path) != "adapters":
+            assert not any(name.startswith("featcache.adapters") for name in names), path
 
 
 def test_a_command_imports_nothing_heavy_before_it_runs():

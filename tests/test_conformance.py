@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -51,12 +52,17 @@ class TestLogMelOfHifigan(ExtractorSuite):
 
 
 class OfModel(ExtractorSuite):
-    """The base of those whose config names a small model's folder, which is made first."""
+    """The base of those whose config names a small model's folder, which is made first.
+
+    Attributes:
+        save: saves the model into a folder, and returns what `weights` must be.
+    """
 
     seconds = 0.3
     extractor_name: ClassVar[str]
     sample_rate: ClassVar[int] = 16000
     params: ClassVar[dict[str, Any]] = {}
+    save: ClassVar[Callable[[Path], Path]]
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
@@ -65,11 +71,6 @@ class OfModel(ExtractorSuite):
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(ROW_SECONDS, "cpu", 0.5)
             yield
-
-    @classmethod
-    def save(cls, folder: Path) -> Path:
-        """Save the model into a folder, and return what `weights` must be."""
-        raise NotImplementedError
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -19,9 +19,10 @@ from conftest import Corpus, check, chunk_files, items, only_version, speech, wr
 from featcache.config import load_config
 from featcache.device import BATCH_SECONDS
 from featcache.errors import StoreError
-from featcache.extraction import Extraction, Options
+from featcache.extraction import Extraction
 from featcache.manifest import read_manifest
 from featcache.store import zarr3
+from featcache.work import Options
 
 ONE_EACH = "0.0003"
 """MB: a shard size that gives each of the plain utterances a shard of its own, with `odd_extractors`."""

@@ -4,12 +4,13 @@ import codes
 import pytest
 import small_models
 import torch
-from codes import one_thread  # noqa: F401
 from transformers import DacFeatureExtractor, DacModel
 
 from featcache.errors import ConfigError
 from featcache.extractors.dac import Dac, DacParams
 from featcache.extractors.model import Chunk
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
 MODELS = {"dac_16khz": (16000, 320), "dac_24khz": (24000, 320), "dac_44khz": (44100, 512)}

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import featcache
 from featcache import config as configs
 from featcache.cli import main as cli
 from featcache.errors import Reason
@@ -96,7 +97,8 @@ def commands_shown():
 @pytest.mark.parametrize("line", sorted(set(commands_shown())))
 def test_commands_shown_have_the_options_shown(line):
     name, *arguments = shlex.split(line, comments=True)
-    cli.commands[name].make_context(name, arguments)
+    parsed = cli.commands[name].make_context(name, arguments)
+    assert parsed.args == []
 
 
 def test_readme_python_runs(clone, monkeypatch):
@@ -187,6 +189,15 @@ def check_reader(reader, cache):
         features = version.shard(index.shards[int(index.shard[position])]).features[first : first + count]
         np.testing.assert_array_equal(np.array(items[id_], features.dtype), features)
     return items
+
+
+def test_the_format_pages_reader_reads_quantised_features(reader, clone, tmp_path):
+    run_cli("extract", MANIFEST, "-c", "fbank80-uint8", "-o", tmp_path, "--root", clone / "examples", "--device", "cpu")
+    cache = featcache.open(tmp_path)
+    items = reader["read_version"](cache.version.path)
+    assert list(items) == list(cache.ids)
+    for id_, features in items.items():  # in float64
+        np.testing.assert_allclose(np.array(features), cache[id_], rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["zarr.json", "features/c/0/0", "ids/c/0"])

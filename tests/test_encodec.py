@@ -4,7 +4,6 @@ import codes
 import pytest
 import small_models
 import torch
-from codes import one_thread  # noqa: F401
 from pydantic import ValidationError
 from transformers import EncodecConfig, EncodecModel
 from transformers.models.encodec.modeling_encodec import EncodecEncoder
@@ -13,6 +12,8 @@ from featcache.errors import ConfigError
 from featcache.extractors import Clip, encodec, seanet
 from featcache.extractors.encodec import Encodec, EncodecParams
 from featcache.extractors.model import Chunk, code_dtype
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
 HOP = 320

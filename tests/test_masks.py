@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from codes import one_thread  # noqa: F401
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,8 @@ import featcache
 from featcache import masks
 from featcache.errors import ArgumentError
 from featcache.masks import attention_mask, causal_mask, chunk_mask, for_multihead_attention, padding_mask
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

@@ -8,11 +8,12 @@ import pytest
 import small_models
 import torch
 from codec_checks import CodecChecks, cut
-from codes import one_thread  # noqa: F401 - a fixture
 from transformers import MimiModel
 
 from featcache.errors import ConfigError
 from featcache.extractors.mimi import Mimi, MimiParams
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 RATE, HOP, STEP = 24000, 1920, 960
 

@@ -10,7 +10,7 @@ import pytest
 import soundfile
 import torch
 from conftest import Corpus, only_version, write_config
-from odd_extractors import Halves, NothingSeen, Slow
+from odd_extractors import EqualLengths, Halves, NothingSeen, Slow
 from row_extractors import Moments
 from small_models import encodec_24khz, speech_like
 
@@ -21,7 +21,7 @@ from featcache.errors import ConfigError, ManifestError
 from featcache.extractors.rows import Rows
 from featcache.manifest import read_manifest
 from featcache.policy import POLICIES, choose_policy
-from featcache.probe import probe
+from featcache.probe.run import probe
 from featcache.recompute import recompute
 from featcache.sampling import sample
 from featcache.store.index import open_index
@@ -322,12 +322,6 @@ def test_what_is_beside_features_is_extracted_again_too(cli, speech, scratch, mo
 # What a run makes of it
 
 
-class EqualLengths(NothingSeen):
-    """Declares less than it could stand."""
-
-    batching = "equal_length"
-
-
 def extractor_of(kind, **params):
     return kind(kind.Params.model_validate(params), 16000, torch.device("cpu"))
 
@@ -440,7 +434,7 @@ def test_a_mismatch_that_is_allowed_is_kept_with_the_shards(cli, speech, scratch
 
 
 def test_looser_than_declared_is_refused(cli, speech, scratch):
-    config = write_config(scratch, "Declared", name="declared")
+    config = write_config(scratch, "EqualLengths", name="declared")
     run = ("extract", speech.manifest(), "-c", config, "-o", scratch / "c", "--batching", "padded")
     refused = cli(*run)
     assert refused.code == 2

@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from codes import one_thread  # noqa: F401
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -12,6 +11,8 @@ from transformers.models.encodec.modeling_encodec import EncodecConv1d
 
 from featcache.extractors import ragged
 from featcache.extractors.ragged import Padding
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 GARBAGE = [0.0, 1e4, -3.0, float("inf"), float("nan")]
 

@@ -15,15 +15,17 @@ import torch
 from conftest import TINY, Corpus, items, only_version, speech, write_config
 from row_extractors import HOP, Moments, MomentsParams, Shapes, Small
 
-from featcache import device, pipeline
+from featcache import device
 from featcache.config import load_config
 from featcache.engines import local
 from featcache.errors import ExtractorError
-from featcache.extraction import Extraction, Options
+from featcache.extraction import Extraction
 from featcache.extractors import Clip
 from featcache.manifest import read_manifest
+from featcache.pipeline import batch, decoding
 from featcache.store.index import open_index
 from featcache.store.runs import latest_failures
+from featcache.work import Options
 
 CPU = torch.device("cpu")
 
@@ -165,8 +167,8 @@ def test_several_configs_decode_once(corpus, scratch, tmp_path, monkeypatch):
     other = tmp_path / "other.yaml"
     other.write_text("name: other\nextractor: row_extractors:Moments\naudio: {sample_rate: 8000}\n")
     decoded = []
-    real = pipeline.decode_all
-    monkeypatch.setattr(pipeline, "decode_all", lambda *args: decoded.append(len(args[0])) or real(*args))
+    real = batch.decode_all
+    monkeypatch.setattr(batch, "decode_all", lambda *args: decoded.append(len(args[0])) or real(*args))
     extract(corpus.manifest(), one, scratch, "fbank80", other)
     assert sum(decoded) == len(corpus.rows)
     alone = scratch / "alone"
@@ -292,7 +294,7 @@ def test_long_recordings_are_computed_piece_by_piece(scratch, tmp_path, monkeypa
         corpus.add(str(i), f"{i}.wav")
     config = write_config(tmp_path, "Shapes", module="row_extractors", piece=20)
     extract(corpus.manifest(), config, scratch / "a")
-    monkeypatch.setattr(pipeline, "SMALL_BYTES", 100_000)
+    monkeypatch.setattr(decoding, "SMALL_BYTES", 100_000)
     extract(corpus.manifest(), config, scratch / "b")
     assert items(scratch / "a") == items(scratch / "b")
 
@@ -304,7 +306,7 @@ def test_short_recordings_of_many_samples_wait_for_others(scratch, tmp_path, mon
         soundfile.write(tmp_path / f"{i}.wav", speech(0.1, seed=i), 16000)
         corpus.add(str(i), f"{i}.wav")
     config = write_config(tmp_path, "Moments", module="row_extractors")
-    monkeypatch.setattr(pipeline, "SMALL_BYTES", 20_000)  # of three
+    monkeypatch.setattr(decoding, "SMALL_BYTES", 20_000)  # of three
     job = Extraction(read_manifest(corpus.manifest()), [load_config(config)], scratch, Options(threads=2))
     assert not job.run().failed
     (extractor,) = job._extractors.values()

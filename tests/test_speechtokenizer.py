@@ -10,7 +10,6 @@ import pytest
 import small_models
 import torch
 from codec_checks import CodecChecks, cut
-from codes import one_thread  # noqa: F401 - a fixture
 
 from featcache.errors import ConfigError, MissingDependencyError
 from featcache.extractors import speechtokenizer
@@ -18,6 +17,8 @@ from featcache.extractors.speechtokenizer import SpeechTokenizer, SpeechTokenize
 
 with warnings.catch_warnings(action="ignore"):  # of its dependencies, as they are imported
     theirs = pytest.importorskip("speechtokenizer.model", exc_type=ImportError)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 RATE, HOP = 16000, 320
 

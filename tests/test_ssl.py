@@ -13,12 +13,15 @@ import soxr
 import speech
 import torch
 import transformers
+from hidden_states import assert_blind_behind_the_end, difference, extract, noise
 
 from featcache.config import config_from
 from featcache.errors import ConfigError
-from featcache.extractors import Clip, wav2vec2
+from featcache.extractors import wav2vec2
 from featcache.extractors.ssl import SSL
 from featcache.testing import ExtractorSuite
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
 MODELS = [*small_ssl.WAVEFORM_MODELS, *small_ssl.OTHER_MODELS]
@@ -63,36 +66,10 @@ class Reference:
         return hidden[kept], outputs.last_hidden_state[0].numpy()[kept]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def build(folder: Path, policy: str = "padded", **params) -> SSL:
     extractor = SSL(SSL.Params(weights=str(folder), **params), 16000, CPU)
     extractor.policy = policy
     return extractor
-
-
-def noise(num_samples: int) -> torch.Tensor:
-    """Noise that swells, with an offset that normalisation takes away."""
-    rng = np.random.default_rng(num_samples)
-    swelling = np.geomspace(1e-3, 0.3, num_samples) * rng.standard_normal(num_samples) + 0.02
-    return torch.from_numpy(swelling.astype(np.float32))
-
-
-def extract(extractor: SSL, waveforms: list[torch.Tensor]) -> list[np.ndarray]:
-    with torch.inference_mode():
-        return [features.numpy() for features in extractor.extract([Clip("", one) for one in waveforms])]
-
-
-def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """In parts of the largest value."""
-    assert ours.shape == theirs.shape
-    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
 
 # Values
@@ -157,19 +134,7 @@ def test_why_it_matters(folder, theirs):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_behind_the_end_changes_no_bit(name, folder):
-    extractor = build(folder(name), layers=[0, small_ssl.LAYERS])
-    num_samples = torch.tensor([9280, 880, 9001, 4000])
-    padded = torch.zeros(4, extractor.padded_length(9280))
-    for row, n in zip(padded, num_samples.tolist(), strict=True):
-        row[:n] = noise(n)
-    behind = torch.arange(padded.shape[1]) >= num_samples[:, None]
-    with torch.inference_mode():
-        expected = extractor.encode(padded, num_samples).features
-        for garbage in (torch.ones_like(padded), 100 * torch.randn(padded.shape)):
-            found = extractor.encode(torch.where(behind, garbage, padded), num_samples).features
-            for row, n in enumerate(num_samples.tolist()):
-                frames = extractor.num_frames(n)
-                assert torch.equal(found[row, :frames], expected[row, :frames])
+    assert_blind_behind_the_end(build(folder(name), layers=[0, small_ssl.LAYERS]), [9280, 880, 9001, 4000])
 
 
 @pytest.mark.parametrize("groups", [1, 4, 24])

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import small_ssl
 import torch
+from hidden_states import assert_blind_behind_the_end, difference, extract, noise
 from torchaudio import models, pipelines
 
 from featcache.config import config_from
 from featcache.errors import ConfigError
-from featcache.extractors import Clip
 from featcache.extractors.torchaudio_ssl import TorchaudioSSL
 from featcache.testing import ExtractorSuite
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
 SMALL = {
@@ -68,33 +70,9 @@ def small(tmp_path_factory):
     patch.undo()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def build(model: Model, **params) -> TorchaudioSSL:
     name = model.file.stem
     return TorchaudioSSL(TorchaudioSSL.Params(bundle=name, weights=str(model.file), **params), 16000, CPU)
-
-
-def noise(num_samples: int) -> torch.Tensor:
-    rng = np.random.default_rng(num_samples)
-    return torch.from_numpy((0.1 * rng.standard_normal(num_samples) + 0.02).astype(np.float32))
-
-
-def extract(extractor: TorchaudioSSL, waveforms: list[torch.Tensor]) -> list[np.ndarray]:
-    with torch.inference_mode():
-        return [features.numpy() for features in extractor.extract([Clip("", one) for one in waveforms])]
-
-
-def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """In parts of the largest value."""
-    assert ours.shape == theirs.shape
-    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
 
 @pytest.mark.parametrize("name", BUNDLES)
@@ -111,16 +89,7 @@ def test_every_layer_is_torchaudios(name, small):
 
 @pytest.mark.parametrize("name", ["HUBERT_BASE", "WAVLM_LARGE"])
 def test_what_is_behind_the_end_changes_no_bit(name, small):
-    extractor = build(small[name], layers=[0, 3])
-    num_samples = torch.tensor([9280, 880, 9001])
-    padded = torch.stack([torch.nn.functional.pad(noise(n), (0, 9600 - n)) for n in num_samples.tolist()])
-    behind = torch.arange(9600) >= num_samples[:, None]
-    with torch.inference_mode():
-        expected = extractor.encode(padded, num_samples).features
-        found = extractor.encode(padded.masked_fill(behind, 7.0), num_samples).features
-    for row, n in enumerate(num_samples.tolist()):
-        frames = extractor.num_frames(n)
-        assert torch.equal(found[row, :frames], expected[row, :frames])
+    assert_blind_behind_the_end(build(small[name], layers=[0, 3]), [9280, 880, 9001])
 
 
 class TestWavLM(ExtractorSuite):

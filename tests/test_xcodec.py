@@ -8,12 +8,13 @@ import pytest
 import small_models
 import torch
 from codec_checks import CodecChecks, cut
-from codes import one_thread  # noqa: F401 - a fixture
 from pydantic import ValidationError
 from transformers import DacFeatureExtractor, XcodecConfig, XcodecModel
 
 from featcache.errors import ConfigError
 from featcache.extractors.xcodec import Xcodec, XcodecParams
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 RATE, HOP = 16000, 320
 

@@ -1,0 +1,88 @@
+"""What float16 and uint8 cost: bytes, differences from float32, and the time of an epoch's batches.
+
+    pip install '.[extract]'
+    python scripts/measure_quantization.py MANIFEST [-c fbank80]
+
+The manifest is extracted three times, into a folder of its own, which goes afterwards. `bytes` are those of features
+on disk, for uint8 with their scales and offsets. Differences are in the features' units; `noise` is the root of the
+mean square of them over the standard deviation of the values. Time is of reading all utterances in padded batches of
+64 from the page cache, best of twenty: as values, and as levels, whose values a GPU would compute.
+
+Seen on 2 shared cores, Python 3.11, torch 2.11, fbank80 (natural log; 1 is 4.3 dB), times for an utterance:
+
+                                         bytes  largest    mean    noise    values   levels
+    32 sentences of LJSpeech   float16    50 %    0.008   0.003   0.08 %      6 µs     6 µs
+    of 6.9 s                   uint8      25 %    0.046   0.017   0.47 %     39 µs     4 µs
+    3,000 digits of FSDD       float16    50 %    0.008   0.002   0.03 %    2.3 µs   2.3 µs
+    of 0.42 s                  uint8      30 %    0.063   0.009   0.12 %    8.3 µs   1.7 µs
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+import featcache
+from featcache.config import load_config
+from featcache.extraction import Extraction
+from featcache.loader import Cache
+from featcache.manifest import read_manifest
+from featcache.work import Options
+
+DTYPES = ("float32", "float16", "uint8")
+ARRAYS = ("features", "side_quantization")
+PASSES = 20
+
+
+def bytes_of(cache: Cache) -> int:
+    """Of features, scales and offsets on disk."""
+    files = (file for array in ARRAYS for file in cache.version.path.glob(f"shards/*/{array}/**/0") if file.is_file())
+    return sum(file.stat().st_size for file in files)
+
+
+def differences(cache: Cache, reference: Cache) -> tuple[float, float, float]:
+    """The largest, the mean, and the root of the mean square over the standard deviation."""
+    apart = np.concatenate([(cache[id_] - reference[id_]).ravel() for id_ in reference.ids]).astype(np.float64)
+    values = np.concatenate([item.ravel() for item in reference]).astype(np.float64)
+    return np.abs(apart).max(), np.abs(apart).mean(), np.sqrt(np.square(apart).mean()) / values.std()
+
+
+def seconds_of_a_pass(cache: Cache, raw: bool) -> float:
+    order = np.random.default_rng(0).permutation(len(cache))
+    seconds = []
+    for _ in range(PASSES):
+        started = perf_counter()
+        for first in range(0, len(order), 64):
+            cache.batch(order[first : first + 64], raw=raw)
+        seconds.append(perf_counter() - started)
+    return min(seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("manifest")
+    parser.add_argument("-c", "--config", default="fbank80", help="whose features; its stored dtype does not matter")
+    options = parser.parse_args()
+    config = load_config(options.config)
+    configs = [replace(config, name=dtype, dtype=dtype) for dtype in DTYPES]
+    with tempfile.TemporaryDirectory() as folder:
+        Extraction(read_manifest(options.manifest), configs, Path(folder), Options()).run()
+        caches = {dtype: featcache.open(folder, dtype) for dtype in DTYPES}
+        reference = caches["float32"]
+        frames = reference.lengths.sum()
+        print(f"{len(reference):,} utterances of {frames / reference.spec.frame_rate / len(reference):.2f} s")
+        print("            bytes   largest      mean    noise     values     levels")
+        for dtype, cache in caches.items():
+            largest, mean, noise = differences(cache, reference)
+            share = bytes_of(cache) / bytes_of(reference)
+            times = " ".join(f"{1e6 * seconds_of_a_pass(cache, raw) / len(cache):7.1f} µs" for raw in (False, True))
+            print(f"{dtype:8} {share:7.1%} {largest:9.4f} {mean:9.5f} {noise:8.3%} {times}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""What the tests of copies share: extractions in this process, and configs with an `augment` section."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from featcache.config import Config, parse_config
+from featcache.extraction import Extraction
+from featcache.manifest import read_manifest
+from featcache.summary import Summary
+from featcache.work import Options
+
+SPEEDS = [0.9, 1.0, 1.1]
+
+
+def config_of(augment: dict[str, Any] | None, folder: Path | None = None, **sections: Any) -> Config:
+    """fbank with an `augment` section, and with others; paths in it are relative to `folder`."""
+    document = {"name": "copies", "extractor": "fbank", **sections}
+    return parse_config(yaml.safe_dump(document | ({"augment": augment} if augment else {})), "copies.yaml", folder)
+
+
+def write_config_of(path: Path, augment: dict[str, Any] | None, **sections: Any) -> Path:
+    """The same as a file."""
+    document = {"name": path.stem, "extractor": "fbank", **sections}
+    path.write_text(yaml.safe_dump(document | ({"augment": augment} if augment else {})))
+    return path
+
+
+def extract(manifest: Path, config: Config, cache: Path, *, threads: int = 2, **options: Any) -> Summary:
+    """Extract in this process."""
+    chosen = Options("cpu", threads, **options)
+    return Extraction(read_manifest(manifest), [config], cache, chosen).run()

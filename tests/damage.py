@@ -1,0 +1,79 @@
+"""How the files of a cache are spoilt, and what it is to be repaired."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from conftest import chunk_files, items, only_version
+
+from featcache.store.index import open_index
+from featcache.store.shard import COLUMNS, Shard
+
+CHUNKS = {name: f"{name}/c/0/0" if name in ("features", "segments", "sources") else f"{name}/c/0" for name in COLUMNS}
+CHUNKS["features"] = "features/c/0/0"
+FILES = ["zarr.json", *(f"{name}/zarr.json" for name in CHUNKS), *CHUNKS.values()]
+"""Every file of a shard."""
+
+
+def victim(cache: Path) -> Shard:
+    """The shard to spoil: the second in the cache's order."""
+    version = only_version(cache)
+    return version.shard(open_index(version).shards[1])
+
+
+def flip(path: Path, at: int, bit: int = 0) -> None:
+    """Flip one bit of a file, in place."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+def assert_repaired(cli, cache: Path, sound: Path, plain) -> None:
+    """Repair brings back the very shards, and verify finds nothing any more."""
+    repaired = cli("repair", cache, "--manifest", plain.manifest())
+    assert repaired.code == 0, repaired.err
+    assert chunk_files(cache) == chunk_files(sound)
+    assert items(cache) == items(sound)
+    verified = cli("verify", cache, "--manifest", plain.manifest())
+    assert verified.code == 0, verified.out
+    assert "no damage found" in verified.out
+
+
+# Whole files
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def shorten(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def lengthen(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\n")
+
+
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def swap_in_another(path: Path) -> None:
+    """The same file of another shard, sound in itself."""
+    shard = path
+    while shard.parent.name != "shards":
+        shard = shard.parent
+    other = next(folder for folder in sorted(shard.parent.iterdir()) if folder.is_dir() and folder != shard)
+    shutil.copy(other / path.relative_to(shard), path)
+
+
+SPOIL = [delete, empty, shorten, lengthen, replace_by_folder, swap_in_another]

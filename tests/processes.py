@@ -1,0 +1,146 @@
+"""`featcache` as real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parent
+MOST_SECONDS = 120
+"""That a command may take."""
+
+
+@dataclass
+class Finished:
+    """What became of a process; `code` is negative where a signal ended it."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        """The one document on stdout."""
+        return json.loads(self.out)
+
+
+@dataclass
+class Running:
+    """A `featcache` process that runs."""
+
+    pid: int
+    _stream: Any
+    _folder: Path
+    _code: int | None = None
+
+    def send(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):  # it may have ended
+            os.kill(self.pid, number)
+
+    def err(self) -> str:
+        return (self._folder / "err").read_text(errors="surrogateescape")
+
+    def wait_until(self, condition, seconds: float = 30.0) -> None:
+        """Wait for something that the process does."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"it never happened; stderr: {self.err()}"
+            time.sleep(0.002)
+
+    def wait(self) -> Finished:
+        if self._code is None:
+            ready, _, _ = select.select([self._stream], [], [], MOST_SECONDS)
+            if not ready:
+                self.send(signal.SIGKILL)
+            self._code = int(self._stream.readline())
+            self._stream.close()
+            assert ready, f"it did not end in {MOST_SECONDS} s; stderr: {self.err()}"
+        out = (self._folder / "out").read_text(errors="surrogateescape")
+        return Finished(self._code, out, self.err())
+
+
+class Cli:
+    """Runs `featcache` commands in processes of their own; see `cli_server.py`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._socket = str(folder / "socket")
+        self._started: list[Running] = []
+        path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error"}
+        self._server = subprocess.Popen([sys.executable, TESTS / "cli_server.py", self._socket], env=environment)
+
+    def __call__(self, *args: object, **options: Any) -> Finished:
+        """Run a command to its end; the options are those of `start`."""
+        return self.start(*args, **options).wait()
+
+    def start(
+        self,
+        *args: object,
+        cwd: Path | None = None,
+        stdin: Path = Path(os.devnull),
+        env: dict[str, str] | None = None,
+        limits: dict[str, int] | None = None,
+        fault: dict[str, Any] | None = None,
+        powerless: bool = False,
+    ) -> Running:
+        """Start a command.
+
+        Args:
+            args: the command line, without `featcache`.
+            cwd: where it runs.
+            stdin: what it reads.
+            env: added to its environment.
+            limits: resource limits, `FSIZE` for `RLIMIT_FSIZE` and so on.
+            fault: what goes wrong; see `saboteur` in `cli_server.py`.
+            powerless: permissions count, though the tests may run as root.
+        """
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        request = {
+            "args": [str(arg) for arg in args],
+            "cwd": str(cwd or folder),
+            "stdin": str(stdin),
+            "stdout": str(folder / "out"),
+            "stderr": str(folder / "err"),
+            "env": env or {},
+            "limits": limits or {},
+            "fault": fault,
+            "powerless": powerless,
+        }
+        with self._connect() as connection:
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            stream = connection.makefile("r")
+        self._started.append(Running(int(stream.readline()), stream, folder))
+        return self._started[-1]
+
+    def stop(self) -> None:
+        """End the server, and what a failed test may have left running."""
+        for one in self._started:
+            if one._code is None:
+                one.send(signal.SIGKILL)
+        self._connect().close()
+        self._server.wait()
+
+    def _connect(self) -> socket.socket:
+        deadline = time.monotonic() + 120
+        while True:
+            connection = socket.socket(socket.AF_UNIX)
+            try:
+                connection.connect(self._socket)
+            except OSError:
+                connection.close()
+                assert self._server.poll() is None, "the server of test processes has died"
+                assert time.monotonic() < deadline, "the server of test processes does not answer"
+                time.sleep(0.05)
+            else:
+                return connection

@@ -1,0 +1,263 @@
+"""Datasets of a cache, used as Hugging Face's own: indexed, mapped, filtered, saved, loaded by other processes."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import toolkits
+import torch
+from make_cache import make_features, make_version
+from torch.utils.data import DataLoader
+
+import featcache
+from featcache.errors import ArgumentError, MissingItemError
+
+datasets = pytest.importorskip("datasets")
+
+from featcache.adapters.huggingface import CachedFeatures, to_hf  # noqa: E402
+
+PRINT_ROWS = """
+    import hashlib, sys
+    import datasets
+    import featcache.adapters.huggingface
+
+    rows = datasets.load_from_disk(sys.argv[1])
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(row["fbank"].tobytes() + row["codes"].tobytes())
+    print(digest.hexdigest())
+    print(rows.map(lambda fbank: {"frames": len(fbank)}, input_columns="fbank")._fingerprint)
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return toolkits.make(tmp_path_factory.mktemp("huggingface"))
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    datasets.disable_progress_bars()
+    yield
+    datasets.enable_progress_bars()
+
+
+class TestRows:
+    def test_are_those_of_the_manifest(self, made):
+        rows = to_hf(made.both())
+        assert rows.column_names == ["id", "fbank", "codes", *list(made.rows["utt-20"])[1:]]
+        assert len(rows) == 30
+        for row, (id_, given) in zip(rows, made.rows.items(), strict=True):
+            assert row["id"] == id_
+            assert row["fbank"].dtype == np.float16
+            assert np.array_equal(row["fbank"], made.fbank[id_])
+            assert np.array_equal(row["codes"], made.codes[id_])
+            assert (row["text"], row["digit"], row["score"]) == (
+                given["text"],
+                int(given["digit"]),
+                float(given["score"]),
+            )
+
+    def test_columns_have_types_that_fit(self, made):
+        types = to_hf(made.dataset()).features
+        dtypes = {name: kind.dtype for name, kind in types.items() if name != "features"}
+        assert dtypes == {
+            **dict.fromkeys(["id", "path", "text", "speaker"], "string"),
+            **dict.fromkeys(["channel", "digit"], "int64"),
+            **dict.fromkeys(["start", "score"], "float64"),
+        }
+        assert types["features"] == CachedFeatures(str(made.cache().version.path))
+
+    def test_without_a_manifest_are_all_of_the_cache(self, made):
+        rows = to_hf(made.cache())
+        assert rows.column_names == ["id", "features"]
+        assert rows["id"][:] == list(made.fbank)
+        assert all(np.array_equal(row["features"], made.fbank[row["id"]]) for row in rows)
+
+    def test_features_are_the_callers_own_and_come_from_the_cache(self, made):
+        rows = to_hf(made.cache())
+        rows[3]["features"][:] = 0
+        assert np.array_equal(rows[3]["features"], made.fbank["utt-3"])
+        assert rows.data.nbytes < 5000
+
+    def test_quantised_features_are_values(self, tmp_path):
+        make_version(tmp_path, make_features(4, (5,), "float32"), quantized=True)
+        cache = featcache.open(tmp_path)
+        for row in to_hf(cache):
+            assert np.array_equal(row["features"], cache[row["id"]])
+            row["features"][:] = 0
+
+    def test_many_strings_are_strings(self, tmp_path):
+        frames = np.zeros((1, 1), np.float16)
+        ids = [f"{'é' * (number % 3)}{number}" for number in range(70_000)]
+        make_version(tmp_path, dict.fromkeys(ids, frames))
+        assert to_hf(featcache.open(tmp_path))["id"][:] == ids
+
+
+class TestFormats:
+    def test_batches_are_lists_of_arrays(self, made):
+        batch = to_hf(made.dataset())[4:9]
+        assert [len(array) for array in batch["features"]] == [len(made.fbank[id_]) for id_ in batch["id"]]
+
+    @pytest.mark.parametrize(("name", "dtype"), [("torch", torch.float32), ("numpy", np.float32)])
+    def test_formats_give_what_they_make_of_arrays(self, made, name, dtype):
+        rows = to_hf(made.both()).with_format(name)
+        for row in rows:
+            assert row["fbank"].dtype == dtype
+            assert np.array_equal(np.asarray(row["fbank"]), made.fbank[row["id"]])
+            assert np.array_equal(np.asarray(row["codes"]), made.codes[row["id"]])
+        assert len(rows[:3]["codes"]) == 3
+
+    def test_ids_can_be_had_instead(self, made):
+        rows = to_hf(made.dataset())
+        ids = rows.cast_column("features", CachedFeatures(rows.features["features"].path, decode=False))
+        assert ids[2]["features"] == ids[2]["id"]
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_a_data_loader_reads_them(self, made, workers):
+        rows = to_hf(made.dataset()).with_format("torch")
+        with warnings.catch_warnings():  # Python 3.12 warns of any fork of a process that has threads
+            warnings.filterwarnings("ignore", "This process", DeprecationWarning)
+            loader = DataLoader(rows, batch_size=4, collate_fn=list, num_workers=workers)
+            seen = {row["id"]: row["features"] for batch in loader for row in batch}
+        assert list(seen) == list(made.rows)
+        assert all(np.array_equal(features.numpy(), made.fbank[id_]) for id_, features in seen.items())
+
+
+class TestAlgebra:
+    def test_select_shuffle_split_filter_concatenate(self, made):
+        rows = to_hf(made.both())
+        parts = rows.shuffle(seed=1).train_test_split(0.3, seed=2)
+        assert sorted([*parts["train"]["id"], *parts["test"]["id"]]) == sorted(made.rows)
+        for some in (
+            rows.select([5, 3]),
+            parts["test"],
+            rows.filter(lambda row: len(row["codes"]) > 10),
+            datasets.concatenate_datasets([rows, rows.remove_columns("text")]),
+            rows.rename_columns({"fbank": "input_features"}).rename_columns({"input_features": "fbank"}),
+        ):
+            assert len(some)
+            assert all(np.array_equal(row["fbank"], made.fbank[row["id"]]) for row in some)
+
+    @pytest.mark.parametrize(
+        ("how", "form"),
+        [({"input_columns": ["features"]}, None), ({}, "numpy"), ({"input_columns": "features"}, "torch")],
+    )
+    def test_map_computes_from_features_and_keeps_them_uncopied(self, made, how, form):
+        rows = to_hf(made.dataset()).with_format(form)
+
+        def mean(given):
+            features = given if how else given["features"]
+            return {"mean": float(np.asarray(features, np.float64).mean())}
+
+        mapped = rows.map(mean, **how)
+        assert mapped.features["features"] == rows.features["features"]
+        for row in mapped:
+            assert float(row["mean"]) == pytest.approx(made.fbank[row["id"]].astype(float).mean())
+            assert np.array_equal(np.asarray(row["features"]), made.fbank[row["id"]])
+
+    def test_map_writes_no_features_by_accident(self, made):
+        rows = to_hf(made.dataset())
+        for function in (lambda row: {"frames": len(row["features"])}, lambda row: {"features": 2 * row["features"]}):
+            with pytest.raises(
+                ArgumentError, match=r'holds ids, not list<.*: have map name .* input_columns=\["features"\]'
+            ):
+                rows.map(function)
+        doubled = rows.map(lambda features: {"doubled": 2 * features}, input_columns=["features"]).with_format("numpy")
+        np.testing.assert_array_equal(doubled[7]["doubled"], 2 * doubled[7]["features"])
+
+    def test_what_is_no_id_is_refused(self, made):
+        with pytest.raises(ArgumentError, match="holds ids, not ndarray"):
+            CachedFeatures(str(made.cache().version.path)).encode_example(np.zeros(3))
+
+
+class TestFingerprint:
+    def test_follows_from_what_is_there(self, made):
+        fingerprints = [to_hf(made.both())._fingerprint for _ in range(2)]
+        assert fingerprints[0] == fingerprints[1]
+        others = [
+            to_hf(made.dataset()),
+            to_hf(made.cache()),
+            to_hf(made.cache("codec")),
+            to_hf(made.dataset(columns=["text"])),
+            to_hf(made.dataset(columns={"digit": str})),
+            to_hf(made.dataset(columns=["digit"])),
+        ]
+        assert len({fingerprints[0], *(other._fingerprint for other in others)}) == 7
+
+    def test_is_the_same_in_every_process(self, made, tmp_path):
+        code = """
+            import sys
+            import featcache
+            from featcache.adapters.huggingface import to_hf
+
+            cache = featcache.open(sys.argv[1], "fbank80")
+            print(to_hf(featcache.FeatureDataset(cache, sys.argv[2]))._fingerprint)
+        """
+        printed = toolkits.run_script(tmp_path, code, made.folder / "features", made.manifest)
+        assert printed.strip() == to_hf(made.dataset())._fingerprint
+
+
+class TestSaved:
+    def test_saves_ids_and_is_read_by_new_processes_which_find_what_was_mapped(self, made, tmp_path):
+        rows = to_hf(made.both())
+        rows.save_to_disk(tmp_path / "saved")
+        assert sum(path.stat().st_size for path in (tmp_path / "saved").iterdir()) < 20_000
+        assert datasets.load_from_disk(tmp_path / "saved").features == rows.features
+        first = toolkits.run_script(tmp_path, PRINT_ROWS, tmp_path / "saved")
+        cached = {path: path.stat().st_mtime_ns for path in (tmp_path / "saved").glob("cache-*")}
+        assert cached
+        assert toolkits.run_script(tmp_path, PRINT_ROWS, tmp_path / "saved") == first
+        assert {path: path.stat().st_mtime_ns for path in (tmp_path / "saved").glob("cache-*")} == cached
+
+    def test_pickles(self, made):
+        rows = pickle.loads(pickle.dumps(to_hf(made.dataset())))
+        assert np.array_equal(rows[3]["features"], made.fbank[rows[3]["id"]])
+
+
+class TestCopy:
+    def test_holds_the_features_themselves(self, made, tmp_path):
+        rows = to_hf(made.both(), copy=True, cache_dir=str(tmp_path))
+        assert rows.features["fbank"] == datasets.Array2D((None, 80), "float16")
+        assert rows.features["codes"] == datasets.Array2D((None, 8), "uint16")
+        assert rows.features["digit"].dtype == "int64"
+        for row in rows.with_format("numpy", columns=["id", "fbank", "codes"]):
+            assert np.array_equal(row["fbank"], made.fbank[row["id"]])
+            assert np.array_equal(row["codes"], made.codes[row["id"]])
+
+    def test_is_made_once(self, made, tmp_path):
+        files = [to_hf(made.dataset(), copy=True, cache_dir=str(tmp_path)).cache_files for _ in range(2)]
+        assert files[0] == files[1]
+        assert to_hf(made.both(), copy=True, cache_dir=str(tmp_path)).cache_files != files[0]
+
+    @pytest.mark.parametrize(("shape", "dtype"), [((), "uint16"), ((2, 3), "float32")])
+    def test_has_frames_of_any_shape(self, tmp_path, shape, dtype):
+        stored = make_features(5, shape, dtype)
+        make_version(tmp_path / "features", stored)
+        rows = to_hf(featcache.open(tmp_path / "features"), copy=True, cache_dir=str(tmp_path / "copy"))
+        assert all(np.array_equal(np.array(row["features"], dtype), stored[row["id"]]) for row in rows)
+
+    def test_of_a_crop_holds_the_crop(self, made, tmp_path):
+        dataset = made.dataset(crop=featcache.Crop(frames=7, seed=3))
+        first = to_hf(dataset, copy=True, cache_dir=str(tmp_path)).with_format("numpy")
+        assert all(np.array_equal(row["features"], item["features"]) for row, item in zip(first, dataset, strict=True))
+        dataset.set_epoch(1)
+        second = to_hf(dataset, copy=True, cache_dir=str(tmp_path)).with_format("numpy")
+        assert any(not np.array_equal(a["features"], b["features"]) for a, b in zip(first, second, strict=True))
+
+
+class TestRefuses:
+    def test_parts_that_only_a_copy_could_hold(self, made):
+        with pytest.raises(ArgumentError, match=r"has a crop=.*copy=True"):
+            to_hf(made.dataset(crop=10))
+        with pytest.raises(ArgumentError, match=r"has codebooks=.*copy=True"):
+            to_hf(made.both(codebooks={"codes": 4}))
+
+    def test_a_column_of_a_versions_name(self, made):
+        with pytest.raises(ArgumentError, match="the column 'text' would hide the version of that name"):
+            to_hf(featcache.FeatureDataset({"text": made.cache()}, made.manifest))
+
+    def test_what_is_not_there_is_said(self, made):
+        with pytest.raises(MissingItemError, match="utt-77"):
+            CachedFeatures(str(made.cache().version.path)).decode_example("utt-77")

@@ -1,0 +1,212 @@
+"""A manifest with faults is refused, with every fault at its line."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from manifests import faults_of
+
+from featcache.errors import ManifestError
+from featcache.manifest import SPELLINGS, read_manifest
+
+
+def test_all_faults_are_reported_together_and_in_order(written):
+    path = written(
+        b"id,path,start,duration,channel,text\n"
+        b"a,x.wav,-0.5,0,left,fine\n"
+        b'b,x.wav,,,,"a quoted\nnewline"\n'
+        b"b,,1,inf,-1,\n"
+        b"c,sox x.mp3 -t wav - |,soon,nan,1.5,\n"
+        b"d,x.wav\n"
+        b"\n"
+        b"e,x.wav,,,,caf\xe9\n"
+        b"f\x07,x.wav,,,,\n"
+        b"a,x.wav,,,,\n"
+        b",x.wav,,,,\n"
+        b'g,"x"y.wav,,,,\n'
+        b"h,x.wav,,,,zero\0zero\n"
+        b'i,x.wav,,,,"never closed\n'
+    )
+    assert faults_of(path) == [
+        "line 2: start is negative: -0.5",
+        "line 2: duration is zero: leave it empty to read to the end of the file",
+        "line 2: channel is not a number: 'left'",
+        "line 5: path is missing",
+        "line 5: duration is not finite: inf",
+        "line 5: channel is not a whole number from 0 up: '-1'",
+        "line 5: id 'b' is already on line 3",
+        "line 6: path is a pipe, and pipes are never run: 'sox x.mp3 -t wav - |'",
+        "line 6: start is not a number: 'soon'",
+        "line 6: duration is not finite: nan",
+        "line 6: channel is not a whole number from 0 up: '1.5'",
+        "line 7: 2 fields, but the header has 6",
+        "line 9: byte 15 is not UTF-8: 0xe9",
+        "line 10: id has a control character: 'f\\x07'",
+        "line 11: id 'a' is already on line 2",
+        "line 12: id is missing",
+        "line 13: not a CSV row: ',' expected after '\"' (is a quote not closed, or not doubled?)",
+        "line 14: there is a NUL byte",
+        "line 15: not a CSV row: unexpected end of data (is a quote not closed, or not doubled?)",
+    ]
+
+
+def test_faults_of_json_lines(written):
+    path = written(
+        b'{"id": "a", "path": "x.wav"}\n'
+        b"\n"
+        b'{"id": "b", "path": "x.wav"\n'
+        b'["c", "x.wav"]\n'
+        b'{"path": "x.wav", "id": null}\n'
+        b'{"id": "d"}\n'
+        b'{"id": "e", "path": {"bytes": ""}, "start": true, "duration": [1], "channel": {}}\n'
+        b'{"id": "f", "path": "x.wav", "start": -1, "duration": NaN, "channel": 4294967296}\n'
+        b'{"id": "g", "path": "x\\u0000.wav"}\n'
+        b'{"id": "half \\ud83d", "path": "x.wav"}\n'
+        b'{"id": "whole \\ud83d\\ude00", "path": "x.wav"}\n'
+        b'{"id": "caf\xe9", "path": "x.wav"}\n'
+        b'{"id": "a", "path": "x.wav"}\n'
+        b'{"id": true, "path": "x.wav", "duration": 1' + b"0" * 400 + b"}\n"
+        b'{"id": "h", "path": "x.wav", "key": ' + b"[" * 100_000 + b"\n"
+        b'{"id": "i", "path": "x.wav", "key": ' + b"1" * 5_000 + b"}\n",
+        "train.jsonl",
+    )
+    faults = faults_of(path)
+    assert [fault for fault in faults if not fault.startswith(("line 10:", "line 15:", "line 16:"))] == [
+        "line 3: not JSON: Expecting ',' delimiter at character 29",
+        "line 4: not a JSON object: ['c', 'x.wav']",
+        "line 5: id is missing",
+        "line 6: path is missing",
+        "line 7: path is not text: {'bytes': ''}",
+        "line 7: start is not a number: True",
+        "line 7: duration is not a number: [1]",
+        "line 7: channel is not a number: {}",
+        "line 8: start is negative: -1.0",
+        "line 8: duration is not finite: nan",
+        "line 8: channel is not a whole number from 0 up: 4294967296",
+        "line 9: path has a NUL character: 'x\\x00.wav'",
+        "line 12: byte 12 is not UTF-8: 0xe9",
+        "line 13: id 'a' is already on line 1",
+        "line 14: id is not text: True",
+        f"line 14: duration is not a number: 1{'0' * 17}...{'0' * 19}",
+    ]
+    unreadable = [fault for fault in faults if "JSON that cannot be read" in fault]
+    assert [fault.split(":")[0] for fault in unreadable] == ["line 10", "line 15", "line 16"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("train.csv", "\nwav_id,audio_filepath,text\n1,x.wav,hi\n"),
+        (
+            "train.jsonl",
+            '\n{"wav_id": 1, "audio_filepath": "x.wav"}\n{"audio_filepath": "y.wav", "text": "hi"}\n',
+        ),
+    ],
+)
+def test_a_missing_column_is_one_fault_that_names_what_is_there(written, name, content):
+    [fault] = faults_of(written(content, name))
+    assert fault.startswith("line 2: no id column among 'wav_id', 'audio_filepath', 'text': rename or add one")
+    assert all(spelling in fault for spelling in SPELLINGS["id"])
+
+
+def test_missing_columns_do_not_hide_other_faults(written):
+    faults = faults_of(written("text,duration\nhi,-1\n"))
+    assert [fault[:16] for fault in faults] == ["line 1: no id co", "line 1: no path ", "line 2: duration"]
+
+
+def test_a_column_that_only_later_json_lines_lack(written):
+    rows = [{"id": f"u{i}", "path": "x.wav"} for i in range(5000)]
+    del rows[4990]["id"], rows[4995]["path"]
+    path = written("\n".join(map(json.dumps, rows)), "train.jsonl")
+    assert faults_of(path) == ["line 4991: id is missing", "line 4996: path is missing"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("train.csv", "id,WAV,file\na,x,y\n"), ("train.jsonl", '{"id": "a", "WAV": "x", "file": "y"}\n')],
+)
+def test_two_columns_that_mean_the_same(written, name, content):
+    assert faults_of(written(content, name)) == ["line 1: 'WAV' and 'file' both mean path: name one of them path"]
+
+
+def test_two_columns_of_one_name(written):
+    assert faults_of(written("id,path,text,text,text\na,x.wav,1,2,3\n")) == ["line 1: 3 columns are named 'text'"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("train.csv", "id,path,start,End\na,x.wav,1,2\n"),
+        ("train.jsonl", '{"id": "a", "path": "x.wav", "offset": 1, "End": 2}\n'),
+    ],
+)
+def test_an_end_does_not_pass_for_a_duration(written, name, content):
+    assert faults_of(written(content, name)) == ["line 1: 'End' is not read: give a duration, End - start, instead"]
+
+
+def test_an_end_beside_a_duration_is_carried(written):
+    manifest = read_manifest(written("id,path,start,duration,end\na,x.wav,1,2,3\n"))
+    assert list(manifest.columns["end"]) == ["3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *((f"train{suffix}", blank) for suffix in (".csv", ".tsv", ".jsonl", "") for blank in ("", "\ufeff", "\n\r\n")),
+        *(("train.csv", header) for header in ("id,path", "\nid,path\n\n")),
+        ("train.tsv", "id\tpath\n"),
+    ],
+)
+def test_no_rows_is_a_fault(written, name, content):
+    assert faults_of(written(content, name)) == ["there are no rows"]
+
+
+def test_a_json_array_is_told_what_is_expected(written):
+    for content in ('[{"id": "a", "path": "x.wav"}]', '\n[\n  {"id": "a"}\n]\n'):
+        line = 1 + content.startswith("\n")
+        expected = f"line {line}: a JSON array; one object on each line is expected: jq -c '.[]' makes them"
+        assert faults_of(written(content, "train.json")) == [expected]
+        assert faults_of(written(content, "manifest")) == [expected]
+
+
+def test_line_numbers_after_quoted_newlines(written):
+    path = written('id,path,text\na,x.wav,"one\r\ntwo\n\nthree"\nb,x.wav,"1\n2"\nc,,\n,x.wav,"1\n2"\n')
+    assert faults_of(path) == ["line 8: path is missing", "line 9: id is missing"]
+
+
+def test_the_first_faults_by_line_are_shown_and_all_are_counted(written):
+    rows = [f"u{i % 2000},x.wav,{-1 if i >= 10 else 1}" for i in range(3000)]
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(written("id,path,start\n" + "\n".join(rows)))
+    summary, *faults = str(caught.value).splitlines()
+    assert summary.endswith(f"train.csv: {2990 + 1000} faults")
+    assert faults[:20] == [f"  line {line}: start is negative: -1.0" for line in range(12, 32)]
+    assert faults[20:] == ["  … and 3970 more"]
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(ManifestError, match=r"absent\.csv: cannot be read: No such file"):
+        read_manifest(tmp_path / "absent.csv")
+    with pytest.raises(ManifestError, match="cannot be read: Is a directory"):
+        read_manifest(tmp_path)
+
+
+def test_bytes_of_another_encoding_make_no_other_faults(written):
+    path = written(b"id,path\n" + b"\n".join(b"u\x80%c,x.wav" % byte for byte in range(0x80, 0x90)))
+    assert faults_of(path) == [f"line {line}: byte 2 is not UTF-8: 0x80" for line in range(2, 18)]
+
+
+def test_duplicates_among_many_rows_are_found_quickly(written):
+    ids = [f"speaker-{i % 100:03d}-{i:06d}" for i in range(100_000)]
+    ids[99_999] = ids[5]
+    path = written("id,path\n" + "".join(f"{id_},x.wav\n" for id_ in ids))
+    began = time.perf_counter()
+    assert faults_of(path) == [f"line 100001: id {ids[5]!r} is already on line 7"]
+    assert time.perf_counter() - began < 5
+
+
+def test_every_row_with_the_same_id(written):
+    faults = faults_of(written("id,path\n" + "a,x.wav\n" * 4))
+    assert faults == [f"line {line}: id 'a' is already on line 2" for line in (3, 4, 5)]

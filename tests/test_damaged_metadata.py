@@ -1,0 +1,115 @@
+"""What is beside the shards, a version's metadata and its index, is restored or built anew."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from conftest import check, chunk_files, items, only_version
+from damage import SPOIL, assert_repaired, flip, victim
+
+from featcache.store.index import build_index, open_index
+from featcache.store.version import Version
+
+
+@pytest.mark.parametrize(
+    "spoil", [*SPOIL[:4], lambda path: flip(path, 200)], ids=["delete", "empty", "shorten", "lengthen", "flip"]
+)
+def test_the_versions_own_metadata_is_restored(cli, plain, sound, cache, spoil):
+    """From the record of a run: the config it was asked for, if it has this fingerprint."""
+    path = only_version(cache).path / "zarr.json"
+    before = Version.open(path.parent).info
+    spoil(path)
+    verified = cli("verify", cache)
+    assert verified.code == 1
+    assert "zarr.json: damaged" in verified.err + verified.out
+    assert "featcache repair" in verified.err
+    assert_repaired(cli, cache, sound, plain)
+    after = Version.open(path.parent).info
+    assert (after.fingerprint, after.config, after.spec) == (before.fingerprint, before.config, before.spec)
+
+
+def test_a_version_without_metadata_or_record_is_left_alone(cli, plain, cache):
+    """Nothing tells what it was: repair says what to do, and removes nothing."""
+    path = only_version(cache).path
+    (path / "zarr.json").unlink()
+    shutil.rmtree(path / "runs")
+    refused = cli("repair", cache, "--manifest", plain.manifest())
+    assert refused.code == 1
+    (line,) = refused.err.splitlines()
+    assert "no record" in line
+    assert len([folder for folder in (path / "shards").iterdir() if folder.is_dir()]) == 3
+
+
+@pytest.mark.parametrize(
+    "spoil", [*SPOIL[:4], lambda path: flip(path, 20)], ids=["delete", "empty", "shorten", "lengthen", "flip"]
+)
+def test_the_group_of_shards_is_restored(cli, plain, sound, cache, spoil):
+    """`shards/zarr.json` is nobody's data, but stock Zarr needs it."""
+    spoil(only_version(cache).path / "shards" / "zarr.json")
+    verified = cli("verify", cache)
+    assert verified.code == 1
+    assert "shards/zarr.json" in verified.out
+    assert_repaired(cli, cache, sound, plain)
+
+
+INDEX = ["index.json", *(f"{name}.npy" for name in ("ids", "id_offsets", "shard", "item", "first_frame", "num_frames"))]
+INDEX += ["row_hash.npy", "id_hash.npy", "by_hash.npy"]
+
+
+@pytest.mark.parametrize("file", INDEX)
+def test_a_damaged_index_is_found_and_built_anew(cli, plain, sound, cache, file):
+    """It is derived: repair throws it away."""
+    (folder,) = only_version(cache).path.glob("index/*")
+    assert {path.name for path in folder.iterdir()} == set(INDEX)
+    flip(folder / file, (folder / file).stat().st_size - 2)
+    verified = cli("verify", cache)
+    assert verified.code == 1
+    assert f"{folder.name}" in verified.out
+    assert_repaired(cli, cache, sound, plain)
+    assert not check(cache).problems
+
+
+@pytest.mark.parametrize("spoil", SPOIL[:4], ids=lambda spoil: spoil.__name__)
+@pytest.mark.parametrize("file", INDEX)
+def test_an_index_that_cannot_be_read_is_done_without(sound, cache, file, spoil):
+    """Opening a cache builds it anew: deleting it, or part of it, loses nothing."""
+    version = only_version(cache)
+    (folder,) = version.path.glob("index/*")
+    expected = build_index(map(version.shard, version.shard_names()))
+    spoil(folder / file)
+    found = open_index(version)
+    assert found.shards == expected.shards
+    assert found.ids == expected.ids
+    for name in ("shard", "item", "first_frame", "num_frames", "row_hash", "id_hash", "by_hash"):
+        assert (getattr(found, name) == getattr(expected, name)).all()
+
+
+@pytest.mark.parametrize("file", INDEX[1:])
+def test_an_index_with_a_flipped_bit_is_not_believed(sound, cache, file):
+    """Else one utterance would be given another one's frames, and nobody would know."""
+    version = only_version(cache)
+    (folder,) = version.path.glob("index/*")
+    expected = build_index(map(version.shard, version.shard_names()))
+    flip(folder / file, (folder / file).stat().st_size - 2)
+    found = open_index(version)
+    assert found.ids == expected.ids
+    for name in ("shard", "item", "first_frame", "num_frames", "row_hash", "id_hash", "by_hash"):
+        assert (getattr(found, name) == getattr(expected, name)).all()
+
+
+def test_no_index_is_no_loss(cli, plain, sound, cache):
+    """Nor are `work` and `runs` needed: a copy of a version may come without them."""
+    path = only_version(cache).path
+    for name in ("index", "work", "runs"):
+        shutil.rmtree(path / name)
+    assert cli("verify", cache, "--manifest", plain.manifest()).code == 0
+    assert items(cache) == items(sound)
+    assert "nothing to do" in cli("extract", plain.manifest(), "-o", cache).out
+    for name in ("index", "work", "runs"):
+        shutil.rmtree(path / name, ignore_errors=True)
+    shutil.rmtree(victim(cache).folder)
+    for name in ("index", "work", "runs"):
+        shutil.rmtree(path / name, ignore_errors=True)
+    assert cli("extract", plain.manifest(), "-o", cache, "--shard-size", "0.04").code == 0
+    assert chunk_files(cache) == chunk_files(sound)

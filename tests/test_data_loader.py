@@ -1,0 +1,289 @@
+"""featcache.DataLoader: the batches of its dataset, ahead of time, in memory that is used again."""
+
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from make_cache import make_features, make_version
+from torch.utils.data import BatchSampler, SequentialSampler, Subset
+
+import featcache
+from featcache import BucketBatchSampler, Crop, DataLoader, FeatureDataset
+from featcache.errors import ArgumentError, DamagedError
+
+
+@pytest.fixture(scope="module")
+def features():
+    return make_features(50, (8,))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, features):
+    folder = tmp_path_factory.mktemp("features")
+    items = list(features.items())
+    make_version(folder, dict(items[:20]), dict(items[20:]), name="fbank")
+    make_version(folder, make_features(50, (4,), "uint16", seed=1), name="codes", frame_rate=50.0)
+    return folder
+
+
+@pytest.fixture
+def cache(folder):
+    return featcache.open(folder, "fbank")
+
+
+@pytest.fixture
+def dataset(cache, tmp_path):
+    manifest = tmp_path / "train.csv"
+    manifest.write_text("id,digit,text\n" + "".join(f"utt-{n},{n % 10},word {n}\n" for n in range(49, -1, -1)))
+    return FeatureDataset(cache, manifest, padding_value=3)
+
+
+def same(batch, other):
+    assert list(batch) == list(other)
+    for name, value in batch.items():
+        if isinstance(value, dict):
+            same(value, other[name])
+        elif isinstance(value, torch.Tensor):
+            assert value.dtype == other[name].dtype
+            assert torch.equal(value, other[name])
+        else:
+            assert value == other[name]
+
+
+BATCHES = [[3, 1, 4], [15, 9], [26], [5, 35, 8, 9, 7], [], [9, 3, 2, 3, 8, 4, 6]]
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 7])
+def test_gives_the_datasets_batches_in_the_samplers_order(dataset, prefetch):
+    loader = DataLoader(dataset, BATCHES, prefetch=prefetch)
+    assert len(loader) == 6
+    for _ in range(2):
+        found = list(loader)
+        assert len(found) == 6
+        for batch, rows in zip(found, BATCHES, strict=True):
+            same(batch, dataset.batch(rows))
+    assert found[0]["digit"].tolist() == [6, 8, 5]
+    assert found[0]["text"] == ["word 46", "word 48", "word 45"]
+    assert found[4]["features"].shape == (0, 0, 8)
+
+
+def test_takes_torchs_batch_samplers_and_generators(dataset):
+    sampler = BatchSampler(SequentialSampler(dataset), 8, drop_last=False)
+    loader = DataLoader(dataset, sampler)
+    assert [len(batch["ids"]) for batch in loader] == [8] * 6 + [2]
+    assert len(loader) == 7
+    rows = DataLoader(dataset, ([row] for row in (4, 2)))
+    assert [batch["ids"] for batch in rows] == [["utt-45"], ["utt-47"]]
+
+
+def test_several_versions_are_converted_each_as_asked_for(folder):
+    caches = {name: featcache.open(folder, name) for name in ("fbank", "codes")}
+    caches["codes"].index.num_frames.sum()
+    dataset = FeatureDataset(caches, codebooks={"codes": 2})
+    plain = dataset.batch([3, 1])
+    (batch,) = DataLoader(dataset, [[3, 1]], dtype={"codes": torch.int64})
+    assert batch["features"]["codes"].dtype == torch.int64
+    assert torch.equal(batch["features"]["codes"], plain["features"]["codes"].long())
+    assert torch.equal(batch["features"]["fbank"], plain["features"]["fbank"])
+    assert torch.equal(batch["lengths"]["codes"], plain["lengths"]["codes"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_converts_to_a_dtype(dataset, dtype):
+    for batch, rows in zip(DataLoader(dataset, BATCHES, dtype=dtype), BATCHES, strict=True):
+        assert torch.equal(batch["features"], dataset.batch(rows)["features"].to(dtype))
+
+
+def test_a_batch_stays_what_it_is_for_as_long_as_it_is_looked_at(dataset):
+    sampler = [np.random.default_rng(seed).integers(0, 50, 6).tolist() for seed in range(40)]
+    kept, views = [], []
+    for number, batch in enumerate(DataLoader(dataset, sampler, prefetch=3, dtype=torch.float32)):
+        if number % 3 == 0:
+            kept.append((number, batch))
+        views.append(batch["features"][1])
+    for number, batch in kept:
+        assert torch.equal(batch["features"], dataset.batch(sampler[number])["features"].float())
+    for rows, view in zip(sampler, views, strict=True):
+        assert torch.equal(view, dataset.batch(rows)["features"][1].float())
+
+
+def test_memory_is_used_again_when_nobody_looks_at_it(dataset):
+    rows = list(range(20))
+    addresses = set()
+    for batch in DataLoader(dataset, [rows] * 30, prefetch=2):
+        addresses.add(batch["features"].data_ptr())
+        del batch
+    assert len(addresses) <= 4
+
+
+def test_random_crops_follow_the_samplers_epoch(cache):
+    dataset = FeatureDataset(cache, crop=Crop(frames=3))
+    sampler = BucketBatchSampler(dataset.lengths, batch_size=50, shuffle=False)
+    loader = DataLoader(dataset, sampler)
+    (first,), (again,) = loader, loader
+    assert torch.equal(first["features"], again["features"])
+    sampler.set_epoch(1)
+    (second,) = loader
+    assert dataset.epoch == 1
+    assert not torch.equal(first["features"], second["features"])
+    loader.set_epoch(0)
+    (again,) = loader
+    assert torch.equal(first["features"], again["features"])
+
+
+@pytest.mark.parametrize("prefetch", [1, 4])
+@pytest.mark.parametrize("seen", [0, 1, 5])
+def test_resumes_behind_what_training_has_had_and_not_behind_what_was_made_ahead(cache, prefetch, seen):
+    dataset = FeatureDataset(cache, crop=Crop(frames=3))
+
+    def loader(world_size=1, rank=0):
+        sampler = BucketBatchSampler(dataset.lengths, batch_size=4, rank=rank, world_size=world_size)
+        return DataLoader(dataset, sampler, prefetch=prefetch)
+
+    whole = loader()
+    whole.set_epoch(3)
+    expected = list(whole)
+    stopped = loader()
+    stopped.set_epoch(3)
+    batches = iter(stopped)
+    for _ in range(seen):
+        next(batches)
+    state = stopped.state_dict()
+    batches.close()
+    resumed = loader()
+    resumed.load_state_dict(state)
+    assert len(resumed) == len(expected) - seen
+    for batch, other in zip(resumed, expected[seen:], strict=True):
+        same(batch, other)
+    assert len(resumed.state_dict()["sampler"]["parts"]) == 1
+    shared = []
+    for rank in range(3):
+        part = loader(3, rank)
+        part.load_state_dict(state)
+        shared += [name for batch in part for name in batch["ids"]]
+    assert sorted(shared) == sorted(name for batch in expected[seen:] for name in batch["ids"])
+
+
+def test_a_state_is_not_for_every_sampler(dataset):
+    loader = DataLoader(dataset, [[1]])
+    with pytest.raises(ArgumentError, match=r"the sampler, a list, keeps no state: featcache.BucketBatchSampler does"):
+        loader.state_dict()
+    loader = DataLoader(dataset, BucketBatchSampler(dataset.lengths, batch_size=4))
+    for state in ({}, None, {"epoch": 1}):
+        with pytest.raises(ArgumentError, match="no state of a DataLoader"):
+            loader.load_state_dict(state)
+
+
+def test_counts_the_seconds_that_training_waits(dataset, monkeypatch):
+    batch = type(dataset).parts
+
+    def slowly(self, rows):
+        time.sleep(0.02)
+        return batch(self, rows)
+
+    monkeypatch.setattr(type(dataset), "parts", slowly)
+    loader = DataLoader(dataset, [[1]] * 6, prefetch=1)
+    started = time.perf_counter()
+    for _ in loader:
+        pass
+    assert 0.05 < loader.waited < time.perf_counter() - started
+    for _ in DataLoader(dataset, [[1]]):
+        pass
+    iter(loader)
+    assert loader.waited == 0
+
+
+class TestEnds:
+    def test_an_error_reaches_the_loop_at_its_batch(self, tmp_path, features):
+        version = make_version(tmp_path / "features", features)
+        (chunk,) = version.path.glob("shards/*/features/c/0/0")
+        data = bytearray(chunk.read_bytes())
+        data[0] ^= 1
+        chunk.write_bytes(data)
+        dataset = FeatureDataset(featcache.open(tmp_path / "features", check=True))
+        batches = iter(DataLoader(dataset, [[1], [2], [0], [3]]))
+        assert [next(batches)["ids"] for _ in range(2)] == [["utt-1"], ["utt-2"]]
+        with pytest.raises(DamagedError, match="utt-0: damaged"):
+            next(batches)
+        with pytest.raises(IndexError):
+            list(DataLoader(dataset, [[1], [50]]))
+
+    def test_an_error_of_the_sampler_too(self, dataset):
+        def sampler():
+            yield [1]
+            raise RuntimeError("no more")
+
+        with pytest.raises(RuntimeError, match="no more"):
+            list(DataLoader(dataset, sampler()))
+
+    def test_a_loop_that_is_left_leaves_no_threads(self, dataset):
+        before = threading.active_count()
+        for _ in DataLoader(dataset, [[1]] * 20, prefetch=4):
+            break
+        gc.collect()
+        batches = iter(DataLoader(dataset, [[1]] * 20, prefetch=4))
+        next(batches)
+        batches.close()
+        assert threading.active_count() == before
+
+    def test_two_loops_do_not_disturb_each_other(self, dataset):
+        loader = DataLoader(dataset, BATCHES)
+        for one, other, rows in zip(loader, loader, BATCHES, strict=True):
+            same(one, other)
+            same(one, dataset.batch(rows))
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"prefetch": 0}, "prefetch is 0: it must be at least 1"),
+        ({"dtype": {"features": torch.float32}}, "dtype is given by name, but the dataset has one version"),
+    ],
+)
+def test_arguments_that_do_not_do_are_refused(dataset, options, what):
+    with pytest.raises(ArgumentError, match=what):
+        DataLoader(dataset, BATCHES, **options)
+
+
+def test_takes_nothing_but_a_feature_dataset(dataset):
+    with pytest.raises(ArgumentError, match=r"dataset is a Subset: featcache.DataLoader takes a FeatureDataset"):
+        DataLoader(Subset(dataset, [1]), BATCHES)
+
+
+def test_quantised_features_come_as_values(tmp_path, features):
+    make_version(tmp_path / "features", features, quantized=True)
+    dataset = FeatureDataset(featcache.open(tmp_path / "features"), padding_value=-7, crop=Crop(frames=9))
+    for dtype in (None, torch.float16):
+        for batch, rows in zip(DataLoader(dataset, BATCHES, dtype=dtype), BATCHES, strict=True):
+            plain = dataset.batch(rows)["features"]
+            assert batch["features"].dtype == dtype or plain.dtype == torch.float32
+            assert torch.equal(batch["features"], plain.to(dtype or torch.float32))
+    for rows in BATCHES:  # as it is done on a GPU
+        (part,) = dataset.parts(rows)
+        values = part.dequantize(part.gather(raw=True), part.parameters(), torch.from_numpy(part.counts), None)
+        assert torch.equal(values, dataset.batch(rows)["features"])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+class TestOnAGpu:
+    @pytest.mark.parametrize("dtype", [None, torch.float32])
+    @pytest.mark.parametrize("quantized", [False, True])
+    def test_gives_the_same_batches(self, dataset, tmp_path, features, dtype, quantized):
+        if quantized:
+            make_version(tmp_path / "features", features, quantized=True)
+            dataset = FeatureDataset(featcache.open(tmp_path / "features"), tmp_path / "train.csv", padding_value=3)
+        sampler = [np.random.default_rng(seed).integers(0, 50, 40).tolist() for seed in range(60)]
+        for batch, rows in zip(
+            DataLoader(dataset, sampler, device="cuda", dtype=dtype, prefetch=4), sampler, strict=True
+        ):
+            assert batch["features"].is_cuda
+            assert batch["lengths"].is_cuda
+            assert batch["digit"].is_cuda
+            torch.cuda._sleep(1_000_000)  # training is slow: nobody may touch the batch meanwhile
+            plain = dataset.batch(rows)
+            expected = plain["features"] if dtype is None else plain["features"].to(dtype)
+            assert torch.equal(batch["features"].cpu(), expected)
+            assert torch.equal(batch["lengths"].cpu(), plain["lengths"])

@@ -1,0 +1,203 @@
+"""What cannot be extracted is named with its reason, and what extractors get wrong is told."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections import Counter
+
+import numpy as np
+import pytest
+import soundfile
+from audio_files import bad_files
+from conftest import check, chunk_files, items, only_version, speech, write_config
+from extracting import extracted
+
+from featcache.errors import Reason
+from featcache.manifest import read_manifest
+
+# Failures
+
+
+def test_a_failed_utterance_is_in_the_ledger_and_not_tried_again(cli, plain, scratch):
+    """It is named with its reason; a second run says so and does nothing; a new file or --retry-failed tries again."""
+    corpus = plain.copy(scratch / "corpus")
+    cache = scratch / "c"
+    (corpus.folder / "02.wav").write_bytes(b"RIFF, in name only")
+    (corpus.folder / "07.wav").unlink()
+    soundfile.write(corpus.folder / "09.wav", np.zeros(100), 16000)
+    for row in corpus.rows:
+        del row["duration"]
+    made = cli("extract", corpus.manifest(), "-o", cache)
+    assert made.code == 3
+    assert "failures: file_missing 1, not_audio 1, too_short 1" in made.out
+    (ledger,) = cache.glob("*/runs/*/failures.jsonl")
+    reasons = {record["id"]: record["reason"] for record in map(json.loads, ledger.read_text().splitlines())}
+    assert reasons == {"utt-02": "not_audio", "utt-07": "file_missing", "utt-09": "too_short"}
+    assert len(items(cache)) == 9
+
+    again = cli("extract", corpus.manifest(), "-o", cache)
+    assert again.code == 3
+    assert "0 extracted" in again.out
+    assert "3 failed" in again.out
+    assert list(cache.glob("*/runs/*/failures.jsonl")) == [ledger]
+    verified = cli("verify", cache, "--manifest", corpus.manifest())
+    assert verified.code == 3
+    assert "3 utterances are in the failure ledger" in verified.out
+
+    shutil.copy(plain.folder / "07.wav", corpus.folder)
+    mended = cli("extract", corpus.manifest(), "-o", cache, "--json")
+    assert (mended.code, extracted(mended), mended.json()["versions"][0]["failed"]) == (3, 1, 2)
+    retried = cli("extract", corpus.manifest(), "-o", cache, "--retry-failed", "--json")
+    assert (retried.code, retried.json()["failures"]) == (3, {"not_audio": 1, "too_short": 1})
+    for name in ("02.wav", "09.wav"):
+        shutil.copy(plain.folder / name, corpus.folder)
+    assert cli("extract", corpus.manifest(), "-o", cache).code == 0
+    assert check(cache, manifest=read_manifest(corpus.manifest())).failed == 0
+
+
+def test_every_kind_of_bad_file_is_named_with_its_reason(cli, plain, scratch):
+    """Missing, empty, cut off, no audio, not finite, too short, beside the file: and everything else is there."""
+    (scratch / "bad").mkdir()
+    expected, rows = {}, []
+    for name, (path, reason) in bad_files(scratch / "bad").items():
+        if "\0" not in str(path):  # which no manifest may hold
+            rows.append({"id": name, "path": str(path)})
+            expected[name] = reason
+    good = str(plain.folder / "00.wav")
+    soundfile.write(scratch / "short.wav", np.zeros(399), 16000)
+    soundfile.write(scratch / "long.wav", speech(3.6), 16000)
+    soundfile.write(scratch / "other-rate.wav", np.zeros(8000), 8000)
+    for name, reason, row in (
+        ("short", Reason.TOO_SHORT, {"path": str(scratch / "short.wav")}),
+        ("short segment", Reason.TOO_SHORT, {"path": good, "start": 0.1, "duration": 0.01}),
+        ("outside", Reason.SEGMENT_OUTSIDE, {"path": good, "start": 5.0}),
+        ("beyond the end", Reason.SEGMENT_OUTSIDE, {"path": good, "duration": 5.0}),
+        ("no channel", Reason.NO_SUCH_CHANNEL, {"path": good, "channel": 1}),
+        ("long", Reason.TOO_LONG, {"path": str(scratch / "long.wav")}),
+        ("other rate", Reason.RATE_REFUSED, {"path": str(scratch / "other-rate.wav")}),
+    ):
+        rows.append({"id": name, **row})
+        expected[name] = reason
+    fine = [{"id": row["id"], "path": str(plain.folder / row["path"])} for row in plain.rows[:8]]
+    mixed = [*rows, *fine]
+    random.Random(3).shuffle(mixed)
+    manifest = scratch / "mixed.jsonl"
+    manifest.write_text("".join(json.dumps(row) + "\n" for row in mixed))
+    config = scratch / "strict.yaml"
+    config.write_text("name: strict\nextractor: fbank\naudio: {resample: forbid, max_seconds: 3.5}\n")
+
+    made = cli("extract", manifest, "-o", scratch / "c", "-c", config, "--json")
+    assert made.code == 3, made.err
+    (ledger,) = (scratch / "c").glob("*/runs/*/failures.jsonl")
+    records = {record["id"]: record for record in map(json.loads, ledger.read_text().splitlines())}
+    assert {name: record["reason"] for name, record in records.items()} == expected
+    assert all(record["message"] for record in records.values())
+    assert made.json()["failures"] == Counter(expected.values())
+    assert set(items(scratch / "c")) == {row["id"] for row in fine}
+    assert check(scratch / "c").problems == []
+    told = cli("info", scratch / "c", "--failures").out
+    assert all(name in told and reason in told for name, reason in expected.items())
+    again = cli("extract", manifest, "-o", scratch / "c", "-c", config, "--json")
+    assert again.json()["failures"] == {"file_unreadable": 1}  # by now it might be readable
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u0085", "\x1c", "\r", "é"])
+def test_the_ledger_keeps_names_of_any_characters(cli, plain, scratch, separator):
+    """What Unicode, or Python, takes for the end of a line is no end of a record."""
+    path = f"no{separator}such.wav"
+    manifest = scratch / "odd.jsonl"
+    manifest.write_text(json.dumps({"id": "odd", "path": path}) + "\n")
+    assert cli("extract", manifest, "-o", scratch / "c").code == 3
+    ((_, failure),) = [
+        (one["id"], one) for one in cli("info", scratch / "c", "--json").json()["versions"][0]["failures"]
+    ]
+    assert failure["path"] == path
+    assert "0 extracted" in cli("extract", manifest, "-o", scratch / "c").out
+
+
+def test_an_extractor_may_refuse_a_clip_or_fail_it(cli, plain, scratch):
+    """Those utterances are in the ledger, and those beside them in the cache."""
+    rows = [
+        {**row, "id": f"{name}-{i}"}
+        for i, (row, name) in enumerate(zip(plain.rows, ["ok", "refuse", "nan"] * 4, strict=True))
+    ]
+    made = cli(
+        "extract",
+        plain.manifest(rows, "picky.csv"),
+        "-o",
+        scratch / "c",
+        "-c",
+        write_config(scratch, "Picky"),
+        "--json",
+    )
+    assert made.code == 3
+    assert made.json()["failures"] == {"extractor_refused": 4, "non_finite_features": 4}
+    assert set(items(scratch / "c")) == {row["id"] for row in rows if row["id"].startswith("ok")}
+    assert check(scratch / "c").problems == []
+
+
+def test_when_all_utterances_fail_there_is_a_ledger_and_no_shard(cli, plain, scratch):
+    """A wrong --root, say: nothing is lost by mounting the disk and running again."""
+    made = cli("extract", plain.manifest(), "-o", scratch / "c", "--root", scratch)
+    assert made.code == 3
+    assert "file_missing 12" in made.out
+    assert "bottleneck" not in made.out  # of nothing
+    assert made.out.endswith(f"featcache info {only_version(scratch / 'c').path} --failures\n")
+    assert chunk_files(scratch / "c") == {}
+    assert cli("verify", scratch / "c").code == 3
+    assert cli("extract", plain.manifest(), "-o", scratch / "c").code == 0
+    assert cli("verify", scratch / "c", "--manifest", plain.manifest()).code == 0
+
+
+def test_where_several_versions_lack_utterances_the_summary_names_the_cache(cli, plain, scratch):
+    """Its first version alone may have no failures."""
+    made = cli("extract", plain.manifest(), "-o", scratch / "c", "--root", scratch, "-c", "fbank80", "-c", "mfcc13")
+    assert made.out.endswith(f"featcache info {scratch / 'c'} --failures\n")
+
+
+def test_a_raised_limit_of_seconds_lets_in_what_was_too_long(cli, plain, scratch):
+    """`max_seconds` is not in the fingerprint: utterances that it kept out are missing once it no longer does."""
+    config = scratch / "limited.yaml"
+    config.write_text("name: limited\nextractor: fbank\naudio: {max_seconds: 0.5}\n")
+    made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", config)
+    assert made.code == 3
+    assert "too_long 6" in made.out
+    config.write_text("name: limited\nextractor: fbank\naudio: {max_seconds: 0.55}\n")
+    made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", config, "--json")
+    assert (made.code, extracted(made)) == (3, 2)
+    config.write_text("name: limited\nextractor: fbank\n")
+    assert cli("extract", plain.manifest(), "-o", scratch / "c", "-c", config).code == 0
+
+
+# What extractors get wrong
+
+
+def test_an_extractor_that_breaks_its_contract_ends_the_run(cli, plain, scratch):
+    """One line says what it did; nothing of it is kept."""
+    made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", write_config(scratch, "Wrong"))
+    assert made.code == 1
+    (line,) = made.err.splitlines()
+    assert "Wrong returned" in line
+    assert "num_frames" in line
+    assert chunk_files(scratch / "c") == {}
+
+
+def test_an_extractor_that_crashes_tells_on_what(cli, plain, scratch):
+    """The traceback is its author's; the utterances are ours to name."""
+    made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", write_config(scratch, "Broken"))
+    assert made.code == 1
+    assert "CUDA error: out of cheese" in made.err
+    assert "while Broken extracted utt-00, utt-01" in made.err
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "int64"])
+def test_features_are_not_stored_as_integers(cli, plain, scratch, dtype):
+    """A cast would leave noise: it is refused before anything is written. Only uint8 quantises."""
+    (scratch / "a.yaml").write_text(f"name: a\nextractor: fbank\nstore: {{dtype: {dtype}}}\n")
+    made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", scratch / "a.yaml")
+    assert made.code == 2
+    assert f"store.dtype: {dtype} cannot hold the features of fbank" in made.err
+    assert "or uint8, which quantises them" in made.err
+    assert not (scratch / "c").exists()

@@ -1,0 +1,184 @@
+"""Copies of shards on a local disk: made while the originals are read, and read as soon as they are whole."""
+
+import os
+import pickle
+import shutil
+import threading
+
+import numpy as np
+import pytest
+from forked import wait_until
+from local_copies import SHARDS, chunk, copies_in, mapped, parts_in, read_all, settle, shards
+from make_cache import make_version
+
+import featcache
+from featcache.loader import copying
+from featcache.loader.local_disk import LocalDisk, NotNow, PartialCopy
+from featcache.store import zarr3
+
+
+@pytest.fixture
+def cache_folder(tmp_path):
+    return tmp_path / "network" / "features"
+
+
+@pytest.fixture
+def disk(scratch):
+    return scratch / "disk"
+
+
+@pytest.fixture
+def version(cache_folder):
+    return make_version(cache_folder, *shards())
+
+
+class TestCopying:
+    def test_what_is_read_is_copied_and_read_from_the_copy_as_soon_as_it_is_whole(self, cache_folder, version, disk):
+        expected = [array.copy() for array in featcache.open(cache_folder)]
+        cache = featcache.open(cache_folder, copy_to=disk)
+        assert not disk.exists()  # nothing is copied before it is asked for
+        assert read_all(cache, expected)
+        settle(cache)
+        there = copies_in(disk)
+        assert sorted(name[:12] for name in there) == version.shard_names()
+        for name, path in there.items():
+            original = chunk(version, name[:12]).read_bytes()
+            assert path.read_bytes() == original
+            assert original[-4:] == bytes.fromhex(name[13:])[::-1]
+        assert mapped(disk) == set(map(str, there.values()))
+        assert mapped(cache_folder) == set()
+        assert read_all(cache, expected)
+        batch, lengths = cache.batch(range(len(cache)), check=True)
+        assert all(np.array_equal(row[:n], array) for row, n, array in zip(batch, lengths, expected, strict=True))
+
+    def test_only_the_shards_that_are_read_are_copied(self, cache_folder, version, disk):
+        cache = featcache.open(cache_folder, copy_to=disk)
+        cache.batch([0, 1])
+        wait_until(lambda: copies_in(disk))
+        wait_until(lambda: copying._thread is None)
+        assert {name[:12] for name in copies_in(disk)} == {cache.index.shards[0]}
+
+    def test_the_thread_ends_when_nothing_is_to_be_done_and_no_descriptor_is_left(self, cache_folder, version, disk):
+        settle(featcache.open(cache_folder, copy_to=disk))
+        before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+        for _ in range(3):
+            cache = featcache.open(cache_folder, copy_to=disk)
+            settle(cache)
+        assert threading.active_count() == threads
+        del cache
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    def test_copies_that_are_there_are_used(self, cache_folder, version, disk):
+        settle(featcache.open(cache_folder, copy_to=disk))
+        inodes = {path.stat().st_ino for path in copies_in(disk).values()}
+        for name in version.shard_names():  # an original that nobody looks into any more
+            data = bytearray(chunk(version, name).read_bytes())
+            data[:-4] = bytes(len(data) - 4)
+            chunk(version, name).write_bytes(data)
+        cache = featcache.open(cache_folder, copy_to=disk)
+        settle(cache)
+        assert {path.stat().st_ino for path in copies_in(disk).values()} == inodes
+        assert all(array.any() for array in cache)
+
+    def test_caches_that_differ_in_nothing_but_their_values_do_not_mix(self, tmp_path, disk):
+        """One was repaired on another machine, say: the shards' names are the same."""
+        features = shards()
+        others = [{name: array + 1 for name, array in features[0].items()}, *features[1:]]
+        versions = [
+            make_version(tmp_path / folder, *given)
+            for folder, given in zip("abc", (features, features, others), strict=True)
+        ]
+        assert len({version.path.name for version in versions}) == 1
+        assert versions[0].shard_names() == versions[2].shard_names()
+        caches = [featcache.open(version.path, copy_to=disk) for version in versions]
+        for cache in caches:
+            settle(cache)
+        assert len(copies_in(disk)) == SHARDS + 1
+        for cache in caches:
+            assert read_all(cache, featcache.open(cache.version.path))
+
+    def test_several_caches_have_one_thread(self, tmp_path, disk, monkeypatch):
+        folders = [tmp_path / str(number) for number in range(3)]
+        for number, folder in enumerate(folders):
+            make_version(folder, *shards(number), params={"number": number})
+        threads = set()
+        write = PartialCopy.write
+
+        def watched(part, data):
+            threads.add(threading.current_thread())
+            write(part, data)
+
+        monkeypatch.setattr(PartialCopy, "write", watched)
+        go = threading.Event()
+        commit = PartialCopy.commit
+        monkeypatch.setattr(PartialCopy, "commit", lambda part: (go.wait(60), commit(part)))
+        caches = [featcache.open(folder, copy_to=disk) for folder in folders]
+        for cache in caches:
+            for row in range(len(cache)):
+                cache[row]
+        go.set()
+        for cache in caches:
+            settle(cache)
+        assert len(threads) == 1
+        assert all(thread.daemon for thread in threads)
+        assert len(copies_in(disk)) == 3 * SHARDS
+
+    def test_a_cache_that_is_gone_is_not_kept_for_its_copies(self, cache_folder, version, disk, monkeypatch):
+        begun, go = threading.Event(), threading.Event()
+        commit = PartialCopy.commit
+        monkeypatch.setattr(PartialCopy, "commit", lambda part: (begun.set(), go.wait(60), commit(part)))
+        cache = featcache.open(cache_folder, copy_to=disk)
+        for row in range(len(cache)):
+            cache[row]
+        begun.wait(60)
+        del cache
+        go.set()
+        wait_until(lambda: copying._thread is None)
+        assert len(copies_in(disk)) == 1
+
+    def test_empty_shards_have_nothing_to_copy(self, tmp_path, disk):
+        version = make_version(tmp_path, {"a": np.zeros((0, 80), np.float16)}, shards()[0])
+        empty = next(name for name in version.shard_names() if version.shard(name).info.items == 1)
+        shutil.rmtree(version.shard(empty).folder / "features")
+        zarr3.write_array(version.shard(empty).folder / "features", np.zeros((0, 80), np.float16))
+        cache = featcache.open(tmp_path, copy_to=disk)
+        settle(cache)
+        assert len(copies_in(disk)) == 1
+
+    def test_pickled_it_copies_there_too(self, cache_folder, version, disk):
+        cache = pickle.loads(pickle.dumps(featcache.open(cache_folder, copy_to=disk)))
+        settle(cache)
+        assert len(copies_in(disk)) == SHARDS
+
+    def test_relative_folders_stay_where_they_were(self, cache_folder, version, disk, monkeypatch, tmp_path):
+        monkeypatch.chdir(tmp_path)
+        cache = featcache.open(cache_folder, copy_to="copies")
+        monkeypatch.chdir("/")
+        settle(cache)
+        assert len(copies_in(tmp_path / "copies")) == SHARDS
+
+
+class TestFolder:
+    def test_a_part_belongs_to_one_and_is_data_to_nobody(self, disk):
+        one, other = (LocalDisk(disk, 1000, "fbank80-0123456789ab") for _ in range(2))
+        name = "0123456789ab-01234567"
+        part = one.begin(name, 10)
+        assert other.is_under_way(name)
+        assert other.begin(name, 10) is NotNow.UNDER_WAY
+        assert other.find(name, 10) is None
+        part.write(memoryview(b"0123456789"))
+        part.commit()
+        assert not other.is_under_way(name)
+        assert other.begin(name, 10) is NotNow.UNDER_WAY  # just made
+        assert other.find(name, 10).tobytes() == b"0123456789"
+        assert other.find(name, 9) is None
+
+    def test_what_is_being_written_counts_and_what_was_given_up_does_not(self, disk):
+        one = LocalDisk(disk, 100, "fbank80-0123456789ab")
+        part = one.begin("0123456789ab-01234567", 60)
+        assert one.begin("0123456789ab-00000000", 60) is NotNow.FULL
+        part.discard()
+        part = one.begin("0123456789ab-00000000", 60)
+        assert isinstance(part, PartialCopy)
+        part.discard()
+        assert parts_in(disk) == []

@@ -1,0 +1,250 @@
+"""Copies of shards by several processes: each made once, killed at any instant, before and after a fork."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from forked import fork, forked, join, wait_until
+from local_copies import SHARDS, chunk, copies_in, mapped, parts_in, read_all, settle, shards
+from make_cache import make_version
+
+import featcache
+from featcache.loader import copying, local_disk
+from featcache.loader.local_disk import PartialCopy
+
+
+@pytest.fixture
+def cache_folder(tmp_path):
+    return tmp_path / "network" / "features"
+
+
+@pytest.fixture
+def disk(scratch):
+    return scratch / "disk"
+
+
+@pytest.fixture
+def version(cache_folder):
+    return make_version(cache_folder, *shards())
+
+
+INSTANTS = ["reserve", "write", "fsync", "before rename", "after rename"]
+
+
+def stop_at(instant, reached):
+    """Have this process's copying stand still at some instant of the second shard."""
+    count = {"commit": 0}
+
+    def stand():
+        os.write(reached, b".")
+        while True:
+            time.sleep(60)
+
+    def around(owner, name, when, condition=lambda: True):
+        real = getattr(owner, name)
+
+        def wrapped(*arguments):
+            if when == "before" and condition():
+                stand()
+            result = real(*arguments)
+            if when == "after" and condition():
+                stand()
+            return result
+
+        setattr(owner, name, wrapped)
+
+    def counted(part):
+        count["commit"] += 1
+        commit(part)
+
+    commit = PartialCopy.commit
+    PartialCopy.commit = counted
+    second = {"reserve": 1, "write": 1, "fsync": 2, "before rename": 2, "after rename": 2}[instant]
+    is_second = lambda: count["commit"] == second  # noqa: E731
+    if instant in ("reserve", "write"):
+        around(PartialCopy, instant, "after", is_second)
+    elif instant == "fsync":
+        around(local_disk.os, "fsync", "before", is_second)
+    else:
+        around(Path, "rename", instant.split()[0], is_second)
+
+
+class TestProcesses:
+    @pytest.mark.parametrize("instant", INSTANTS)
+    def test_killed_in_the_middle_of_a_copy_it_leaves_nothing_that_is_taken_for_one(
+        self, cache_folder, version, disk, instant, monkeypatch
+    ):
+        monkeypatch.setattr(copying, "_BLOCK_BYTES", 1000)
+        read_end, write_end = os.pipe()
+
+        def train():
+            stop_at(instant, write_end)
+            cache = featcache.open(cache_folder, copy_to=disk)
+            for row in range(len(cache)):
+                cache[row]
+            signal.pause()
+
+        pid = fork(train)
+        os.read(read_end, 1)
+        whole = instant == "after rename"
+        assert len(parts_in(disk)) == (not whole)
+        os.kill(pid, signal.SIGKILL)
+        assert join(pid) == -signal.SIGKILL
+        assert len(parts_in(disk)) == (not whole)
+        assert len(copies_in(disk)) == 1 + whole
+        for name, path in copies_in(disk).items():
+            assert path.read_bytes() == chunk(version, name[:12]).read_bytes()
+        cache = featcache.open(cache_folder, copy_to=disk)
+        settle(cache)
+        assert parts_in(disk) == []
+        assert len(copies_in(disk)) == SHARDS
+        assert read_all(cache, featcache.open(cache_folder))
+        os.close(read_end)
+        os.close(write_end)
+
+    def test_killed_at_random_moments_again_and_again(self, cache_folder, version, disk, monkeypatch):
+        monkeypatch.setattr(copying, "_BLOCK_BYTES", 1000)
+        expected = [array.copy() for array in featcache.open(cache_folder)]
+        chance = np.random.default_rng(3)
+
+        def train():
+            cache = featcache.open(cache_folder, copy_to=disk)
+            while True:
+                assert read_all(cache, expected)
+
+        for _ in range(25):
+            pids = [fork(train) for _ in range(2)]
+            time.sleep(chance.uniform(0.001, 0.03))
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+                assert join(pid) == -signal.SIGKILL
+            for name, path in copies_in(disk).items():
+                assert path.read_bytes() == chunk(version, name[:12]).read_bytes()
+            if len(copies_in(disk)) == SHARDS:
+                shutil.rmtree(disk)
+        settle(featcache.open(cache_folder, copy_to=disk))
+        assert parts_in(disk) == []
+        assert len(copies_in(disk)) == SHARDS
+
+    def test_several_at_once_copy_each_shard_once_and_all_use_it(self, tmp_path, disk, monkeypatch):
+        version = make_version(tmp_path, *shards(count=12))
+        log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        monkeypatch.setattr(copying, "_PATIENCE", 0.02)
+
+        def train():
+            commit = PartialCopy.commit
+
+            def slow(part):
+                time.sleep(0.01)
+                commit(part)
+                os.write(log, f"{os.path.basename(part._place)}\n".encode())
+
+            PartialCopy.commit = slow
+            cache = featcache.open(tmp_path, copy_to=disk)
+            for row in np.random.default_rng(os.getpid()).permutation(len(cache)).tolist():
+                cache[row]
+            wait_until(lambda: copying._thread is None)
+            assert len(mapped(disk)) == 12
+            assert mapped(tmp_path / version.path.name) == set()
+            assert read_all(cache, featcache.open(tmp_path))
+
+        pids = [fork(train) for _ in range(4)]
+        assert [join(pid) for pid in pids] == [0, 0, 0, 0]
+        done = (tmp_path / "log").read_text().split()
+        assert sorted(done) == sorted(copies_in(disk))
+        assert sorted(name[:12] for name in done) == version.shard_names()
+        os.close(log)
+
+    def test_a_forked_child_copies_only_when_it_reads_and_then_what_its_parent_had_asked_for(
+        self, cache_folder, version, disk, monkeypatch
+    ):
+        monkeypatch.setattr(copying, "_PATIENCE", 0.02)
+        begun, go, commit = threading.Event(), threading.Event(), PartialCopy.commit
+        monkeypatch.setattr(PartialCopy, "commit", lambda part: (begun.set(), go.wait(60), commit(part)))
+        cache = featcache.open(cache_folder, copy_to=disk)
+        for row in range(len(cache)):
+            cache[row]
+        begun.wait(60)
+
+        def worker():
+            PartialCopy.commit = commit
+            assert threading.active_count() == 1
+            time.sleep(0.05)
+            assert len(copies_in(disk)) == 0
+            cache[0]
+            wait_until(lambda: len(copies_in(disk)) == SHARDS - 1)  # the parent is at one of them
+
+        with forked(worker):
+            pass
+        go.set()
+        settle(cache)
+        assert len(copies_in(disk)) == SHARDS
+
+    def test_a_child_does_not_keep_its_dead_parents_copy_from_being_made_again(
+        self, cache_folder, version, disk, tmp_path
+    ):
+        read_end, write_end = os.pipe()
+
+        def parent():
+            stop_at("write", write_end)
+            cache = featcache.open(cache_folder, copy_to=disk)
+            for row in range(len(cache)):
+                cache[row]
+            wait_until(lambda: parts_in(disk) and len(copies_in(disk)) == 1)
+            child = fork(signal.pause)
+            (tmp_path / "child").write_text(str(child))
+            os.write(write_end, b"!")
+            signal.pause()
+
+        pid = fork(parent)
+        while os.read(read_end, 1) != b"!":
+            pass
+        os.kill(pid, signal.SIGKILL)
+        join(pid)
+        child = int((tmp_path / "child").read_text())
+        try:
+            assert len(parts_in(disk)) == 1
+            settle(featcache.open(cache_folder, copy_to=disk))
+            assert parts_in(disk) == []
+            assert len(copies_in(disk)) == SHARDS
+        finally:
+            os.kill(child, signal.SIGKILL)
+        os.close(read_end)
+        os.close(write_end)
+
+    def test_forked_and_spawned_workers(self, cache_folder, version, disk, tmp_path):
+        script = tmp_path / "train.py"
+        script.write_text(
+            textwrap.dedent("""
+            import sys
+            import torch
+            import featcache
+            from torch.utils.data import DataLoader
+
+            if __name__ == "__main__":
+                cache = featcache.open(sys.argv[1], ram="20kB", copy_to=sys.argv[2])
+                dataset, plain = featcache.FeatureDataset(cache), featcache.open(sys.argv[1])
+                for method in ("fork", "fork", "spawn"):
+                    loader = DataLoader(
+                        dataset, 3, collate_fn=dataset.collate, num_workers=2, multiprocessing_context=method
+                    )
+                    for first, batch in enumerate(loader):
+                        assert torch.equal(batch["features"], plain.batch(range(3 * first, 3 * first + 3))[0])
+            """)
+        )
+        # Python 3.12 warns of any fork of a process that has threads, and torch has some.
+        options = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]
+        command = [sys.executable, *options, script, cache_folder, disk]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        settle(featcache.open(cache_folder, copy_to=disk))
+        assert parts_in(disk) == []
+        assert len(copies_in(disk)) == SHARDS

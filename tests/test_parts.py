@@ -1,0 +1,207 @@
+"""Parts of utterances: spans of seconds, the first codebooks, and the same moment in several versions."""
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from make_cache import make_features, make_version
+
+import featcache
+from featcache import Crop
+from featcache.errors import ArgumentError, DamagedError, MissingItemError
+
+
+def timed(rate, seconds, columns=1, dtype="float32"):
+    """Features whose frames hold their own number, of utterances that last so many seconds."""
+    return {
+        f"utt-{number}": np.repeat(np.arange(int(length * rate), dtype=dtype)[:, None], columns, 1)
+        for number, length in enumerate(seconds)
+    }
+
+
+SECONDS = (3.0, 1.5, 0.3, 7.21)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("features")
+    make_version(folder, timed(100.0, SECONDS, 80, "float16"), name="fbank80")
+    codes = timed(75.0, SECONDS, 8, "uint16")
+    make_version(folder, dict(reversed(codes.items())), name="encodec24k", frame_rate=75.0)
+    make_version(folder, timed(11025 / 128, SECONDS), name="odd", frame_rate=11025 / 128)
+    return folder
+
+
+@pytest.fixture
+def fbank(folder):
+    return featcache.open(folder, "fbank80")
+
+
+@pytest.fixture
+def codes(folder):
+    return featcache.open(folder, "encodec24k")
+
+
+class TestSeconds:
+    def test_are_frames_of_the_moment(self, fbank, codes):
+        assert fbank.item("utt-0", start=1.0, duration=0.5)[:, 0].tolist() == list(range(100, 150))
+        assert codes.item("utt-0", start=1.0, duration=0.5)[:, 0].tolist() == list(range(75, 75 + 38))
+        assert fbank.item("utt-0", start=2.9)[:, 0].tolist() == list(range(290, 300))
+        assert len(fbank.item("utt-0", duration=1.25)) == 125
+        assert np.array_equal(fbank.item("utt-0", start=0), fbank["utt-0"])
+
+    def test_of_a_batch_are_each_ones_own_or_the_same_for_all(self, fbank):
+        features, lengths = fbank.batch(["utt-0", "utt-3", "utt-2"], start=[1.0, 7.0, 0.0], duration=0.25)
+        assert lengths.tolist() == [25, 21, 25]
+        assert features[0, :, 0].tolist() == list(range(100, 125))
+        assert features[1, :, 0].tolist() == [*range(700, 721), 0, 0, 0, 0]
+        features, lengths = fbank.batch([0, 1], start=1.0)
+        assert lengths.tolist() == [200, 50]
+        assert features.shape == (2, 200, 80)
+
+    @given(st.floats(0, 7.2), st.floats(0, 10))
+    def test_of_versions_of_different_rates_begin_within_half_a_frame_of_each_other(self, folder, start, duration):
+        for name, rate in (("fbank80", 100.0), ("encodec24k", 75.0), ("odd", 11025 / 128)):
+            cache = featcache.open(folder, name)
+            first = round(start * rate)
+            if first >= len(cache["utt-3"]):
+                with pytest.raises(ArgumentError):
+                    cache.item("utt-3", start=start, duration=duration)
+                continue
+            part = cache.item("utt-3", start=start, duration=duration)
+            assert len(part) == min(round(duration * rate), len(cache["utt-3"]) - first)
+            if len(part):
+                assert abs(float(part[0, 0]) / rate - start) <= 0.5 / rate + 1e-9
+
+    @pytest.mark.parametrize(
+        ("span", "what"),
+        [
+            ({"start": 3.0}, r"start lies beyond the end of 2 of 2 utterances: 3 s of 3 s \(number 0\), 3 s of 0.3 s"),
+            ({"start": [0.0, 0.5]}, r"start lies beyond the end of 1 of 2 utterances: 0.5 s of 0.3 s \(number 1\)"),
+            ({"start": -1}, r"start is -1: it must be seconds from 0 on"),
+            ({"duration": float("nan")}, "duration is nan"),
+            ({"start": [1.0, 2.0, 3.0]}, r"start is \[3\]: give one number, or one for each of 2 utterances"),
+        ],
+    )
+    def test_that_are_not_there_are_an_error(self, fbank, span, what):
+        with pytest.raises(ArgumentError, match=what):
+            fbank.batch(["utt-0", "utt-2"], **span)
+
+    def test_are_checked_with_the_whole_utterance(self, tmp_path):
+        version = make_version(tmp_path / "features", timed(100.0, SECONDS))
+        (chunk,) = version.path.glob("shards/*/features/c/0/0")
+        data = bytearray(chunk.read_bytes())
+        data[4 * 299] ^= 1  # the last frame of the first utterance
+        chunk.write_bytes(data)
+        cache = featcache.open(tmp_path / "features")
+        assert len(cache.batch([0], duration=0.1)[0][0]) == 10
+        with pytest.raises(DamagedError, match="utt-0: damaged"):
+            cache.batch([0], duration=0.1, check=True)
+
+
+class TestCodebooks:
+    def test_are_the_first_ones(self, codes):
+        assert np.array_equal(codes.item("utt-1", codebooks=3), codes["utt-1"][:, :3])
+        features, _ = codes.batch(["utt-1", "utt-2"], codebooks=2, padding_value=9)
+        whole, lengths = codes.batch(["utt-1", "utt-2"], padding_value=9)
+        assert torch.equal(features, whole[..., :2])
+        assert (features[1, lengths[1] :] == 9).all()
+        room = torch.empty(1000, dtype=torch.uint16)
+        assert torch.equal(codes.batch(["utt-1"], codebooks=1, out=room)[0], whole[:1, :, :1])
+
+    @pytest.mark.parametrize("codebooks", [0, 9, -1])
+    def test_that_are_not_there_are_an_error(self, codes, codebooks):
+        with pytest.raises(ArgumentError, match=rf"codebooks is {codebooks}: there are 8, so it must be 1 to 8"):
+            codes.batch([0], codebooks=codebooks)
+
+    def test_are_for_codes_only(self, fbank):
+        with pytest.raises(ArgumentError, match="codebooks is 2, but these features are log mel energy, not codes"):
+            fbank.item(0, codebooks=2)
+        with pytest.raises(ArgumentError, match="not codes"):
+            featcache.FeatureDataset(fbank, codebooks=2)
+
+
+class TestSeveralVersions:
+    def test_give_a_batch_of_all_of_them(self, fbank, codes):
+        dataset = featcache.FeatureDataset({"fbank": fbank, "codes": codes}, codebooks={"codes": 2})
+        batch = dataset.batch([3, 1])
+        assert batch["ids"] == ["utt-3", "utt-1"]
+        for name, cache in (("fbank", fbank), ("codes", codes)):
+            features, lengths = cache.batch(["utt-3", "utt-1"])
+            assert torch.equal(batch["features"][name], features if name == "fbank" else features[..., :2])
+            assert torch.equal(batch["lengths"][name], lengths)
+        assert dataset.lengths.tolist() == fbank.lengths.tolist()
+        item = dataset[3]
+        assert np.array_equal(item["features"]["codes"].numpy(), codes["utt-3"][:, :2])
+        collated = dataset.collate([dataset[3], dataset[1]])
+        assert torch.equal(collated["features"]["fbank"], batch["features"]["fbank"])
+        assert torch.equal(collated["lengths"]["codes"], batch["lengths"]["codes"])
+
+    def test_pad_each_with_its_own_value(self, fbank, codes):
+        dataset = featcache.FeatureDataset({"fbank": fbank, "codes": codes}, padding_value={"codes": 1024})
+        batch = dataset.batch([0, 2])
+        assert (batch["features"]["codes"][1, 22:] == 1024).all()
+        assert not batch["features"]["fbank"][1, 30:].any()
+
+    @given(st.integers(0, 1000), st.integers(1, 120))
+    def test_are_cropped_to_the_same_moments(self, folder, epoch, window):
+        caches = {name: featcache.open(folder, name) for name in ("fbank80", "encodec24k", "odd")}
+        rates = {name: cache.spec.frame_rate for name, cache in caches.items()}
+        exact = featcache.FeatureDataset({name: caches[name] for name in ("fbank80", "encodec24k")}, crop=window)
+        close = featcache.FeatureDataset(caches, crop=Crop(frames=window, seed=1))
+        for dataset, half in ((exact, 0), (close, 0.5)):
+            dataset.set_epoch(epoch)
+            batch = dataset.batch(range(4))
+            for row in range(4):
+                begins = {name: float(batch["features"][name][row, 0, 0]) / rates[name] for name in dataset.names}
+                for name in dataset.names:
+                    assert abs(begins[name] - begins["fbank80"]) <= half / rates[name] + 1e-9
+                for name in dataset.names:
+                    length = int(batch["lengths"][name][row])
+                    wanted = max(1, round(window * rates[name] / 100))
+                    assert length <= wanted
+                    if window <= 100 * SECONDS[row] - 3:
+                        assert length == wanted
+                    numbers = batch["features"][name][row, :length, 0].numpy().astype(np.int64)
+                    assert np.array_equal(np.diff(numbers), np.ones(length - 1))
+
+    def test_need_all_to_hold_an_utterance(self, fbank, codes, tmp_path):
+        make_version(tmp_path / "few", timed(50.0, SECONDS[:3]), frame_rate=50.0)
+        few = featcache.open(tmp_path / "few")
+        with pytest.raises(MissingItemError, match="utt-3"):
+            featcache.FeatureDataset({"fbank": fbank, "few": few})
+        dataset = featcache.FeatureDataset({"fbank": fbank, "codes": codes, "few": few}, skip_missing=True)
+        assert list(dataset.ids) == ["utt-0", "utt-1", "utt-2"]
+        assert dataset.skipped == ["utt-3"]
+        assert dataset.batch([2])["features"]["codes"].shape == (1, 22, 8)
+
+    @pytest.mark.parametrize(
+        ("options", "what"),
+        [
+            ({"padding_value": {"code": 1}}, r"padding_value names 'code'; the dataset's versions are fbank, codes"),
+            ({"codebooks": {"fbank": 2}}, r"not codes"),
+            ({"codebooks": 2}, r"not codes"),
+        ],
+    )
+    def test_are_named_in_arguments(self, fbank, codes, options, what):
+        with pytest.raises(ArgumentError, match=what):
+            featcache.FeatureDataset({"fbank": fbank, "codes": codes}, **options)
+
+    def test_there_is_one_at_least_and_one_has_no_name(self, fbank):
+        with pytest.raises(ArgumentError, match="cache holds no version"):
+            featcache.FeatureDataset({})
+        with pytest.raises(ArgumentError, match="padding_value is given by name, but the dataset has one version"):
+            featcache.FeatureDataset(fbank, padding_value={"features": 1})
+        assert set(featcache.FeatureDataset({"fbank": fbank})[0]["features"]) == {"fbank"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "uint16"])
+def test_an_empty_batch_is_empty(tmp_path, dtype):
+    make_version(tmp_path / "features", make_features(3, (8,), dtype))
+    dataset = featcache.FeatureDataset(featcache.open(tmp_path / "features"))
+    for batch in (dataset.batch([]), dataset.collate([]), dataset.collate(dataset.__getitems__([]))):
+        assert batch["ids"] == []
+        assert batch["features"].shape == (0, 0, 8)
+        assert batch["features"].numpy().dtype == dtype
+        assert batch["lengths"].shape == (0,)

@@ -1,0 +1,378 @@
+"""Floats as uint8: the arithmetic, and a cache that holds them."""
+
+import pickle
+
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from make_cache import make_features, make_version
+
+import featcache
+from featcache.errors import ArgumentError, DamagedError, ExtractorError, StoreError
+from featcache.quantize import dequantize, dequantize_array, quantize, stored_spec
+from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
+from featcache.store.check import check_shard
+from featcache.store.shard import Item
+from featcache.store.shard_writer import ShardWriter
+
+EPS = float(np.finfo(np.float32).eps)
+SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+SPEC = FeatureSpec((80,), "float32", 100.0, 400, 16000, "log mel energy")
+
+
+def reference(item):
+    """One item `[frames, *item_shape]` quantised in float64, one dimension after the other: levels, scale, offset."""
+    columns = item.reshape(len(item), -1).astype(np.float64)
+    levels, scales, offsets = np.zeros(columns.shape, np.int64), [], []
+    for number, column in enumerate(columns.T):
+        offset = min(column)
+        scale = (max(column) - offset) / 255
+        for frame, value in enumerate(column):
+            levels[frame, number] = round((value - offset) / scale) if scale else 0
+        scales.append(scale)
+        offsets.append(offset)
+    shape = item.shape[1:]
+    return levels.reshape(item.shape), np.reshape(scales, shape), np.reshape(offsets, shape)
+
+
+def quantized(*items):
+    """Levels and parameters of items, as numpy arrays."""
+    features = torch.from_numpy(np.concatenate(items))
+    levels, parameters = quantize(features, [len(item) for item in items])
+    return levels.numpy(), parameters.numpy()
+
+
+def values_of(item):
+    """What an item is read as."""
+    levels, parameters = quantized(item)
+    return dequantize_array(levels, *parameters[0])
+
+
+def noise(*shape, seed=0, scale=1.0):
+    return (scale * np.random.default_rng(seed).standard_normal(shape)).astype(np.float32)
+
+
+items_of_floats = hnp.array_shapes(min_dims=2, max_dims=3, max_side=7).flatmap(
+    lambda shape: hnp.arrays(np.float32, shape, elements=st.floats(-(2.0**100), 2.0**100, width=32))
+)
+
+
+class TestArithmetic:
+    def test_levels_and_parameters_are_those_of_the_slow_reference(self):
+        item = noise(50, 6)
+        levels, parameters = quantized(item)
+        expected, scale, offset = reference(item)
+        assert levels.dtype == np.uint8
+        assert parameters.dtype == np.float32
+        assert parameters.shape == (1, 2, 6)
+        assert np.allclose(parameters[0, 0], scale, rtol=EPS)
+        assert np.array_equal(parameters[0, 1], offset)
+        assert (levels != expected).mean() < 0.02  # where float32 rounds across the middle of two levels
+        assert np.abs(levels.astype(int) - expected).max() <= 1
+
+    @given(items_of_floats)
+    def test_a_value_is_off_by_half_a_scale_at_most_and_float32_rounding(self, item):
+        levels, parameters = quantized(item)
+        scale, offset = parameters[0].astype(np.float64)
+        assert np.array_equal(offset, item.min(0))
+        found = dequantize_array(levels, *parameters[0])
+        rounding = 2 * EPS * (np.abs(item).max(0) + 255 * scale) + 300 * SMALLEST
+        assert (np.abs(found.astype(np.float64) - item) <= scale / 2 + rounding).all()
+
+    @given(items_of_floats)
+    def test_the_ends_of_the_range_are_levels_0_and_255(self, item):
+        levels, parameters = quantized(item)
+        varies = parameters[0, 0] > 1e3 * SMALLEST
+        assert (levels.min(0) == 0).all()
+        assert (levels.max(0) == 255)[varies].all()
+
+    def test_what_is_constant_is_exact_and_so_is_one_frame(self):
+        item = np.stack([np.full(9, 0.1), np.zeros(9), np.full(9, -3e7)], 1).astype(np.float32)
+        assert np.array_equal(values_of(item), item)
+        assert np.array_equal(values_of(item[:1]), item[:1])
+        _, parameters = quantized(item)
+        assert (parameters[0, 0] == 0).all()
+
+    def test_zero_has_one_sign_whatever_the_order(self):
+        item = np.array([[0.0], [-0.0], [0.0]], np.float32)
+        for some in (item, item[1:], item[:2], -item):
+            assert quantized(some)[1].tobytes() == bytes(8)
+
+    def test_each_item_is_quantised_by_itself(self):
+        items = [noise(length, 3, 2, seed=length, scale=length) for length in (1, 40, 7, 300, 1)]
+        levels, parameters = quantized(*items)
+        alone = [quantized(item) for item in items]
+        assert levels.tobytes() == b"".join(one.tobytes() for one, _ in alone)
+        assert parameters.tobytes() == b"".join(one.tobytes() for _, one in alone)
+
+    @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+    def test_an_item_that_is_not_finite_has_parameters_that_are_not(self, wrong):
+        items = [noise(5, 4), noise(6, 4), noise(7, 4)]
+        items[1][3, 2] = wrong
+        _, parameters = quantized(*items)
+        assert np.isfinite(parameters).all(axis=(1, 2)).tolist() == [True, False, True]
+
+    def test_a_range_beyond_float32_counts_as_not_finite(self):
+        largest = float(np.finfo(np.float32).max)
+        for low, high in ((-largest, largest), (0.0, largest)):
+            levels, parameters = quantized(np.array([[low], [high]], np.float32))
+            assert not np.isfinite(parameters).all() or np.isfinite(dequantize_array(levels, *parameters[0])).all()
+        assert not np.isfinite(quantized(np.array([[-largest], [largest]], np.float32))[1]).all()
+
+    def test_other_floats_are_float32_first(self):
+        item = noise(20, 3)
+        for dtype in (torch.float64, torch.float16, torch.bfloat16):
+            given_ = torch.from_numpy(item).to(dtype)
+            found = [one.numpy().tobytes() for one in quantize(given_, [20])]
+            assert found == [one.numpy().tobytes() for one in quantize(given_.float(), [20])]
+
+    def test_what_is_given_is_left_alone(self):
+        item = noise(20, 3)
+        before = item.copy()
+        quantized(item)
+        assert np.array_equal(item, before)
+
+    def test_numpy_and_torch_compute_the_same_bits(self):
+        levels, parameters = quantized(noise(100, 80, scale=7), noise(100, 80, seed=1))
+        found = dequantize(torch.from_numpy(levels.reshape(2, 100, 80)), torch.from_numpy(parameters))
+        expected = [dequantize_array(levels[100 * i : 100 * i + 100], *parameters[i]) for i in range(2)]
+        assert found.numpy().tobytes() == np.stack(expected).tobytes()
+
+    def test_a_padded_batch_has_the_padding_value_itself(self):
+        items = [noise(3, 5, 2), noise(6, 5, 2, seed=1)]
+        levels, parameters = quantized(*items)
+        padded = torch.zeros(2, 6, 5, 2, dtype=torch.uint8)
+        padded[0, :3], padded[1] = torch.from_numpy(levels[:3]), torch.from_numpy(levels[3:])
+        lengths, parameters = torch.tensor([3, 6]), torch.from_numpy(parameters)
+        found = dequantize(padded, parameters, lengths=lengths, padding_value=-100)
+        assert (found[0, 3:] == -100).all()
+        assert np.array_equal(found[0, :3], values_of(items[0]))
+        assert np.array_equal(found[1], values_of(items[1]))
+        half = dequantize(padded, parameters, torch.bfloat16, lengths=lengths, padding_value=-100)
+        assert torch.equal(half, found.bfloat16())
+
+    def test_an_empty_batch_has_no_values(self):
+        found = dequantize(torch.zeros(0, 0, 80, dtype=torch.uint8), torch.zeros(0, 2, 80), lengths=torch.zeros(0))
+        assert found.shape == (0, 0, 80)
+
+
+class TestSpec:
+    def test_a_version_of_floats_in_uint8_has_one_more_side_array(self):
+        spec = stored_spec(SPEC, "uint8")
+        assert (spec.dtype, spec.stored_dtype, spec.is_quantized) == ("float32", "uint8", True)
+        assert [(side.name, side.item_shape, side.dtype) for side in spec.side] == [(QUANTIZATION, (2, 80), "float32")]
+
+    @pytest.mark.parametrize("dtype", ["float16", "float32"])
+    def test_no_other_has_it(self, dtype):
+        spec = stored_spec(SPEC, dtype)
+        assert (spec.dtype, spec.stored_dtype, spec.is_quantized, spec.side) == (dtype, dtype, False, ())
+
+    def test_codes_in_uint8_are_codes(self):
+        spec = stored_spec(FeatureSpec((8,), "int64", 75.0, 0, 24000, "codes", (256,) * 8), "uint8")
+        assert (spec.dtype, spec.stored_dtype, spec.is_quantized, spec.side) == ("uint8", "uint8", False, ())
+
+    @pytest.mark.parametrize("dtype", ["float16", "uint8"])
+    def test_an_extractor_cannot_have_a_side_array_of_that_name(self, dtype):
+        taken = FeatureSpec((8,), "float32", 75.0, 0, 24000, "x", side=(SideSpec(QUANTIZATION, (), "float32", "x"),))
+        with pytest.raises(ExtractorError, match="quantization: the name is taken"):
+            stored_spec(taken, dtype)
+
+
+@pytest.fixture(scope="module")
+def features():
+    return make_features(20, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, features):
+    """A cache of one quantised version of three shards; nobody changes it."""
+    folder = tmp_path_factory.mktemp("features")
+    items = list(features.items())
+    make_version(folder, dict(items[:7]), dict(items[7:8]), dict(items[8:]), quantized=True)
+    return folder
+
+
+@pytest.fixture
+def cache(folder):
+    return featcache.open(folder)
+
+
+@pytest.fixture
+def own(tmp_path, features):
+    """A cache of one shard, to spoil."""
+    make_version(tmp_path, features, quantized=True)
+    (shard,) = (tmp_path / featcache.open(tmp_path).version.path.name / "shards").glob("*/")
+    return tmp_path, shard
+
+
+class TestCache:
+    def test_gives_values_not_levels(self, cache, features):
+        assert cache.spec.dtype == "float32"
+        for position, (name, item) in enumerate(features.items()):
+            for found in (cache[name], cache[position], cache.item(name, check=True)):
+                assert found.dtype == np.float32
+                assert np.array_equal(found, values_of(item))
+        assert all(np.array_equal(found, values_of(item)) for found, item in zip(cache, features.values(), strict=True))
+
+    def test_values_are_an_array_of_your_own(self, cache, features):
+        cache["utt-3"][...] = 0
+        assert np.array_equal(cache["utt-3"], values_of(features["utt-3"]))
+
+    @pytest.mark.parametrize("padding_value", [0, -100, 0.3])
+    @pytest.mark.parametrize("check", [False, True])
+    def test_a_batch_is_values_padded_with_the_padding_value(self, cache, features, padding_value, check):
+        names = ["utt-11", "utt-0", "utt-7", "utt-0"]
+        batch, lengths = cache.batch(names, padding_value=padding_value, check=check)
+        assert batch.dtype == torch.float32
+        for row, length, name in zip(batch.numpy(), lengths.tolist(), names, strict=True):
+            assert np.array_equal(row[:length], values_of(features[name]))
+            assert (row[length:] == np.float32(padding_value)).all()
+
+    def test_a_part_has_the_values_it_has_in_the_whole(self, cache, features):
+        longest = max(features, key=lambda name: len(features[name]))
+        whole = cache[longest]
+        assert np.array_equal(cache.item(longest, start=0.05, duration=0.1), whole[5:15])
+        batch, lengths = cache.batch([longest], start=0.05, duration=0.1)
+        assert lengths.tolist() == [10]
+        assert np.array_equal(batch[0], whole[5:15])
+
+    def test_levels_and_parameters_give_the_same_on_the_device(self, cache):
+        names = list(cache.ids)
+        levels, lengths = cache.batch(names, raw=True)
+        parameters = cache.quantization(names)
+        assert (levels.dtype, parameters.dtype) == (torch.uint8, torch.float32)
+        assert parameters.shape == (20, 2, 80)
+        found = featcache.dequantize(levels, parameters, lengths=lengths, padding_value=-1)
+        assert torch.equal(found, cache.batch(names, padding_value=-1)[0])
+        assert torch.equal(cache.quantization([3, 0]), parameters[[3, 0]])
+        assert np.array_equal(cache.item("utt-2", raw=True), levels[2, : lengths[2]])
+
+    def test_levels_of_padding_are_0_and_nothing_else(self, cache):
+        levels, lengths = cache.batch(["utt-0", "utt-1", "utt-2"], raw=True)
+        assert all((row[length:] == 0).all() for row, length in zip(levels, lengths.tolist(), strict=True))
+        with pytest.raises(ArgumentError, match="levels are padded with 0"):
+            cache.batch(["utt-0"], raw=True, padding_value=-100)
+
+    def test_gathers_into_a_tensor_of_the_dtype_that_comes_out(self, cache):
+        size = 3 * int(cache.lengths.max()) * 80
+        for raw, dtype in ((False, torch.float32), (True, torch.uint8)):
+            room = torch.empty(size, dtype=dtype)
+            batch, _ = cache.batch([0, 1, 2], out=room, raw=raw)
+            assert batch.data_ptr() == room.data_ptr()
+            assert torch.equal(batch, cache.batch([0, 1, 2], raw=raw)[0])
+        with pytest.raises(ValueError, match=r"it must be torch\.float32"):
+            cache.batch([0], out=torch.empty(size, dtype=torch.uint8))
+
+    def test_what_is_not_quantised_is_raw_as_it_is(self, tmp_path):
+        make_version(tmp_path, make_features(3))
+        cache = featcache.open(tmp_path)
+        assert torch.equal(cache.batch([0, 1], raw=True)[0], cache.batch([0, 1])[0])
+        assert np.array_equal(cache.item(0, raw=True), cache[0])
+        with pytest.raises(StoreError, match="not quantised"):
+            cache.quantization([0])
+
+    def test_a_dataset_gives_values(self, cache, features):
+        dataset = featcache.FeatureDataset(cache)
+        assert torch.equal(dataset[4]["features"], torch.from_numpy(values_of(features["utt-4"])))
+        batch = dataset.collate([dataset[4], dataset[5]])
+        assert torch.equal(batch["features"], cache.batch([4, 5])[0])
+
+    @pytest.mark.parametrize("padding_value", [0, -100])
+    def test_a_loader_gives_values(self, cache, padding_value):
+        dataset = featcache.FeatureDataset(cache, padding_value=padding_value)
+        batches = [[4, 5, 11], [0], [7, 3]]
+        for dtype in (None, torch.bfloat16):
+            for rows, batch in zip(batches, featcache.DataLoader(dataset, batches, dtype=dtype), strict=True):
+                expected, lengths = cache.batch(rows, padding_value=padding_value)
+                assert torch.equal(batch["features"], expected.to(dtype or torch.float32))
+                assert torch.equal(batch["lengths"], lengths)
+
+    @pytest.mark.parametrize("rows", [[4, 5, 11], []])
+    def test_what_a_gpu_is_given_becomes_what_a_cpu_is_given(self, cache, rows):
+        dataset = featcache.FeatureDataset(cache, padding_value=-100, crop=9)
+        (part,) = dataset.parts(rows)
+        levels = part.gather(raw=True)
+        assert levels.dtype == torch.uint8
+        for dtype in (None, torch.float16):
+            found = part.dequantize(levels, part.parameters(), torch.from_numpy(part.counts), dtype)
+            assert torch.equal(found, part.gather().to(dtype or torch.float32))
+
+    def test_memory_and_copies_hold_levels(self, folder, tmp_path, cache):
+        for options in ({"ram": 1 << 20}, {"copy_to": tmp_path / "near"}):
+            nearer = featcache.open(folder, **options)
+            for _ in range(2):
+                assert torch.equal(nearer.batch([*range(20)])[0], cache.batch([*range(20)])[0])
+                assert np.array_equal(nearer["utt-7"], cache["utt-7"])
+
+    def test_it_says_what_it_is_and_travels(self, cache):
+        assert "float32 in uint8 [frames, 80]" in repr(cache)
+        assert np.array_equal(pickle.loads(pickle.dumps(cache))[3], cache[3])
+
+
+class TestDamage:
+    def flip(self, path, at):
+        data = bytearray(path.read_bytes())
+        data[at] ^= 8
+        path.write_bytes(data)
+
+    def problems(self, cache, shard):
+        version = featcache.open(cache).version
+        return [(one.kind, one.id) for one in check_shard(version.shard(shard.name), version.info.spec)]
+
+    def test_whole_shards_have_none(self, own):
+        assert self.problems(*own) == []
+
+    def test_a_flipped_bit_of_a_level_is_found_by_its_checksum(self, own):
+        folder, shard = own
+        self.flip(shard / "features" / "c" / "0" / "0", 3)
+        assert self.problems(*own) == [("checksum", "utt-0")]
+        for cache, check in ((featcache.open(folder, check=True), None), (featcache.open(folder), True)):
+            with pytest.raises(DamagedError, match="utt-0: damaged"):
+                cache.item("utt-0", check=check)
+            with pytest.raises(DamagedError, match="utt-0: damaged"):
+                cache.batch(["utt-0"], check=check, raw=True)
+        featcache.open(folder).batch(["utt-0"])
+
+    def test_a_flipped_bit_of_a_scale_is_found_too(self, own):
+        folder, shard = own
+        self.flip(shard / f"side_{QUANTIZATION}" / "c" / "0" / "0" / "0", 3)
+        assert self.problems(*own) == [("checksum", None)]
+        cache = featcache.open(folder)
+        values = cache["utt-5"]  # not looked at so far
+        for again, check in ((featcache.open(folder, check=True), None), (cache, True)):
+            with pytest.raises(DamagedError, match="side_quantization: damaged: its checksum does not match"):
+                again.item("utt-5", check=check)
+            with pytest.raises(DamagedError, match="side_quantization: damaged: its checksum does not match"):
+                again.batch(["utt-5"], check=check)
+        assert values.shape == (len(values), 80)
+
+    def test_two_entries_of_one_item_and_none_of_another_are_found(self, tmp_path, features):
+        version = make_version(tmp_path, quantized=True)
+        items = dict(list(features.items())[:3])
+        levels, parameters = quantized(*items.values())
+        lengths = [len(item) for item in items.values()]
+        writer = ShardWriter(version.work_folder("made-up"), (80,), version.dtype, version.info.spec.side)
+        made = [
+            Item(id_, "a.wav", None, None, None, 160 * n + 240, 1, 1, 16000)
+            for id_, n in zip(items, lengths, strict=True)
+        ]
+        writer.append(made, levels, lengths, {QUANTIZATION: (parameters, [1, 2, 0])})
+        name = writer.commit(version.path / "shards", sample_rate=16000, row=0, supersedes={}, made_by={})
+        assert [one.kind for one in check_shard(version.shard(name), version.info.spec)] == ["offsets"]
+        cache = featcache.open(tmp_path)
+        assert cache["utt-0"].shape == (lengths[0], 80)
+        for id_ in ("utt-1", "utt-2"):
+            with pytest.raises(DamagedError, match="not one scale and offset for each item; `featcache repair"):
+                cache.batch([id_])
+
+    def test_parameters_that_are_not_finite_are_found(self, tmp_path, features):
+        spoilt = dict(features)
+        spoilt["utt-3"] = np.full((4, 80), np.inf, np.float32)
+        version = make_version(tmp_path, spoilt, quantized=True)
+        (name,) = version.shard_names()
+        assert [(one.kind, one.id) for one in check_shard(version.shard(name), version.info.spec)] == [
+            ("non_finite", "utt-3")
+        ]

@@ -1,0 +1,99 @@
+"""What runs and probes leave in a version: the ledger of failures, what each did, what was measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import replace
+
+import pytest
+from conftest import scratch_folder
+from hypothesis import given
+from hypothesis import strategies as st
+from small_shards import INFO
+
+from featcache.errors import StoreError
+from featcache.store.runs import Failure, Run, asked_of, latest_failures
+from featcache.store.version import Version
+
+
+def failure(id_: str, reason: str = "empty") -> Failure:
+    return Failure(id_, f"{id_}.wav", None, 1.5, 0, reason, "what was seen", None, None)
+
+
+def test_the_latest_record_of_an_utterance_counts(version):
+    """Over all runs, in the order of time; a record torn by a kill is none."""
+    first = Run(version, {"manifest": "a.csv"})
+    first.fail([failure("a"), failure("b")])
+    first.fail([])
+    time.sleep(0.001)
+    second = Run(version, {"manifest": "b.csv"})
+    second.fail([failure("b", "truncated"), failure("c")])
+    with (second.folder / "failures.jsonl").open("a") as file:
+        file.write(json.dumps({"id": "a", "path": "a.w"})[:-3])
+    found = latest_failures(version)
+    assert {id_: one.reason for id_, one in found.items()} == {"a": "empty", "b": "truncated", "c": "empty"}
+    assert found["c"] == failure("c")
+    assert asked_of(version, first.id) == {"manifest": "a.csv"}
+    (second.folder / "run.json").write_text("{")
+    assert asked_of(version, second.id) == asked_of(version, "none") == {}
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), unique=True, min_size=1, max_size=5))
+def test_the_ledger_keeps_any_text(names):
+    """Ids, paths and messages of whatever characters, one record a line."""
+    failures = [replace(failure(name), path=name, message=name) for name in names]
+    with scratch_folder() as folder:
+        version = Version.create(folder, INFO)
+        Run(version, {}).fail(failures)
+        assert latest_failures(version) == {one.id: one for one in failures}
+
+
+def test_what_probes_found_comes_back_in_the_order_of_time(version):
+    """Documents of any form; the store does not ask what is in them."""
+    assert version.probes() == []
+    documents = [{"device": "cpu", "checksum": "00000000"}, {}, {"policies": [{"name": "pädded \udc80", "wrong": 0.5}]}]
+    for document in documents:
+        version.write_probe(document)
+        time.sleep(0.001)
+    assert Version.open(version.path).probes() == documents
+    assert len(list((version.path / "probes").iterdir())) == 3
+    with pytest.raises(ValueError, match="JSON"):
+        version.write_probe({"largest": math.nan})
+    assert version.probes() == documents
+
+
+def test_a_probe_that_is_damaged_is_left_out(version):
+    """A flipped bit in any byte of it, half a file, another file, a folder: the others count."""
+    version.write_probe({"wrong": 0.25, "policy": "padded"})
+    (path,) = (version.path / "probes").iterdir()
+    data = path.read_bytes()
+    for at in range(len(data)):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+        assert version.probes() == []
+        path.write_bytes(data[:at])
+        assert version.probes() == []
+    path.write_bytes(data)
+    for name, text in (("a.json", "[]"), ("b.json", '{"checksum": 1}'), (".c.json.12345678", "{}"), ("notes.txt", "")):
+        (path.parent / name).write_text(text)
+    (path.parent / "d.json").mkdir()
+    assert version.probes() == [{"wrong": 0.25, "policy": "padded"}]
+    assert version.shard_names() == []
+
+
+def test_a_probe_that_cannot_be_written_is_one_clear_line(version):
+    """Where, and why."""
+    (version.path / "probes").write_text("")
+    with pytest.raises(StoreError, match="probes: cannot be written: File exists"):
+        version.write_probe({})
+
+
+def test_a_run_says_what_came_of_it(version):
+    """What was asked, when, and the outcome."""
+    run = Run(version, {"threads": 2})
+    run.finish({"extracted": 5})
+    record = json.loads((run.folder / "run.json").read_text())
+    assert record["asked"] == {"threads": 2}
+    assert record["outcome"] == {"extracted": 5}
+    assert record["started"] <= record["finished"]

@@ -1,0 +1,456 @@
+"""Statistics of versions, held to sums of fractions; the same bits in any order; and the command that prints them."""
+
+import math
+import zipfile
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import speech
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from make_cache import add_shard, make_features, make_version
+
+from featcache.errors import ArgumentError, DamagedError, ManifestError, MissingItemError, StoreError
+from featcache.loader import Cache
+from featcache.spec import FeatureSpec
+from featcache.stats import Stats, moments, usage
+from featcache.stats.exact import LOWEST, ExactSums, in_units
+from featcache.stats.pieces import PIECE_FRAMES
+from featcache.store.version import Version, VersionInfo
+
+
+def exact(frames):
+    """Means and variances of frames `[N, ...]`, each rounded once, from sums of fractions."""
+    columns = np.asarray(frames, np.float64).reshape(len(frames), -1).T
+    mean, variance = [], []
+    for column in columns.tolist():
+        values = [Fraction(value) for value in column]
+        centre = sum(values) / len(values)
+        mean.append(float(centre))
+        variance.append(float(sum((value - centre) ** 2 for value in values) / len(values)))
+    shape = np.shape(frames)[1:]
+    return np.array(mean).reshape(shape), np.array(variance).reshape(shape)
+
+
+def check(found, frames, rtol=1e-13):
+    mean, variance = exact(frames)
+    np.testing.assert_allclose(found[0], mean, rtol=1e-15, atol=0)
+    np.testing.assert_allclose(found[1], variance, rtol=rtol, atol=0)
+
+
+def cache_of(folder, *shards, **options):
+    return Cache(make_version(folder, *shards, **options))
+
+
+def manifest_of(folder, rows, columns=("id", "speaker"), name="manifest.csv"):
+    path = folder / name
+    path.write_text("\n".join(",".join(row) for row in [columns, *rows]), encoding="utf-8")
+    return path
+
+
+def bytes_of(stats, folder):
+    stats.save(folder / "stats.npz", overwrite=True)
+    return (folder / "stats.npz").read_bytes()
+
+
+# Sums
+
+
+sizes = st.floats(allow_nan=False, allow_infinity=False).filter(lambda x: not x or 2.0**-900 <= abs(x) <= 2.0**900)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), sizes, sizes), min_size=1, max_size=30), st.randoms())
+@settings(max_examples=200)
+def test_sums_are_exact_in_any_order(rows, random):
+    expected = [
+        [sum(Fraction(row[1 + column]) for row in rows if row[0] == group) for column in (0, 1)] for group in range(3)
+    ]
+    random.shuffle(rows)
+    sums = ExactSums(3, 2)
+    cut = random.randint(0, len(rows) - 1)
+    for part in (rows[:cut], rows[cut:]):
+        if part:
+            sums.add(np.array([row[0] for row in part]), np.array([row[1:] for row in part], np.float64))
+    assert [[Fraction(total, 1 << LOWEST) for total in group] for group in sums.totals()] == expected
+
+
+@given(sizes)
+def test_a_float_in_units(value):
+    assert Fraction(in_units(value), 1 << LOWEST) == Fraction(value)
+
+
+# Of all frames
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("item_shape", [(1,), (13,), (300,), (3, 4)])
+def test_moments_are_those_of_fractions(tmp_path, dtype, item_shape):
+    features = make_features(12, item_shape, dtype, max_frames=60)
+    stats = moments(cache_of(tmp_path, features))
+    check((stats.mean, stats.variance), np.concatenate(list(features.values())))
+    assert (stats.utterances, stats.frames) == (12, sum(map(len, features.values())))
+    np.testing.assert_array_equal(stats.std, np.sqrt(stats.variance))
+
+
+@pytest.mark.parametrize("offset", [1e3, -1e6, 3e7])
+def test_means_far_from_zero_cost_no_digits(tmp_path, offset):
+    features = {name: array + np.float32(offset) for name, array in make_features(30, (4,), "float32").items()}
+    assert all(array.dtype == np.float32 for array in features.values())
+    stats = moments(cache_of(tmp_path, features))
+    check((stats.mean, stats.variance), np.concatenate(list(features.values())))
+
+
+def test_an_utterance_unlike_the_others_costs_few(tmp_path):
+    features = make_features(40, (4,), "float32")
+    for name in list(features)[::2]:
+        features[name] = features[name] * np.float32(1e-3) + np.float32(1e3)
+    stats = moments(cache_of(tmp_path, features))
+    check((stats.mean, stats.variance), np.concatenate(list(features.values())), rtol=1e-12)
+
+
+def test_means_of_float16_are_rounded_once(tmp_path):
+    features = make_features(40, (30,), "float16", max_frames=900)
+    frames = np.concatenate(list(features.values()))
+    np.testing.assert_array_equal(moments(cache_of(tmp_path, features)).mean, exact(frames)[0])
+
+
+def test_dimensions_that_do_not_vary_have_no_variance(tmp_path):
+    features = make_features(20, (5,), "float16", max_frames=PIECE_FRAMES * 3)
+    for array in features.values():
+        array[:, 1], array[:, 3] = -15.94, 0
+    stats = moments(cache_of(tmp_path, features))
+    assert stats.still == [1, 3]
+    assert (stats.variance[[1, 3]] == 0).all()
+    assert stats.mean[1] == np.float16(-15.94)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_shards_their_order_and_threads_change_no_bit(tmp_path, dtype):
+    features = make_features(40, (5,), dtype, max_frames=PIECE_FRAMES * 5 // 2)
+    names = list(features)
+    manifest = manifest_of(tmp_path, [(name, f"s{int(name[4:]) % 3}") for name in names])
+    backwards = manifest_of(tmp_path, [(name, f"s{int(name[4:]) % 3}") for name in names[::-1]], name="backwards.csv")
+    shards = [{name: features[name] for name in part} for part in (names[30:], names[:7], names[7:30])]
+    found = {
+        bytes_of(moments(cache_of(tmp_path / folder, *given), which, by="speaker", threads=threads), tmp_path)
+        for folder, given in (("one", [features]), ("three", shards), ("turned", [dict(reversed(features.items()))]))
+        for which in (manifest, backwards)
+        for threads in (1, 3)
+    }
+    assert len(found) == 1
+
+
+def test_what_was_extracted_again_counts_once(tmp_path):
+    old, new = make_features(10, (4,)), make_features(3, (4,), seed=5)
+    version = make_version(tmp_path, old)
+    add_shard(version, new, row=0, supersedes={version.shard_names()[0]: [0, 1, 2]})
+    stats = moments(Cache(version))
+    check((stats.mean, stats.variance), np.concatenate(list({**old, **new}.values())))
+
+
+@pytest.mark.parametrize("item_shape", [(6,), (300,), (2, 3)])
+def test_quantised_features_count_as_they_are_read(tmp_path, item_shape):
+    features = make_features(20, item_shape, "float32", max_frames=PIECE_FRAMES * 2)
+    cache = cache_of(tmp_path, features, quantized=True)
+    frames = np.concatenate(list(cache))
+    assert frames.dtype == np.float32
+    assert not np.array_equal(frames, np.concatenate(list(features.values())))
+    stats = moments(cache, threads=2)
+    check((stats.mean, stats.variance), frames)
+
+
+# Of groups
+
+
+def test_groups_are_those_of_the_column(tmp_path):
+    features = make_features(30, (4,), max_frames=PIECE_FRAMES * 2)
+    speakers = {name: ["änne", "bob", "7"][number % 3] for number, name in enumerate(features)}
+    manifest = manifest_of(tmp_path, [(name, speakers[name]) for name in list(features)[5:]])
+    frames = []
+    stats = moments(cache_of(tmp_path / "cache", features), manifest, by="speaker", report=frames.append)
+    chosen = list(features)[5:]
+    assert (stats.by, stats.groups, stats.utterances) == ("speaker", ["7", "bob", "änne"], 25)
+    check((stats.mean, stats.variance), np.concatenate([features[name] for name in chosen]))
+    for number, speaker in enumerate(stats.groups):
+        of_speaker = [features[name] for name in chosen if speakers[name] == speaker]
+        check((stats.group_mean[number], stats.group_variance[number]), np.concatenate(of_speaker))
+        assert stats.group_utterances[number] == len(of_speaker)
+        assert stats.group_frames[number] == sum(map(len, of_speaker))
+    assert sum(frames) == stats.frames == stats.group_frames.sum()
+
+
+def test_a_manifest_in_which_nothing_is_beside_the_next(tmp_path):
+    features = make_features(60, (4,))
+    chosen = list(features)[::2]
+    manifest = manifest_of(tmp_path, [(name, "x") for name in chosen])
+    stats = moments(cache_of(tmp_path / "cache", features), manifest)
+    check((stats.mean, stats.variance), np.concatenate([features[name] for name in chosen]))
+    assert stats.by is None
+
+
+# What cannot be
+
+
+def with_value(value):
+    features = make_features(20, (4,), "float32")
+    features["utt-7"][-1, 2] = value
+    return features
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_whose_values_are_not_finite_is_named(tmp_path, value):
+    with pytest.raises(StoreError, match=r"^utt-7: holds NaN or infinity"):
+        moments(cache_of(tmp_path, with_value(value)), threads=2)
+
+
+def test_the_largest_values_do_no_harm(tmp_path):
+    features = with_value(np.finfo(np.float32).max)
+    stats = moments(cache_of(tmp_path, features))
+    check((stats.mean, stats.variance), np.concatenate(list(features.values())), rtol=1e-12)
+
+
+def test_what_cannot_be_computed(tmp_path):
+    cache = cache_of(tmp_path / "cache", make_features(20, (4,)))
+    unknown = manifest_of(tmp_path, [(f"no-{number}", "x") for number in range(30)] + [("utt-1", "x")])
+    with pytest.raises(MissingItemError, match=r"manifest.csv: 30 of 31 utterances are not in .*no-9 … and 20 more"):
+        moments(cache, unknown)
+    known = manifest_of(tmp_path, [("utt-1", "x")])
+    with pytest.raises(ManifestError, match="has no column 'Speaker'; it has 'speaker'"):
+        moments(cache, known, by="Speaker")
+    with pytest.raises(ManifestError, match="takes a manifest"):
+        moments(cache, by="speaker")
+    with pytest.raises(StoreError, match="holds codes, uint16: they have no mean"):
+        moments(codes_cache(tmp_path / "codes"))
+    with pytest.raises(StoreError, match="only codes are counted"):
+        usage(cache)
+    with pytest.raises(StoreError, match="holds no utterances"):
+        moments(Cache(make_version(tmp_path / "empty")))
+
+
+def test_a_shard_that_is_cut_off_is_damaged(cli, scratch):
+    version = make_version(scratch / "cache", make_features(20, (4,), "float32"))
+    (chunk,) = (version.path / "shards").glob("*/features/c/0/0")
+    chunk.write_bytes(chunk.read_bytes()[:-100])
+    with pytest.raises(DamagedError, match="damaged"):
+        moments(Cache(version))
+    told = cli("stats", scratch / "cache")
+    assert (told.code, told.out) == (1, "")
+    assert "featcache repair" in told.err
+
+
+# The file
+
+
+def test_the_file_holds_all_there_is(tmp_path):
+    features = make_features(20, (4,))
+    manifest = manifest_of(tmp_path, [(name, f"ü{int(name[4:]) % 4}") for name in features])
+    cache = cache_of(tmp_path / "cache", features)
+    for by in (None, "speaker"):
+        stats = moments(cache, manifest, by=by)
+        stats.save(tmp_path / f"{by}.npz")
+        read = Stats.load(tmp_path / f"{by}.npz")
+        assert vars(read).keys() == vars(stats).keys()
+        for name, value in vars(stats).items():
+            np.testing.assert_array_equal(getattr(read, name), value)
+            assert type(getattr(read, name)) is type(value)
+        with np.load(tmp_path / f"{by}.npz", allow_pickle=False) as file:
+            assert file["fingerprint"] == cache.version.info.fingerprint
+            assert file["frames"] == cache.lengths.sum()
+            assert ("group_mean" in file) == (by is not None)
+
+
+def test_a_file_is_not_replaced_unasked(tmp_path):
+    stats = moments(cache_of(tmp_path / "cache", make_features(20, (4,))))
+    path = tmp_path / "stats.npz"
+    stats.save(path)
+    before = path.read_bytes()
+    with pytest.raises(ArgumentError, match=r"stats.npz: is there already: .* --force"):
+        stats.save(path)
+    stats.save(path, overwrite=True)
+    assert path.read_bytes() == before
+    with pytest.raises(StoreError, match="cannot be written"):
+        stats.save(tmp_path / "nowhere" / "stats.npz")
+
+
+NPY = b"\x93NUMPY\x01\x00v\x00{'descr': '<f8', 'fortran_order': False, 'shape': (), }".ljust(127) + b"\n" + bytes(8)
+"""An array, in the format of `np.save`."""
+
+
+def savez(path, **arrays):
+    np.savez(path, **{name: np.asarray(value) for name, value in arrays.items()})
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path, arrays: None, "cannot be read: No such file"),
+        (lambda path, arrays: path.write_bytes(b""), "not a file of `featcache stats`"),
+        (lambda path, arrays: path.write_bytes(b"PK\x03\x04 and so on"), "not a file of `featcache stats`"),
+        (lambda path, arrays: path.write_bytes(NPY), "not a file of `featcache stats`"),
+        (lambda path, arrays: savez(path, mean=[1.0]), "not a file of `featcache stats`"),
+        (lambda path, arrays: savez(path, **{**arrays, "format": [{}]}), "not a file of `featcache stats`"),
+        (lambda path, arrays: savez(path, format=arrays["format"]), "not a whole file"),
+        (lambda path, arrays: savez(path, **arrays, more=1), "not a whole file"),
+        (lambda path, arrays: savez(path, **{**arrays, "mean": [1.0]}), r"variance is float64 \[4\], and must be"),
+        (lambda path, arrays: savez(path, **{**arrays, "variance": [np.nan] * 4}), "must be finite"),
+    ],
+)
+def test_another_file_is_refused(tmp_path, write, message):
+    moments(cache_of(tmp_path / "cache", make_features(5, (4,)))).save(tmp_path / "sound.npz")
+    with np.load(tmp_path / "sound.npz") as file:
+        arrays = dict(file)
+    path = tmp_path / "stats.npz"
+    write(path, arrays)
+    with pytest.raises(StoreError, match=message):
+        Stats.load(path)
+
+
+def test_a_flipped_bit_is_noticed(tmp_path):
+    path = tmp_path / "stats.npz"
+    moments(cache_of(tmp_path / "cache", make_features(5, (4,)))).save(path)
+    with zipfile.ZipFile(path) as file:
+        at = file.getinfo("mean.npy").header_offset + 200
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match="not a file of"):
+        Stats.load(path)
+
+
+# Codes
+
+
+def codes_cache(folder, codes=None, sizes=(16, 300)):
+    codes = codes or make_features(20, (2,), "uint16", max_frames=300)
+    codes = {name: (array % np.array(sizes)).astype(np.uint16) for name, array in codes.items()}
+    spec = FeatureSpec((2,), "uint16", 75.0, 0, 24000, "codes", sizes)
+    version = Version.create(
+        folder, VersionInfo("codec", "1" * 64, {"name": "codec", "extractor": "made_up"}, spec, {})
+    )
+    add_shard(version, codes)
+    return Cache(version)
+
+
+def test_codes_are_counted(tmp_path):
+    cache = codes_cache(tmp_path)
+    frames = np.concatenate(list(cache))
+    for threads in (1, 3):
+        found = usage(cache, threads=threads)
+        for number, size in enumerate((16, 300)):
+            np.testing.assert_array_equal(found.counts[number], np.bincount(frames[:, number], minlength=size))
+        assert found.frames == len(frames)
+    assert found.used == [16, 200]
+    shares = np.bincount(frames[:, 0]) / len(frames)
+    assert found.entropy[0] == pytest.approx(-sum(p * math.log2(p) for p in shares))
+    assert found.perplexity[0] == pytest.approx(2 ** found.entropy[0])
+
+
+def test_of_codes_only_those_of_the_manifest_count(tmp_path):
+    cache = codes_cache(tmp_path / "cache")
+    chosen = cache.ids[:][::3]
+    found = usage(cache, manifest_of(tmp_path, [(name, "x") for name in chosen]))
+    frames = np.concatenate([cache[name] for name in chosen])
+    np.testing.assert_array_equal(found.counts[1], np.bincount(frames[:, 1], minlength=300))
+
+
+def test_one_code_has_no_entropy_and_equal_ones_have_all(tmp_path):
+    even = np.stack([np.full(64, 3), np.arange(64)], 1).astype(np.uint16)
+    found = usage(codes_cache(tmp_path, {"a": even}))
+    assert found.entropy == [0.0, 6.0]
+    assert found.perplexity == [1.0, 64.0]
+    assert found.used == [1, 64]
+
+
+def test_a_code_beyond_its_codebook_is_named(tmp_path):
+    cache = codes_cache(tmp_path, {"a": np.full((9, 2), 15, np.uint16)})
+    object.__setattr__(cache.version.info.spec, "codebook_sizes", (16, 15))
+    with pytest.raises(StoreError, match="holds code 15 of codebook 1, which has 15"):
+        usage(cache)
+
+
+# The command
+
+
+def test_the_command_says_what_there_is_and_keeps_it(cli, scratch):
+    features = make_features(30, (4,))
+    for array in features.values():
+        array[:, 2] = 1.5
+    make_version(scratch / "cache", features)
+    manifest = manifest_of(scratch, [(name, "anna" if name < "utt-2" else "ben") for name in features])
+    plain = cli("stats", scratch / "cache")
+    assert (plain.code, plain.err) == (0, "not kept: -o FILE does, for featcache.Cmvn.load\n")
+    assert f"30 utterances, {sum(map(len, features.values())):,} frames: log mel energy" in plain.out
+    assert "1 of 4 dimensions hardly vary: 2" in plain.out
+    options = ("--manifest", manifest, "--by", "speaker", "-o", scratch / "s.npz")
+    kept = cli("stats", scratch / "cache", *options, "--threads", 2)
+    assert (kept.code, kept.err) == (0, "")
+    assert "2 groups by speaker" in kept.out
+    assert Stats.load(scratch / "s.npz").groups == ["anna", "ben"]
+    again = cli("stats", scratch / "cache", *options)
+    assert again.code == 2
+    assert again.err == f"featcache: {scratch}/s.npz: is there already: give another name, or --force to replace it\n"
+    forced = cli("stats", scratch / "cache", *options, "--force", "--json")
+    assert forced.code == 0
+    document = forced.json()
+    assert document["still"] == [2]
+    assert [group["name"] for group in document["groups"]] == ["anna", "ben"]
+    np.testing.assert_array_equal(document["mean"], Stats.load(scratch / "s.npz").mean)
+    assert document["path"] == f"{scratch}/s.npz"
+
+
+def test_the_command_says_how_codes_are_used(cli, scratch):
+    codes_cache(scratch / "cache")
+    told = cli("stats", scratch / "cache")
+    assert told.code == 0
+    assert "codebook 1: 200 of 300 codes are used; entropy 7." in told.out
+    document = cli("stats", scratch / "cache", "--json").json()
+    assert [book["size"] for book in document["codebooks"]] == [16, 300]
+    for options in (["-o", scratch / "s.npz"], ["--by", "speaker", "--manifest", scratch / "m.csv"]):
+        refused = cli("stats", scratch / "cache", *options)
+        assert refused.code == 2
+        assert "holds codes, which have no mean: --by and -o are for features" in refused.err
+
+
+def test_the_command_ends_as_the_contract_has_it(cli, scratch):
+    make_version(scratch / "cache", make_features(3, (4,)))
+    strangers = manifest_of(scratch, [("nobody", "x")])
+    for args, code in (
+        ([scratch / "nowhere"], 1),
+        ([scratch / "cache", "--by", "speaker"], 2),
+        ([scratch / "cache", "--manifest", scratch / "gone.csv"], 2),
+        ([scratch / "cache", "--manifest", strangers], 1),
+        ([scratch / "cache", "--manifest", strangers, "--by", "x"], 1),
+        ([scratch / "cache", "-o", scratch / "nowhere" / "s.npz"], 1),
+        ([scratch / "cache", "--threads", 0], 2),
+    ):
+        refused = cli("stats", *args)
+        assert refused.code == code, args
+        assert "Traceback" not in refused.err
+        assert refused.out == ""
+    assert sorted(path.name for path in scratch.iterdir()) == ["cache", "manifest.csv"]
+
+
+def test_of_real_speech_by_speaker(cli, scratch):
+    """Spoken digits of six speakers, extracted and held to numpy's statistics."""
+    manifest = speech.DATA / "fsdd" / "manifest.csv"
+    if not manifest.exists():
+        pytest.skip(f"no speech in {manifest.parent}")
+    header, *rows = manifest.read_text(encoding="utf-8").splitlines()
+    rows = [row for row in rows if row.split(",")[0].endswith(("_7", "_20"))]
+    (scratch / "some.csv").write_text("\n".join([header, *rows]), encoding="utf-8")
+    (scratch / "fbank.yaml").write_text(
+        "name: fbank\nextractor: fbank\nparams: {num_mel_bins: 40}\naudio: {sample_rate: 8000}\n"
+    )
+    options = ("--root", manifest.parent, "-c", scratch / "fbank.yaml", "-o", scratch / "cache", "--device", "cpu")
+    assert cli("extract", scratch / "some.csv", *options).code == 0
+    told = cli(
+        "stats", scratch / "cache", "--manifest", scratch / "some.csv", "--by", "speaker", "-o", scratch / "s.npz"
+    )
+    assert told.code == 0, told.err
+    stats, cache = Stats.load(scratch / "s.npz"), Cache(Version.open(next((scratch / "cache").iterdir())))
+    assert len(stats.groups) == 6
+    for number, speaker in enumerate(stats.groups):
+        frames = np.concatenate([cache[row.split(",")[0]] for row in rows if f",{speaker}," in row]).astype(np.float64)
+        np.testing.assert_allclose(stats.group_mean[number], frames.mean(0), rtol=1e-12)
+        np.testing.assert_allclose(stats.group_variance[number], frames.var(0), rtol=1e-10)

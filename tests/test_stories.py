@@ -1,0 +1,110 @@
+"""The training stories, run as commands on a little audio: their tables and pictures, and what the tables say."""
+
+import csv
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+pytest.importorskip("matplotlib")
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A manifest of 36 clips at 8 kHz, three digits by three speakers: tones, of which the last nine are for tests."""
+    folder = tmp_path_factory.mktemp("digits")
+    random = np.random.default_rng(0)
+    with (folder / "manifest.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["id", "path", "digit", "speaker", "split"])
+        for number in range(36):
+            digit, speaker = number % 3, number // 3 % 3
+            at = np.arange(int(random.integers(1200, 3200))) / 8000
+            tone = np.sin(2 * np.pi * (300 + 400 * digit) * at) + np.sin(2 * np.pi * (100 + 50 * speaker) * at)
+            soundfile.write(folder / f"{number}.wav", 0.2 * tone + 0.01 * random.standard_normal(len(at)), 8000)
+            split = "test" if number >= 27 else "train"
+            rows.writerow([f"clip-{number}", f"{number}.wav", digit, f"speaker-{speaker}", split])
+    return folder / "manifest.csv"
+
+
+def run(script, *options):
+    command = [sys.executable, SCRIPTS / script, *options]
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=300)
+
+
+def rows_of(table):
+    """The cells of a table's rows, by what is in the first, with numbers for what begins with one."""
+    lines = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")]
+    return {
+        name.strip(): [float(re.match(r"[\d.]+", cell.strip())[0]) for cell in cells if cell.strip() != "–"]
+        for name, *cells in lines[2:]
+    }
+
+
+def assert_is_png(path):
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_keywords_trains_on_the_same_codes_whenever_they_are_made(digits, tmp_path):
+    pytest.importorskip("transformers")
+    from small_models import encodec_24khz
+
+    png = tmp_path / "keywords.png"
+    options = ["--data", digits, "--weights", encodec_24khz(tmp_path / "weights"), "--png", png]
+    sizes = ["--epochs", 2, "--more-epochs", 3, "--channels", 8, "--batch-size", 9, "--threads", 1]
+    done = run("train_keywords.py", *options, *sizes)
+    assert done.returncode == 0, done.stderr
+    assert "27 digits to train on, 9 to test with" in done.stdout
+    ways = rows_of(done.stdout)
+    assert list(ways) == ["one by one", "padded", "featcache"]
+    assert all(seconds > 0 and 0 <= accuracy <= 100 for seconds, *_, accuracy in ways.values())
+    held = re.search(r"([\d,]+) codes .* (\d+) differ .* (\d+) of them ties", done.stdout)
+    codes, different, ties = (int(number.replace(",", "")) for number in held.groups())
+    assert codes > 27 * 8 * 10
+    assert different == ties
+    if not different:
+        assert ways["one by one"][-1] == ways["featcache"][-1]
+    assert re.search(r"loader\.waited of featcache's: \d", done.stdout)
+    assert_is_png(png)
+
+
+def test_xvector_trains_with_noise_drawn_in_two_places(digits, tmp_path):
+    png = tmp_path / "xvector.png"
+    options = ["--data", digits, "--epochs", 3, "--channels", 8, "--batch-size", 9, "--threads", 1, "--png", png]
+    done = run("train_xvector.py", *options)
+    assert done.returncode == 0, done.stderr
+    assert "27 utterances of 3 speakers to train on, 9 to test with" in done.stdout
+    ways = rows_of(done.stdout)
+    assert list(ways) == ["on the CPU", "on the device"]
+    for step, p90, noise, share, *_, accuracy in ways.values():
+        assert 0 < noise < step <= p90
+        assert 0 < share < 100
+        assert 0 <= accuracy <= 100
+    assert_is_png(png)
+
+
+@pytest.mark.parametrize("script", ["train_keywords.py", "train_xvector.py"])
+def test_a_manifest_that_is_not_there_is_one_line(script, tmp_path):
+    done = run(script, "--data", tmp_path / "none.csv")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{tmp_path / 'none.csv'}: there is none; --data takes a manifest")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_network_sees_a_row_as_if_alone(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import torch
+    from xvector import XVector
+
+    torch.manual_seed(0)
+    network = XVector(5, 3, channels=8).eval()
+    features, lengths = torch.randn(4, 30, 5), torch.tensor([30, 1, 17, 9])
+    together = network(features, lengths)
+    for row, length in enumerate(lengths.tolist()):
+        alone = network(features[row : row + 1, :length], lengths[row : row + 1])
+        torch.testing.assert_close(together[row : row + 1], alone)

@@ -1,0 +1,217 @@
+"""Whole trainings: torch's DataLoader with workers that live on, Lightning's Trainer, two ranks of DDP."""
+
+import json
+import socket
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import toolkits
+import torch
+from torch.utils.data import DataLoader
+
+import featcache
+from featcache import masks
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return toolkits.make(tmp_path_factory.mktemp("trainers"))
+
+
+class TestTorch:
+    def test_persistent_workers_under_every_start_method(self, made, tmp_path):
+        toolkits.run_script(
+            tmp_path,
+            """
+            import sys
+            import torch
+            import featcache
+            from torch.utils.data import DataLoader
+
+            if __name__ == "__main__":
+                dataset = featcache.FeatureDataset(featcache.open(sys.argv[1], "fbank80"), sys.argv[2])
+                sampler = featcache.BucketBatchSampler(dataset.lengths, max_frames=100)
+                expected = {}
+                for method in (None, "fork", "spawn"):
+                    workers = {"num_workers": 2, "multiprocessing_context": method, "persistent_workers": True}
+                    loader = DataLoader(
+                        dataset, batch_sampler=sampler, collate_fn=dataset.collate, **(workers if method else {})
+                    )
+                    for epoch in range(3):
+                        sampler.set_epoch(epoch)
+                        batches = list(loader)
+                        assert sorted(id_ for batch in batches for id_ in batch["ids"]) == sorted(dataset.ids)
+                        assert all(batch["features"].shape[:2].numel() <= 100 for batch in batches)
+                        for batch, other in zip(batches, expected.setdefault(epoch, batches), strict=True):
+                            assert batch.keys() == other.keys()
+                            assert batch["ids"] == other["ids"] and batch["text"] == other["text"]
+                            for name in ("features", "lengths", "digit", "score"):
+                                assert torch.equal(batch[name], other[name])
+                assert [batch["ids"] for batch in expected[0]] != [batch["ids"] for batch in expected[1]]
+            """,
+            made.folder / "features",
+            made.manifest,
+        )
+
+
+class TestLightning:
+    @pytest.fixture
+    def lightning(self):
+        lightning = pytest.importorskip("lightning")
+        torch.manual_seed(0)
+        return lightning
+
+    @pytest.fixture
+    def model(self, lightning):
+        class Digits(lightning.LightningModule):
+            """Digits from mean frames; notes what it sees."""
+
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(80, 10)
+                self.seen, self.validated, self.losses = [], [], []
+
+            def training_step(self, batch, number):
+                self.seen.append((self.current_epoch, batch["ids"]))
+                padding = masks.padding_mask(batch["lengths"], batch["features"].shape[1])
+                means = (batch["features"].float() * padding[..., None]).sum(1) / batch["lengths"][:, None]
+                loss = torch.nn.functional.cross_entropy(self.layer(means), batch["digit"])
+                self.losses.append(loss.item())
+                return loss
+
+            def validation_step(self, batch, number):
+                self.validated += batch["ids"]
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), lr=0.5)
+
+        return Digits()
+
+    @pytest.fixture
+    def trainer(self, lightning, tmp_path):
+        return lightning.Trainer(
+            max_epochs=2,
+            accelerator="cpu",
+            default_root_dir=tmp_path,
+            use_distributed_sampler=False,
+            num_sanity_val_steps=0,
+            **dict.fromkeys(
+                ["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "barebones"], False
+            ),
+        )
+
+    @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+    @pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+    @pytest.mark.filterwarnings("ignore:The 'val_dataloader' does not have many workers")
+    @pytest.mark.parametrize("kind", [DataLoader, featcache.DataLoader], ids=["torch", "featcache"])
+    def test_fits_and_validates_in_epochs_that_differ(self, made, model, trainer, kind):
+        dataset = made.dataset(columns=["digit"])
+
+        def load(sampler):
+            if kind is featcache.DataLoader:
+                return featcache.DataLoader(dataset, sampler)
+            return DataLoader(dataset, batch_sampler=sampler, collate_fn=dataset.collate)
+
+        sampler = featcache.BucketBatchSampler(dataset.lengths, max_frames=100)
+        validation = featcache.BucketBatchSampler(dataset.lengths, batch_size=8, shuffle=False)
+        trainer.fit(model, load(sampler), load(validation))
+        for number in range(2):
+            seen = [ids for epoch, ids in model.seen if epoch == number]
+            assert sorted(id_ for ids in seen for id_ in ids) == sorted(made.rows)
+            sampler.set_epoch(number)
+            assert seen == [[dataset.ids[row] for row in rows] for rows in sampler]
+        assert sorted(model.validated) == sorted([*made.rows] * 2)
+        assert np.isfinite(model.losses).all()
+
+
+RANK = """
+    import json, os, sys
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader
+    import featcache
+    from featcache import masks
+
+    def loss_of(model, batch, num_frames):
+        padding = masks.padding_mask(batch["lengths"], batch["features"].shape[1])
+        errors = model(batch["features"].double()).squeeze(-1) - batch["score"][:, None]
+        return (errors.square() * padding).sum() / num_frames
+
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    dataset = featcache.FeatureDataset(featcache.open(sys.argv[1], "fbank80"), sys.argv[2])
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(80, 1).double())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    samplers = [
+        featcache.BucketBatchSampler(dataset.lengths, max_frames=100, rank=each, world_size=world_size)
+        for each in range(world_size)
+    ]
+    kinds = {
+        "torch": DataLoader(dataset, batch_sampler=samplers[rank], collate_fn=dataset.collate),
+        "featcache": featcache.DataLoader(dataset, samplers[rank]),
+    }
+    seen = []
+    for epoch in range(2):
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        steps = list(zip(*samplers, strict=True))
+        ids = []
+        for rows, batch in zip(steps, kinds[sys.argv[3]], strict=True):
+            num_frames = batch["lengths"].sum()
+            dist.all_reduce(num_frames)
+            optimizer.zero_grad()
+            (world_size * loss_of(model, batch, num_frames)).backward()  # DDP takes the mean over the ranks
+
+            alone = torch.nn.Linear(80, 1).double()
+            alone.load_state_dict(model.module.state_dict())
+            every = dataset.batch([row for part in rows for row in part])
+            assert num_frames == every["lengths"].sum()
+            loss_of(alone, every, num_frames).backward()
+            for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+                torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+            optimizer.step()
+            ids += batch["ids"]
+        seen.append(ids)
+    print(json.dumps(seen))
+    dist.destroy_process_group()
+"""
+
+
+class TestDistributed:
+    @pytest.mark.parametrize("loader", ["torch", "featcache"])
+    def test_two_ranks_see_each_utterance_once_and_step_as_one_process_would(self, made, tmp_path, loader):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        script = tmp_path / "rank.py"
+        script.write_text(textwrap.dedent(RANK))
+        common = {"PATH": "", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        command = [sys.executable, "-W", "error", script, made.folder / "features", made.manifest, loader]
+        ranks = [
+            subprocess.Popen(
+                command,
+                env={**common, "RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        try:
+            results = [rank.communicate(timeout=300) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        assert [rank.returncode for rank in ranks] == [0, 0], [err for _, err in results]
+        seen = [json.loads(out) for out, _ in results]
+        for first, second in zip(*seen, strict=True):
+            assert sorted(first + second) == sorted(made.rows)
+            assert first
+            assert second
+        assert seen[0][0] != seen[0][1]

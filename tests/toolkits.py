@@ -1,0 +1,87 @@
+"""What the tests of adapters share: two versions of the same utterances, a manifest, and scripts in new processes."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from make_cache import make_features, make_version
+
+import featcache
+
+
+@dataclass
+class Made:
+    """Versions of 40 utterances, and a manifest of 30 of them, in another order.
+
+    Attributes:
+        folder: where everything is; the cache is `features` in it.
+        fbank: what was stored, float16 `[frames, 80]` at 100 Hz, by id.
+        codes: uint16 `[frames, 8]` at 75 Hz.
+        manifest: with the columns `path`, `start`, `channel`, `text`, `speaker`, `digit`, `score`.
+        rows: of the manifest, by id.
+    """
+
+    folder: Path
+    fbank: dict[str, np.ndarray]
+    codes: dict[str, np.ndarray]
+    manifest: Path
+    rows: dict[str, dict[str, str]]
+
+    def cache(self, name: str = "fbank80", **options) -> featcache.Cache:
+        return featcache.open(self.folder / "features", name, **options)
+
+    def dataset(self, **options) -> featcache.FeatureDataset:
+        return featcache.FeatureDataset(self.cache(), self.manifest, **options)
+
+    def both(self, **options) -> featcache.FeatureDataset:
+        return featcache.FeatureDataset({"fbank": self.cache(), "codes": self.cache("codec")}, self.manifest, **options)
+
+
+def make(folder: Path) -> Made:
+    fbank = make_features(40, seed=5)
+    ids = list(fbank)
+    shards = [{id_: fbank[id_] for id_ in ids[first:last]} for first, last in ((0, 9), (9, 30), (30, 40))]
+    make_version(folder / "features", *shards)
+    random = np.random.default_rng(6)
+    lengths = {id_: max(1, len(array) * 3 // 4) for id_, array in fbank.items()}
+    codes = {id_: random.integers(0, 1024, (length, 8)).astype(np.uint16) for id_, length in lengths.items()}
+    make_version(folder / "features", codes, name="codec", frame_rate=75.0)
+    rows = {
+        id_: {
+            "id": id_,
+            "path": f"speech/{number // 4}.flac",
+            "start": f"{number % 4 * 1.5:g}",
+            "channel": str(number % 2),
+            "text": f"wörd, {number}",
+            "speaker": f"s{number % 3}",
+            "digit": str(number % 10),
+            "score": f"{number / 4}",
+        }
+        for number, id_ in enumerate(reversed(ids[5:35]))
+    }
+    manifest = folder / "train.csv"
+    with manifest.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[ids[5]]))
+        writer.writeheader()
+        writer.writerows(rows.values())
+    return Made(folder, fbank, codes, manifest, rows)
+
+
+def run_script(
+    folder: Path, code: str, *arguments: object, ignore: tuple[str, ...] = (), cwd: Path | None = None
+) -> str:
+    """Run a script in a new process with warnings, but for some, as errors; returns what it prints."""
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(code), encoding="utf-8")
+    # Python 3.12 warns of any fork of a process that has threads, and torch has some.
+    ignored = [part for what in ("This process:DeprecationWarning", *ignore) for part in ("-W", f"ignore:{what}")]
+    command = [sys.executable, "-W", "error", *ignored, str(script), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
