@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from featcache.augment import GaussianNoise, SpecAugment
-from featcache.device import _keep_freed_memory
+from featcache.device import keep_freed_memory
 
 MASKS, TIME_WIDTH, FREQ_WIDTH, FRACTION, SNR = 2, 100, 27, 0.2, 20.0
 OURS = "featcache"
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    _keep_freed_memory()
+    keep_freed_memory()
     results = {kind: measure(given, arguments) for kind, given in KINDS.items()}
     if arguments.json:
         print(json.dumps(results, indent=2))

@@ -32,10 +32,11 @@ from time import perf_counter
 
 import torch
 from clock import median, remark, timed, undisturbed
+from pictures import pyplot_for
 from torch import Tensor
 
 from featcache import masks
-from featcache.device import _keep_freed_memory
+from featcache.device import keep_freed_memory
 
 FRAMES = (500, 1000, 2000, 4000)
 CHUNK_SIZES = (4, 8, 16, 32)
@@ -118,7 +119,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    _keep_freed_memory()
+    keep_freed_memory()
     left = None if arguments.left_chunks < 0 else arguments.left_chunks
     grid = [(num_frames, arguments.chunk_size, left) for num_frames in FRAMES]
     grid += [(AT, size, left) for size in CHUNK_SIZES for left in (None, arguments.left_chunks)]
@@ -199,14 +200,8 @@ def show(results: list[dict], arguments: argparse.Namespace) -> None:
 
 def draw(results: list[dict], path: Path) -> None:
     """The times over the frames, as a PNG; without matplotlib, say how to get it."""
-    try:
-        import matplotlib
-    except ImportError:
-        print(f"{path} is left out, as matplotlib is not installed: pip install '.[bench]'", file=sys.stderr)
+    if (pyplot := pyplot_for(path)) is None:
         return
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
     figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
     frames = [one["frames"] for one in results]
     for name in RUNS:

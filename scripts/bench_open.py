@@ -21,14 +21,14 @@ import multiprocessing
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 import torch
-from bench_load import make_version
+from bench_load import make_version, private_bytes
 
 import featcache
 
@@ -60,7 +60,7 @@ def measure(folder: Path) -> None:
         with step("open, the first time: the index is built"):
             featcache.open(folder)
     featcache.open(folder)  # imports
-    forget(folder)
+    forget(folder.glob("*/index/*/*"))
     with step("open, cold"):
         featcache.open(folder)
     with step("open"):
@@ -102,9 +102,9 @@ def read(cache: featcache.Cache) -> None:
         cache.batch(batch)
 
 
-def forget(folder: Path) -> None:
-    """Have the index out of the page cache."""
-    for path in folder.glob("*/index/*/*"):
+def forget(files: Iterable[Path]) -> None:
+    """Have files out of the page cache."""
+    for path in files:
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -152,11 +152,6 @@ def anonymous_bytes() -> int:
     """Cheap enough to be asked for all the time."""
     resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
     return (resident - shared) * PAGE
-
-
-def private_bytes() -> int:
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_Dirty:"))
 
 
 if __name__ == "__main__":

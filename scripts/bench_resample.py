@@ -57,8 +57,9 @@ import soxr
 import torch
 from bench_tokenize import make_weights
 from clock import CORES, median, remark, timed, undisturbed
-from corpus import SPEECH, _buzz, _pool, is_speech, write_manifest
+from corpus import SPEECH, buzz, is_speech, speech_at, write_manifest
 from numpy.typing import NDArray
+from pictures import pyplot_for
 from resample_quality import CLEAN_DB, RIPPLE_DB, Signal, is_clean, quality
 
 from featcache.audio import to_waveform
@@ -211,7 +212,7 @@ def shares(folder: Path, threads: int, rounds: int, seconds: float) -> list[dict
 
 def _corpus(folder: Path, rate: int, seconds: float) -> Path:
     """16-bit WAV files of 10 s at some rate."""
-    voice = np.resize(speech_at(rate), int(seconds * rate))
+    voice = np.resize(voice_at(rate), int(seconds * rate))
     rows = []
     for number, first in enumerate(range(0, len(voice), int(LONG * rate))):
         clip = voice[first : first + int(LONG * rate)]
@@ -227,8 +228,9 @@ def _stages(manifest: Path, config: Config, cache: Path, threads: int) -> tuple[
     return summary.stages, summary.times_real_time
 
 
-def speech_at(rate: int) -> NDArray[np.float32]:
-    return _pool(SPEECH, rate) if is_speech() else _buzz(np.random.default_rng(0), rate)
+def voice_at(rate: int) -> NDArray[np.float32]:
+    """Real speech, where it is there."""
+    return speech_at(SPEECH, rate) if is_speech() else buzz(np.random.default_rng(0), rate)
 
 
 # What comes of it
@@ -277,14 +279,8 @@ def show(results: list[dict], of_runs: list[dict]) -> None:
 
 def draw(results: list[dict], path: Path) -> None:
     """Speed against quality, as a PNG; without matplotlib, say how to get it."""
-    try:
-        import matplotlib
-    except ImportError:
-        print(f"{path} is left out, as matplotlib is not installed: pip install '.[bench]'", file=sys.stderr)
+    if (pyplot := pyplot_for(path)) is None:
         return
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
     figure, all_axes = pyplot.subplots(1, len(PAIRS), figsize=(13, 4.5), sharey=True, layout="constrained")
     for axes, (source, target) in zip(all_axes, PAIRS, strict=True):
         for one in (one for one in results if (one["source"], one["target"]) == (source, target)):
@@ -320,7 +316,7 @@ def main() -> None:
     torch.set_num_threads(1)
     results = []
     for source, target in PAIRS:
-        results += compare(source, target, speech_at(source), asked.device, asked.rounds)
+        results += compare(source, target, voice_at(source), asked.device, asked.rounds)
     of_runs = [] if asked.no_shares else shares(asked.folder, asked.threads, 3, asked.share_seconds)
     if asked.json:
         print(json.dumps({"resamplers": results, "shares": of_runs}, indent=2))

@@ -17,7 +17,6 @@ with one thread and 1.01 with eight, plain arrays 1.17 and 2.47.
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import threading
 import time
@@ -29,7 +28,7 @@ from time import perf_counter
 import numpy as np
 import torch
 from bench_load import BATCH, BINS, make_features, make_version, shuffled
-from bench_open import anonymous_bytes, in_child
+from bench_open import anonymous_bytes, forget, in_child
 
 import featcache
 from featcache.loader.ram import Ram
@@ -82,7 +81,7 @@ def measure_cold(folder: Path, rounds: int) -> None:
     batches = shuffled(len(featcache.open(folder)), 10)
     for _ in range(rounds):
         for name in best:
-            forget(folder)
+            forget(folder.glob("*/shards/*/features/c/0/0"))
             cache = featcache.open(folder)  # what a process has mapped stays in memory, so each has its own
             if "without" in name:
                 cache._reader._readahead = NoReadahead()
@@ -103,14 +102,6 @@ def speed(cache: featcache.Cache, batches: list[list[int]]) -> float:
     for rows in batches:
         cache.batch(rows, out=room)
     return len(batches) * BATCH / (perf_counter() - start)
-
-
-def forget(folder: Path) -> None:
-    """Have the features out of the page cache."""
-    for path in folder.glob("*/shards/*/features/c/0/0"):
-        descriptor = os.open(path, os.O_RDONLY)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
 
 
 def show(speeds: dict[str, float]) -> None:

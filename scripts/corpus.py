@@ -73,7 +73,7 @@ def make_corpus(folder: Path, kind: str, *, hours: float = 1.4, count: int = 300
     (home / "audio").mkdir(parents=True, exist_ok=True)
     form = KINDS[kind]
     random = np.random.default_rng(0)
-    pool = _pool(speech, form.sample_rate) if source == "speech" else _buzz(random, form.sample_rate)
+    pool = speech_at(speech, form.sample_rate) if source == "speech" else buzz(random, form.sample_rate)
     rows, total = [], 0.0
     for number, seconds in enumerate(form.lengths(random)):
         if total >= hours * 3600 if kind == "long" else number == count:
@@ -100,7 +100,7 @@ def is_speech(speech: Path = SPEECH) -> bool:
     return speech.is_dir() and any(speech.glob("*.wav"))
 
 
-def _pool(speech: Path, sample_rate: int) -> NDArray[np.float32]:
+def speech_at(speech: Path, sample_rate: int) -> NDArray[np.float32]:
     sentences = []
     for path in sorted(speech.glob("*.wav")):
         samples, rate = soundfile.read(path, dtype="float32")
@@ -114,7 +114,7 @@ def _cut(pool: NDArray[np.float32], random: np.random.Generator, num_samples: in
     return pool[np.arange(start, start + num_samples) % len(pool)] * np.float32(random.uniform(0.5, 1.0))
 
 
-def _buzz(random: np.random.Generator, sample_rate: int, seconds: float = 240.0) -> NDArray[np.float32]:
+def buzz(random: np.random.Generator, sample_rate: int, seconds: float = 240.0) -> NDArray[np.float32]:
     """Harmonics of a wandering pitch that fall off as a voice's do, in syllables with pauses, over some noise."""
     time = np.arange(int(seconds * sample_rate)) / sample_rate
     phase = 2 * math.pi * np.cumsum(130 + 30 * np.sin(2 * math.pi * 0.4 * time)) / sample_rate
