@@ -22,14 +22,10 @@ from numpy.typing import NDArray
 
 from featcache.errors import AudioError, MissingDependencyError, Reason
 from featcache.finite import all_finite
-from featcache.recording import UNKNOWN, Recording, Span
+from featcache.recording import END_TOLERANCE_SECONDS, UNKNOWN, Recording, Span
 
 if TYPE_CHECKING:
     from featcache.config import AudioPolicy
-
-END_TOLERANCE_SECONDS = 0.1
-"""How far a segment may run past the end of its file, to be cut off there: manifests round durations, and
-encoders of MP3 add or drop a little. What runs further is a failure."""
 
 
 @dataclass(frozen=True, slots=True)

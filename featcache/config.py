@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,7 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from featcache import extractors
 from featcache.copies import Copies, copies_of
 from featcache.errors import ConfigError, listing
-from featcache.perturbation import AugmentPolicy, read_noise
+from featcache.faults import faults_of
+from featcache.noise_manifest import read_noise
+from featcache.perturbation import AugmentPolicy
 
 if TYPE_CHECKING:
     import torch
@@ -179,7 +181,7 @@ def config_from(document: dict[str, Any], source: str = "<config>", folder: Path
     try:
         file = _File.model_validate(document, context={"folder": folder})
     except ValidationError as error:
-        faults += _faults(error, document)
+        faults += faults_of(error, document, _File)
     name = document.get("name")
     if isinstance(name, str) and not _NAME.fullmatch(name):
         faults.append(f"name: {name!r} may hold letters, digits, '.', '_' and '-', and starts with a letter or digit")
@@ -187,12 +189,14 @@ def config_from(document: dict[str, Any], source: str = "<config>", folder: Path
     if isinstance(document.get("extractor"), str):
         try:
             found = extractors.find(document["extractor"])
-            given = document.get("params") or {}
-            params = found.Params.model_validate(given, context={"folder": folder})
         except ConfigError as error:
             faults.append(str(error))
+    if found is not None:
+        given = document.get("params") or {}
+        try:
+            params = found.Params.model_validate(given, context={"folder": folder})
         except ValidationError as error:
-            faults += _faults(error, given, ["params"])
+            faults += faults_of(error, given, found.Params, ["params"])
     if file is not None and file.augment is not None:
         faults += _faults_of_copies(file.augment, file.audio)
     if faults or file is None or found is None or params is None:
@@ -209,7 +213,8 @@ def packaged_configs() -> dict[str, str]:
     here = Path(__file__).parent
     # Installed, configs/ lies in the package; in a source checkout, beside it.
     folder = here / "configs" if (here / "configs").is_dir() else here.parent / "configs"
-    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.yaml"))}
+    paths = sorted(folder.glob("*.yaml"), key=lambda path: path.stem)
+    return {path.stem: path.read_text(encoding="utf-8") for path in paths}
 
 
 def _faults_of_copies(augment: AugmentPolicy, audio: AudioPolicy) -> Iterator[str]:
@@ -223,27 +228,6 @@ def _faults_of_copies(augment: AugmentPolicy, audio: AudioPolicy) -> Iterator[st
         if rates:
             there = listing(f"{rate} Hz" for rate in sorted(rates))
             yield f"augment.noise.manifest: holds noise at {there}, and audio.resample forbids resampling"
-
-
-def _faults(error: ValidationError, document: Any, above: Sequence[str] = ()) -> list[str]:
-    """Each fault of a document, with its dotted path; `above` are the parts of the path of the document itself."""
-    faults = []
-    for fault in error.errors():
-        path, here = list(above), document
-        last = len(fault["loc"]) - 1
-        for number, part in enumerate(fault["loc"]):
-            # A union's alternatives are named in pydantic's path: of use are only the names and positions in the file.
-            inner = {str(key): value for key, value in here.items()} if isinstance(here, dict) else here
-            if isinstance(inner, dict) and (str(part) in inner or number == last):
-                here = inner.get(str(part))
-            elif isinstance(inner, list) and isinstance(part, int):
-                here = inner[part]
-            else:
-                continue
-            path.append(str(part))
-        message = fault["msg"].removeprefix("Value error, ")
-        faults.append(f"{'.'.join(path)}: {message[0].lower()}{message[1:]}")
-    return faults
 
 
 class _StrictLoader(yaml.SafeLoader):

@@ -22,7 +22,7 @@ from featcache.errors import ManifestError, listing
 from featcache.manifest import Manifest
 from featcache.strings import Strings
 
-__all__ = ["PLAIN", "Copies", "Copy", "copies_of", "expand"]
+__all__ = ["PLAIN", "Copies", "Copy", "copies_of", "expand", "repeat"]
 
 _BLOCK = 1 << 16  # ids that are worked on at once: what holds their bytes is several times their size
 

@@ -103,7 +103,7 @@ class Device:
             torch.backends.cudnn.deterministic = True
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         else:
-            _keep_freed_memory()
+            keep_freed_memory()
 
     @property
     def label(self) -> str:
@@ -189,7 +189,7 @@ class Device:
         return pinned[use][:num_bytes].view(dtype)
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Have malloc keep what is freed, and take it again, where it is glibc's.
 
     It gives large blocks back to the kernel at once otherwise, and every intermediate result of a model is page-faulted

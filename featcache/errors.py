@@ -128,4 +128,4 @@ def listing(names: Iterable[str], at_most: int = 10) -> str:
     """Join names for a message: the first `at_most`, then how many more there are."""
     names = list(names)
     shown = ", ".join(names[:at_most])
-    return shown if len(names) <= at_most else f"{shown} … and {len(names) - at_most} more"
+    return shown if len(names) <= at_most else f"{shown} … and {len(names) - at_most:,} more"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from featcache.audio import Segment, decode, to_waveform
 from featcache.errors import AudioError, ConfigError
-from featcache.perturbation import NoiseClip, noise_content, read_noise
+from featcache.noise_manifest import NoiseClip, noise_content, read_noise
 
 if TYPE_CHECKING:
     from featcache.config import AudioPolicy

@@ -1,54 +1,18 @@
-"""The `augment` section of a config: at which speeds, and with what noise, further copies of utterances are made.
-
-Noise is named by a manifest of its own. What of it decides values is in the fingerprint: which samples of which files,
-in the manifest's order, by the hash of the files' bytes; not its path, nor its ids, nor where the files are. Files are
-read whole for that, once in a process as long as they do not change: MUSAN's noise, 0.7 GB, takes about a second.
-"""
+"""The `augment` section of a config: at which speeds, and with what noise, further copies of utterances are made."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from featcache.errors import AudioError, ManifestError, Reason, listing
-from featcache.manifest import Manifest, Utterance, read_manifest
+from featcache.errors import listing
+from featcache.noise_manifest import noise_content, read_noise
 
 SLOWEST, FASTEST = 0.5, 2.0
 QUIETEST, LOUDEST = -50.0, 100.0  # dB
-
-_END_TOLERANCE_SECONDS = 0.1  # as of utterances: manifests round
-_THREADS = 8
-
-_hashes: dict[tuple[object, ...], str] = {}
-"""Of files as they are, by path, size, time and inode."""
-
-
-@dataclass(frozen=True, slots=True)
-class NoiseClip:
-    """One row of a noise manifest.
-
-    Attributes:
-        path: of the file.
-        first: the first sample, at the file's rate.
-        num_samples: at the file's rate.
-        sample_rate: of the file, in Hz.
-        channel: of the file, from 0; None for the config's.
-    """
-
-    path: Path
-    first: int
-    num_samples: int
-    sample_rate: int
-    channel: int | None
 
 
 class NoisePolicy(BaseModel):
@@ -113,72 +77,6 @@ class AugmentPolicy(BaseModel):
         if self.speed == (1.0,) and self.noise is None:
             raise ValueError("makes no copies: leave it out, or give another speed, or noise")
         return self
-
-
-def read_noise(manifest: str | Path) -> list[NoiseClip]:
-    """The noises of a manifest, in its order, by their files' headers.
-
-    Raises:
-        ValueError: the manifest or some of its rows cannot be used; says which, all of them in one line.
-    """
-    try:
-        read = read_manifest(manifest, carry=False)
-    except ManifestError as error:
-        raise ValueError(" ".join(str(error).split())) from error
-    with ThreadPoolExecutor(_THREADS) as pool:
-        found = list(pool.map(lambda row: _noise_clip(read, read[row]), range(len(read))))
-    clips = [one for one in found if isinstance(one, NoiseClip)]
-    if faults := [one for one in found if isinstance(one, str)]:
-        raise ValueError(f"{read.source}: {listing(faults)}")
-    return clips
-
-
-def noise_content(clips: Sequence[NoiseClip]) -> str:
-    """SHA-256, in hex, of what decides the values of noise: which samples of which bytes, in this order.
-
-    Raises:
-        ValueError: a file cannot be read.
-    """
-    paths = list(dict.fromkeys(clip.path for clip in clips))
-    try:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            hashes = dict(zip(paths, pool.map(_file_hash, paths), strict=True))
-    except OSError as error:
-        raise ValueError(f"{error.filename}: cannot be read: {error.strerror}") from error
-    lines = [[hashes[clip.path], clip.first, clip.num_samples, clip.channel] for clip in clips]
-    return hashlib.sha256("\n".join(map(json.dumps, lines)).encode()).hexdigest()
-
-
-def _noise_clip(manifest: Manifest, row: Utterance) -> NoiseClip | str:
-    """A row's noise, or what is wrong with it."""
-    from featcache.recording import UNKNOWN, Recording  # brings decoders, which most configs do not need
-
-    path = manifest.resolve(row.path)
-    try:
-        with closing(Recording(path)) as recording:
-            if recording.shortfall:
-                raise AudioError(Reason.TRUNCATED, recording.shortfall)
-            if recording.num_samples == UNKNOWN:
-                raise AudioError(Reason.NOT_AUDIO, "its header does not say how long it is: make it WAV or FLAC")
-            if row.channel is not None and row.channel >= recording.num_channels:
-                raise AudioError(Reason.NO_SUCH_CHANNEL, f"there is no channel {row.channel}")
-            rate, held = recording.sample_rate, recording.num_samples
-            first = round((row.start or 0.0) * rate)
-            stop = held if row.duration is None else first + round(row.duration * rate)
-            if stop > held + round(_END_TOLERANCE_SECONDS * rate) or min(stop, held) <= first:
-                raise AudioError(Reason.SEGMENT_OUTSIDE, f"no such segment: the file holds {held / rate:.3f} s")
-            return NoiseClip(path, first, min(stop, held) - first, rate, row.channel)
-    except AudioError as error:
-        return f"{row.id}: {row.path}: {error}"
-
-
-def _file_hash(path: Path) -> str:
-    stat = os.stat(path)
-    key = str(path), stat.st_size, stat.st_mtime_ns, stat.st_ino
-    if key not in _hashes:
-        with path.open("rb") as file:
-            _hashes[key] = hashlib.file_digest(file, "sha256").hexdigest()
-    return _hashes[key]
 
 
 def _distinct(values: tuple[float, ...], lowest: float, highest: float, unit: str) -> tuple[float, ...]:

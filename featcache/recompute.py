@@ -77,7 +77,7 @@ def recompute(
         root: what their relative paths are relative to; None for what it was in the run that extracted each.
         device: to extract on.
     """
-    config = config_from(version.info.config)
+    config = config_from(version.info.config, str(version.path))
     extractor = config.build(device.torch_device)
     largest = 0.0
     identical = codes = differing = tied = 0

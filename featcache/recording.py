@@ -29,6 +29,10 @@ except (ImportError, OSError) as error:  # OSError: the package is there, libsnd
 UNKNOWN = 2**63 - 1
 """The number of samples of a file that does not say; libsndfile's own."""
 
+END_TOLERANCE_SECONDS = 0.1
+"""How far a segment may run past the end of its file, to be cut off there: manifests round durations, and
+encoders of MP3 add or drop a little. What runs further is a failure."""
+
 _SEEKABLE = frozenset({"PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"})
 _BLOCK = 65536  # samples
 _SAMPLES_PER_BYTE = 64  # more than speech is ever compressed to

@@ -82,7 +82,7 @@ def repair(
     if not damaged:
         missing = sum(problem.kind == "missing" for problem in found.problems)
         return Repaired(str(path), [], restored, None, missing)
-    config = config_from(version.info.config)
+    config = config_from(version.info.config, str(version.path))
     # What was there was not too long, whatever the limit was of the run that made the version.
     config = replace(config, audio=config.audio.model_copy(update={"max_seconds": None}))
     device = Device(options.device, options.threads)

@@ -155,7 +155,7 @@ def _notes(version: Version) -> Iterator[str]:
     except ImportError:
         return
     try:
-        now = config_from(version.info.config).fingerprint()
+        now = config_from(version.info.config, str(version.path)).fingerprint()
     except FeatcacheError as error:
         yield f"its config does not load here: {error}"
         return

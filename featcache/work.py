@@ -96,13 +96,13 @@ def refuse_dtype(config: Config, spec: FeatureSpec) -> None:
     made, stored = np.dtype(spec.dtype), np.dtype(config.dtype)
     if made.kind == "f" and stored.kind != "f" and not is_quantized(spec.dtype, config.dtype):
         raise ConfigError(
-            f"store.dtype: {stored} cannot hold the features of {config.extractor}, which are {made}: "
-            "take float16, float32, or uint8, which quantises them"
+            f"config {config.name}: store.dtype: {stored} cannot hold the features of {config.extractor}, which are "
+            f"{made}: take float16, float32, or uint8, which quantises them"
         )
     if made.kind != "f":
         largest = max(spec.codebook_sizes, default=int(np.iinfo(made).max) + 1) - 1
         if stored.kind == "f" or largest > np.iinfo(stored).max:
             raise ConfigError(
-                f"store.dtype: {stored}: codes of {config.extractor} are unsigned integers up to {largest}: "
-                f"take {np.min_scalar_type(largest)}"
+                f"config {config.name}: store.dtype: {stored}: codes of {config.extractor} are unsigned integers up to "
+                f"{largest}: take {np.min_scalar_type(largest)}"
             )

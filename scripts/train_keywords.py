@@ -45,8 +45,9 @@ from bench_tokenize import Model
 from check_codecs import apart
 from clock import CORES, Timed, median, remark, timed
 from on_the_fly import CodesOfBatch, OnTheFly, Waveforms
+from pictures import pyplot_for
 from random_encodec import make_weights
-from training import SPLITS, GpuUse, Loader, Pass, Trainer, add_options, extract, pyplot_for, split
+from training import SPLITS, GpuUse, Loader, Pass, Trainer, add_options, extract, split
 from xvector import EmbeddedCodes, XVector
 
 import featcache

@@ -32,8 +32,9 @@ import numpy as np
 import torch
 import yaml
 from clock import CORES, median, remark, timed
+from pictures import pyplot_for
 from torch import Tensor
-from training import SPLITS, GpuUse, Pass, Trainer, Watch, add_options, extract, pyplot_for, split
+from training import SPLITS, GpuUse, Pass, Trainer, Watch, add_options, extract, split
 from xvector import Noise, XVector
 
 import featcache

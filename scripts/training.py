@@ -268,16 +268,3 @@ class Trainer:
         if isinstance(values, Tensor):
             return values
         return torch.tensor([self.classes.index(value) for value in values]).to(self.device, non_blocking=True)
-
-
-def pyplot_for(path: Path) -> Any:
-    """matplotlib's pyplot, to save a figure at `path`; without it None, and how to get it on stderr."""
-    try:
-        import matplotlib
-    except ImportError:
-        print(f"{path} is left out, as matplotlib is not installed: pip install '.[bench]'", file=sys.stderr)
-        return None
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    return pyplot

@@ -242,6 +242,39 @@ def write_config(
     return path
 
 
+# Caches of made-up features
+
+
+@pytest.fixture(scope="module")
+def features():
+    """Features of twenty utterances, by id."""
+    from make_cache import make_features  # brings torch
+
+    return make_features(20)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, features):
+    """A cache of one version of three shards that hold them; nobody changes it."""
+    from make_cache import in_three_shards, make_version
+
+    folder = tmp_path_factory.mktemp("features")
+    make_version(folder, *in_three_shards(features))
+    return folder
+
+
+@pytest.fixture
+def slow_folder(tmp_path):
+    """Where a cache is whose shards are to be copied."""
+    return tmp_path / "network" / "features"
+
+
+@pytest.fixture
+def disk(scratch):
+    """Where they are copied to."""
+    return scratch / "disk"
+
+
 # What is in a cache
 
 

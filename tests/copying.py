@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import yaml
+from conftest import chunk_files, write_config
+from processes import Cli
 
 from featcache.config import Config, parse_config
 from featcache.extraction import Extraction
@@ -33,3 +37,19 @@ def extract(manifest: Path, config: Config, cache: Path, *, threads: int = 2, **
     """Extract in this process."""
     chosen = Options("cpu", threads, **options)
     return Extraction(read_manifest(manifest), [config], cache, chosen).run()
+
+
+def assert_resumed_to_the_same_bits(cli: Cli, manifest: Path, augment: dict[str, Any], scratch: Path) -> None:
+    """A run that is killed half way, and run again, makes the shards that an uninterrupted one makes."""
+    config = write_config(scratch, "Slow", seconds=0.02)
+    config.write_text(f"{config.read_text()}augment: {json.dumps(augment)}\n")
+    job = ("extract", manifest, "-c", config, "--shard-size", "0.0006", "--threads", 2)
+    assert cli(*job, "-o", scratch / "whole").code == 0
+    running = cli.start(*job, "-o", scratch / "killed")
+    running.wait_until(lambda: len(list(scratch.glob("killed/slow-*/shards/*/zarr.json"))) >= 2)
+    running.send(signal.SIGKILL)
+    running.wait()
+    killed, whole = chunk_files(scratch / "killed"), chunk_files(scratch / "whole")
+    assert 2 <= len(killed) < len(whole)
+    assert cli(*job, "-o", scratch / "killed").code == 0
+    assert chunk_files(scratch / "killed") == whole

@@ -31,7 +31,15 @@ def make_features(count, item_shape=(80,), dtype="float16", *, max_frames=40, se
 
 
 def make_version(
-    cache, *shards, name="fbank80", params=None, fingerprint=None, side=(), quantized=False, frame_rate=100.0
+    cache,
+    *shards,
+    name="fbank80",
+    params=None,
+    augment=None,
+    fingerprint=None,
+    side=(),
+    quantized=False,
+    frame_rate=100.0,
 ):
     """Make a version of one or more shards.
 
@@ -39,13 +47,15 @@ def make_version(
         cache: the folder.
         shards: the `Features` of each; the first one's first array decides the item shape and the dtype.
         name: the config's.
-        params: in the config, and by default in the fingerprint.
+        params: in the config, and by default in the fingerprint; so is `augment`, the section of that name.
         fingerprint: where it is to be another.
         side: specs of side arrays; see `made_up_side` for what they hold.
         quantized: store the features, which are floats, quantised.
         frame_rate: frames per second. Integers of several columns are codes of codebooks of 1,024.
     """
     config = {"name": name, "extractor": "made_up", "params": params or {}}
+    if augment:
+        config["augment"] = augment
     fingerprint = fingerprint or hashlib.sha256(json.dumps(config).encode()).hexdigest()
     first = next(iter(shards[0].values())) if shards else np.zeros((1, 80), np.float16)
     spec = FeatureSpec(first.shape[1:], first.dtype.name, frame_rate, 400, 16000, "log mel energy", side=tuple(side))
@@ -59,6 +69,22 @@ def make_version(
         add_shard(version, features, row=row)
         row += len(features)
     return version
+
+
+def in_three_shards(features):
+    """Features in three shards: seven utterances, one, and the rest."""
+    items = list(features.items())
+    return [dict(items[:7]), dict(items[7:8]), dict(items[8:])]
+
+
+def padded_reference(arrays, padding_value=0):
+    """A batch, made in the slow and obvious way."""
+    longest = max(len(array) for array in arrays)
+    rows = []
+    for array in arrays:
+        padding = np.full((longest - len(array), *array.shape[1:]), padding_value, array.dtype)
+        rows.append(np.concatenate([array, padding]))
+    return np.stack(rows)
 
 
 def made_up_side(spec, features):

@@ -1,6 +1,7 @@
 """The house rules of docs/architecture.md, held against the imports and calls in the code itself."""
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -13,9 +14,10 @@ PACKAGE = Path(featcache.__file__).parent
 # A file or folder of the package may import from the lines above its own, and from its own folder. A file that
 # is added gets its place here: as high as it can stand.
 LAYERS = [
-    {"errors", "spec", "finite", "strings", "provenance", "containers", "memory", "differences"},
+    {"errors", "spec", "finite", "strings", "provenance", "containers", "memory", "differences", "faults"},
     {"manifest", "flac", "device", "weights", "masks", "quantize"},
     {"store", "recording", "extractors", "augment", "copies"},
+    {"noise_manifest"},
     {"perturbation"},
     {"config", "kmeans", "policy"},
     {"audio", "plan", "testing"},
@@ -158,3 +160,18 @@ def test_the_architecture_page_names_every_file():
     named = [path for path in modules() if path.name not in ("__init__.py", "__main__.py")]
     files = [str(path) for path in named if unit_of(path) != "cli"]
     assert [name for name in files if f"`{name}`" not in page] == []
+
+
+def test_the_architecture_page_names_files_below_those_they_import():
+    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = {}
+    for number, name in enumerate(re.findall(r"^\| `(\w+(?:/\w+)*\.py|cli/)` \|", page, re.MULTILINE)):
+        rows.setdefault(name.partition("/")[0].removesuffix(".py"), []).append(number)
+    assert set(rows) == set(LAYER_OF) - {"__main__"}
+    wrong = [
+        f"{unit} imports {other}"
+        for unit, others in imports_by_unit().items()
+        for other in others
+        if unit != "__main__" and max(rows[other]) > min(rows[unit])
+    ]
+    assert not wrong

@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from featcache import recording
-from featcache.audio import END_TOLERANCE_SECONDS, Segment, Source, decode, probe_seconds
+from featcache.audio import Segment, Source, decode, probe_seconds
 from featcache.errors import Reason
+from featcache.recording import END_TOLERANCE_SECONDS
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 

@@ -1,14 +1,13 @@
 """Augmentation: what is masked, how loud noise is, who is mixed with whom; that it is repeatable, and never waits."""
 
 import math
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pages import run_python_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import featcache
@@ -409,6 +408,9 @@ def test_silence_mixes_with_anything():
         (lambda: GaussianNoise(0.1, snr_db=3.0), "and not both"),
         (lambda: GaussianNoise(-0.1), "std is -0.1: it must be 0 or more"),
         (lambda: GaussianNoise((0.3, 0.1)), "give a number, or a range"),
+        (lambda: GaussianNoise("loud"), "std is 'loud': give a number, or a range"),
+        (lambda: GaussianNoise(0.1, seed="a"), "seed is 'a': it must be an int"),
+        (lambda: Mixup("a"), "alpha is 'a': it must be a number"),
         (lambda: GaussianNoise(0.1, probability=1.5), "probability is 1.5: it must be from 0 to 1"),
         (lambda: SpecAugment(time_masks=-1), "time_masks is -1: it must be 0 or more"),
         (lambda: SpecAugment(max_time_fraction=1.1), "max_time_fraction is 1.1: it must be from 0 to 1"),
@@ -418,6 +420,8 @@ def test_silence_mixes_with_anything():
         (lambda: SpecAugment()(torch.ones(2, 3), step=0), r"features is \[2, 3\]: give \[batch, frames, dims\]"),
         (lambda: Mixup()(torch.ones(2), step=0), r"give \[batch, frames, \.\.\.\]"),
         (lambda: GaussianNoise(0.1)(torch.ones(2, 3, dtype=torch.int64), step=0), "only floats are augmented"),
+        (lambda: Mixup()(np.ones((2, 3)), step=0), "features is a ndarray: give a tensor"),
+        (lambda: Mixup()(torch.ones(2, 3), [3, 3], step=0), "lengths is a list: give a tensor"),
         (lambda: Mixup()(torch.ones(2, 3), torch.tensor([3]), step=0), "give one length for each row"),
         (lambda: Mixup()(torch.ones(2, 3), torch.ones(2, device="meta"), step=0), "on the features' device"),
         (lambda: Mixup()(torch.ones(2, 3), torch.ones(2), step=0), "lengths is torch.float32"),
@@ -434,9 +438,6 @@ def test_the_package_has_it():
 
 
 def test_the_page_about_augmentation_runs():
-    page = (Path(__file__).parents[1] / "docs" / "augment.md").read_text(encoding="utf-8")
-    names = {}
-    for block in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
-        exec(compile(block, "augment.md", "exec"), names)
+    names = run_python_of("docs/augment.md")
     assert names["features"].isfinite().all()
     assert names["loss"].isfinite()

@@ -3,8 +3,6 @@
 import copy
 import io
 import pickle
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_cache import make_features, make_version
+from pages import run_python_of
 
 import featcache
 from featcache import Cmvn
@@ -329,6 +328,11 @@ def test_one_frame_is_its_own_mean():
         (lambda x: grouped(["a", "b"]), r"statistics of 2 groups are \[3, 5\]"),
         (lambda x: grouped(["a", "b", "a"]), "two have the same name"),
         (lambda x: Cmvn(MEAN, STD, unknown="ignore"), "unknown is 'ignore'"),
+        (lambda x: Cmvn(MEAN, STD, dtype=torch.int32), "dtype is torch.int32: give one of floats"),
+        (lambda x: Cmvn(MEAN, STD, dtype="float16"), "dtype is 'float16': give one of floats"),
+        (lambda x: grouped()(x, None, "anna"), "names is one name, 'anna': give a list"),
+        (lambda x: global_cmvn()(x.numpy()), "features is a ndarray: give a tensor"),
+        (lambda x: global_cmvn()(x, [1, 2, 3, 4]), "lengths is a list: give a tensor"),
     ],
 )
 def test_mistakes_are_named(call, message):
@@ -341,8 +345,5 @@ def test_the_page_about_statistics_runs(tmp_path, monkeypatch):
     features = make_features(8, (80,))
     cache = Cache(make_version(tmp_path / "features", features))
     moments(cache, manifest_of(tmp_path, features), by="speaker").save(tmp_path / "speakers.cmvn.npz")
-    page = (Path(__file__).parents[1] / "docs" / "stats.md").read_text(encoding="utf-8")
-    names = {}
-    for block in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
-        exec(compile(block, "stats.md", "exec"), names)
+    names = run_python_of("docs/stats.md")
     assert names["normalised"].isfinite().all()

@@ -10,7 +10,7 @@ from hypothesis import given
 from make_cache import make_features, make_version
 
 import featcache
-from featcache.errors import ManifestError
+from featcache.errors import ArgumentError, ManifestError
 from featcache.loader.columns import _numbers
 from featcache.strings import Strings
 
@@ -122,3 +122,50 @@ class TestInADataset:
     def test_what_they_are_not_is_refused(self, cache, manifest, columns, what):
         with pytest.raises(ManifestError, match=what):
             featcache.FeatureDataset(cache, manifest, columns=columns)
+
+
+class TestWhere:
+    @pytest.fixture
+    def cache(self, tmp_path):
+        make_version(tmp_path / "features", make_features(4))
+        return featcache.open(tmp_path / "features")
+
+    @pytest.fixture
+    def manifest(self, tmp_path):
+        path = tmp_path / "all.csv"
+        rows = ["utt-3,train,anna,1", "utt-0,test,ben,2", "utt-2,train,ben,3", "elsewhere,dev,ben,3"]
+        path.write_text("id,split,speaker,digit\n" + "\n".join(rows))
+        return path
+
+    @pytest.mark.parametrize(
+        ("where", "ids"),
+        [
+            ({"split": "train"}, ["utt-3", "utt-2"]),
+            ({"split": ["train", "test"]}, ["utt-3", "utt-0", "utt-2"]),
+            ({"split": ("train", "test"), "speaker": "ben"}, ["utt-0", "utt-2"]),
+            ({"digit": 2}, ["utt-0"]),
+        ],
+    )
+    def test_chooses_rows_in_their_order(self, cache, manifest, where, ids):
+        for columns in (None, [], ["digit"]):
+            dataset = featcache.FeatureDataset(cache, manifest, where=where, columns=columns)
+            assert list(dataset.ids) == ids
+            assert dataset.lengths.tolist() == [len(cache[name]) for name in ids]
+        assert dataset.batch([0])["digit"].dtype == torch.int64
+
+    @pytest.mark.parametrize(
+        ("where", "what"),
+        [
+            ({"split": "valid"}, r"all.csv: no row has split valid; there are 'dev', 'test', 'train'"),
+            ({"part": "train"}, r"all.csv: has no column 'part' to choose by; it has 'split', 'speaker', 'digit'"),
+            ({"split": "train", "digit": 2}, r"all.csv: no row has all of split train, digit 2"),
+            ({"split": []}, r"no row has split"),
+        ],
+    )
+    def test_what_is_not_there_is_refused(self, cache, manifest, where, what):
+        with pytest.raises(ManifestError, match=what):
+            featcache.FeatureDataset(cache, manifest, where=where)
+
+    def test_needs_a_manifest(self, cache):
+        with pytest.raises(ArgumentError, match="where chooses rows of a manifest: give one"):
+            featcache.FeatureDataset(cache, where={"split": "train"})

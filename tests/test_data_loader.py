@@ -1,6 +1,7 @@
 """featcache.DataLoader: the batches of its dataset, ahead of time, in memory that is used again."""
 
 import gc
+import pickle
 import threading
 import time
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from make_cache import make_features, make_version
-from torch.utils.data import BatchSampler, SequentialSampler, Subset
+from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler, Subset
 
 import featcache
 from featcache import BucketBatchSampler, Crop, DataLoader, FeatureDataset
@@ -167,6 +168,92 @@ def test_resumes_behind_what_training_has_had_and_not_behind_what_was_made_ahead
     assert sorted(shared) == sorted(name for batch in expected[seen:] for name in batch["ids"])
 
 
+def test_a_state_is_of_the_epoch_that_the_sampler_is_in(dataset):
+    loader = DataLoader(dataset, BucketBatchSampler(dataset.lengths, batch_size=4))
+    list(loader)
+    loader.set_epoch(1)
+    assert loader.state_dict()["sampler"]["parts"][-1]["rounds"] == 0
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    assert loader.state_dict()["sampler"]["parts"][-1]["rounds"] == 3
+    batches.close()
+    assert loader.state_dict()["sampler"]["parts"][-1]["rounds"] == 3
+    loader.sampler.set_epoch(2)
+    assert loader.state_dict()["sampler"]["parts"][-1]["rounds"] == 0
+
+
+def test_a_state_is_of_the_latest_of_several_iterations(dataset):
+    loader = DataLoader(dataset, BucketBatchSampler(dataset.lengths, batch_size=4))
+    for number, _ in enumerate(zip(loader, loader, strict=True), 1):
+        assert loader.state_dict()["sampler"]["parts"][-1]["rounds"] == number
+
+
+def test_an_iteration_stays_in_its_epoch(cache):
+    dataset = FeatureDataset(cache, crop=Crop(frames=3))
+    loader = DataLoader(dataset, BucketBatchSampler(dataset.lengths, batch_size=4), prefetch=1)
+    expected = list(loader)
+    batches = iter(loader)
+    found = [next(batches)]
+    loader.set_epoch(1)
+    found += batches
+    for one, other in zip(found, expected, strict=True):
+        same(one, other)
+
+
+def test_the_epochs_of_a_sampler_in_a_batch_sampler_are_gone_through(cache):
+    dataset = FeatureDataset(cache, crop=Crop(frames=3))
+    sampler = DistributedSampler(dataset, 2, 0)
+    loader = DataLoader(dataset, BatchSampler(sampler, 5, drop_last=False))
+    first = [batch["ids"] for batch in loader]
+    loader.set_epoch(1)
+    assert (sampler.epoch, dataset.epoch) == (1, 1)
+    assert [batch["ids"] for batch in loader] != first
+    sampler.set_epoch(4)
+    list(loader)
+    assert dataset.epoch == 4
+
+
+@pytest.mark.parametrize("crop", [None, np.int64(3)])
+@pytest.mark.parametrize("make", [list, np.array, torch.tensor, lambda rows: list(torch.tensor(rows))])
+def test_positions_may_be_of_any_integers_and_count_from_the_end(cache, make, crop):
+    dataset = FeatureDataset(cache, crop=crop)
+    (batch,) = DataLoader(dataset, [make([-1, 3, -50, 3])])
+    same(batch, dataset.batch([49, 3, 0, 3]))
+
+
+def test_what_is_no_position_is_refused(dataset):
+    with pytest.raises(TypeError, match=r"rows are float64 \[1\]: give a list of positions"):
+        dataset.batch([1.5])
+    for row in (50, -51):
+        with pytest.raises(IndexError, match=f"no row at {row}: the dataset has 50 utterances"):
+            dataset.batch([row])
+    with pytest.raises(ArgumentError, match=r"the sampler gives 3: featcache.DataLoader takes one of batches"):
+        next(iter(DataLoader(dataset, [3, 1])))
+    with pytest.raises(ArgumentError, match="epoch is -1: it must be at least 0"):
+        dataset.set_epoch(-1)
+
+
+@pytest.mark.parametrize("value", [-100, 70_000, 0.5, float("nan")])
+def test_codes_are_padded_with_what_their_dtype_holds(folder, value):
+    cache = featcache.open(folder, "codes")
+    what = f"padding_value is {value}: these features are uint16, so it must be a whole number from 0 to 65535"
+    with pytest.raises(ArgumentError, match=what):
+        FeatureDataset(cache, padding_value=value)
+    with pytest.raises(ArgumentError, match=what):
+        cache.batch([1, 2], padding_value=value)
+
+
+def test_goes_to_other_processes(dataset):
+    loader = DataLoader(dataset, BATCHES, prefetch=3, dtype=torch.float32)
+    expected = list(loader)
+    small = len(pickle.dumps(DataLoader(dataset, BATCHES)))
+    assert len(pickle.dumps(loader)) < small + 100  # not the memory of batches
+    copy = pickle.loads(pickle.dumps(loader))
+    for one, other in zip(copy, expected, strict=True):
+        same(one, other)
+
+
 def test_a_state_is_not_for_every_sampler(dataset):
     loader = DataLoader(dataset, [[1]])
     with pytest.raises(ArgumentError, match=r"the sampler, a list, keeps no state: featcache.BucketBatchSampler does"):
@@ -180,9 +267,9 @@ def test_a_state_is_not_for_every_sampler(dataset):
 def test_counts_the_seconds_that_training_waits(dataset, monkeypatch):
     batch = type(dataset).parts
 
-    def slowly(self, rows):
+    def slowly(self, *given):
         time.sleep(0.02)
-        return batch(self, rows)
+        return batch(self, *given)
 
     monkeypatch.setattr(type(dataset), "parts", slowly)
     loader = DataLoader(dataset, [[1]] * 6, prefetch=1)

@@ -6,12 +6,12 @@ import runpy
 import shlex
 import shutil
 import sys
-from pathlib import Path
 
 import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from pages import ROOT, blocks, run_python_of, text_of
 
 import featcache
 from featcache import config as configs
@@ -24,20 +24,11 @@ from featcache.manifest import SPELLINGS
 from featcache.store.index import find_repeats, open_index
 from featcache.store.version import select_version
 
-ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 MANIFEST = ROOT / "examples" / "manifest.csv"
 
 as_test_ids = {"ids": lambda path: str(path.relative_to(ROOT))}
-
-
-def text_of(name):
-    return (ROOT / name).read_text(encoding="utf-8")
-
-
-def blocks(text, language):
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def run_cli(*arguments):
@@ -103,11 +94,8 @@ def test_commands_shown_have_the_options_shown(line):
 
 def test_readme_python_runs(clone, monkeypatch):
     monkeypatch.chdir(clone)
-    shown = blocks(text_of("README.md"), "python")
-    assert len(shown) >= 2
-    namespace = {}
-    for block in shown:
-        exec(compile(block, "README.md", "exec"), namespace)
+    assert len(blocks(text_of("README.md"), "python")) >= 2
+    run_python_of("README.md")
 
 
 def test_the_training_loop_of_the_readme_is_that_of_the_examples(clone, monkeypatch, capsys):

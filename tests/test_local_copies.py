@@ -18,24 +18,14 @@ from featcache.store import zarr3
 
 
 @pytest.fixture
-def cache_folder(tmp_path):
-    return tmp_path / "network" / "features"
-
-
-@pytest.fixture
-def disk(scratch):
-    return scratch / "disk"
-
-
-@pytest.fixture
-def version(cache_folder):
-    return make_version(cache_folder, *shards())
+def version(slow_folder):
+    return make_version(slow_folder, *shards())
 
 
 class TestCopying:
-    def test_what_is_read_is_copied_and_read_from_the_copy_as_soon_as_it_is_whole(self, cache_folder, version, disk):
-        expected = [array.copy() for array in featcache.open(cache_folder)]
-        cache = featcache.open(cache_folder, copy_to=disk)
+    def test_what_is_read_is_copied_and_read_from_the_copy_as_soon_as_it_is_whole(self, slow_folder, version, disk):
+        expected = [array.copy() for array in featcache.open(slow_folder)]
+        cache = featcache.open(slow_folder, copy_to=disk)
         assert not disk.exists()  # nothing is copied before it is asked for
         assert read_all(cache, expected)
         settle(cache)
@@ -46,36 +36,36 @@ class TestCopying:
             assert path.read_bytes() == original
             assert original[-4:] == bytes.fromhex(name[13:])[::-1]
         assert mapped(disk) == set(map(str, there.values()))
-        assert mapped(cache_folder) == set()
+        assert mapped(slow_folder) == set()
         assert read_all(cache, expected)
         batch, lengths = cache.batch(range(len(cache)), check=True)
         assert all(np.array_equal(row[:n], array) for row, n, array in zip(batch, lengths, expected, strict=True))
 
-    def test_only_the_shards_that_are_read_are_copied(self, cache_folder, version, disk):
-        cache = featcache.open(cache_folder, copy_to=disk)
+    def test_only_the_shards_that_are_read_are_copied(self, slow_folder, version, disk):
+        cache = featcache.open(slow_folder, copy_to=disk)
         cache.batch([0, 1])
         wait_until(lambda: copies_in(disk))
         wait_until(lambda: copying._thread is None)
         assert {name[:12] for name in copies_in(disk)} == {cache.index.shards[0]}
 
-    def test_the_thread_ends_when_nothing_is_to_be_done_and_no_descriptor_is_left(self, cache_folder, version, disk):
-        settle(featcache.open(cache_folder, copy_to=disk))
+    def test_the_thread_ends_when_nothing_is_to_be_done_and_no_descriptor_is_left(self, slow_folder, version, disk):
+        settle(featcache.open(slow_folder, copy_to=disk))
         before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
         for _ in range(3):
-            cache = featcache.open(cache_folder, copy_to=disk)
+            cache = featcache.open(slow_folder, copy_to=disk)
             settle(cache)
         assert threading.active_count() == threads
         del cache
         assert len(os.listdir("/proc/self/fd")) == before
 
-    def test_copies_that_are_there_are_used(self, cache_folder, version, disk):
-        settle(featcache.open(cache_folder, copy_to=disk))
+    def test_copies_that_are_there_are_used(self, slow_folder, version, disk):
+        settle(featcache.open(slow_folder, copy_to=disk))
         inodes = {path.stat().st_ino for path in copies_in(disk).values()}
         for name in version.shard_names():  # an original that nobody looks into any more
             data = bytearray(chunk(version, name).read_bytes())
             data[:-4] = bytes(len(data) - 4)
             chunk(version, name).write_bytes(data)
-        cache = featcache.open(cache_folder, copy_to=disk)
+        cache = featcache.open(slow_folder, copy_to=disk)
         settle(cache)
         assert {path.stat().st_ino for path in copies_in(disk).values()} == inodes
         assert all(array.any() for array in cache)
@@ -123,11 +113,11 @@ class TestCopying:
         assert all(thread.daemon for thread in threads)
         assert len(copies_in(disk)) == 3 * SHARDS
 
-    def test_a_cache_that_is_gone_is_not_kept_for_its_copies(self, cache_folder, version, disk, monkeypatch):
+    def test_a_cache_that_is_gone_is_not_kept_for_its_copies(self, slow_folder, version, disk, monkeypatch):
         begun, go = threading.Event(), threading.Event()
         commit = PartialCopy.commit
         monkeypatch.setattr(PartialCopy, "commit", lambda part: (begun.set(), go.wait(60), commit(part)))
-        cache = featcache.open(cache_folder, copy_to=disk)
+        cache = featcache.open(slow_folder, copy_to=disk)
         for row in range(len(cache)):
             cache[row]
         begun.wait(60)
@@ -145,14 +135,14 @@ class TestCopying:
         settle(cache)
         assert len(copies_in(disk)) == 1
 
-    def test_pickled_it_copies_there_too(self, cache_folder, version, disk):
-        cache = pickle.loads(pickle.dumps(featcache.open(cache_folder, copy_to=disk)))
+    def test_pickled_it_copies_there_too(self, slow_folder, version, disk):
+        cache = pickle.loads(pickle.dumps(featcache.open(slow_folder, copy_to=disk)))
         settle(cache)
         assert len(copies_in(disk)) == SHARDS
 
-    def test_relative_folders_stay_where_they_were(self, cache_folder, version, disk, monkeypatch, tmp_path):
+    def test_relative_folders_stay_where_they_were(self, slow_folder, version, disk, monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)
-        cache = featcache.open(cache_folder, copy_to="copies")
+        cache = featcache.open(slow_folder, copy_to="copies")
         monkeypatch.chdir("/")
         settle(cache)
         assert len(copies_in(tmp_path / "copies")) == SHARDS

@@ -13,18 +13,8 @@ from featcache.loader import copying, local_disk
 
 
 @pytest.fixture
-def cache_folder(tmp_path):
-    return tmp_path / "network" / "features"
-
-
-@pytest.fixture
-def disk(scratch):
-    return scratch / "disk"
-
-
-@pytest.fixture
-def version(cache_folder):
-    return make_version(cache_folder, *shards())
+def version(slow_folder):
+    return make_version(slow_folder, *shards())
 
 
 class TestLimit:
@@ -34,18 +24,18 @@ class TestLimit:
     def held(self, disk):
         return sum(path.stat().st_size for path in copies_in(disk).values())
 
-    def test_copying_stops_at_the_limit_and_nothing_in_use_goes(self, cache_folder, version, disk):
+    def test_copying_stops_at_the_limit_and_nothing_in_use_goes(self, slow_folder, version, disk):
         limit = sum(self.sizes(version)) - 1
-        cache = featcache.open(cache_folder, copy_to=disk, copy_limit=limit)
+        cache = featcache.open(slow_folder, copy_to=disk, copy_limit=limit)
         settle(cache)
         there = copies_in(disk)
         assert 0 < len(there) < SHARDS
         assert self.held(disk) <= limit
-        other = featcache.open(cache_folder, copy_to=disk, copy_limit=limit)
+        other = featcache.open(slow_folder, copy_to=disk, copy_limit=limit)
         settle(other)
         assert copies_in(disk) == there
         assert mapped(disk) == set(map(str, there.values()))
-        assert read_all(cache, featcache.open(cache_folder))
+        assert read_all(cache, featcache.open(slow_folder))
 
     def test_what_nobody_uses_goes_first_the_least_recently_used_before_the_others(self, tmp_path, disk):
         old = make_version(tmp_path / "old", *shards(), params={"n": 1})
@@ -65,11 +55,11 @@ class TestLimit:
         assert gone == sorted(gone)  # the oldest ones, and no more of them than needed
         assert self.held(disk) + max(self.sizes(old)) > limit
 
-    def test_reading_a_copy_makes_it_the_last_to_go(self, cache_folder, version, disk):
-        settle(featcache.open(cache_folder, copy_to=disk))
+    def test_reading_a_copy_makes_it_the_last_to_go(self, slow_folder, version, disk):
+        settle(featcache.open(slow_folder, copy_to=disk))
         for path in copies_in(disk).values():
             os.utime(path, (1000, 1000))
-        cache = featcache.open(cache_folder, copy_to=disk)
+        cache = featcache.open(slow_folder, copy_to=disk)
         cache[0]
         first = next(path for name, path in copies_in(disk).items() if name[:12] == cache.index.shards[0])
         wait_until(lambda: first.stat().st_mtime > 1000)
@@ -101,17 +91,17 @@ class TestLimit:
         os.close(read_end)
         os.close(write_end)
 
-    def test_other_files_in_the_folder_are_left_alone_and_do_not_count(self, tmp_path, cache_folder, version, disk):
+    def test_other_files_in_the_folder_are_left_alone_and_do_not_count(self, tmp_path, slow_folder, version, disk):
         others = [disk / "mine", disk / "featcache" / "mine", disk / "featcache" / version.path.name / "mine"]
         for other in others:
             other.parent.mkdir(parents=True, exist_ok=True)
             other.write_bytes(bytes(10**6))
         (disk / "featcache" / "folder").mkdir()
-        settle(featcache.open(cache_folder, copy_to=disk, copy_limit=sum(self.sizes(version))))
+        settle(featcache.open(slow_folder, copy_to=disk, copy_limit=sum(self.sizes(version))))
         assert len(copies_in(disk)) == SHARDS
         assert all(other.stat().st_size == 10**6 for other in others)
 
-    def test_without_a_limit_a_tenth_of_the_disk_stays_free(self, cache_folder, version, disk, monkeypatch):
+    def test_without_a_limit_a_tenth_of_the_disk_stays_free(self, slow_folder, version, disk, monkeypatch):
         def statvfs(path):
             size = max(self.sizes(version)) + 4
             blocks = 100 * size
@@ -119,6 +109,6 @@ class TestLimit:
             return os.statvfs_result((1, 1, blocks, free, free, 0, 0, 0, 0, 255))
 
         monkeypatch.setattr(local_disk.os, "statvfs", statvfs)
-        settle(featcache.open(cache_folder, copy_to=disk))
+        settle(featcache.open(slow_folder, copy_to=disk))
         assert 2 <= len(copies_in(disk)) <= SHARDS
         assert self.held(disk) <= 3 * (max(self.sizes(version)) + 4)

@@ -22,18 +22,8 @@ from featcache.loader.local_disk import PartialCopy
 
 
 @pytest.fixture
-def cache_folder(tmp_path):
-    return tmp_path / "network" / "features"
-
-
-@pytest.fixture
-def disk(scratch):
-    return scratch / "disk"
-
-
-@pytest.fixture
-def version(cache_folder):
-    return make_version(cache_folder, *shards())
+def version(slow_folder):
+    return make_version(slow_folder, *shards())
 
 
 INSTANTS = ["reserve", "write", "fsync", "before rename", "after rename"]
@@ -80,14 +70,14 @@ def stop_at(instant, reached):
 class TestProcesses:
     @pytest.mark.parametrize("instant", INSTANTS)
     def test_killed_in_the_middle_of_a_copy_it_leaves_nothing_that_is_taken_for_one(
-        self, cache_folder, version, disk, instant, monkeypatch
+        self, slow_folder, version, disk, instant, monkeypatch
     ):
         monkeypatch.setattr(copying, "_BLOCK_BYTES", 1000)
         read_end, write_end = os.pipe()
 
         def train():
             stop_at(instant, write_end)
-            cache = featcache.open(cache_folder, copy_to=disk)
+            cache = featcache.open(slow_folder, copy_to=disk)
             for row in range(len(cache)):
                 cache[row]
             signal.pause()
@@ -102,21 +92,21 @@ class TestProcesses:
         assert len(copies_in(disk)) == 1 + whole
         for name, path in copies_in(disk).items():
             assert path.read_bytes() == chunk(version, name[:12]).read_bytes()
-        cache = featcache.open(cache_folder, copy_to=disk)
+        cache = featcache.open(slow_folder, copy_to=disk)
         settle(cache)
         assert parts_in(disk) == []
         assert len(copies_in(disk)) == SHARDS
-        assert read_all(cache, featcache.open(cache_folder))
+        assert read_all(cache, featcache.open(slow_folder))
         os.close(read_end)
         os.close(write_end)
 
-    def test_killed_at_random_moments_again_and_again(self, cache_folder, version, disk, monkeypatch):
+    def test_killed_at_random_moments_again_and_again(self, slow_folder, version, disk, monkeypatch):
         monkeypatch.setattr(copying, "_BLOCK_BYTES", 1000)
-        expected = [array.copy() for array in featcache.open(cache_folder)]
+        expected = [array.copy() for array in featcache.open(slow_folder)]
         chance = np.random.default_rng(3)
 
         def train():
-            cache = featcache.open(cache_folder, copy_to=disk)
+            cache = featcache.open(slow_folder, copy_to=disk)
             while True:
                 assert read_all(cache, expected)
 
@@ -130,7 +120,7 @@ class TestProcesses:
                 assert path.read_bytes() == chunk(version, name[:12]).read_bytes()
             if len(copies_in(disk)) == SHARDS:
                 shutil.rmtree(disk)
-        settle(featcache.open(cache_folder, copy_to=disk))
+        settle(featcache.open(slow_folder, copy_to=disk))
         assert parts_in(disk) == []
         assert len(copies_in(disk)) == SHARDS
 
@@ -164,12 +154,12 @@ class TestProcesses:
         os.close(log)
 
     def test_a_forked_child_copies_only_when_it_reads_and_then_what_its_parent_had_asked_for(
-        self, cache_folder, version, disk, monkeypatch
+        self, slow_folder, version, disk, monkeypatch
     ):
         monkeypatch.setattr(copying, "_PATIENCE", 0.02)
         begun, go, commit = threading.Event(), threading.Event(), PartialCopy.commit
         monkeypatch.setattr(PartialCopy, "commit", lambda part: (begun.set(), go.wait(60), commit(part)))
-        cache = featcache.open(cache_folder, copy_to=disk)
+        cache = featcache.open(slow_folder, copy_to=disk)
         for row in range(len(cache)):
             cache[row]
         begun.wait(60)
@@ -189,13 +179,13 @@ class TestProcesses:
         assert len(copies_in(disk)) == SHARDS
 
     def test_a_child_does_not_keep_its_dead_parents_copy_from_being_made_again(
-        self, cache_folder, version, disk, tmp_path
+        self, slow_folder, version, disk, tmp_path
     ):
         read_end, write_end = os.pipe()
 
         def parent():
             stop_at("write", write_end)
-            cache = featcache.open(cache_folder, copy_to=disk)
+            cache = featcache.open(slow_folder, copy_to=disk)
             for row in range(len(cache)):
                 cache[row]
             wait_until(lambda: parts_in(disk) and len(copies_in(disk)) == 1)
@@ -212,7 +202,7 @@ class TestProcesses:
         child = int((tmp_path / "child").read_text())
         try:
             assert len(parts_in(disk)) == 1
-            settle(featcache.open(cache_folder, copy_to=disk))
+            settle(featcache.open(slow_folder, copy_to=disk))
             assert parts_in(disk) == []
             assert len(copies_in(disk)) == SHARDS
         finally:
@@ -220,7 +210,7 @@ class TestProcesses:
         os.close(read_end)
         os.close(write_end)
 
-    def test_forked_and_spawned_workers(self, cache_folder, version, disk, tmp_path):
+    def test_forked_and_spawned_workers(self, slow_folder, version, disk, tmp_path):
         script = tmp_path / "train.py"
         script.write_text(
             textwrap.dedent("""
@@ -242,9 +232,9 @@ class TestProcesses:
         )
         # Python 3.12 warns of any fork of a process that has threads, and torch has some.
         options = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]
-        command = [sys.executable, *options, script, cache_folder, disk]
+        command = [sys.executable, *options, script, slow_folder, disk]
         done = subprocess.run(command, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr
-        settle(featcache.open(cache_folder, copy_to=disk))
+        settle(featcache.open(slow_folder, copy_to=disk))
         assert parts_in(disk) == []
         assert len(copies_in(disk)) == SHARDS

@@ -15,18 +15,8 @@ from featcache.loader import copying, local_disk
 
 
 @pytest.fixture
-def cache_folder(tmp_path):
-    return tmp_path / "network" / "features"
-
-
-@pytest.fixture
-def disk(scratch):
-    return scratch / "disk"
-
-
-@pytest.fixture
-def version(cache_folder):
-    return make_version(cache_folder, *shards())
+def version(slow_folder):
+    return make_version(slow_folder, *shards())
 
 
 class TestTrouble:
@@ -47,27 +37,27 @@ class TestTrouble:
         assert not parts_in(disk)
         return cache
 
-    def test_an_original_that_is_damaged_is_not_copied(self, cache_folder, version, disk):
+    def test_an_original_that_is_damaged_is_not_copied(self, slow_folder, version, disk):
         spoilt = version.shard_names()[1:3]
         for name in spoilt:
             data = bytearray(chunk(version, name).read_bytes())
             data[100] ^= 8
             chunk(version, name).write_bytes(data)
-        self.read_with_one_warning(cache_folder, disk, "damaged: its checksum does not match; it is not copied")
+        self.read_with_one_warning(slow_folder, disk, "damaged: its checksum does not match; it is not copied")
         assert not {name[:12] for name in copies_in(disk)} & set(spoilt)
         assert len(copies_in(disk)) == SHARDS - 2
 
-    def test_an_original_that_cannot_be_read_is_not_copied(self, cache_folder, version, disk, monkeypatch):
+    def test_an_original_that_cannot_be_read_is_not_copied(self, slow_folder, version, disk, monkeypatch):
         def preadv(*_):
             raise OSError(errno.EIO, "Input/output error")
 
         monkeypatch.setattr(copying.os, "preadv", preadv)
-        self.read_with_one_warning(cache_folder, disk, "cannot be read: Input/output error; it is not copied")
+        self.read_with_one_warning(slow_folder, disk, "cannot be read: Input/output error; it is not copied")
         assert not copies_in(disk)
 
     @pytest.mark.parametrize("call", ["posix_fallocate", "write", "fsync"])
-    def test_a_full_disk(self, cache_folder, version, disk, monkeypatch, call):
-        settle_two(cache_folder, disk)
+    def test_a_full_disk(self, slow_folder, version, disk, monkeypatch, call):
+        settle_two(slow_folder, disk)
         before = copies_in(disk)
         real = getattr(os, call)
 
@@ -77,12 +67,12 @@ class TestTrouble:
             return real(descriptor, *arguments)
 
         monkeypatch.setattr(local_disk.os, call, full)
-        cache = self.read_with_one_warning(cache_folder, disk, "No space left on device: no more shards are copied")
+        cache = self.read_with_one_warning(slow_folder, disk, "No space left on device: no more shards are copied")
         assert copies_in(disk) == before
         assert mapped(disk) == set(map(str, before.values()))  # what is there is used
         assert len(cache) == 6 * SHARDS
 
-    def test_a_disk_with_less_room_than_the_limit(self, cache_folder, version, disk, monkeypatch):
+    def test_a_disk_with_less_room_than_the_limit(self, slow_folder, version, disk, monkeypatch):
         real = os.statvfs
 
         def statvfs(path):
@@ -90,48 +80,48 @@ class TestTrouble:
             return os.statvfs_result((*found[:4], 0, *found[5:]))
 
         monkeypatch.setattr(local_disk.os, "statvfs", statvfs)
-        self.read_with_one_warning(cache_folder, disk, "No space left on device", copy_limit="1TB")
+        self.read_with_one_warning(slow_folder, disk, "No space left on device", copy_limit="1TB")
 
-    def test_a_place_that_is_no_folder(self, cache_folder, version, tmp_path):
+    def test_a_place_that_is_no_folder(self, slow_folder, version, tmp_path):
         (tmp_path / "file").touch()
-        self.read_with_one_warning(cache_folder, tmp_path / "file", "Not a directory: no more shards are copied")
+        self.read_with_one_warning(slow_folder, tmp_path / "file", "Not a directory: no more shards are copied")
 
     @pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
-    def test_a_folder_that_may_not_be_written(self, cache_folder, version, disk):
+    def test_a_folder_that_may_not_be_written(self, slow_folder, version, disk):
         disk.mkdir(mode=0o555)
-        self.read_with_one_warning(cache_folder, disk, "Permission denied")
+        self.read_with_one_warning(slow_folder, disk, "Permission denied")
 
-    def test_a_file_system_without_locks(self, cache_folder, version, disk, monkeypatch):
+    def test_a_file_system_without_locks(self, slow_folder, version, disk, monkeypatch):
         def flock(*_):
             raise OSError(errno.ENOLCK, "No locks available")
 
         monkeypatch.setattr(local_disk.fcntl, "flock", flock)
-        self.read_with_one_warning(cache_folder, disk, "No locks available")
+        self.read_with_one_warning(slow_folder, disk, "No locks available")
         assert not copies_in(disk)
 
-    def test_a_copy_of_another_size_is_made_again(self, cache_folder, version, disk):
-        settle(featcache.open(cache_folder, copy_to=disk))
+    def test_a_copy_of_another_size_is_made_again(self, slow_folder, version, disk):
+        settle(featcache.open(slow_folder, copy_to=disk))
         name, path = next(iter(copies_in(disk).items()))
         path.write_bytes(b"x")
-        cache = featcache.open(cache_folder, copy_to=disk)
+        cache = featcache.open(slow_folder, copy_to=disk)
         settle(cache)
         assert path.read_bytes() == chunk(version, name[:12]).read_bytes()
-        assert read_all(cache, featcache.open(cache_folder))
+        assert read_all(cache, featcache.open(slow_folder))
 
-    def test_a_copy_that_went_bad_is_found_by_checking(self, cache_folder, version, disk):
-        settle(featcache.open(cache_folder, copy_to=disk))
+    def test_a_copy_that_went_bad_is_found_by_checking(self, slow_folder, version, disk):
+        settle(featcache.open(slow_folder, copy_to=disk))
         path = copies_in(disk)[next(name for name in copies_in(disk))]
         data = bytearray(path.read_bytes())
         data[0] ^= 1
         path.write_bytes(data)
-        cache = featcache.open(cache_folder, copy_to=disk)
+        cache = featcache.open(slow_folder, copy_to=disk)
         settle(cache)
         with pytest.raises(DamagedError, match=f"features in {path} are not what was written; remove this copy"):
             cache.batch(range(len(cache)), check=True)
 
-    def test_the_folder_may_go_at_any_time(self, cache_folder, version, disk):
-        expected = [array.copy() for array in featcache.open(cache_folder)]
-        cache = featcache.open(cache_folder, copy_to=disk)
+    def test_the_folder_may_go_at_any_time(self, slow_folder, version, disk):
+        expected = [array.copy() for array in featcache.open(slow_folder)]
+        cache = featcache.open(slow_folder, copy_to=disk)
         settle(cache)
         shutil.rmtree(disk)
         assert read_all(cache, expected)

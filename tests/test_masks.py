@@ -1,15 +1,14 @@
 """Masks, held to triple loops, and to attention that sees one row's own frames and nothing else."""
 
-import re
 import threading
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pages import run_python_of
 
 import featcache
 from featcache import masks
@@ -335,10 +334,7 @@ def test_the_package_has_it():
 
 
 def test_the_page_about_masks_runs():
-    page = (Path(__file__).parents[1] / "docs" / "masks.md").read_text(encoding="utf-8")
-    names = {}
-    for block in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
-        exec(compile(block, "masks.md", "exec"), names)
+    names = run_python_of("docs/masks.md")
     assert names["attended"].isfinite().all()
     assert names["chunks"].shape == (120, 120)
     assert names["draw"](0, 17, 120) == names["draw"](0, 17, 120)

@@ -10,8 +10,8 @@ import shutil
 import numpy as np
 import pytest
 import soundfile
-from conftest import check, chunk_files, items, speech, write_config
-from copying import config_of, extract, write_config_of
+from conftest import check, items, speech
+from copying import assert_resumed_to_the_same_bits, config_of, extract, write_config_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -275,19 +275,8 @@ def test_values_depend_on_nothing_but_the_copy(corpus, noises, scratch):
 
 
 def test_a_killed_run_is_resumed_to_the_same_bits(cli, plain, noises, scratch):
-    import signal
-
-    config = write_config(scratch, "Slow", seconds=0.02)
-    noise = json.dumps({"manifest": str(noises / "noises.csv"), "snr": SNRS})
-    config.write_text(config.read_text() + f"augment: {{noise: {noise}}}\n")
-    job = ("extract", plain.manifest(), "-c", config, "--shard-size", "0.0006", "--threads", 2)
-    assert cli(*job, "-o", scratch / "whole").code == 0
-    running = cli.start(*job, "-o", scratch / "killed")
-    running.wait_until(lambda: len(list(scratch.glob("killed/slow-*/shards/*/zarr.json"))) >= 2)
-    running.send(signal.SIGKILL)
-    running.wait()
-    assert cli(*job, "-o", scratch / "killed").code == 0
-    assert chunk_files(scratch / "killed") == chunk_files(scratch / "whole")
+    noise = {"manifest": str(noises / "noises.csv"), "snr": SNRS}
+    assert_resumed_to_the_same_bits(cli, plain.manifest(), {"noise": noise}, scratch)
 
 
 def test_the_commands_take_noisy_copies(cli, plain, noises, scratch):

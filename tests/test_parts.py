@@ -81,7 +81,7 @@ class TestSeconds:
             ({"start": [0.0, 0.5]}, r"start lies beyond the end of 1 of 2 utterances: 0.5 s of 0.3 s \(number 1\)"),
             ({"start": -1}, r"start is -1: it must be seconds from 0 on"),
             ({"duration": float("nan")}, "duration is nan"),
-            ({"start": [1.0, 2.0, 3.0]}, r"start is \[3\]: give one number, or one for each of 2 utterances"),
+            ({"start": [1.0, 2.0, 3.0]}, r"start has shape \[3\]: give one number, or one for each of 2 utterances"),
         ],
     )
     def test_that_are_not_there_are_an_error(self, fbank, span, what):
@@ -110,10 +110,15 @@ class TestCodebooks:
         room = torch.empty(1000, dtype=torch.uint16)
         assert torch.equal(codes.batch(["utt-1"], codebooks=1, out=room)[0], whole[:1, :, :1])
 
-    @pytest.mark.parametrize("codebooks", [0, 9, -1])
+    @pytest.mark.parametrize("codebooks", [0, 9, -1, "2"])
     def test_that_are_not_there_are_an_error(self, codes, codebooks):
-        with pytest.raises(ArgumentError, match=rf"codebooks is {codebooks}: there are 8, so it must be 1 to 8"):
+        with pytest.raises(ArgumentError, match=rf"codebooks is {codebooks!r}: there are 8, so it must be 1 to 8"):
             codes.batch([0], codebooks=codebooks)
+
+    @pytest.mark.parametrize(("value", "what"), [(1e6, "are float16, which ends at 65504"), ("x", "give a number")])
+    def test_are_padded_with_what_the_dtype_holds(self, fbank, value, what):
+        with pytest.raises(ArgumentError, match=what):
+            fbank.batch([0, 1], padding_value=value)
 
     def test_are_for_codes_only(self, fbank):
         with pytest.raises(ArgumentError, match="codebooks is 2, but these features are log mel energy, not codes"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from make_cache import make_features, make_version
+from make_cache import in_three_shards, make_features, make_version
 
 import featcache
 from featcache.errors import ArgumentError, DamagedError, ExtractorError, StoreError
@@ -190,8 +190,7 @@ def features():
 def folder(tmp_path_factory, features):
     """A cache of one quantised version of three shards; nobody changes it."""
     folder = tmp_path_factory.mktemp("features")
-    items = list(features.items())
-    make_version(folder, dict(items[:7]), dict(items[7:8]), dict(items[8:]), quantized=True)
+    make_version(folder, *in_three_shards(features), quantized=True)
     return folder
 
 

@@ -49,6 +49,10 @@ class TestSizes:
         with pytest.raises(ArgumentError, match=r"copy_limit is .*at least one byte"):
             parse_size("copy_limit", value)
 
+    def test_a_folder_has_a_name(self):
+        with pytest.raises(ArgumentError, match="copy_to is empty: give a folder"):
+            Tiers.of(None, "", None)
+
     def test_a_limit_needs_something_to_limit(self):
         with pytest.raises(ArgumentError, match=r"copy_limit is '1GB', but nothing is copied"):
             Tiers.of(None, None, "1GB")

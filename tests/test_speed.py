@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
 
 import numpy as np
 import pytest
 import soundfile
 import torch
-from conftest import check, chunk_files, items, only_version, speech, write_config
-from copying import SPEEDS, config_of, extract, write_config_of
+from conftest import check, items, only_version, speech
+from copying import SPEEDS, assert_resumed_to_the_same_bits, config_of, extract, write_config_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -204,16 +203,7 @@ def test_values_depend_on_nothing_but_the_copy(corpus, scratch):
 
 
 def test_a_killed_run_is_resumed_to_the_same_bits(cli, plain, scratch):
-    config = write_config(scratch, "Slow", seconds=0.02)
-    config.write_text(config.read_text() + "augment: {speed: [0.9, 1.0, 1.1]}\n")
-    job = ("extract", plain.manifest(), "-c", config, "--shard-size", "0.0006", "--threads", 2)
-    assert cli(*job, "-o", scratch / "whole").code == 0
-    running = cli.start(*job, "-o", scratch / "killed")
-    running.wait_until(lambda: len(list(scratch.glob("killed/slow-*/shards/*/zarr.json"))) >= 2)
-    running.send(signal.SIGKILL)
-    running.wait()
-    assert cli(*job, "-o", scratch / "killed").code == 0
-    assert chunk_files(scratch / "killed") == chunk_files(scratch / "whole")
+    assert_resumed_to_the_same_bits(cli, plain.manifest(), {"speed": SPEEDS}, scratch)
 
 
 def test_a_recording_is_decoded_once_for_its_copies(plain, scratch, monkeypatch):
@@ -316,6 +306,20 @@ def test_repair_extracts_copies_again(cli, plain, made, scratch):
     assert cli("verify", scratch / "features").code == 1
     assert cli("repair", scratch / "features", "--manifest", plain.manifest()).code == 0
     assert items(scratch / "features") == before
+
+
+def test_show_passes_by_versions_that_have_not_the_copy(cli, plain, made, scratch):
+    """Unless none has it."""
+    import shutil
+
+    shutil.copytree(made / "features", scratch / "features")
+    assert cli("extract", plain.manifest(), "-c", "mfcc13", "-o", scratch / "features").code == 0
+    assert len(cli("show", scratch / "features", "utt-03", "--json").json()["versions"]) == 2
+    (version,) = cli("show", scratch / "features", "utt-03_sp0.9", "--json").json()["versions"]
+    assert "mfcc13" not in version["version"]
+    refused = cli("show", scratch / "features", "utt-03_sp0.7")
+    assert (refused.code, len(refused.err.splitlines())) == (1, 1)
+    assert "'utt-03_sp0.7': no such utterance in " in refused.err
 
 
 def test_show_and_info_and_probe_take_copies(cli, plain, made):

@@ -225,7 +225,7 @@ def test_layers_above_the_highest_are_not_there(name, folder):
     [
         ({"layer": 4}, "params.layer: 4; the model has layers 0 to 3"),
         ({"layers": [0, 7]}, "params.layers: 7; the model has layers 0 to 3"),
-        ({"layer": -1}, "params.layer: input should be greater than or equal to 0"),
+        ({"layer": -1}, "params.layer: should be greater than or equal to 0"),
         ({"layer": 1, "layers": [2]}, "params.layers: give layer or layers, not both"),
         ({"layers": []}, "params.layers: give one number or more from 0, none of them twice"),
         ({"layers": [1, 1]}, "none of them twice"),

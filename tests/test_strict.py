@@ -62,11 +62,13 @@ class TestExtraction:
             f"{missing} of the {len(plain.rows)} utterances of {job[1]} are not there: its extraction was interrup"
         )
         assert expected in message
-        assert f"`featcache extract {job[1]}` does the rest" in message
+        assert message.endswith("; the same `featcache extract` again does the rest")
         assert "\n" not in message
         with pytest.raises(StoreError) as caught:
             featcache.open(cache, strict=True)
         assert str(caught.value) == message
+        assert message.split(": ", 1)[1] in cli("info", cache).out
+        assert message.split(": ", 1)[1] in cli("stats", cache).err
         assert cli(*job).code == 0
         assert opened(cache, strict=True) == []
 

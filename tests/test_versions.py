@@ -92,6 +92,13 @@ def test_what_is_no_cache_is_said_to_be_none(scratch):
             version_folders(path)
 
 
+def test_a_version_that_is_misspelt_says_which_there_are(scratch):
+    """As part of the path."""
+    made = Version.create(scratch, INFO)
+    with pytest.raises(StoreError, match=f"mien: there is no such cache folder; {scratch} holds {made.path.name}$"):
+        version_folders(scratch / "mien")
+
+
 def test_a_version_of_a_newer_format_is_refused(scratch):
     """With the way out."""
     made = Version.create(scratch, INFO)

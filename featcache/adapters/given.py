@@ -39,7 +39,7 @@ def position_of(cache: Cache, id: str) -> int:  # noqa: A002
 
 
 def whole_dataset(given: Cache | FeatureDataset, instead: str) -> FeatureDataset:
-    """The same, for adapters whose manifests name utterances, which are then read from the cache.
+    """As `dataset_of`, for adapters whose manifests name utterances, which are then read whole from the cache.
 
     Args:
         given: a cache, or a dataset.

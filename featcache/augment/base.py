@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import torch
@@ -22,12 +23,14 @@ class Augmentation(nn.Module):
         probability: with which a row is augmented at all, each by itself.
 
     Raises:
-        ArgumentError: `probability` is not from 0 to 1.
+        ArgumentError: `probability` is not from 0 to 1, or `seed` is no int.
     """
 
     def __init__(self, *, seed: int = 0, probability: float = 1.0) -> None:
         super().__init__()
         in_range("probability", probability, 0, 1)
+        if not isinstance(seed, int):
+            raise ArgumentError(f"seed is {seed!r}: it must be an int")
         self.seed = seed
         self.probability = probability
 
@@ -67,6 +70,8 @@ def frames_of(features: Tensor, lengths: Tensor | None, *, dimensions: int | Non
         raise ArgumentError(f"features is {list(features.shape)}: give {shape}")
     if lengths is None:
         return torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
+    if not isinstance(lengths, Tensor):
+        raise ArgumentError(f"lengths is a {type(lengths).__name__}: give a tensor")
     if lengths.shape != features.shape[:1] or lengths.device != features.device:
         raise ArgumentError(
             f"lengths is {list(lengths.shape)} on {lengths.device}, and features {list(features.shape)} on "
@@ -81,6 +86,8 @@ def check_floats(features: Tensor) -> None:
     Raises:
         ArgumentError: they are not floats.
     """
+    if not isinstance(features, Tensor):
+        raise ArgumentError(f"features is a {type(features).__name__}: give a tensor")
     if not features.is_floating_point():
         raise ArgumentError(f"features is {features.dtype}: only floats are augmented")
 
@@ -94,8 +101,10 @@ def in_range(name: str, value: float, low: float, high: float = torch.inf) -> No
     """Check a setting.
 
     Raises:
-        ArgumentError: it is not from low to high.
+        ArgumentError: it is no number from low to high.
     """
+    if not _is_number(value):
+        raise ArgumentError(f"{name} is {value!r}: it must be a number")
     if not low <= value <= high:
         limits = f"{low:g} or more" if high == torch.inf else f"from {low:g} to {high:g}"
         raise ArgumentError(f"{name} is {value}: it must be {limits}")
@@ -105,12 +114,16 @@ def pair(name: str, value: float | tuple[float, float]) -> tuple[float, float]:
     """A number or a range, as a range.
 
     Raises:
-        ArgumentError: it ends before it begins.
+        ArgumentError: it is neither, or ends before it begins.
     """
     low, high = value if isinstance(value, tuple) else (value, value)
-    if not low <= high:
-        raise ArgumentError(f"{name} is {value}: give a number, or a range (low, high)")
+    if not (_is_number(low) and _is_number(high) and low <= high):
+        raise ArgumentError(f"{name} is {value!r}: give a number, or a range (low, high)")
     return low, high
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real)
 
 
 def _is_setting(name: str, value: Any) -> bool:

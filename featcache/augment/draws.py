@@ -27,7 +27,8 @@ class Draws:
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
         """Numbers in [low, high), float32."""
-        return torch.rand(shape, generator=self.generator, device=self.device) * (high - low) + low
+        drawn = torch.rand(shape, generator=self.generator, device=self.device, dtype=torch.float32)
+        return drawn * (high - low) + low
 
     def normal(self, like: Tensor) -> Tensor:
         """Standard normal numbers of a tensor's shape, float32, or float64 as it is."""
@@ -43,10 +44,10 @@ class Draws:
 
     def beta(self, alpha: float, count: int) -> Tensor:
         """Numbers from the distribution Beta(alpha, alpha), float32 `[count]`."""
-        both = torch.full((count, 2), alpha, device=self.device)
+        both = torch.full((count, 2), alpha, device=self.device, dtype=torch.float32)
         return torch._sample_dirichlet(both, generator=self.generator)[:, 0]  # as torch.distributions.Beta has it
 
     def partners(self, count: int) -> Tensor:
         """Another row for each of some rows, each taken once, int64 `[count]`; of one row, itself."""
-        order = torch.rand(count, generator=self.generator, device=self.device).argsort()
+        order = self.uniform(count).argsort()
         return torch.empty_like(order).scatter_(0, order, order.roll(1))

@@ -144,11 +144,11 @@ class MixEnergies(Augmentation):
 
 def _unmixed(features: Tensor) -> Mixed:
     rows = torch.arange(len(features), device=features.device)
-    return Mixed(features, rows, torch.ones(len(rows), device=features.device))
+    return Mixed(features, rows, torch.ones(len(rows), dtype=torch.float32, device=features.device))
 
 
 def _mean_power(powers: Tensor, own: Tensor) -> Tensor:
     """The logarithm of the mean power of each row's own frames, `[batch]`; 0 of a row of none."""
     total = powers.where(expand(own, powers), -torch.inf).flatten(1).logsumexp(1)
     values = own.sum(1) * math.prod(powers.shape[2:])
-    return torch.where(values > 0, total - values.clamp(min=1).log(), 0.0)
+    return torch.where(values > 0, total - values.clamp(min=1).float().log(), 0.0)

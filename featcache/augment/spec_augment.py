@@ -86,7 +86,7 @@ class SpecAugment(Augmentation):
         if self.time_warp:
             features = warp_time(features, lengths, self.time_warp, draws, chosen)
         fill = self._fill(features, own)
-        longest = (lengths * self.max_time_fraction).long().clamp(max=self.time_width)
+        longest = (lengths.float() * self.max_time_fraction).long().clamp(max=self.time_width)
         in_time = _stretches(draws, self.time_masks, lengths, longest, features.shape[1])
         bins = torch.full_like(lengths, features.shape[2])
         in_freq = _stretches(draws, self.freq_masks, bins, bins.clamp(max=self.freq_width), features.shape[2])

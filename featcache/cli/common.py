@@ -1,16 +1,34 @@
-"""What several commands print alike."""
+"""What several commands do alike: what they print, and how many threads they take."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import os
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from featcache.store.version import Version
+
+
+def default_threads() -> int:
+    """Every core that this process may use, at most 8."""
+    return min(8, len(os.sched_getaffinity(0)))
 
 
 def note(message: str) -> None:
     """A line for the person, on stderr."""
     click.echo(message, err=True)
+
+
+def note_unfinished(version: Version) -> None:
+    """Lines on stderr where not all that was to be extracted is there."""
+    from featcache.store.index import open_index
+    from featcache.store.unfinished import find_unfinished
+
+    for run in find_unfinished(version, open_index(version)):
+        note(f"{version.path}: {run}")
 
 
 def print_json(document: Any) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from featcache.cli import options
-from featcache.cli.common import note, print_json
+from featcache.cli.common import note, note_unfinished, print_json
 from featcache.errors import StoreError
 
 
@@ -62,6 +62,7 @@ def fit_kmeans(
     version = select_version(path)
     if not output.parent.is_dir():  # said before the work, not after it
         raise StoreError(f"{output}: cannot be written: there is no folder {output.parent}")
+    note_unfinished(version)
     on = Device(device, threads)
     started = perf_counter()
     codebook, fit = fit_version(

@@ -53,6 +53,7 @@ def _describe(version: Version) -> dict[str, Any]:
 
     from featcache.store.index import open_index
     from featcache.store.runs import latest_failures
+    from featcache.store.unfinished import find_unfinished
     from featcache.strings import Strings
 
     index = open_index(version)
@@ -76,6 +77,7 @@ def _describe(version: Version) -> dict[str, Any]:
             {"policy": policy, "mismatch": mismatch} for policy, mismatch in sorted(batched, key=str) if policy
         ],
         "probes": list(newest.values()),
+        "unfinished": [{**asdict(run), "message": str(run)} for run in find_unfinished(version, index)],
         "failures": failures,
     }
 
@@ -88,6 +90,8 @@ def _print(document: dict[str, Any], failures: bool) -> None:
         f"  {document['utterances']:,} utterances, {hours(document['seconds'])} of audio, "
         f"{megabytes(document['bytes'])} in {document['shards']:,} shards; {len(document['failures']):,} failed"
     )
+    for run in document["unfinished"]:
+        click.echo(f"  {run['message']}")
     side_arrays = {side["name"]: side for side in spec["side"]}
     quantized = ", quantised to uint8 with a scale and an offset for each utterance and dimension"
     stored = quantized if side_arrays.pop(QUANTIZATION, None) else ""

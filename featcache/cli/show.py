@@ -10,6 +10,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import print_json
+from featcache.errors import MissingItemError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 @click.argument("utterance", metavar="ID")
 @options.as_json("Print it as one JSON document.")
 def show(path: Path, utterance: str, as_json: bool) -> None:
-    """Show one utterance of each version: its shard, the file it came from, and a summary of its values.
+    """Show one utterance of each version that has it: its shard, the file it came from, and a summary of its values.
 
     \b
     Example:
@@ -33,10 +34,15 @@ def show(path: Path, utterance: str, as_json: bool) -> None:
     from featcache.store.version import select_versions
     from featcache.strings import Strings
 
-    documents = []
+    documents: list[dict[str, Any]] = []
+    missing: MissingItemError | None = None
     for version in select_versions(path):
         cache = Cache(version)
-        features = cache[utterance]
+        try:
+            features = cache[utterance]
+        except MissingItemError as error:
+            missing = missing or error
+            continue
         index = cache.index
         position = int(index.find(Strings.of([utterance]))[0])
         shard = version.shard(index.shards[int(index.shard[position])])
@@ -56,6 +62,8 @@ def show(path: Path, utterance: str, as_json: bool) -> None:
                 "side": side,
             }
         )
+    if missing is not None and not documents:
+        raise missing
     if as_json:
         print_json({"versions": documents})
         return
@@ -63,7 +71,8 @@ def show(path: Path, utterance: str, as_json: bool) -> None:
         side = document.pop("side")
         quantized = document.pop("quantized", None)
         for name, value in document.items():
-            click.echo(f"{name:12} {value}")
+            if value is not None:
+                click.echo(f"{name:12} {value}")
         if quantized:
             click.echo(f"{'stored':12} {quantized['dtype']}, off by at most {quantized['largest_error']:.3g}")
         for name, summary in side.items():

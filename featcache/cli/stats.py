@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcache.cli.common import note, print_json
+from featcache.cli import options
+from featcache.cli.common import default_threads, note, note_unfinished, print_json
 from featcache.errors import ArgumentError, StoreError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _SHOWN = 20
 
 
 @click.command(short_help="Mean and variance of features, or how codes are used.")
-@click.argument("path", metavar="CACHE[/VERSION]", type=click.Path(path_type=Path))
+@options.version_path
 @click.option("--manifest", metavar="MANIFEST", help="Count its utterances, and no others of the version.")
 @click.option("--by", metavar="COLUMN", help="Statistics of each value of this manifest's column, too: speaker, say.")
 @click.option(
@@ -31,8 +31,8 @@ _SHOWN = 20
     help="Keep the statistics here, for featcache.Cmvn: fbank80.cmvn.npz, say.",
 )
 @click.option("--force", is_flag=True, help="Replace FILE where it is there.")
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="[default: every core, at most 8]")
-@click.option("--json", "as_json", is_flag=True, help="Print them as one JSON document.")
+@options.threads("[default: every core, at most 8]")
+@options.as_json("Print them as one JSON document.")
 def stats(
     path: Path,
     manifest: str | None,
@@ -71,8 +71,10 @@ def stats(
     holds_codes = bool(cache.spec.codebook_sizes)
     if holds_codes and (by is not None or output is not None):
         raise ArgumentError(f"{cache.version.path}: holds codes, which have no mean: --by and -o are for features")
+    if manifest is None:
+        note_unfinished(cache.version)
     wanted = read_manifest(manifest, audio=False, carry=by is not None) if manifest is not None else None
-    threads = threads or min(8, len(os.sched_getaffinity(0)))
+    threads = threads or default_threads()
     total = int(cache.lengths.sum()) if wanted is None else None
     with tqdm(total=total, unit=" frames", unit_scale=True, leave=False, disable=not sys.stderr.isatty()) as bar:
         if holds_codes:

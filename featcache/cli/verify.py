@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import click
 from tqdm import tqdm
 
 from featcache.cli import options
-from featcache.cli.common import megabytes, note, print_json
+from featcache.cli.common import default_threads, megabytes, note, print_json
 from featcache.errors import DamagedError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def verify(
     from featcache.verify import Report
     from featcache.verify import verify as check
 
-    threads = threads or min(8, len(os.sched_getaffinity(0)))
+    threads = threads or default_threads()
     wanted = read_manifest(manifest, root=root, carry=False) if manifest else None
     found: list[tuple[Report, Recomputed | None]] = []
     for folder in version_folders(path):

@@ -8,7 +8,7 @@ from torch import Tensor
 from featcache.errors import ArgumentError
 from featcache.masks import padding_mask
 
-STILL = 1e-6
+CONSTANT = 1e-6
 """A dimension whose standard deviation is at most this part of its mean does not vary, but for rounding."""
 
 
@@ -18,6 +18,8 @@ def check(features: Tensor, item_shape: tuple[int, ...]) -> None:
     Raises:
         ArgumentError: it has another shape, or is not of floats.
     """
+    if not isinstance(features, Tensor):
+        raise ArgumentError(f"features is a {type(features).__name__}: give a tensor")
     if not features.is_floating_point() or features.ndim < 2 or tuple(features.shape[2:]) != item_shape:
         shape = ", ".join(["batch", "frames", *map(str, item_shape)])
         raise ArgumentError(f"features is {features.dtype} {list(features.shape)}: give floats [{shape}]")
@@ -29,6 +31,8 @@ def own_frames(features: Tensor, lengths: Tensor) -> Tensor:
     Raises:
         ArgumentError: `lengths` are not an integer for each row.
     """
+    if not isinstance(lengths, Tensor):
+        raise ArgumentError(f"lengths is a {type(lengths).__name__}: give a tensor")
     if lengths.shape != features.shape[:1]:
         raise ArgumentError(f"lengths is {list(lengths.shape)}, for features {list(features.shape)}")
     own = padding_mask(lengths, features.shape[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from featcache.cmvn.batches import STILL, check, finish, own_frames
+from featcache.cmvn.batches import CONSTANT, check, finish, own_frames
 
 
 def normalize_utterances(
@@ -45,7 +45,7 @@ def normalize_utterances(
     normalised = centred if norm_means else values
     if norm_vars:
         stds = (_exact_sum(centred.square(), counts) / counts).sqrt()
-        normalised = normalised / stds.where(stds > STILL * means.abs(), 1)
+        normalised = normalised / stds.where(stds > CONSTANT * means.abs(), 1)
     kept = torch.promote_types(features.dtype, torch.float32)
     return finish(normalised.to(kept), features, lengths, dtype)
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from featcache.cmvn.batches import STILL, check, finish
+from featcache.cmvn.batches import CONSTANT, check, finish
 from featcache.errors import ArgumentError, StoreError, listing
 from featcache.stats import Stats
 
@@ -68,6 +68,8 @@ class Cmvn(nn.Module):
         super().__init__()
         if unknown not in ("error", "global"):
             raise ArgumentError(f"unknown is {unknown!r}: it must be 'error' or 'global'")
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise ArgumentError(f"dtype is {dtype!r}: give one of floats, such as torch.float16")
         if len(set(groups)) < len(groups):
             raise ArgumentError("groups: two have the same name")
         self.norm_means, self.norm_vars, self.unknown, self.dtype = norm_means, norm_vars, unknown, dtype
@@ -81,9 +83,9 @@ class Cmvn(nn.Module):
             )
         names = "".join(f"{groups[at]}\0" for at in order).encode()
         self.register_buffer("mean", means.float())
-        self.register_buffer("std", torch.where(stds <= STILL * means.abs(), 1.0, stds).float())
+        self.register_buffer("std", torch.where(stds <= CONSTANT * means.abs(), 1.0, stds).float())
         self.register_buffer("group_numbers", torch.from_numpy(numbers[order]))
-        self.register_buffer("group_names", torch.tensor(list(names), dtype=torch.uint8))
+        self.register_buffer("group_names", torch.tensor(list(names), dtype=torch.uint8, device="cpu"))
         self._number_of = _by_name(self.group_names)
 
     @classmethod
@@ -126,12 +128,14 @@ class Cmvn(nn.Module):
         Raises:
             ArgumentError: a name is not known, and `unknown` is "error"; lists up to ten.
         """
+        if isinstance(names, str):
+            raise ArgumentError(f"names is one name, {names!r}: give a list, with one for each row")
         if self.unknown == "error" and (strange := sorted({name for name in names if name not in self._number_of})):
             raise ArgumentError(
                 f"no statistics of {listing(map(repr, strange))}: there are those of "
                 f"{listing(map(repr, self.groups)) or 'no groups'}; unknown='global' takes those of all frames instead"
             )
-        return torch.tensor([self._number_of.get(name, -1) for name in names], dtype=torch.int64)
+        return torch.tensor([self._number_of.get(name, -1) for name in names], dtype=torch.int64, device="cpu")
 
     def forward(
         self, features: Tensor, lengths: Tensor | None = None, groups: Sequence[str] | Tensor | None = None
@@ -220,12 +224,12 @@ class Cmvn(nn.Module):
 
 def _table(of_all: Any, of_groups: Any, order: Any) -> Tensor:
     """Statistics of all and of the groups in this order, float64 `[1 + groups, *item_shape]`."""
-    table: Tensor = torch.as_tensor(of_all).detach().cpu().double()[None]
+    table: Tensor = torch.as_tensor(of_all, dtype=torch.float64, device="cpu").detach()[None]
     if (of_groups is None) != (not len(order)):
         raise ArgumentError("groups, group_mean and group_std are given together, or not at all")
     if of_groups is None:
         return table
-    groups = torch.as_tensor(of_groups).detach().cpu().double()
+    groups = torch.as_tensor(of_groups, dtype=torch.float64, device="cpu").detach()
     if groups.shape != (len(order), *table.shape[1:]):
         raise ArgumentError(
             f"statistics of {len(order)} groups are {list(groups.shape)}: there must be {list(table.shape[1:])} of each"

@@ -8,10 +8,13 @@ The rounds come in random order.
 Everything is a pure function of its arguments, the same on every machine: the random numbers are PCG64's raw ones,
 seeded by a SeedSequence, which numpy has promised not to change (NEP 19; `Generator.permutation` and its like have no
 such promise), and the arithmetic is of integers and of single IEEE operations.
+
+What is computed of each utterance is computed in chunks, so that sorting takes the most memory: some 18 bytes of each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +25,8 @@ __all__ = ["SPREAD", "Batches", "Rules", "make_batches"]
 
 SPREAD = 1 / 32
 """How much longer than it is an utterance may count as, where it finds its place among the others."""
+
+_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -75,11 +80,10 @@ def make_batches(lengths: NDArray[Any], positions: NDArray[np.int64] | None, rul
         epoch: which one; another one has other batches, where `rules.shuffle`.
     """
     random = np.random.PCG64(np.random.SeedSequence([rules.seed, epoch]))
-    chosen = lengths if positions is None else lengths[positions]
-    order = _sorted(chosen, random if rules.shuffle else None)
+    order = _sorted(lengths, positions, random if rules.shuffle else None)
     if rules.drop_last and rules.max_frames is None and rules.batch_size is not None:
         order = _without(order, len(order) % rules.batch_size, random if rules.shuffle else None)
-    sizes = _sizes(chosen[order], rules)
+    sizes = _sizes(lengths, order, rules)
     missing = -len(sizes) % rules.world_size
     if rules.drop_last and missing:
         left_over = len(sizes) % rules.world_size
@@ -96,36 +100,58 @@ def make_batches(lengths: NDArray[Any], positions: NDArray[np.int64] | None, rul
             keys[-1] = np.iinfo(np.uint64).max  # the round with empty batches stays the last
         rounds = np.argsort(keys, kind="stable")
         starts, ends = starts[rounds], ends[rounds]
-    return Batches(order if positions is None else positions[order], starts, ends)
+    return Batches(order, starts, ends)
 
 
-def _sorted(lengths: NDArray[Any], random: np.random.PCG64 | None) -> NDArray[np.int64]:
-    """Indices of lengths, the longest first; with `random`, each stretched at random.
+def _sorted(
+    lengths: NDArray[Any], positions: NDArray[np.int64] | None, random: np.random.PCG64 | None
+) -> NDArray[np.int64]:
+    """Positions (of these), the longest first; with `random`, each stretched at random.
 
     Keys of 16 bits are sorted in one pass over memory: the floats from 1 to 2³², to a part in 2,048.
     """
-    stretched = np.maximum(lengths, 1).astype(np.float32)
-    if random is not None:
-        stretched *= 1 + np.float32(SPREAD) * ((random.random_raw(len(lengths)) >> 40).astype(np.float32) / (1 << 24))
-    keys = (stretched.view(np.uint32) - np.float32(1).view(np.uint32)) >> 12
-    return np.argsort(~keys.astype(np.uint16), kind="stable")
+    count = len(lengths if positions is None else positions)
+    keys = np.empty(count, np.uint16)
+    for first in range(0, count, _CHUNK):
+        chunk = slice(first, first + _CHUNK)
+        stretched = np.maximum(lengths[chunk if positions is None else positions[chunk]], 1).astype(np.float32)
+        if random is not None:
+            drawn = (random.random_raw(len(stretched)) >> 40).astype(np.float32) / (1 << 24)
+            stretched *= 1 + np.float32(SPREAD) * drawn
+        keys[chunk] = ~((stretched.view(np.uint32) - np.float32(1).view(np.uint32)) >> 12).astype(np.uint16)
+    order = np.argsort(keys, kind="stable")
+    return order if positions is None else positions[order]
 
 
-def _sizes(lengths: NDArray[Any], rules: Rules) -> NDArray[np.int64]:
-    """How many of these lengths, which roughly fall, each batch takes, as many as it may; int64 `[batches]`."""
-    count = len(lengths)
-    rows = np.full(count, count if rules.batch_size is None else rules.batch_size)
-    if rules.max_frames is not None:
-        longest = np.maximum.accumulate(lengths[::-1])[::-1]  # of all that follow: of a batch that begins here
-        rows = np.minimum(rows, rules.max_frames // np.maximum(longest, 1))
+def _sizes(lengths: NDArray[Any], order: NDArray[np.int64], rules: Rules) -> NDArray[np.int64]:
+    """How many utterances each batch takes in this order, in which lengths roughly fall, as many as it may.
+
+    int64 `[batches]`.
+    """
     starts = [np.arange(0)]
     start = 0
-    for end in np.append(np.flatnonzero(np.diff(rows)) + 1, count).tolist():
-        if start < end:  # batches that begin between two ends have the same number of rows
-            starts.append(np.arange(start, end, rows[start]))
-            start = int(starts[-1][-1] + rows[start])
+    for end, rows in reversed(list(_rows_from_the_end(lengths, order, rules))):
+        if start < end:
+            starts.append(np.arange(start, end, rows))
+            start = int(starts[-1][-1] + rows)
     begins = np.concatenate(starts)
-    return np.append(begins[1:], count) - begins if count else begins
+    return np.append(begins[1:], len(order)) - begins if len(order) else begins
+
+
+def _rows_from_the_end(lengths: NDArray[Any], order: NDArray[np.int64], rules: Rules) -> Iterator[tuple[int, int]]:
+    """How many rows a batch may have that begins before an end, and not before the next end to be yielded."""
+    most = len(order) if rules.batch_size is None else rules.batch_size
+    if rules.max_frames is None:
+        yield len(order), most
+        return
+    longest, last = 1, 0
+    for first in reversed(range(0, len(order), _CHUNK)):
+        backwards = lengths[order[first : first + _CHUNK]][::-1]
+        longest_after = np.maximum(np.maximum.accumulate(backwards), longest)  # of a batch that begins there
+        rows = np.minimum(rules.max_frames // longest_after, most)
+        for at in np.flatnonzero(np.diff(rows, prepend=last)).tolist():
+            yield first + len(rows) - at, int(rows[at])
+        longest, last = int(longest_after[-1]), int(rows[-1])
 
 
 def _split(sizes: NDArray[np.int64], missing: int) -> NDArray[np.int64]:

@@ -18,7 +18,7 @@ from featcache.errors import ArgumentError, DamagedError, MissingItemError, Stor
 from featcache.loader.buffers import Buffers
 from featcache.loader.reading import Reader
 from featcache.loader.shards import Shards, damaged
-from featcache.loader.spans import check_codebooks, frames_between
+from featcache.loader.spans import check_codebooks, check_padding, frames_between
 from featcache.loader.tiers import Tiers
 from featcache.quantize import dequantize_array
 from featcache.spec import FeatureSpec
@@ -196,7 +196,7 @@ class Cache:
         """The features of several utterances, or of a part of each, padded at their ends to the longest.
 
         Args:
-            keys: ids or positions, in any order, repeated or not.
+            keys: ids or positions, in any order, repeated or not; of none, the batch is empty.
             start: where the wanted parts begin, in seconds: one number, or one for each key; the beginning by default.
             duration: how long they are, likewise; to the end by default.
             codebooks: only the first so many of them.
@@ -215,7 +215,7 @@ class Cache:
             MissingItemError: names up to ten ids that are not there, and says how many failed in extraction.
             IndexError: there is no such position.
             ArgumentError: there are no such parts.
-            ValueError: there are no keys, or `out` does not do.
+            ValueError: `out` does not do.
             DamagedError: a shard is damaged, or `check` found other bytes than were written.
         """
         positions = self._positions(keys)
@@ -254,6 +254,7 @@ class Cache:
             ArgumentError, ValueError, DamagedError: as `batch` does.
         """
         codebooks = check_codebooks(self.spec, codebooks)
+        check_padding(self.spec, padding_value)
         item_shape = self.spec.item_shape if codebooks is None else (codebooks,)
         if raw and self.spec.is_quantized and padding_value != 0:
             raise ArgumentError(f"padding_value is {padding_value}: levels are padded with 0; dequantize has the value")
@@ -289,7 +290,7 @@ class Cache:
         """
         if not self.spec.is_quantized:
             raise StoreError(f"{self.version.path}: its features are not quantised: `batch` has their values")
-        positions = self._positions(keys) if len(keys) else np.empty(0, np.int64)
+        positions = self._positions(keys)
         parameters = np.empty((len(positions), 2, *self.spec.item_shape), np.float32)
         for row, position in zip(parameters, positions.tolist(), strict=True):
             row[...] = self._shards.parameters(position)
@@ -327,7 +328,7 @@ class Cache:
 
     def _positions(self, keys: Keys) -> NDArray[np.int64]:
         if not len(keys):
-            raise ValueError("keys is empty: a batch has at least one utterance")
+            return np.empty(0, np.int64)
         if isinstance(keys, str) or isinstance(next(iter(keys)), str):
             return self.find(keys)  # type: ignore[arg-type]
         positions = np.asarray(keys)
@@ -343,6 +344,8 @@ class Cache:
         if out is None:
             return torch.from_numpy(self._buffers.take(shape, dtype))
         wanted = torch.from_numpy(np.empty(0, dtype)).dtype
+        if not isinstance(out, torch.Tensor):
+            raise TypeError(f"out is a {type(out).__name__}: give a tensor")
         if (out.dtype, out.device.type, out.is_contiguous()) != (wanted, "cpu", True):
             raise ValueError(f"out is {out.dtype} on {out.device}; it must be {wanted}, contiguous, in CPU memory")
         needed = math.prod(shape)
@@ -371,8 +374,8 @@ class Cache:
         reasons = Counter(failure.reason for failure in failed)
         why = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
         return MissingItemError(
-            f"{len(ids):,} of {asked:,} utterances are not in {where}: {listing(ids)}; "
-            f"{len(failed):,} of them failed in extraction" + (f" ({why})" if why else "")
+            f"{len(ids):,} of {asked:,} utterances are not in {where}: {listing(ids)}"
+            + (f"; {len(failed):,} of them failed in extraction ({why})" if failed else "")
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from featcache.errors import ManifestError, listing
 from featcache.manifest import Manifest
 from featcache.strings import Strings
 
-__all__ = ["Column", "select", "take"]
+__all__ = ["Column", "rows_where", "select", "take"]
 
 Column = Strings | NDArray[Any]
 """One value for each utterance: text, float64 or int64."""
@@ -46,6 +46,8 @@ def select(manifest: Manifest, names: Collection[str] | Mapping[str, type] | Non
     given |= manifest.columns
     selected: dict[str, Column] = {}
     for name in given if names is None else names:
+        if name == "id":  # which is there anyway
+            continue
         if name not in given:
             there = listing(map(repr, given)) or "none but id"
             raise ManifestError(f"{manifest.source}: has no column {name!r}; it has {there}")
@@ -57,6 +59,36 @@ def select(manifest: Manifest, names: Collection[str] | Mapping[str, type] | Non
         wanted = names[name] if isinstance(names, Mapping) else None
         selected[name] = _typed(given[name], wanted, f"{manifest.source}: the column {name!r}")
     return selected
+
+
+def rows_where(manifest: Manifest, where: Mapping[str, object]) -> NDArray[np.int64]:
+    """The rows whose columns have certain values; int64 `[rows]`.
+
+    Args:
+        manifest: the table.
+        where: a value, or several of which any will do, by the names of columns; compared as text.
+
+    Raises:
+        ManifestError: there is no such column, no row has such a value, or no row has all of them.
+    """
+    kept = np.ones(len(manifest), bool)
+    for name, value in where.items():
+        column = manifest.columns.get(name)
+        if column is None:
+            there = listing(map(repr, manifest.columns)) or "none but those that featcache knows"
+            raise ManifestError(f"{manifest.source}: has no column {name!r} to choose by; it has {there}")
+        several = value if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+        wanted = {str(one) for one in several}
+        found = np.fromiter((text in wanted for text in column), bool, len(column))
+        if not found.any():
+            there = listing(map(repr, sorted(set(column))))
+            raise ManifestError(f"{manifest.source}: no row has {name} {listing(sorted(wanted))}; there are {there}")
+        kept &= found
+    if not kept.any():
+        raise ManifestError(
+            f"{manifest.source}: no row is {', '.join(f'{name} {value}' for name, value in where.items())}"
+        )
+    return np.flatnonzero(kept)
 
 
 def take(column: Column, rows: NDArray[np.int64]) -> Column:

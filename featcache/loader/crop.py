@@ -6,9 +6,9 @@ who shares a batch with it, on the number of ranks or workers, or on whether tra
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from numbers import Real
+from typing import Literal, SupportsIndex, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,15 +46,15 @@ class Crop:
     def __post_init__(self) -> None:
         if (self.frames is None) == (self.seconds is None):
             raise ArgumentError("a crop has either frames or seconds: Crop(frames=200), or Crop(seconds=2.0)")
-        if self.frames is not None and operator.index(self.frames) < 1:
-            raise ArgumentError(f"crop: frames is {self.frames}: it must be at least 1")
-        if self.seconds is not None and not 0 < self.seconds < np.inf:
-            raise ArgumentError(f"crop: seconds is {self.seconds}: it must be more than 0")
+        if self.frames is not None and not (_is_whole(self.frames) and self.frames >= 1):
+            raise ArgumentError(f"crop: frames is {self.frames!r}: it must be a whole number from 1 on")
+        if self.seconds is not None and not (_is_number(self.seconds) and 0 < self.seconds < np.inf):
+            raise ArgumentError(f"crop: seconds is {self.seconds!r}: it must be a number above 0")
         for name, value, allowed in (("where", self.where, get_args(Where)), ("short", self.short, get_args(Short))):
             if value not in allowed:
                 raise ArgumentError(f"crop: {name} is {value!r}: it must be one of {', '.join(allowed)}")
-        if operator.index(self.seed) < 0:
-            raise ArgumentError(f"crop: seed is {self.seed}: it must be at least 0")
+        if not (_is_whole(self.seed) and self.seed >= 0):
+            raise ArgumentError(f"crop: seed is {self.seed!r}: it must be a whole number from 0 on")
 
     def frames_at(self, rate: float) -> int:
         """The window's length, in frames of a version with `rate` frames a second; at least one."""
@@ -85,6 +85,14 @@ class Crop:
             return places // 2 * step
         drawn = _hashes(self.seed, epoch, positions) >> np.uint64(32)
         return ((drawn * places.astype(np.uint64)) >> np.uint64(32)).astype(np.int64) * step
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, SupportsIndex) and not isinstance(value, bool)
 
 
 def _hashes(seed: int, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.uint64]:

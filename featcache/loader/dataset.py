@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, default_collate
 from featcache.errors import ArgumentError, MissingItemError, listing
 from featcache.loader import perturbed
 from featcache.loader.cache import Cache
-from featcache.loader.columns import Column, take
+from featcache.loader.columns import Column, rows_where, take
 from featcache.loader.crop import Crop
 from featcache.loader.view import Part, View, Views
 from featcache.manifest import Manifest, read_manifest
@@ -56,6 +56,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         cache: holds the features; or several versions, by names of your choice.
         manifest: a CSV, TSV or JSONL file with an `id` for each utterance, in the order that the dataset is to
             have; audio paths are not needed. Without one, the dataset is the (first) cache's utterances in its order.
+        where: choose the manifest's rows by its columns: `{"split": "train"}`; of values in a list, any will do.
         columns: those to carry, by their names in the manifest; all of them by default. A mapping also says what
             they are: `{"speaker": str, "digit": int}`.
         skip_missing: leave out utterances that the cache has not, instead of raising; `skipped` tells which.
@@ -88,6 +89,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         cache: Cache | Mapping[str, Cache],
         manifest: str | Path | Manifest | None = None,
         *,
+        where: Mapping[str, object] | None = None,
         columns: Collection[str] | Mapping[str, type] | None = None,
         skip_missing: bool = False,
         padding_value: float | Mapping[str, float] = 0,
@@ -96,9 +98,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         copies: bool = True,
     ) -> None:
         self.cache = cache
-        caches = {_FEATURES: cache} if isinstance(cache, Cache) else dict(cache)
-        if not caches:
-            raise ArgumentError("cache holds no version: give an opened cache, or several by name")
+        caches = _by_name(cache)
         self.names = list(caches)
         self.skipped: list[str] = []
         self.dropped: list[str] = []
@@ -109,9 +109,14 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         self._ids: Strings | None = None  # of a manifest, or of what is left of the cache's
         if manifest is not None:
             if not isinstance(manifest, Manifest):
-                manifest = read_manifest(manifest, audio=False, carry=columns is None or len(columns) > 0)
+                carry = columns is None or len(columns) > 0 or bool(where)
+                manifest = read_manifest(manifest, audio=False, carry=carry)
+            if where:
+                manifest = manifest.take(rows_where(manifest, where))
             self._ids, self.columns = perturbed.of_manifest(manifest, columns, list(caches.values()), copies)
             source = manifest.source
+        elif where:
+            raise ArgumentError("where chooses rows of a manifest: give one")
         else:
             rows, self.columns = perturbed.of_cache(list(caches.values()), copies)
             if rows is not None:
@@ -129,7 +134,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             )
             for name, each in caches.items()
         ]
-        self._views = Views(views, Crop(frames=crop) if isinstance(crop, int) else crop)
+        self._views = Views(views, crop if crop is None or isinstance(crop, Crop) else Crop(frames=crop))
         self._leave_out_missing(skip_missing, source)
         self._leave_out_short(source)
 
@@ -177,6 +182,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
         Workers of torch's DataLoader that live on from epoch to epoch do not hear of it.
         """
+        if operator.index(epoch) < 0:
+            raise ArgumentError(f"epoch is {epoch}: it must be at least 0")
         self._epoch = operator.index(epoch)
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -191,7 +198,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             one = isinstance(self.cache, Cache)
             each = [item["features"] if one else item["features"][view.name] for item in items]
             features.append(pad_sequence(each, batch_first=True, padding_value=view.padding_value))
-            lengths.append(torch.tensor([len(one) for one in each]))
+            lengths.append(torch.from_numpy(np.array([len(one) for one in each], np.int64)))
         return {
             "ids": [item["id"] for item in items],
             "features": self.named(features),
@@ -203,21 +210,25 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         """The batch of some rows, gathered straight into padded tensors; of none, an empty one."""
         parts = self.parts(rows)
         return {
-            "ids": [self.ids[row] for row in rows],
+            "ids": self.ids_of(rows),
             "features": self.named([part.gather() for part in parts]),
             "lengths": self.named([torch.from_numpy(part.counts) for part in parts]),
             **self.columns_of(rows),
         }
 
-    def parts(self, rows: Sequence[int]) -> list[Part]:
-        """What a batch of some rows is to hold of each version."""
-        return self._views.parts(np.asarray(rows, np.int64), self._epoch)
+    def parts(self, rows: Sequence[int], epoch: int | None = None) -> list[Part]:
+        """What a batch of some rows is to hold of each version, in an epoch; by default in the dataset's."""
+        return self._views.parts(self._at(rows), self._epoch if epoch is None else epoch)
+
+    def ids_of(self, rows: Sequence[int]) -> list[str]:
+        """The ids of some rows."""
+        return list(self.ids.take(self._at(rows)))
 
     def columns_of(self, rows: Sequence[int]) -> dict[str, list[str] | torch.Tensor]:
         """The columns of some rows: lists of text, and tensors."""
-        at = np.asarray(rows, np.int64)
+        at = self._at(rows)
         return {
-            name: [column[row] for row in rows] if isinstance(column, Strings) else torch.from_numpy(column[at])
+            name: list(column.take(at)) if isinstance(column, Strings) else torch.from_numpy(column[at])
             for name, column in self.columns.items()
         }
 
@@ -243,6 +254,20 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         if isinstance(self.cache, Cache):
             return values[0]
         return dict(zip(self.names, values, strict=True))
+
+    def _at(self, rows: Sequence[int]) -> NDArray[np.int64]:
+        """Some rows, counted from the first one; int64 `[rows]`.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        at = np.asarray(rows) if len(rows) else np.empty(0, np.int64)
+        if at.dtype.kind not in "iu" or at.ndim != 1:
+            raise TypeError(f"rows are {at.dtype} {list(at.shape)}: give a list of positions in the dataset")
+        outside = at[(at < -len(self)) | (at >= len(self))]
+        if len(outside):
+            raise IndexError(f"no row at {outside[0]}: the dataset has {len(self):,} utterances")
+        return at.astype(np.int64) % len(self) if len(at) else at
 
     def _leave_out_missing(self, are_allowed: bool, source: str) -> None:
         """Go without the rows that a version has not, or refuse to."""
@@ -282,6 +307,17 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         self.columns = {name: take(column, rows) for name, column in self.columns.items()}
         self._views = self._views.only(rows)
         return left_out
+
+
+def _by_name(cache: Cache | Mapping[str, Cache]) -> dict[str, Cache]:
+    """The versions that were given, by name."""
+    if isinstance(cache, Cache):
+        return {_FEATURES: cache}
+    if not isinstance(cache, Mapping) or not all(isinstance(each, Cache) for each in cache.values()):
+        raise ArgumentError("cache is not opened: give what featcache.open returns, or several such by name")
+    if not cache:
+        raise ArgumentError("cache holds no version: give an opened cache, or several by name")
+    return dict(cache)
 
 
 class Items(UserList[dict[str, Any]]):

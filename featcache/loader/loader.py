@@ -44,7 +44,6 @@ class DataLoader:
 
     Attributes:
         dataset: as given; so are `sampler`, `device` and `prefetch`.
-        waited: seconds that the training loop has waited for data in the current iteration, or in the last.
 
     Raises:
         ArgumentError: the dataset is none of featcache's, or the arguments do not fit it.
@@ -70,11 +69,17 @@ class DataLoader:
         self.sampler = sampler
         self.device = torch.device(device)
         self.prefetch = operator.index(prefetch)
-        self.waited = 0.0
         self._dtypes = dataset.by_name("dtype", dtype)
         self._threads = min(self.prefetch, len(os.sched_getaffinity(0)))
-        self._transfer = transfer_to(self.device, self.prefetch + 2)  # training has one, and holds it while it asks
-        self._consumed = 0
+        self._transfer = self._new_transfer()
+        self._latest = _Progress()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_transfer"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._transfer = self._new_transfer()
 
     @property
     def batch_sampler(self) -> Iterable[Iterable[int]]:
@@ -86,16 +91,22 @@ class DataLoader:
         return len(self.sampler)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        epoch = getattr(self.sampler, "epoch", None)
+        epoch = getattr(self._with("epoch"), "epoch", None)
         if epoch is not None:
             self.dataset.set_epoch(epoch)
-        self._consumed, self.waited = 0, 0.0
-        return self._batches(iter(self.sampler))
+        self._latest = _Progress()
+        return self._batches(iter(self.sampler), self.dataset.epoch, self._latest)
+
+    @property
+    def waited(self) -> float:
+        """Seconds that the training loop has waited for data, in the current iteration or in the last."""
+        return self._latest.waited
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch: other batches, and other random crops."""
-        if hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(epoch)
+        """Go to an epoch: other batches, and other random crops. An iteration that is under way stays in its own."""
+        sampler = self._with("set_epoch")
+        if sampler is not None:
+            sampler.set_epoch(epoch)
         self.dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -104,7 +115,9 @@ class DataLoader:
         Raises:
             ArgumentError: the sampler keeps no state.
         """
-        return {"sampler": self._stateful().state_dict(consumed=self._consumed)}
+        sampler = self._stateful()
+        # as the sampler counts: it may be in another pass by now
+        return {"sampler": sampler.state_dict(consumed=max(0, sampler.given - self._latest.ahead))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have the next iteration give what was still to be seen when a state was taken; see `BucketBatchSampler`.
@@ -117,7 +130,14 @@ class DataLoader:
         except (KeyError, TypeError) as error:
             raise ArgumentError("this is no state of a DataLoader: give what its state_dict returned") from error
         self._stateful().load_state_dict(inner)
-        self._consumed = 0
+
+    def _with(self, name: str) -> Any:
+        """The sampler, or the one that it makes batches of, if it has an attribute; a `BatchSampler` has no epochs."""
+        samplers = (self.sampler, getattr(self.sampler, "sampler", None))
+        return next((sampler for sampler in samplers if hasattr(sampler, name)), None)
+
+    def _new_transfer(self) -> Transfer:
+        return transfer_to(self.device, self.prefetch + 2)  # training has one, and holds it while it asks
 
     def _stateful(self) -> Any:
         if not hasattr(self.sampler, "load_state_dict"):
@@ -125,26 +145,35 @@ class DataLoader:
             raise ArgumentError(f"the sampler, a {name}, keeps no state: featcache.BucketBatchSampler does")
         return self.sampler
 
-    def _batches(self, rows: Iterator[Iterable[int]]) -> Iterator[dict[str, Any]]:
+    def _batches(self, batches: Iterator[Iterable[int]], epoch: int, progress: _Progress) -> Iterator[dict[str, Any]]:
+        started = perf_counter()
         ahead: deque[Future[_Made]] = deque()
         with ThreadPoolExecutor(self._threads, "featcache-loader") as threads:
+
+            def ask(count: int) -> None:
+                for batch in islice(batches, count):
+                    progress.ahead += 1
+                    ahead.append(threads.submit(self._make, _rows(batch), epoch))
+
             try:
-                ahead.extend(threads.submit(self._make, [*batch]) for batch in islice(rows, self.prefetch))
+                ask(self.prefetch)
                 while ahead:
-                    started = perf_counter()
                     made = ahead.popleft().result()
-                    self.waited += perf_counter() - started
-                    ahead.extend(threads.submit(self._make, [*batch]) for batch in islice(rows, 1))
-                    self._consumed += 1
-                    yield made.handed_over(self._transfer)
-                    del made  # or its memory would not be free before the next one is there
+                    ask(1)
+                    progress.ahead -= 1
+                    batch = made.handed_over(self._transfer)
+                    del made  # nobody but training holds its memory
+                    progress.waited += perf_counter() - started
+                    yield batch
+                    started = perf_counter()
+                    del batch
             finally:
                 for future in ahead:
                     future.cancel()
 
-    def _make(self, rows: list[int]) -> _Made:
+    def _make(self, rows: list[int], epoch: int) -> _Made:
         """Gather a batch and send it on its way."""
-        parts = self.dataset.parts(rows)
+        parts = self.dataset.parts(rows, epoch)
         bring, move = self._transfer.bring, self._transfer.move
         features = [bring(part, self._dtypes.get(part.view.name)) for part in parts]
         lengths = [move(torch.from_numpy(part.counts)) for part in parts]
@@ -153,13 +182,26 @@ class DataLoader:
             for name, column in self.dataset.columns_of(rows).items()
         }
         batch = {
-            "ids": [self.dataset.ids[row] for row in rows],
+            "ids": self.dataset.ids_of(rows),
             "features": self.dataset.named(features),
             "lengths": self.dataset.named(lengths),
             **columns,
         }
         tensors = [*features, *lengths, *(column for column in columns.values() if isinstance(column, torch.Tensor))]
         return _Made(batch, tensors, self._transfer.fence())
+
+
+@dataclass
+class _Progress:
+    """How an iteration goes.
+
+    Attributes:
+        ahead: batches that the sampler has given, and training has not had.
+        waited: seconds that training has waited.
+    """
+
+    ahead: int = 0
+    waited: float = 0.0
 
 
 @dataclass
@@ -181,3 +223,13 @@ class _Made:
         transfer.ready(self.fence, self.tensors)
         batch, self.batch, self.tensors = self.batch, {}, []
         return batch
+
+
+def _rows(batch: Iterable[int]) -> list[int]:
+    try:
+        return [*batch]
+    except TypeError:
+        raise ArgumentError(
+            f"the sampler gives {batch!r}: featcache.DataLoader takes one of batches, which gives lists of positions; "
+            "torch.utils.data.BatchSampler makes them of single ones"
+        ) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -68,22 +67,12 @@ def open(  # noqa: A001
     path = Path(path).absolute()  # the working directory may change while shards are still to be opened
     version = select_version(path, name) if config is None else _version_of(_load(config), path, name)
     cache = Cache(version, check=check, tiers=tiers)
-    for message in _unfinished(cache):
+    for run in find_unfinished(version, cache.index):
+        message = f"{version.path}: {run}"
         if strict:
             raise StoreError(message)
         warnings.warn(message, FeatcacheWarning, stacklevel=2)
     return cache
-
-
-def _unfinished(cache: Cache) -> Iterator[str]:
-    """What there is to say of runs that did not do all they were to do."""
-    for run in find_unfinished(cache.version, cache.index):
-        failed = f", {run.failed:,} failed" if run.failed else ""
-        what = "it is being extracted" if run.is_going_on else "its extraction was interrupted, or goes on elsewhere"
-        yield (
-            f"{cache.version.path}: {run.missing:,} of the {run.utterances:,} utterances of {run.manifest} are not "
-            f"there{failed}: {what}; `featcache extract {run.manifest}` does the rest"
-        )
 
 
 def _load(config: str | Path | ConfigLike) -> ConfigLike:

@@ -34,8 +34,10 @@ def of_manifest(
 
     Raises:
         ManifestError: what `select` raises; an id ends in a copy's suffix; or a column hides what is said of copies.
-        ArgumentError: the versions have no copies in common.
+        ArgumentError: `names` is one name, or the versions have no copies in common.
     """
+    if isinstance(names, str):
+        raise ArgumentError(f"columns is one name, {names!r}: give a list of names")
     common = _common(caches) if copies else copies_of({})
     own = _columns(common, np.arange(len(common)))
     if hidden := [name for name in own if (names is None or name in names) and name in manifest.columns]:

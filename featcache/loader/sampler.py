@@ -110,6 +110,11 @@ class BucketBatchSampler(Sampler[list[int]]):
         if _at_least(0, "epoch", epoch) != self.epoch:
             self._pass = _Pass(self, epoch)
 
+    @property
+    def given(self) -> int:
+        """How many batches this rank has been given in the pass that is under way."""
+        return self._pass.done - self._pass.first
+
     def state_dict(self, *, consumed: int | None = None) -> dict[str, Any]:
         """Which utterances of the epoch are still to be seen, by all ranks together; small, of plain numbers and text.
 
@@ -124,10 +129,9 @@ class BucketBatchSampler(Sampler[list[int]]):
             ArgumentError: the pass has not given that many.
         """
         now = self._pass
-        given = now.done - now.first
-        consumed = given if consumed is None else _at_least(0, "consumed", consumed)
-        if consumed > given:
-            raise ArgumentError(f"consumed is {consumed}; this pass has given {given} batches to this rank")
+        consumed = self.given if consumed is None else _at_least(0, "consumed", consumed)
+        if consumed > self.given:
+            raise ArgumentError(f"consumed is {consumed}; this pass has given {self.given} batches to this rank")
         parts = [*now.before, (self.rules, now.first + consumed)]
         return {
             "lengths": self._digest,

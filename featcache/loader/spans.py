@@ -6,7 +6,9 @@ frames of one moment in versions of different rates begin within half a frame of
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from numbers import Real
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from featcache.errors import ArgumentError, listing
 from featcache.spec import FeatureSpec
 
-__all__ = ["check_codebooks", "frames_between"]
+__all__ = ["check_codebooks", "check_padding", "frames_between"]
 
 
 def frames_between(
@@ -58,15 +60,43 @@ def check_codebooks(spec: FeatureSpec, codebooks: int | None) -> int | None:
     there = len(spec.codebook_sizes)
     if not there or spec.item_shape != (there,):
         raise ArgumentError(f"codebooks is {codebooks}, but these features are {spec.units}, not codes of codebooks")
-    if not 1 <= codebooks <= there:
-        raise ArgumentError(f"codebooks is {codebooks}: there are {there}, so it must be 1 to {there}")
-    return codebooks
+    if not isinstance(codebooks, SupportsIndex) or not 1 <= operator.index(codebooks) <= there:
+        raise ArgumentError(f"codebooks is {codebooks!r}: there are {there}, so it must be 1 to {there}")
+    return operator.index(codebooks)
+
+
+def check_padding(spec: FeatureSpec, value: float) -> None:
+    """Refuse what features cannot be padded with.
+
+    Raises:
+        ArgumentError: it is no number that their dtype holds.
+    """
+    dtype = np.dtype(spec.dtype)
+    if not _is_number(value):
+        raise ArgumentError(f"padding_value is {value!r}: give a number")
+    if dtype.kind == "f":
+        largest = float(np.finfo(dtype).max)
+        if largest < abs(value) < np.inf:
+            raise ArgumentError(f"padding_value is {value}: these features are {dtype}, which ends at {largest:g}")
+        return
+    limits = np.iinfo(dtype)
+    if not (limits.min <= value <= limits.max and int(value) == value):
+        raise ArgumentError(
+            f"padding_value is {value}: these features are {dtype}, so it must be a whole number from {limits.min} to "
+            f"{limits.max}; lengths tell where padding begins"
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real)
 
 
 def _seconds(name: str, value: ArrayLike, count: int) -> NDArray[np.float64]:
     array: NDArray[Any] = np.asarray(value, np.float64)
     if array.ndim > 1 or (array.ndim == 1 and len(array) != count):
-        raise ArgumentError(f"{name} is {list(array.shape)}: give one number, or one for each of {count} utterances")
+        raise ArgumentError(
+            f"{name} has shape {list(array.shape)}: give one number, or one for each of {count} utterances"
+        )
     array = np.broadcast_to(array, count)
     wrong = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
     if len(wrong):

@@ -30,10 +30,12 @@ class Tiers:
         """As users say it: sizes are numbers of bytes, or text as "4GB" and "512MiB".
 
         Raises:
-            ArgumentError: a size is none, or there is a limit and nothing to copy to.
+            ArgumentError: a size is none, or the folder, or there is a limit and nothing to copy to.
         """
         if copy_limit is not None and copy_to is None:
             raise ArgumentError(f"copy_limit is {copy_limit!r}, but nothing is copied: copy_to= says where to")
+        if copy_to == "":  # of a variable that is not set; it would be the working directory
+            raise ArgumentError("copy_to is empty: give a folder on a disk of this machine")
         return cls(
             None if ram is None else parse_size("ram", ram),
             None if copy_to is None else Path(copy_to).absolute(),

@@ -74,7 +74,7 @@ class _InMemory:
 class _Pinned:
     """Page-locked memory, and the mark behind the last copy from it."""
 
-    memory: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+    memory: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8, device="cpu"))
     copied: torch.cuda.Event | None = None
 
     def room(self, num_bytes: int) -> torch.Tensor:
@@ -82,7 +82,8 @@ class _Pinned:
         if self.copied is not None:
             self.copied.synchronize()
         if len(self.memory) < num_bytes:
-            self.memory = torch.empty(int(num_bytes * _SLACK), dtype=torch.uint8, pin_memory=True)
+            num_bytes_taken = int(num_bytes * _SLACK)
+            self.memory = torch.empty(num_bytes_taken, dtype=torch.uint8, device="cpu", pin_memory=True)
         return self.memory[:num_bytes]
 
 

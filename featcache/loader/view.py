@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from featcache.loader.cache import Cache
 from featcache.loader.crop import Crop
-from featcache.loader.spans import check_codebooks
+from featcache.loader.spans import check_codebooks, check_padding
 from featcache.quantize import dequantize
 
 __all__ = ["Part", "View", "Views"]
@@ -40,6 +40,7 @@ class View:
 
     def __post_init__(self) -> None:
         check_codebooks(self.cache.spec, self.codebooks)
+        check_padding(self.cache.spec, self.padding_value)
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The positions of some of the dataset's rows."""
@@ -109,8 +110,6 @@ class Part:
 
     def parameters(self) -> torch.Tensor:
         """Scale and offset of each utterance, float32 `[batch, 2, *item_shape]`."""
-        if not len(self.positions):
-            return torch.empty(0, 2, *self.view.cache.spec.item_shape)
         return self.view.cache.quantization(self.positions)
 
 

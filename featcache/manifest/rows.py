@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +66,18 @@ class Manifest:
             start=None if math.isnan(start) else start,
             duration=None if math.isnan(duration) else duration,
             channel=None if channel < 0 else channel,
+        )
+
+    def take(self, rows: NDArray[np.int64]) -> Manifest:
+        """The manifest of some of the rows, in that order."""
+        return replace(
+            self,
+            ids=self.ids.take(rows),
+            paths=self.paths.take(rows),
+            start=self.start[rows],
+            duration=self.duration[rows],
+            channel=self.channel[rows],
+            columns={name: column.take(rows) for name, column in self.columns.items()},
         )
 
     def resolve(self, path: str) -> Path:

@@ -58,9 +58,9 @@ def _extract(
     utterances: list[Utterance] = []
     failures: list[Failure] = []
     for decoded, waveform in zip(waveforms.part, waveforms.under(target.preparation), strict=True):
-        refused = waveform if isinstance(waveform, AudioError) else _refusal(target, decoded, len(waveform))
-        if refused or isinstance(waveform, AudioError):
-            assert refused is not None
+        if isinstance(waveform, AudioError):
+            failures.append(failure_of(decoded.utterance, root, waveform))
+        elif refused := _refusal(target, decoded, len(waveform)):
             failures.append(failure_of(decoded.utterance, root, refused))
         else:
             items.append(decoded.item(len(waveform)))

@@ -16,8 +16,6 @@ from featcache.loader.shards import Shards
 from featcache.manifest import Manifest
 from featcache.stats.pieces import Task, run, select, tasks
 
-_TASK_VALUES = 1 << 20
-
 
 @dataclass(frozen=True, eq=False)
 class Usage:
@@ -86,12 +84,11 @@ def usage(
     shards, adding = Shards(cache.version, cache.index), Lock()
 
     def work(task: Task) -> None:
-        begin = int(task.starts[0])
-        codes = shards.frames(task.shard, begin, int(task.starts[-1] + task.counts[-1]) - begin)
-        wanted = np.zeros(len(codes) + 1, np.int8)  # up and down where pieces begin and end
-        np.add.at(wanted, task.starts - begin, 1)
-        np.add.at(wanted, task.starts - begin + task.counts, -1)
-        codes = codes.reshape(len(codes), -1)[wanted[:-1].cumsum() > 0]
+        codes = task.read(shards)
+        steps = np.zeros(len(codes) + 1, np.int8)  # up and down where pieces begin and end
+        np.add.at(steps, task.starts - task.first, 1)
+        np.add.at(steps, task.starts - task.first + task.counts, -1)
+        codes = codes[steps[:-1].cumsum() > 0]
         for number, column in enumerate(codes.T):
             found = np.bincount(column, minlength=len(counts[number]))
             if len(found) > len(counts[number]):
@@ -102,6 +99,6 @@ def usage(
             with adding:
                 counts[number] += found
 
-    run(work, tasks(cache.index, selection, _TASK_VALUES // len(counts)), threads, report)
+    run(work, tasks(cache.index, selection, len(counts)), threads, report)
     frames = int(cache.lengths[selection.positions].sum())
     return Usage(path.name, cache.version.info.fingerprint, frames, len(selection.positions), counts)

@@ -34,7 +34,6 @@ from featcache.stats.result import Stats
 
 _BLOCK_VALUES = 1 << 15  # 256 kB as float64, which stay in a core's cache; torch takes no threads of its own for them
 _BLOCK_COLUMNS = _BLOCK_VALUES // PIECE_FRAMES
-_TASK_VALUES = 1 << 20
 _SHIFT_UTTERANCES = 16
 
 Array = NDArray[np.float64]
@@ -78,8 +77,7 @@ def moments(
             sums.add(task.groups, of_pieces[0])
             squares.add(task.groups, of_pieces[1])
 
-    given = tasks(cache.index, selection, max(_TASK_VALUES // len(shift), PIECE_FRAMES))
-    run(work, given, threads, report)
+    run(work, tasks(cache.index, selection, len(shift)), threads, report)
 
     lengths = cache.lengths[selection.positions]
     frames = np.zeros(len(selection.names), np.int64)
@@ -144,9 +142,7 @@ class _Reader:
         Raises:
             StoreError: an utterance holds NaN or infinity.
         """
-        begin = int(task.starts[0])
-        features = self._shards.frames(task.shard, begin, int(task.starts[-1] + task.counts[-1]) - begin)
-        features = features.reshape(len(features), -1)
+        features = task.read(self._shards)
         sums, squares = np.empty((2, len(task.starts), self.columns))
         with np.errstate(invalid="ignore"):
             for first in range(0, self.columns, _BLOCK_COLUMNS):
@@ -156,7 +152,7 @@ class _Reader:
                 shifts = np.tile(shift[columns], (max(int(task.counts[block].sum()) for block in blocks), 1))
                 for pieces in blocks:
                     offsets = task.starts[pieces] - task.starts[pieces.start]
-                    first_row = int(task.starts[pieces.start]) - begin
+                    first_row = int(task.starts[pieces.start]) - task.first
                     rows = slice(first_row, first_row + int(task.counts[pieces].sum()))
                     values = self._values(features[rows, columns], task, pieces, columns)
                     values -= shifts[: len(values)]  # in one loop, which a row at a time would not be

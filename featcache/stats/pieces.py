@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +15,15 @@ from numpy.typing import NDArray
 from featcache.copies import copies_of, expand
 from featcache.errors import ManifestError, MissingItemError, StoreError, listing
 from featcache.loader import Cache
+from featcache.loader.shards import Shards
 from featcache.manifest import Manifest, read_manifest
 from featcache.store.index import Index
 from featcache.strings import Strings
 
 PIECE_FRAMES = 256
+
+_TASK_VALUES = 1 << 20
+
 _WAITING = 2
 """Tasks that wait for each thread: those of 10^7 utterances are not held all at once."""
 
@@ -55,6 +60,20 @@ class Task:
     counts: NDArray[np.int64]
     positions: NDArray[np.int64]
     groups: NDArray[np.int64]
+
+    @property
+    def first(self) -> int:
+        """Where the first piece begins in the shard's features."""
+        return int(self.starts[0])
+
+    def read(self, shards: Shards) -> NDArray[Any]:
+        """The shard's features from the first piece to the end of the last, `[frames, dims]`, read-only.
+
+        Raises:
+            DamagedError: the shard is damaged.
+        """
+        frames = shards.frames(self.shard, self.first, int(self.starts[-1] + self.counts[-1]) - self.first)
+        return frames.reshape(len(frames), -1)
 
 
 def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None) -> Selection:
@@ -95,8 +114,9 @@ def _numbers(column: Strings, names: list[str]) -> NDArray[np.int64]:
     return np.fromiter((number[name] for name in column), np.int64, len(column))
 
 
-def tasks(index: Index, selection: Selection, task_frames: int) -> Iterator[Task]:
-    """All pieces of the utterances, shard by shard, in tasks of about so many frames."""
+def tasks(index: Index, selection: Selection, dims: int) -> Iterator[Task]:
+    """All pieces of the utterances, shard by shard, in tasks of about a million values, `dims` in each frame."""
+    task_frames = max(_TASK_VALUES // dims, PIECE_FRAMES)
     shard, first = index.shard[selection.positions], index.first_frame[selection.positions]
     order = np.lexsort((first, shard))
     numbers, bounds = np.unique(shard[order], return_index=True)

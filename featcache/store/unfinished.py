@@ -38,6 +38,14 @@ class Unfinished:
     failed: int
     is_going_on: bool
 
+    def __str__(self) -> str:
+        failed = f", {self.failed:,} failed" if self.failed else ""
+        what = "it is being extracted" if self.is_going_on else "its extraction was interrupted, or goes on elsewhere"
+        return (
+            f"{self.missing:,} of the {self.utterances:,} utterances of {self.manifest} are not there{failed}: {what}; "
+            "the same `featcache extract` again does the rest"
+        )
+
 
 def find_unfinished(version: Version, index: Index) -> list[Unfinished]:
     """The runs of a version that are not finished, where something of what they were to add is missing.

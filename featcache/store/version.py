@@ -222,13 +222,21 @@ def version_folders(path: Path) -> list[Path]:
     if (path / "shards").is_dir():
         return [path]
     try:
-        entries = [Path(entry.path) for entry in os.scandir(path) if not entry.name.startswith(".")]
-        folders = sorted(entry for entry in entries if (entry / "shards").is_dir())
+        folders = _folders_in(path)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise StoreError(f"{path}: there is no such cache folder") from error
+        there: list[str] = []
+        with suppress(OSError):  # the cache may be right, and the version misspelt
+            there = [folder.name for folder in _folders_in(path.parent)]
+        hint = f"; {path.parent} holds {listing(there)}" if there else ""
+        raise StoreError(f"{path}: there is no such cache folder{hint}") from error
     if not folders:
         raise StoreError(f"{path}: holds no version: `featcache extract` makes one")
     return folders
+
+
+def _folders_in(cache: Path) -> list[Path]:
+    entries = [Path(entry.path) for entry in os.scandir(cache) if not entry.name.startswith(".")]
+    return sorted(entry for entry in entries if (entry / "shards").is_dir())
 
 
 def select_versions(path: Path, name: str | None = None) -> list[Version]:

@@ -1,0 +1,104 @@
+"""What a cache says of damage that reading meets, and how it goes on without an index."""
+
+import errno
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from damage import flip
+from make_cache import make_features, make_version
+
+import featcache
+from featcache.errors import DamagedError, StoreError
+from featcache.store import zarr3
+from featcache.store.index import index_folder
+
+
+class TestDamage:
+    @pytest.fixture
+    def version(self, tmp_path):
+        return make_version(tmp_path, make_features(5, max_frames=9), make_features(5, prefix="new"))
+
+    def test_a_flipped_bit_is_found_by_checking(self, tmp_path, version):
+        shard = version.shard(featcache.open(tmp_path).index.shards[0])
+        flip(shard.folder / "features" / "c" / "0" / "0", 100)  # in the first utterance's features
+        cache, checking = featcache.open(tmp_path), featcache.open(tmp_path, check=True)
+        for read in (
+            lambda: cache.item("utt-0", check=True),
+            lambda: cache.batch([0, 1], check=True),
+            lambda: checking[0],
+            lambda: checking.batch(["utt-1", "utt-0"]),
+            lambda: list(checking),
+        ):
+            with pytest.raises(DamagedError, match=rf"utt-0: damaged: .*{shard.name}.*featcache repair {version.path}"):
+                read()
+        assert cache[0].shape == checking.item(0, check=False).shape == checking.batch([0], check=False)[0][0].shape
+        checking.batch(range(1, 10))
+
+    @pytest.mark.parametrize("name", ["features/zarr.json", "features/c/0/0", "crc32c/c/0"])
+    @pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-5])])
+    def test_a_damaged_shard_names_the_remedy(self, tmp_path, version, name, harm):
+        cache = featcache.open(tmp_path)
+        harm(version.shard(cache.index.shards[0]).folder / name)
+        with pytest.raises(DamagedError, match=r"damaged.*featcache repair"):
+            cache.item(0, check=True)
+        assert len(cache[7])
+
+    def test_features_of_another_shape_are_damaged(self, tmp_path, version):
+        cache = featcache.open(tmp_path)
+        path = version.shard(cache.index.shards[0]).folder / "features" / "zarr.json"
+        path.write_text(path.read_text().replace("float16", "uint16"))
+        with pytest.raises(DamagedError, match="features are uint16"):
+            cache[0]
+
+    def test_a_damaged_shard_is_named_when_the_index_is_built(self, tmp_path, version):
+        (version.shard(version.shard_names()[0]).folder / "zarr.json").write_text("{}")
+        with pytest.raises(DamagedError, match=r"damaged.*featcache repair"):
+            featcache.open(tmp_path)
+
+    @pytest.mark.parametrize(
+        "harm",
+        [
+            lambda folder: (folder / "index.json").unlink(),
+            lambda folder: (folder / "index.json").write_text("{"),
+            lambda folder: (folder / "shard.npy").unlink(),
+            lambda folder: (folder / "ids.npy").write_bytes(b""),
+            lambda folder: np.save(folder / "item.npy", np.zeros(3, np.uint32)),
+            lambda folder: np.save(folder / "first_frame.npy", np.zeros(10, np.int32)),
+            lambda folder: [path.unlink() for path in folder.iterdir()],
+            lambda folder: [*map(Path.unlink, folder.iterdir()), folder.rmdir(), folder.parent.rmdir()],
+        ],
+    )
+    def test_an_index_that_is_damaged_or_gone_is_built_again(self, tmp_path, version, harm):
+        expected = list(featcache.open(tmp_path))
+        folder = index_folder(version, version.shard_names())
+        harm(folder)
+        assert all(map(np.array_equal, featcache.open(tmp_path), expected))
+        inode = folder.stat().st_ino
+        assert all(map(np.array_equal, featcache.open(tmp_path), expected))
+        assert folder.stat().st_ino == inode  # kept this time
+
+    def test_an_index_that_points_elsewhere_is_not_believed(self, tmp_path, version):
+        expected = list(featcache.open(tmp_path))
+        path = index_folder(version, version.shard_names()) / "first_frame.npy"
+        for shift in (1, 1000):  # into a neighbour's frames; beyond the shard
+            np.save(path, np.load(path) + shift)
+            assert all(map(np.array_equal, featcache.open(tmp_path), expected))
+
+    def test_a_shard_that_ends_before_an_item_is_damage(self, tmp_path, version):
+        cache = featcache.open(tmp_path)
+        features = version.shard(cache.index.shards[0]).folder / "features"
+        shutil.rmtree(features)
+        zarr3.write_array(features, np.zeros((1, *cache.spec.item_shape), version.dtype))
+        with pytest.raises(DamagedError, match=r"ends before frame.*featcache repair"):
+            list(cache)
+
+    def test_a_shard_that_cannot_be_mapped_is_a_store_error(self, tmp_path, version, monkeypatch):
+        def map_file(descriptor, num_bytes):
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+        monkeypatch.setattr("featcache.store.zarr3.map_file", map_file)
+        cache = featcache.open(tmp_path)
+        with pytest.raises(StoreError, match=f"{cache.index.shards[0]}: cannot be read: Cannot allocate memory"):
+            cache[0]

@@ -1,0 +1,194 @@
+"""A dataset: features joined with a manifest's columns, alone and in torch's DataLoader."""
+
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from make_cache import make_features, make_version, padded_reference
+from torch.utils.data import ConcatDataset, DataLoader, Subset
+
+import featcache
+from featcache.errors import ArgumentError, ManifestError, MissingItemError
+
+
+@pytest.fixture
+def cache(folder):
+    return featcache.open(folder)
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    """Six of the utterances, in another order, with columns."""
+    path = tmp_path / "train.csv"
+    rows = [f"utt-{n},{n}.wav,{n / 2 if n else ''},spk{n % 2},hello {n}" for n in (4, 2, 11, 0, 19, 7)]
+    path.write_text("\n".join(["ID,wav,start,speaker,text", *rows]), encoding="utf-8")
+    return path
+
+
+class TestFeatureDataset:
+    def test_without_a_manifest_is_the_cache(self, cache, features):
+        dataset = featcache.FeatureDataset(cache)
+        assert len(dataset) == 20
+        assert list(dataset.ids) == list(features)
+        for item, (name, array) in zip(dataset, features.items(), strict=True):
+            assert item.keys() == {"id", "features"}
+            assert item["id"] == name
+            assert np.array_equal(item["features"].numpy(), array)
+
+    def test_joins_a_manifests_columns_in_its_order(self, cache, features, manifest):
+        dataset = featcache.FeatureDataset(cache, manifest)
+        assert list(dataset.ids) == ["utt-4", "utt-2", "utt-11", "utt-0", "utt-19", "utt-7"]
+        assert dataset.lengths.tolist() == [len(features[name]) for name in dataset.ids]
+        item = dataset[2]
+        assert torch.equal(item.pop("features"), torch.from_numpy(features["utt-11"]))
+        assert item == {"id": "utt-11", "path": "11.wav", "start": 5.5, "speaker": "spk1", "text": "hello 11"}
+        assert np.isnan(dataset[3]["start"])
+        assert dataset[-1]["id"] == dataset[np.int64(5)]["id"] == "utt-7"
+        for row in (6, -7):
+            with pytest.raises(IndexError):
+                dataset[row]
+
+    def test_carries_the_columns_that_are_asked_for(self, cache, manifest):
+        assert dataset_keys(cache, manifest, columns=["text"]) == {"id", "features", "text"}
+        assert dataset_keys(cache, manifest, columns=()) == {"id", "features"}
+        assert dataset_keys(cache, featcache.manifest.read_manifest(manifest), columns=["start"]) == {
+            "id",
+            "features",
+            "start",
+        }
+        with pytest.raises(ManifestError, match=r"train.csv: has no column 'txt'; it has 'path', 'start', 'speaker'"):
+            featcache.FeatureDataset(cache, manifest, columns=["txt"])
+
+    def test_takes_the_id_for_granted_among_columns(self, cache, manifest):
+        dataset = featcache.FeatureDataset(cache, manifest, columns=["id"])
+        assert list(dataset[0]) == ["id", "features"]
+
+    def test_takes_names_of_columns_and_no_single_one(self, cache, manifest):
+        with pytest.raises(ArgumentError, match="columns is one name, 'speaker': give a list of names"):
+            featcache.FeatureDataset(cache, manifest, columns="speaker")
+
+    @pytest.mark.parametrize("given", ["features", ["features"], {"fbank": "features"}, None])
+    def test_takes_nothing_but_opened_caches(self, given):
+        with pytest.raises(ArgumentError, match="cache is not opened: give what featcache"):
+            featcache.FeatureDataset(given)
+
+    def test_an_item_is_the_callers_own(self, cache, features):
+        dataset = featcache.FeatureDataset(cache)
+        dataset[0]["features"].zero_()
+        assert np.array_equal(dataset[0]["features"].numpy(), features["utt-0"])
+
+    def test_names_the_utterances_that_the_cache_has_not(self, tmp_path, manifest):
+        make_version(tmp_path / "features", make_features(8))
+        with pytest.raises(MissingItemError, match=r"train.csv: 2 of 6 utterances are not in .*: utt-11, utt-19$"):
+            featcache.FeatureDataset(featcache.open(tmp_path / "features"), manifest)
+
+    def test_goes_without_them_where_that_is_asked_for(self, tmp_path, manifest):
+        features = make_features(8)
+        make_version(tmp_path / "features", features)
+        cache = featcache.open(tmp_path / "features")
+        dataset = featcache.FeatureDataset(cache, manifest, skip_missing=True)
+        assert list(dataset.ids) == ["utt-4", "utt-2", "utt-0", "utt-7"]
+        assert dataset.skipped == ["utt-11", "utt-19"]
+        batch = dataset.collate([dataset[row] for row in range(4)])
+        assert batch["ids"] == list(dataset.ids)
+        assert batch["lengths"].tolist() == dataset.lengths.tolist() == [len(features[name]) for name in dataset.ids]
+        assert [text.split()[-1] for text in batch["text"]] == [name.split("-")[1] for name in dataset.ids]
+        others = tmp_path / "others.csv"
+        others.write_text("id\nelse-1\nelse-2\n")
+        with pytest.raises(MissingItemError, match="2 of 2 utterances"):  # another corpus, surely
+            featcache.FeatureDataset(cache, others, skip_missing=True)
+
+    @pytest.mark.parametrize("name", ["ids", "features", "lengths"])
+    def test_a_column_that_clashes_is_refused_unless_left_out(self, cache, tmp_path, name):
+        manifest = tmp_path / "clash.tsv"
+        manifest.write_text(f"id\t{name}\nutt-1\tx")
+        with pytest.raises(ManifestError, match=rf"clash.tsv: the column '{name}' would hide"):
+            featcache.FeatureDataset(cache, manifest)
+        assert dataset_keys(cache, manifest, columns=[]) == {"id", "features"}
+
+    def test_batches_in_a_data_loader(self, cache, features, manifest):
+        dataset = featcache.FeatureDataset(cache, manifest, padding_value=9)
+        first, last = DataLoader(dataset, batch_size=4, collate_fn=dataset.collate)
+        expected = padded_reference([features[name] for name in ("utt-4", "utt-2", "utt-11", "utt-0")], 9)
+        assert first["ids"] == ["utt-4", "utt-2", "utt-11", "utt-0"]
+        assert np.array_equal(first["features"].numpy(), expected)
+        assert first["lengths"].tolist() == dataset.lengths[:4].tolist()
+        assert first["text"] == ["hello 4", "hello 2", "hello 11", "hello 0"]
+        assert last["start"].tolist() == [9.5, 3.5]
+
+    def test_is_gathered_in_one_call(self, cache, monkeypatch):
+        dataset = featcache.FeatureDataset(cache)
+        calls = []
+        gather = type(cache).gather
+        monkeypatch.setattr(type(cache), "gather", lambda *args, **options: calls.append(1) or gather(*args, **options))
+        list(DataLoader(Subset(dataset, range(3, 9)), batch_size=3, collate_fn=dataset.collate))
+        assert len(calls) == 2
+
+    def test_a_batch_of_items_is_the_batch_that_is_gathered(self, cache, manifest):
+        dataset = featcache.FeatureDataset(cache, manifest, padding_value=9)
+        rows = [3, 1, 5]
+        gathered, looked_at = dataset.collate(dataset.__getitems__(rows)), dataset.__getitems__(rows)
+        assert looked_at[0]["id"] == "utt-0"
+        for batch in (dataset.collate([dataset[row] for row in rows]), dataset.collate(looked_at)):
+            assert list(batch) == list(gathered)
+            for name, column in batch.items():
+                if isinstance(column, torch.Tensor):
+                    torch.testing.assert_close(column, gathered[name], rtol=0, atol=0, equal_nan=True)
+                else:
+                    assert column == gathered[name]
+
+    def test_a_collate_of_the_users_own_gets_a_list_of_items(self, cache):
+        def longest_first(items):
+            items.sort(key=lambda item: len(item["features"]), reverse=True)
+            return dataset.collate(items)
+
+        dataset = featcache.FeatureDataset(cache)
+        for batch in DataLoader(dataset, batch_size=7, collate_fn=longest_first):
+            lengths = batch["lengths"].tolist()
+            assert lengths == sorted(lengths, reverse=True)
+            assert torch.equal(batch["features"], cache.batch(batch["ids"])[0])
+
+    def test_can_be_concatenated(self, cache, manifest):
+        dataset = featcache.FeatureDataset(cache, manifest)
+        both = ConcatDataset([dataset, dataset])
+        ids = []
+        for batch in DataLoader(both, batch_size=5, collate_fn=dataset.collate):
+            ids += batch["ids"]
+        assert ids == [*dataset.ids, *dataset.ids]
+
+    def test_works_with_workers_under_every_start_method(self, folder, manifest):
+        script = manifest.with_name("train.py")
+        script.write_text(
+            textwrap.dedent("""
+            import sys
+            import torch
+            import featcache
+            from torch.utils.data import DataLoader
+
+            if __name__ == "__main__":
+                cache = featcache.open(sys.argv[1])
+                dataset = featcache.FeatureDataset(cache, sys.argv[2])
+                expected = [dataset.collate(dataset.__getitems__([n, n + 1])) for n in (0, 2, 4)]
+                for method in ("fork", "spawn", "forkserver"):
+                    loader = DataLoader(
+                        dataset, 2, collate_fn=dataset.collate, num_workers=2, multiprocessing_context=method
+                    )
+                    for batch, other in zip(loader, expected, strict=True):
+                        assert batch["ids"] == other["ids"]
+                        assert batch["text"] == other["text"]
+                        assert torch.equal(batch["features"], other["features"])
+                        assert torch.equal(batch["lengths"], other["lengths"])
+            """)
+        )
+        # Python 3.12 warns of any fork of a process that has threads, and torch has some.
+        warnings = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]
+        command = [sys.executable, *warnings, script, folder, manifest]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+
+
+def dataset_keys(cache, manifest, **options):
+    return featcache.FeatureDataset(cache, manifest, **options)[0].keys()

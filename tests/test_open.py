@@ -1,0 +1,87 @@
+"""Which version `featcache.open` opens: by name, by folder, by config."""
+
+import sys
+from dataclasses import dataclass
+
+import pytest
+from make_cache import make_features, make_version
+
+import featcache
+from featcache.errors import ConfigError, MissingDependencyError, StoreError
+
+
+@dataclass(frozen=True)
+class FakeConfig:
+    name: str
+    params: dict
+
+    def resolved(self):
+        return {"name": self.name, "extractor": "made_up", "params": self.params}
+
+    def fingerprint(self):
+        return make_fingerprint(self.params)
+
+
+def make_fingerprint(params):
+    return f"{params['low_freq']:02x}" * 32
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory):
+    """A cache of fbank80 with low_freq 0 and 20, and mfcc with 3."""
+    folder = tmp_path_factory.mktemp("versions")
+    for name, low_freq in (("fbank80", 0), ("fbank80", 20), ("mfcc", 3)):
+        params = {"low_freq": low_freq}
+        features = make_features(low_freq + 1)
+        make_version(folder, features, name=name, params=params, fingerprint=make_fingerprint(params))
+    return folder
+
+
+class TestOpen:
+    def test_by_name_or_by_folder(self, versions):
+        assert len(featcache.open(versions, "mfcc")) == 4
+        assert len(featcache.open(str(versions), f"fbank80-{make_fingerprint({'low_freq': 20})[:12]}")) == 21
+        assert len(featcache.open(versions / f"fbank80-{make_fingerprint({'low_freq': 20})[:12]}")) == 21
+
+    def test_by_config(self, versions):
+        assert len(featcache.open(versions, config=FakeConfig("fbank80", {"low_freq": 20}))) == 21
+        assert len(featcache.open(versions, config=FakeConfig("renamed", {"low_freq": 20}))) == 21
+
+    def test_two_versions_of_a_name_are_told_apart_by_their_configs_keys(self, versions):
+        with pytest.raises(StoreError, match=r"2 versions: .*params\.low_freq: 0 -> 20"):
+            featcache.open(versions, "fbank80")
+
+    @pytest.mark.parametrize("name", ["", "mfcc-" + make_fingerprint({"low_freq": 3})[:12]])
+    def test_another_config_is_refused_by_its_keys(self, versions, name):
+        with pytest.raises(StoreError, match=r"made by another config .*params\.low_freq: 3 -> 4"):
+            featcache.open(versions / name, config=FakeConfig("mfcc", {"low_freq": 4}))
+
+    def test_a_config_that_made_nothing_here_is_refused(self, versions):
+        with pytest.raises(StoreError, match=r"no version of this config, which would be other-.*; it holds fbank80-"):
+            featcache.open(versions, config=FakeConfig("other", {"low_freq": 4}))
+        with pytest.raises(StoreError, match="no version of this config"):
+            featcache.open(versions, "unknown", config=FakeConfig("mfcc", {"low_freq": 3}))
+
+    def test_a_config_may_be_a_file_or_a_packaged_ones_name(self, tmp_path):
+        from featcache.config import load_config
+
+        config = load_config("fbank80")
+        make_version(tmp_path / "features", make_features(3), fingerprint=config.fingerprint())
+        text = "name: mine\nextractor: fbank\nparams: {num_mel_bins: 23}\n"
+        (tmp_path / "mine.yaml").write_text(text)
+        assert len(featcache.open(tmp_path / "features", config="fbank80")) == 3
+        with pytest.raises(StoreError, match="made by another config"):
+            featcache.open(tmp_path / "features", config=tmp_path / "mine.yaml")
+        with pytest.raises(ConfigError, match="cannot be read"):
+            featcache.open(tmp_path / "features", config="nothing.yaml")
+
+    def test_a_config_file_needs_the_extra(self, versions, monkeypatch):
+        monkeypatch.setitem(sys.modules, "featcache.config", None)
+        with pytest.raises(MissingDependencyError, match=r"featcache\[extract\]"):
+            featcache.open(versions, config="fbank80")
+
+    @pytest.mark.parametrize(("path", "name"), [("nowhere", None), ("", "nothing"), ("empty", None)])
+    def test_what_is_not_there_is_a_store_error(self, versions, path, name):
+        (versions / "empty").mkdir(exist_ok=True)
+        with pytest.raises(StoreError):
+            featcache.open(versions / path, name)

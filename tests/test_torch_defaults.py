@@ -1,0 +1,106 @@
+"""Torch's default dtype and device, autocast and inference mode, which a user sets, change nothing."""
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from make_cache import make_features, make_version
+
+import featcache
+from featcache.augment import GaussianNoise, MixEnergies, Mixup, SpecAugment
+from featcache.cmvn import Cmvn, normalize_utterances
+from featcache.loader.transfer import _Pinned
+
+AUGMENTATIONS = {
+    "mask": SpecAugment(time_warp=3, max_time_fraction=0.37, probability=0.5),
+    "mixup": Mixup(probability=0.5),
+    "energies": MixEnergies(),
+    "noise": GaussianNoise((0.1, 0.5)),
+    "noise at a ratio": GaussianNoise(snr_db=(5, 20)),
+    "mixup, in evaluation": Mixup().eval(),
+}
+
+
+@contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.fixture(
+    params=[
+        lambda: default_dtype(torch.float64),
+        lambda: default_dtype(torch.bfloat16),
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        torch.inference_mode,
+    ],
+    ids=["float64", "bfloat16", "autocast", "inference"],
+)
+def setting(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("features")
+    make_version(folder, make_features(30, (8,)), quantized=True)
+    return featcache.open(folder)
+
+
+def same(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_augmentations_draw_the_same(setting, name):
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(16, 300, 8, generator=generator)
+    lengths = torch.arange(16) * 20
+
+    def run():
+        found = AUGMENTATIONS[name](features, lengths, step=7)
+        return found if isinstance(found, tuple) else (found,)
+
+    expected = run()
+    with setting():
+        found = run()
+    same(found, expected)
+
+
+def test_batches_and_their_normalisation_are_the_same(setting, cache):
+    def run():
+        dataset = featcache.FeatureDataset(cache, crop=9)
+        (batch,) = featcache.DataLoader(dataset, [[3, 1, 4]])
+        items = dataset.collate([dataset[3], dataset[1], dataset[4]])
+        cmvn = Cmvn([0.3] * 8, [1.7] * 8)
+        return (
+            batch["features"], batch["lengths"], items["features"], items["lengths"],
+            normalize_utterances(batch["features"], batch["lengths"]), cmvn(batch["features"], batch["lengths"]),
+        )  # fmt: skip
+
+    expected = run()
+    with setting():
+        found = run()
+    same(found, expected)
+
+
+def test_another_default_device_leaves_batches_and_the_names_of_groups_where_they_are(cache):
+    dataset = featcache.FeatureDataset(cache)
+    statistics = {"groups": ["a", "b"], "group_mean": np.zeros((2, 8)), "group_std": np.ones((2, 8))}
+    with torch.device("meta"):  # stands for a GPU
+        cmvn = Cmvn(np.zeros(8), np.ones(8), **statistics)
+        numbers = cmvn.find(["b", "a"])
+        assert _Pinned().room(0).device.type == "cpu"
+        batches = [dataset.batch([3, 1]), dataset.collate([dataset[3], dataset[1]])]
+    assert cmvn.groups == ["a", "b"]
+    assert numbers.tolist() == [1, 0]
+    for batch in batches:
+        assert batch["lengths"].tolist() == dataset.lengths[[3, 1]].tolist()
+        assert batch["features"].device.type == "cpu"
