@@ -86,7 +86,7 @@ def rows_where(manifest: Manifest, where: Mapping[str, object]) -> NDArray[np.in
         kept &= found
     if not kept.any():
         raise ManifestError(
-            f"{manifest.source}: no row is {', '.join(f'{name} {value}' for name, value in where.items())}"
+            f"{manifest.source}: no row has all of {', '.join(f'{name} {value}' for name, value in where.items())}"
         )
     return np.flatnonzero(kept)
 
