@@ -326,7 +326,13 @@ class TestEnds:
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"prefetch": 0}, "prefetch is 0: it must be at least 1"),
+        ({"prefetch": "a"}, "prefetch is 'a': it must be a whole number from 1 on"),
+        ({"device": "gpu"}, "device is 'gpu': not a torch device; use cpu, cuda, or cuda:0 and so on"),
+        ({"device": 1.5}, "device is 1.5: not a torch device"),
+        ({"device": "cuda:99"}, "device is 'cuda:99': there is none; torch sees"),
+        ({"dtype": "float32"}, "dtype is 'float32': give one of torch's, such as torch.float32"),
+        ({"dtype": torch.int64}, "dtype is torch.int64, which would cut off fractions: these features are float16"),
+        ({"prefetch": 0}, "prefetch is 0: it must be a whole number from 1 on"),
         ({"dtype": {"features": torch.float32}}, "dtype is given by name, but the dataset has one version"),
     ],
 )

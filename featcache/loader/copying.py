@@ -101,11 +101,11 @@ class Copier:
             try:
                 is_done = self._settle(number)
             except StoreError as error:
-                self._tell(error, f"{error}; it is not copied, and read as it is")
+                self._tell(type(error), f"{error}; it is not copied, and read as it is")
                 is_done = True
             except OSError as error:
                 self._tell(
-                    error,
+                    type(error),
                     f"{error.filename or self.folder}: {error.strerror}: no more shards are copied to {self.folder}; "
                     f"the others are read from {self._version.path}",
                 )
@@ -139,6 +139,12 @@ class Copier:
                 copy = disk.find(name, num_bytes)
             else:
                 self._may_copy = False  # but what is there, or what others copy, is used
+                if not self._places:
+                    self._tell(
+                        NotNow,
+                        f"{self.folder}: has no room for a shard of {num_bytes:,} bytes beside what is in use: "
+                        f"no shards are copied, unless copy_limit is raised; they are read from {self._version.path}",
+                    )
         if copy is not None:
             self._places[number] = disk.path(name)
             self._features[number] = copy[: original.nbytes].view(original.dtype).reshape(original.shape)
@@ -148,11 +154,11 @@ class Copier:
         folder = self._version.shard(self._shards[number]).folder
         return zarr3.chunk_path(folder / "features", self._features[number].ndim)
 
-    def _tell(self, error: Exception, message: str) -> None:
+    def _tell(self, kind: type, message: str) -> None:
         """Have the user warned, once of each kind of trouble; not here: where warnings are errors, it would be lost."""
         with _lock:
-            if type(error) not in self._told:
-                self._told.add(type(error))
+            if kind not in self._told:
+                self._told.add(kind)
                 self._news.append(message)
                 self.has_news = True
 

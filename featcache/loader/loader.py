@@ -12,6 +12,7 @@ from itertools import islice
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 
 from featcache.errors import ArgumentError
@@ -63,13 +64,15 @@ class DataLoader:
                 f"dataset is a {type(dataset).__name__}: featcache.DataLoader takes a FeatureDataset; "
                 "torch.utils.data.DataLoader takes any"
             )
-        if operator.index(prefetch) < 1:
-            raise ArgumentError(f"prefetch is {prefetch}: it must be at least 1")
+        if not hasattr(prefetch, "__index__") or operator.index(prefetch) < 1:
+            raise ArgumentError(f"prefetch is {prefetch!r}: it must be a whole number from 1 on")
         self.dataset = dataset
         self.sampler = sampler
-        self.device = torch.device(device)
+        self.device = _device(device)
         self.prefetch = operator.index(prefetch)
         self._dtypes = dataset.by_name("dtype", dtype)
+        for part in dataset.parts([]):
+            _check_dtype(self._dtypes.get(part.view.name), part.dtype())
         self._threads = min(self.prefetch, len(os.sched_getaffinity(0)))
         self._transfer = self._new_transfer()
         self._latest = _Progress()
@@ -189,6 +192,30 @@ class DataLoader:
         }
         tensors = [*features, *lengths, *(column for column in columns.values() if isinstance(column, torch.Tensor))]
         return _Made(batch, tensors, self._transfer.fence())
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ArgumentError(f"device is {device!r}: not a torch device; use cpu, cuda, or cuda:0 and so on") from error
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise ArgumentError(f"device is {device!r}: there is none; torch sees {torch.cuda.device_count()} CUDA devices")
+    return found
+
+
+def _check_dtype(dtype: object, stored: np.dtype[Any]) -> None:
+    """Whether features can be converted without losing what they are.
+
+    Raises:
+        ArgumentError: they cannot; or it is no dtype of torch's.
+    """
+    if dtype is None:
+        return
+    if not isinstance(dtype, torch.dtype):
+        raise ArgumentError(f"dtype is {dtype!r}: give one of torch's, such as torch.float32")
+    if stored.kind == "f" and not dtype.is_floating_point:
+        raise ArgumentError(f"dtype is {dtype}, which would cut off fractions: these features are {stored}")
 
 
 @dataclass
