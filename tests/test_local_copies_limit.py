@@ -9,6 +9,7 @@ from local_copies import SHARDS, chunk, copies_in, mapped, parts_in, read_all, s
 from make_cache import make_version
 
 import featcache
+from featcache.errors import FeatcacheWarning
 from featcache.loader import copying, local_disk
 
 
@@ -36,6 +37,16 @@ class TestLimit:
         assert copies_in(disk) == there
         assert mapped(disk) == set(map(str, there.values()))
         assert read_all(cache, featcache.open(slow_folder))
+
+    def test_a_limit_below_one_shard_is_told_once(self, slow_folder, version, disk):
+        cache = featcache.open(slow_folder, copy_to=disk, copy_limit=10)
+        with pytest.warns(
+            FeatcacheWarning, match=r"has no room for a shard of .* bytes .* unless copy_limit is raised"
+        ) as told:
+            settle(cache)
+            assert read_all(cache, featcache.open(slow_folder))
+        assert len(told) == 1
+        assert not copies_in(disk)
 
     def test_what_nobody_uses_goes_first_the_least_recently_used_before_the_others(self, tmp_path, disk):
         old = make_version(tmp_path / "old", *shards(), params={"n": 1})

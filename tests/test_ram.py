@@ -256,13 +256,13 @@ class TestCache:
         assert all(map(np.array_equal, cache, plain))
 
     def test_pickled_it_starts_empty_with_the_same_limit(self, tmp_path, version):
-        cache = featcache.open(tmp_path, ram="60kB", copy_to=tmp_path / "copies", copy_limit=5)
+        cache = featcache.open(tmp_path, ram="60kB", copy_to=tmp_path / "copies", copy_limit="1MB")
         for row in range(len(cache)):
             cache[row]
         data = pickle.dumps(cache)
         assert len(data) < 2000
         again = pickle.loads(data)
-        assert again._tiers == cache._tiers == Tiers(60_000, tmp_path / "copies", 5)
+        assert again._tiers == cache._tiers == Tiers(60_000, tmp_path / "copies", 1_000_000)
         assert len(again._reader._ram) == 0 < len(cache._reader._ram)
         assert all(map(np.array_equal, again, cache))
 
