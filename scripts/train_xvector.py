@@ -14,9 +14,9 @@ Both train on the same batches from the same seed, and take turns. A step goes f
 own end, its batch included; on a GPU it is measured by events in the stream, which hold nothing up, and so is the noise
 in it: the time for which the stream stood at it. The first epoch of each is not counted.
 
-Seen on 2 shared cores without a GPU, Python 3.11, torch 2.11: a step 32.7 ms (median; p90 42.9 ms) with noise from the
-CPU, 35.6 ms (50.8 ms) with noise drawn in place, 36.8 and 37.2 ms in another run; the noise 6.8 % and 6.1 % of the
-steps. On a CPU it is the same work. Accuracy 100 % of 300 both times, waiting for data (loader.waited) 0.08 %.
+Seen on 2 shared cores without a GPU, Python 3.11, torch 2.11: a step 32.2 ms (median; p90 40.3 ms) with noise from the
+CPU, 32.8 ms (41.2 ms) with noise drawn in place; the noise 6.9 % and 7.0 % of the steps. On a CPU it is the same work.
+Accuracy 100 % of 300 both times, waiting for data (loader.waited) 0.3 %.
 """
 
 from __future__ import annotations
