@@ -18,10 +18,10 @@ with_format converts to float32 unless told otherwise. A flat list, told so and 
 a slice of a memory map.
 
 Seen on 2 shared cores, Python 3.11, torch 2.11, numpy 2.4, in one run: the limit 43,100 utterances/s (8.7 GB/s) with
-one buffer and 37,200 with three; featcache.DataLoader 41,700/s, 0.97 of the first and 1.12 of the second, which is 5.5 ×
-one .npy each, 26 × zarr-python, 31 × Lhotse, and of HF datasets 17 × (Array2D, numpy), 12 × (Array2D, torch), 6.5 ×
-(Array2D, numpy float16) and 1.9 × (flat list). In torch's DataLoader 0.75 of the limit, with 2 workers 0.11. Opening
-10^6 utterances took 10 ms.
+one buffer and 37,200 with three; featcache.DataLoader 41,700/s, 0.97 of the first and 1.12 of the second. That is
+5.5 × one .npy each, 26 × zarr-python, 31 × Lhotse, and of HF datasets 17 × (Array2D, numpy), 12 × (Array2D, torch),
+6.5 × (Array2D, numpy float16) and 1.9 × (flat list). In torch's DataLoader 0.75 of the limit, with 2 workers 0.11.
+Opening 10^6 utterances took 10 ms.
 """
 
 from __future__ import annotations
