@@ -35,6 +35,7 @@ __all__ = [
     "MissingItemError",
     "Reason",
     "StoreError",
+    "counted",
     "listing",
 ]
 
@@ -129,3 +130,8 @@ def listing(names: Iterable[str], at_most: int = 10) -> str:
     names = list(names)
     shown = ", ".join(names[:at_most])
     return shown if len(names) <= at_most else f"{shown} … and {len(names) - at_most:,} more"
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """Count things for a message: `1 shard`, `2,500 shards`; `many` is for where an s is not enough."""
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"

@@ -181,7 +181,7 @@ def test_the_first_faults_by_line_are_shown_and_all_are_counted(written):
     with pytest.raises(ManifestError) as caught:
         read_manifest(written("id,path,start\n" + "\n".join(rows)))
     summary, *faults = str(caught.value).splitlines()
-    assert summary.endswith(f"train.csv: {2990 + 1000} faults")
+    assert summary.endswith(f"train.csv: {2990 + 1000:,} faults")
     assert faults[:20] == [f"  line {line}: start is negative: -1.0" for line in range(12, 32)]
     assert faults[20:] == ["  … and 3970 more"]
 

@@ -18,6 +18,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import hours, megabytes, note, print_json
+from featcache.errors import counted
 
 if TYPE_CHECKING:
     from featcache.extraction import Extraction
@@ -209,22 +210,23 @@ def print_summary(summary: Summary) -> None:
     for version in summary.versions:
         click.echo(version.path)
         click.echo(
-            f"  {version.utterances:,} utterances: {version.extracted:,} extracted"
+            f"  {counted(version.utterances, 'utterance')}: {version.extracted:,} extracted"
             f" ({megabytes(version.num_bytes)}), {version.present:,} there before, {version.failed:,} failed"
             if version.extracted or version.failed or summary.interrupted
             else f"  nothing to do: all {version.utterances:,} utterances are there"
         )
     if summary.elsewhere:
-        click.echo(f"{summary.elsewhere:,} utterances were done by another run meanwhile")
+        click.echo(counted(summary.elsewhere, "utterance was", "utterances were") + " done by another run meanwhile")
     if summary.resampled:
-        click.echo(f"{summary.resampled:,} utterances were resampled: their files have another rate than the config")
+        resampled = counted(summary.resampled, "utterance was", "utterances were")
+        click.echo(f"{resampled} resampled from another rate than the config's")
     if summary.failures:
         click.echo("failures: " + ", ".join(f"{reason} {count:,}" for reason, count in summary.failures.items()))
     if summary.stages and summary.audio_hours:
         shares = ", ".join(f"{stage} {share:.0%}" for stage, share in summary.stages.items() if share >= 0.005)
         click.echo(
             f"{hours(summary.audio_hours * 3600)} of audio in {summary.seconds:.1f} s: "
-            f"{summary.times_real_time:,.0f} × real time on {summary.device}, {summary.threads} threads"
+            f"{summary.times_real_time:,.0f} × real time on {summary.device}, {counted(summary.threads, 'thread')}"
         )
         click.echo(f"time in stages: {shares}; bottleneck: {_bottleneck(summary)}")
         if len(summary.versions) > 1:

@@ -9,7 +9,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import best, hours, megabytes, note, print_json
-from featcache.errors import DamagedError
+from featcache.errors import DamagedError, counted
 from featcache.spec import QUANTIZATION
 
 if TYPE_CHECKING:
@@ -86,9 +86,10 @@ def _print(document: dict[str, Any], failures: bool) -> None:
     spec, config = document["spec"], document["config"]
     shape = ", ".join(["frames", *map(str, spec["item_shape"])])
     click.echo(document["path"])
+    utterances, shards = counted(document["utterances"], "utterance"), counted(document["shards"], "shard")
     click.echo(
-        f"  {document['utterances']:,} utterances, {hours(document['seconds'])} of audio, "
-        f"{megabytes(document['bytes'])} in {document['shards']:,} shards; {len(document['failures']):,} failed"
+        f"  {utterances}, {hours(document['seconds'])} of audio, {megabytes(document['bytes'])} in {shards}; "
+        f"{len(document['failures']):,} failed"
     )
     for run in document["unfinished"]:
         click.echo(f"  {run['message']}")

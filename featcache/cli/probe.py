@@ -9,6 +9,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import best, note, print_json
+from featcache.errors import counted
 
 if TYPE_CHECKING:
     from featcache.config import Config
@@ -92,12 +93,12 @@ def _version(config: Config, cache: Path | None, found: Probe) -> Version | None
 
 
 def _print(found: Probe) -> None:
-    values = f"{found.frames:,} frames"
+    values = counted(found.frames, "frame")
     if found.spec.codebook_sizes:
         values += f" of {len(found.spec.codebook_sizes)} codes"
     click.echo(
-        f"{found.config}: {found.utterances:,} utterances of {found.shortest:.2f} to {found.longest:.2f} s, "
-        f"{found.seconds:.1f} s in all, {values}; on {found.device}, {found.threads} threads"
+        f"{found.config}: {counted(found.utterances, 'utterance')} of {found.shortest:.2f} to {found.longest:.2f} s, "
+        f"{found.seconds:.1f} s in all, {values}; on {found.device}, {counted(found.threads, 'thread')}"
     )
     for fault in found.skipped:
         click.echo(f"left out: {fault}")

@@ -10,6 +10,7 @@ import click
 from featcache.cli import options
 from featcache.cli.common import print_json
 from featcache.cli.extract import FAILURES_LEFT, INTERRUPTED, print_summary, stoppable
+from featcache.errors import counted
 
 
 @click.command(short_help="Remove what is damaged, and extract just that again.")
@@ -58,12 +59,13 @@ def repair(
             if one.metadata:
                 click.echo(f"{one.path}: metadata restored")
             if one.summary:
-                click.echo(f"{one.path}: {len(one.removed):,} damaged shards removed, to be extracted again")
+                click.echo(f"{one.path}: {counted(len(one.removed), 'damaged shard')} removed, to be extracted again")
                 print_summary(one.summary)
             elif not one.metadata:
                 click.echo(f"{one.path}: no damage found")
             if one.missing:
-                click.echo(f"{one.path}: {one.missing:,} utterances are in no shard: featcache extract adds them")
+                missing = counted(one.missing, "utterance is", "utterances are")
+                click.echo(f"{one.path}: {missing} in no shard: featcache extract adds them")
     summaries = [one.summary for one in done if one.summary]
     interrupted = any(one.interrupted for one in done) or any(summary.interrupted for summary in summaries)
     ctx.exit(INTERRUPTED if interrupted else FAILURES_LEFT if any(summary.failed for summary in summaries) else 0)

@@ -10,7 +10,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import default_threads, note, note_unfinished, print_json
-from featcache.errors import ArgumentError, StoreError
+from featcache.errors import ArgumentError, StoreError, counted
 
 if TYPE_CHECKING:
     from featcache.loader import Cache
@@ -78,11 +78,11 @@ def stats(
     total = int(cache.lengths.sum()) if wanted is None else None
     with tqdm(total=total, unit=" frames", unit_scale=True, leave=False, disable=not sys.stderr.isatty()) as bar:
         if holds_codes:
-            counted = usage(cache, wanted, threads=threads, report=bar.update)
+            used = usage(cache, wanted, threads=threads, report=bar.update)
         else:
             found = moments(cache, wanted, by=by, threads=threads, report=bar.update)
     if holds_codes:
-        _show_usage(cache, counted, as_json)
+        _show_usage(cache, used, as_json)
         return
     if output is not None:
         found.save(output, overwrite=force)
@@ -151,4 +151,5 @@ def _show_usage(cache: Cache, found: Usage, as_json: bool) -> None:
 
 
 def _headline(cache: Cache, found: Stats | Usage) -> None:
-    click.echo(f"{cache.version.path}: {found.utterances:,} utterances, {found.frames:,} frames: {cache.spec.units}")
+    utterances, frames = counted(found.utterances, "utterance"), counted(found.frames, "frame")
+    click.echo(f"{cache.version.path}: {utterances}, {frames}: {cache.spec.units}")

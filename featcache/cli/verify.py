@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from featcache.cli import options
 from featcache.cli.common import default_threads, megabytes, note, print_json
-from featcache.errors import DamagedError, MissingDependencyError
+from featcache.errors import DamagedError, MissingDependencyError, counted
 
 if TYPE_CHECKING:
     from featcache.manifest import Manifest
@@ -125,7 +125,8 @@ def _recompute(
 def _print(result: Report, again: Recomputed | None) -> None:
     checked = "every byte read" if result.data else "features not read"
     click.echo(
-        f"{result.path}: {result.shards:,} shards, {result.items:,} utterances, {result.frames:,} frames, "
+        f"{result.path}: {counted(result.shards, 'shard')}, {counted(result.items, 'utterance')}, "
+        f"{counted(result.frames, 'frame')}, "
         f"{megabytes(result.num_bytes)}; {checked}"
     )
     problems = [*result.problems, *(again.problems if again else [])]
@@ -142,14 +143,16 @@ def _print(result: Report, again: Recomputed | None) -> None:
     for line in result.notes:
         click.echo(f"  {line}")
     if result.surplus:
-        click.echo(f"  {result.surplus:,} utterances are not in the manifest")
+        click.echo(f"  {counted(result.surplus, 'utterance is', 'utterances are')} not in the manifest")
     if result.repeated:
-        click.echo(f"  {result.repeated:,} utterances are there twice, alike")
+        click.echo(f"  {counted(result.repeated, 'utterance is', 'utterances are')} there twice, alike")
     if result.failed:
-        click.echo(f"  {result.failed:,} utterances are in the failure ledger: featcache info {result.path} --failures")
+        failed = counted(result.failed, "utterance is", "utterances are")
+        click.echo(f"  {failed} in the failure ledger: featcache info {result.path} --failures")
     damaged = result.damaged_shards
     if damaged:
-        note(f"{len(damaged):,} shards are damaged: featcache repair {result.path} --manifest MANIFEST")
+        shards = counted(len(damaged), "shard is", "shards are")
+        note(f"{shards} damaged: featcache repair {result.path} --manifest MANIFEST")
     elif any(problem.kind in ("metadata", "index") for problem in problems):
         note(f"what describes the shards is damaged: featcache repair {result.path} --manifest MANIFEST")
     elif not problems:

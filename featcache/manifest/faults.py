@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from operator import itemgetter
 
-from featcache.errors import ManifestError
+from featcache.errors import ManifestError, counted
 
 _SHOWN = 20
 
@@ -40,8 +40,3 @@ class Faults:
         if self.count > _SHOWN:
             message.append(f"  … and {self.count - _SHOWN} more")
         raise ManifestError("\n".join(message))
-
-
-def counted(count: int, what: str) -> str:
-    """`1 fault`, `2 faults`."""
-    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -11,8 +11,9 @@ from itertools import chain, islice
 from reprlib import repr as shown
 from typing import Any, BinaryIO
 
+from featcache.errors import counted
 from featcache.manifest.columns import meanings, require
-from featcache.manifest.faults import Faults, counted
+from featcache.manifest.faults import Faults
 
 _ROWS_PER_BATCH = 1024
 
