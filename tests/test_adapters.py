@@ -10,7 +10,7 @@ import toolkits
 
 import featcache
 
-PAGE = Path(featcache.__file__).parents[1] / "docs" / "adapters.md"
+PAGE = Path(__file__).parents[1] / "docs" / "adapters.md"
 SECTIONS = {
     "Lightning and DDP": "lightning",
     "SpeechBrain": "speechbrain",
