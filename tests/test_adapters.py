@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import toolkits
 
-import featcache
-
 PAGE = Path(__file__).parents[1] / "docs" / "adapters.md"
 SECTIONS = {
     "Lightning and DDP": "lightning",
