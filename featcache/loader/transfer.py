@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -70,21 +69,19 @@ class _InMemory:
         return None
 
 
-@dataclass
 class _Pinned:
     """Page-locked memory, and the mark behind the last copy from it."""
 
-    memory: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8, device="cpu"))
-    copied: torch.cuda.Event | None = None
+    def __init__(self) -> None:
+        self.copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits does not spin
+        self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def room(self, num_bytes: int) -> torch.Tensor:
         """So many bytes, uint8, that nothing is being copied from any more."""
-        if self.copied is not None:
-            self.copied.synchronize()
-        if len(self.memory) < num_bytes:
-            num_bytes_taken = int(num_bytes * _SLACK)
-            self.memory = torch.empty(num_bytes_taken, dtype=torch.uint8, device="cpu", pin_memory=True)
-        return self.memory[:num_bytes]
+        self.copied.synchronize()
+        if len(self._memory) < num_bytes:
+            self._memory = torch.empty(int(num_bytes * _SLACK), dtype=torch.uint8, device="cpu", pin_memory=True)
+        return self._memory[:num_bytes]
 
 
 class _ToCuda:
@@ -112,7 +109,7 @@ class _ToCuda:
             stored = part.gather(room, raw)
             with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
                 features = stored.to(self._device, non_blocking=True)
-                pinned.copied = self._stream.record_event()
+                pinned.copied.record(self._stream)
                 if raw:
                     counts = torch.from_numpy(part.counts)
                     return part.dequantize(features, self.move(part.parameters()), self.move(counts), dtype)
@@ -122,7 +119,8 @@ class _ToCuda:
 
     def move(self, tensor: torch.Tensor) -> torch.Tensor:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            return tensor.to(self._device, non_blocking=True)
+            # From memory that is not page-locked, the copy would first wait for all others on the stream.
+            return tensor.pin_memory().to(self._device, non_blocking=True)
 
     def fence(self) -> torch.cuda.Event:
         event: torch.cuda.Event = self._stream.record_event()
