@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from featcache.loader import Cache
 from featcache.quantize import quantize, stored_spec
 from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.store.shard import Item
@@ -116,3 +117,15 @@ def add_shard(version, features, *, row=0, supersedes=None):
     return writer.commit(
         version.path / "shards", sample_rate=spec.sample_rate, row=row, supersedes=supersedes or {}, made_by={}
     )
+
+
+def codes_cache(folder, codes=None, sizes=(16, 300)):
+    """A cache of codes, uint16 `[frames, 2]`; those that are given, or random ones, cut to the codebooks' sizes."""
+    codes = codes or make_features(20, (2,), "uint16", max_frames=300)
+    codes = {name: (array % np.array(sizes)).astype(np.uint16) for name, array in codes.items()}
+    spec = FeatureSpec((2,), "uint16", 75.0, 0, 24000, "codes", sizes)
+    version = Version.create(
+        folder, VersionInfo("codec", "1" * 64, {"name": "codec", "extractor": "made_up"}, spec, {})
+    )
+    add_shard(version, codes)
+    return Cache(version)

@@ -24,3 +24,9 @@ def faults_of(path: Path | str, **options) -> list[str]:
 def rows_of(manifest: Manifest) -> list[Utterance]:
     """All of its utterances, in order."""
     return [manifest[row] for row in range(len(manifest))]
+
+
+def manifest_of(folder, rows, columns=("id", "speaker"), name="manifest.csv"):
+    path = folder / name
+    path.write_text("\n".join(",".join(row) for row in [columns, *rows]), encoding="utf-8")
+    return path

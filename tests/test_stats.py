@@ -1,6 +1,5 @@
 """Statistics of versions, held to sums of fractions; the same bits in any order; and the command that prints them."""
 
-import math
 import zipfile
 from fractions import Fraction
 
@@ -9,15 +8,15 @@ import pytest
 import speech
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make_cache import add_shard, make_features, make_version
+from make_cache import add_shard, codes_cache, make_features, make_version
+from manifests import manifest_of
 
 from featcache.errors import ArgumentError, DamagedError, ManifestError, MissingItemError, StoreError
 from featcache.loader import Cache
-from featcache.spec import FeatureSpec
 from featcache.stats import Stats, moments, usage
 from featcache.stats.exact import LOWEST, ExactSums, in_units
 from featcache.stats.pieces import PIECE_FRAMES
-from featcache.store.version import Version, VersionInfo
+from featcache.store.version import Version
 
 
 def exact(frames):
@@ -41,12 +40,6 @@ def check(found, frames, rtol=1e-13):
 
 def cache_of(folder, *shards, **options):
     return Cache(make_version(folder, *shards, **options))
-
-
-def manifest_of(folder, rows, columns=("id", "speaker"), name="manifest.csv"):
-    path = folder / name
-    path.write_text("\n".join(",".join(row) for row in [columns, *rows]), encoding="utf-8")
-    return path
 
 
 def bytes_of(stats, folder):
@@ -318,57 +311,6 @@ def test_a_flipped_bit_is_noticed(tmp_path):
         Stats.load(path)
 
 
-# Codes
-
-
-def codes_cache(folder, codes=None, sizes=(16, 300)):
-    codes = codes or make_features(20, (2,), "uint16", max_frames=300)
-    codes = {name: (array % np.array(sizes)).astype(np.uint16) for name, array in codes.items()}
-    spec = FeatureSpec((2,), "uint16", 75.0, 0, 24000, "codes", sizes)
-    version = Version.create(
-        folder, VersionInfo("codec", "1" * 64, {"name": "codec", "extractor": "made_up"}, spec, {})
-    )
-    add_shard(version, codes)
-    return Cache(version)
-
-
-def test_codes_are_counted(tmp_path):
-    cache = codes_cache(tmp_path)
-    frames = np.concatenate(list(cache))
-    for threads in (1, 3):
-        found = usage(cache, threads=threads)
-        for number, size in enumerate((16, 300)):
-            np.testing.assert_array_equal(found.counts[number], np.bincount(frames[:, number], minlength=size))
-        assert found.frames == len(frames)
-    assert found.used == [16, 200]
-    shares = np.bincount(frames[:, 0]) / len(frames)
-    assert found.entropy[0] == pytest.approx(-sum(p * math.log2(p) for p in shares))
-    assert found.perplexity[0] == pytest.approx(2 ** found.entropy[0])
-
-
-def test_of_codes_only_those_of_the_manifest_count(tmp_path):
-    cache = codes_cache(tmp_path / "cache")
-    chosen = cache.ids[:][::3]
-    found = usage(cache, manifest_of(tmp_path, [(name, "x") for name in chosen]))
-    frames = np.concatenate([cache[name] for name in chosen])
-    np.testing.assert_array_equal(found.counts[1], np.bincount(frames[:, 1], minlength=300))
-
-
-def test_one_code_has_no_entropy_and_equal_ones_have_all(tmp_path):
-    even = np.stack([np.full(64, 3), np.arange(64)], 1).astype(np.uint16)
-    found = usage(codes_cache(tmp_path, {"a": even}))
-    assert found.entropy == [0.0, 6.0]
-    assert found.perplexity == [1.0, 64.0]
-    assert found.used == [1, 64]
-
-
-def test_a_code_beyond_its_codebook_is_named(tmp_path):
-    cache = codes_cache(tmp_path, {"a": np.full((9, 2), 15, np.uint16)})
-    object.__setattr__(cache.version.info.spec, "codebook_sizes", (16, 15))
-    with pytest.raises(StoreError, match="holds code 15 of codebook 1, which has 15"):
-        usage(cache)
-
-
 # The command
 
 
@@ -397,19 +339,6 @@ def test_the_command_says_what_there_is_and_keeps_it(cli, scratch):
     assert [group["name"] for group in document["groups"]] == ["anna", "ben"]
     np.testing.assert_array_equal(document["mean"], Stats.load(scratch / "s.npz").mean)
     assert document["path"] == f"{scratch}/s.npz"
-
-
-def test_the_command_says_how_codes_are_used(cli, scratch):
-    codes_cache(scratch / "cache")
-    told = cli("stats", scratch / "cache")
-    assert told.code == 0
-    assert "codebook 1: 200 of 300 codes are used; entropy 7." in told.out
-    document = cli("stats", scratch / "cache", "--json").json()
-    assert [book["size"] for book in document["codebooks"]] == [16, 300]
-    for options in (["-o", scratch / "s.npz"], ["--by", "speaker", "--manifest", scratch / "m.csv"]):
-        refused = cli("stats", scratch / "cache", *options)
-        assert refused.code == 2
-        assert "holds codes, which have no mean: --by and -o are for features" in refused.err
 
 
 def test_the_command_ends_as_the_contract_has_it(cli, scratch):
