@@ -37,7 +37,8 @@ def test_the_pages_examples_run(title, tmp_path):
         "The 'train_dataloader' does not have many workers",
         "`isinstance(treespec, LeafSpec)` is deprecated:FutureWarning",
     )
-    toolkits.run_script(tmp_path, code, ignore=ignore, cwd=tmp_path)
+    done = toolkits.finish_script(tmp_path, code, ignore=ignore, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -153,12 +153,13 @@ def test_nothing_waits_for_the_device(kind, probability):
 def test_cuda_says_that_nothing_waits(kind):
     features, lengths = batch(device="cuda")
     module = KINDS[kind](probability=0.5)
-    module(features, lengths, step=0)
+    expected = features_of(module(features, lengths, step=1))
     torch.cuda.set_sync_debug_mode("error")
     try:
-        module(features, lengths, step=1)
+        found = features_of(module(features, lengths, step=1))
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(found, expected)
 
 
 @of_every_kind

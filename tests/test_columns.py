@@ -78,12 +78,13 @@ def test_nothing_that_python_does_not_take_for_a_number_is_one(texts):
             assert value == float(text) if text else math.isnan(value)
 
 
-class TestInADataset:
-    @pytest.fixture
-    def cache(self, tmp_path):
-        make_version(tmp_path / "features", make_features(3))
-        return featcache.open(tmp_path / "features")
+@pytest.fixture
+def cache(tmp_path):
+    make_version(tmp_path / "features", make_features(4))
+    return featcache.open(tmp_path / "features")
 
+
+class TestInADataset:
     @pytest.fixture
     def manifest(self, tmp_path):
         path = tmp_path / "train.csv"
@@ -125,11 +126,6 @@ class TestInADataset:
 
 
 class TestWhere:
-    @pytest.fixture
-    def cache(self, tmp_path):
-        make_version(tmp_path / "features", make_features(4))
-        return featcache.open(tmp_path / "features")
-
     @pytest.fixture
     def manifest(self, tmp_path):
         path = tmp_path / "all.csv"

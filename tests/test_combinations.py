@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 
 import hypothesis.strategies as st
@@ -90,7 +91,23 @@ crops = st.none() | st.builds(
 )
 
 
-@given(
+@dataclass
+class Asked:
+    """A dataset, and the batches that are read of it."""
+
+    names: list[str]
+    crop: Crop | None
+    codebooks: int | None
+    rows: list[list[int]]
+    epoch: int
+    ram: int | str | None
+    has_manifest: bool
+    copies: bool
+    padding: int
+
+
+asked_for = st.builds(
+    Asked,
     names=st.lists(st.sampled_from(list(VERSIONS)), min_size=1, max_size=3, unique=True),
     crop=crops,
     codebooks=st.none() | st.integers(1, 4),
@@ -101,38 +118,42 @@ crops = st.none() | st.builds(
     copies=st.booleans(),
     padding=st.integers(0, 9),
 )
-def test_a_loader_gives_what_the_slow_way_gives(
-    made, names, crop, codebooks, rows, epoch, ram, has_manifest, copies, padding
-):
+
+
+@given(asked_for)
+def test_a_loader_gives_what_the_slow_way_gives(made, asked):
+    names, crop, codebooks, rows, copies = asked.names, asked.crop, asked.codebooks, asked.rows, asked.copies
     folder, stored = made
     if not copies:
         rows = [[row // 2 for row in batch] for batch in rows]
-    caches = {name: featcache.open(folder, name, ram=ram) for name in names}
+    caches = {name: featcache.open(folder, name, ram=asked.ram) for name in names}
     manifest = None
-    if has_manifest:
+    if asked.has_manifest:
         manifest = folder / "train.csv"
         manifest.write_text("id,text\n" + "".join(f"utt-{n},word {n}\n" for n in range(COUNT)))
     options = {"codebooks": {"codes": codebooks}} if codebooks and "codes" in names else {}
-    dataset = featcache.FeatureDataset(caches, manifest, crop=crop, padding_value=padding, copies=copies, **options)
+    dataset = featcache.FeatureDataset(
+        caches, manifest, crop=crop, padding_value=asked.padding, copies=copies, **options
+    )
     assert len(dataset) == COUNT * (len(COPIES) if copies else 1)
-    dataset.set_epoch(epoch)
+    dataset.set_epoch(asked.epoch)
     first = caches[names[0]]
     for batch, batch_rows in zip(featcache.DataLoader(dataset, rows), rows, strict=True):
         ids = [dataset.ids[row] for row in batch_rows]
         assert batch["ids"] == ids
-        if has_manifest:
+        if asked.has_manifest:
             assert batch["text"] == [f"word {id_.removeprefix('utt-').removesuffix('_sp0.9')}" for id_ in ids]
         if copies:
             assert batch["speed"].tolist() == [0.9 if id_.endswith("_sp0.9") else 1.0 for id_ in ids]
-        parts = parts_of(stored, names, ids, crop, epoch, first.find(ids).tolist())
+        parts = parts_of(stored, names, ids, crop, asked.epoch, first.find(ids).tolist())
         for name in names:
             arrays = parts[name]
-            if options and name == "codes":
+            if codebooks and name == "codes":
                 arrays = [array[:, :codebooks] for array in arrays]
             found = batch["features"][name]
             assert batch["lengths"][name].tolist() == [len(array) for array in arrays]
             if ids:
-                expected = torch.from_numpy(padded_reference(arrays, padding))
+                expected = torch.from_numpy(padded_reference(arrays, asked.padding))
                 assert found.dtype == expected.dtype
                 assert torch.equal(found, expected)
             else:

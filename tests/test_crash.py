@@ -187,11 +187,16 @@ def test_an_interrupt_commits_what_is_whole_and_exits_with_130(
     assert chunk_files(scratch) == uninterrupted
 
 
+def being_written(cache, pattern="*"):
+    """What a run has begun to write in the versions of a cache."""
+    return [path for version in cache.glob("*") for path in (version / "work").glob(pattern)]
+
+
 def test_a_second_interrupt_stops_at_once(cli, plain, scratch):
     """Nobody waits for an extractor that takes its time."""
     config = write_config(scratch, "Slow", seconds=60)
     running = cli.start("extract", plain.manifest(), "-c", config, "-o", scratch / "c")
-    running.wait_until(lambda: list(scratch.glob("c/*/work/*")))
+    running.wait_until(lambda: being_written(scratch / "c"))
     running.send(signal.SIGINT)
     running.wait_until(lambda: "once more to stop at once" in running.err())
     started = time.monotonic()
@@ -206,7 +211,7 @@ def test_two_interrupts_at_once_stop_at_once(cli, plain, scratch):
     config = write_config(scratch, "Slow", seconds=60)
     for _ in range(10):
         running = cli.start("extract", plain.manifest(), "-c", config, "-o", scratch / "c")
-        running.wait_until(lambda: list(scratch.glob("c/*/work/*.????????")))
+        running.wait_until(lambda: being_written(scratch / "c", "*.????????"))
         for number in (signal.SIGINT, signal.SIGTERM):  # two of a kind may be delivered as one
             running.send(number)
         started = time.monotonic()
@@ -222,7 +227,7 @@ def test_an_interrupt_before_the_first_shard_is_not_called_nothing_to_do(cli, pl
     running = cli.start(
         "extract", plain.manifest(rows, "same.csv"), "-c", config, "-o", scratch / "c", "--shard-size", "0.0001"
     )
-    running.wait_until(lambda: list(scratch.glob("c/*/work/*")))
+    running.wait_until(lambda: being_written(scratch / "c"))
     running.send(signal.SIGINT)
     finished = running.wait()
     assert finished.code == 130

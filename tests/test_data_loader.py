@@ -197,6 +197,7 @@ def test_an_iteration_stays_in_its_epoch(cache):
     found = [next(batches)]
     loader.set_epoch(1)
     found += batches
+    assert (len(found), dataset.epoch) == (len(expected), 1)
     for one, other in zip(found, expected, strict=True):
         same(one, other)
 
@@ -219,6 +220,7 @@ def test_the_epochs_of_a_sampler_in_a_batch_sampler_are_gone_through(cache):
 def test_positions_may_be_of_any_integers_and_count_from_the_end(cache, make, crop):
     dataset = FeatureDataset(cache, crop=crop)
     (batch,) = DataLoader(dataset, [make([-1, 3, -50, 3])])
+    assert batch["ids"] == ["utt-49", "utt-3", "utt-0", "utt-3"]
     same(batch, dataset.batch([49, 3, 0, 3]))
 
 
@@ -319,6 +321,7 @@ class TestEnds:
     def test_two_loops_do_not_disturb_each_other(self, dataset):
         loader = DataLoader(dataset, BATCHES)
         for one, other, rows in zip(loader, loader, BATCHES, strict=True):
+            assert one["ids"] == other["ids"] == [dataset.ids[row] for row in rows]
             same(one, other)
             same(one, dataset.batch(rows))
 

@@ -81,15 +81,18 @@ class TestTrouble:
 
         monkeypatch.setattr(local_disk.os, "statvfs", statvfs)
         self.read_with_one_warning(slow_folder, disk, "No space left on device", copy_limit="1TB")
+        assert not copies_in(disk)
 
     def test_a_place_that_is_no_folder(self, slow_folder, version, tmp_path):
         (tmp_path / "file").touch()
         self.read_with_one_warning(slow_folder, tmp_path / "file", "Not a directory: no more shards are copied")
+        assert (tmp_path / "file").read_bytes() == b""
 
     @pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
     def test_a_folder_that_may_not_be_written(self, slow_folder, version, disk):
         disk.mkdir(mode=0o555)
         self.read_with_one_warning(slow_folder, disk, "Permission denied")
+        assert not list(disk.iterdir())
 
     def test_a_file_system_without_locks(self, slow_folder, version, disk, monkeypatch):
         def flock(*_):

@@ -73,15 +73,20 @@ def make(folder: Path) -> Made:
     return Made(folder, fbank, codes, manifest, rows)
 
 
-def run_script(
+def run_script(folder: Path, code: str, *arguments: object, **options) -> str:
+    """Run a script as `finish_script` does; returns what it prints."""
+    done = finish_script(folder, code, *arguments, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def finish_script(
     folder: Path, code: str, *arguments: object, ignore: tuple[str, ...] = (), cwd: Path | None = None
-) -> str:
-    """Run a script in a new process with warnings, but for some, as errors; returns what it prints."""
+) -> subprocess.CompletedProcess[str]:
+    """Run a script in a new process with warnings, but for some, as errors."""
     script = folder / "script.py"
     script.write_text(textwrap.dedent(code), encoding="utf-8")
     # Python 3.12 warns of any fork of a process that has threads, and torch has some.
     ignored = [part for what in ("This process:DeprecationWarning", *ignore) for part in ("-W", f"ignore:{what}")]
     command = [sys.executable, "-W", "error", *ignored, str(script), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd)
