@@ -22,7 +22,7 @@ from featcache.errors import ManifestError, listing
 from featcache.manifest import Manifest
 from featcache.strings import Strings
 
-__all__ = ["PLAIN", "Copies", "Copy", "copies_of", "expand", "repeat"]
+__all__ = ["PLAIN", "Copies", "Copy", "copies_of", "expand"]
 
 _BLOCK = 1 << 16  # ids that are worked on at once: what holds their bytes is several times their size
 
@@ -178,22 +178,8 @@ def expand(manifest: Manifest, copies: Copies) -> Manifest:
     if copies.are_plain:
         return manifest
     copies.refuse_suffixed(manifest.ids, manifest.source)
-    count = len(copies)
-    return replace(
-        manifest,
-        ids=copies.ids(manifest.ids),
-        paths=repeat(manifest.paths, count),
-        start=np.repeat(manifest.start, count),
-        duration=np.repeat(manifest.duration, count),
-        channel=np.repeat(manifest.channel, count),
-        columns={name: repeat(column, count) for name, column in manifest.columns.items()},
-    )
-
-
-def repeat(strings: Strings, count: int) -> Strings:
-    """Each string `count` times, one beside the other."""
-    rows = np.repeat(np.arange(len(strings)), count)
-    return Strings.concatenate([strings.take(rows[first : first + _BLOCK]) for first in range(0, len(rows), _BLOCK)])
+    rows = np.repeat(np.arange(len(manifest)), len(copies))
+    return replace(manifest.take(rows), ids=copies.ids(manifest.ids))
 
 
 def _end_in(ids: Strings, suffix: str) -> NDArray[np.bool_]:

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 _FNV_OFFSET = np.uint64(0xCBF29CE484222325)
 _FNV_PRIME = np.uint64(0x100000001B3)
+_BLOCK = 1 << 16
+"""Strings that are worked on at once."""
 
 
 class Strings(Sequence[str]):
@@ -68,9 +70,8 @@ class Strings(Sequence[str]):
         return self.blob[int(self.offsets[index]) : int(self.offsets[index + 1])].tobytes().decode()
 
     def __iter__(self) -> Iterator[str]:
-        chunk = 65536  # decoded a chunk at a time, so that iterating copies no more than that
-        for first in range(0, len(self), chunk):
-            ends = self.offsets[first : first + chunk + 1].tolist()
+        for first in range(0, len(self), _BLOCK):  # iterating copies no more than a block
+            ends = self.offsets[first : first + _BLOCK + 1].tolist()
             data = self.blob[ends[0] : ends[-1]].tobytes()
             for start, stop in pairwise(ends):
                 yield data[start - ends[0] : stop - ends[0]].decode()
@@ -106,8 +107,13 @@ class Strings(Sequence[str]):
         starts = self.offsets[positions].astype(np.int64, copy=False)
         lengths = self.offsets[positions + 1].astype(np.int64, copy=False) - starts
         offsets = _offsets_of(lengths)
-        within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-        return Strings(self.blob[np.repeat(starts, lengths) + within], offsets)
+        blob = np.empty(offsets[-1], np.uint8)
+        for first in range(0, len(lengths), _BLOCK):  # to find a byte takes several times its size
+            block = slice(first, first + _BLOCK)
+            start, stop = offsets[first], offsets[min(first + _BLOCK, len(lengths))]
+            moves = np.repeat(starts[block] - offsets[:-1][block], lengths[block])
+            blob[start:stop] = self.blob[moves + np.arange(start, stop)]
+        return Strings(blob, offsets)
 
     def hashes(self) -> NDArray[np.uint64]:
         """The 64-bit FNV-1a hash of each string's bytes, uint64 `[n]`.

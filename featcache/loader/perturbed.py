@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.copies import Copies, copies_of, repeat
+from featcache.copies import Copies, copies_of
 from featcache.errors import ArgumentError, ManifestError, listing
 from featcache.loader.cache import Cache
-from featcache.loader.columns import Column, select
+from featcache.loader.columns import Column, select, take
 from featcache.manifest import Manifest
 from featcache.strings import Strings
 
@@ -49,11 +49,8 @@ def of_manifest(
     if common.are_plain:
         return manifest.ids, columns
     common.refuse_suffixed(manifest.ids, manifest.source)
-    count = len(common)
-    repeated = {
-        name: repeat(column, count) if isinstance(column, Strings) else np.repeat(column, count)
-        for name, column in columns.items()
-    }
+    rows = np.repeat(np.arange(len(manifest)), len(common))
+    repeated = {name: take(column, rows) for name, column in columns.items()}
     wanted = {name: np.tile(column, len(manifest)) for name, column in own.items() if names is None or name in names}
     return common.ids(manifest.ids), repeated | wanted
 
