@@ -1,12 +1,11 @@
 """What holds of all adapters: their page runs, they say what is missing, and training does without them."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import toolkits
+from new_process import run_python
 
 PAGE = Path(__file__).parents[1] / "docs" / "adapters.md"
 SECTIONS = {
@@ -66,13 +65,14 @@ def test_a_toolkit_that_is_not_there_is_named(module, tmp_path):
 
 
 def test_training_imports_no_adapter_and_no_toolkit():
-    code = """
+    printed = run_python(
+        """
         import sys
         import featcache
+
         featcache.open, featcache.FeatureDataset, featcache.DataLoader, featcache.masks
         names = {name.partition(".")[0] for name in sys.modules}
         print(sorted(names & {"speechbrain", "lhotse", "datasets", "lightning"}), "featcache.adapters" in sys.modules)
-    """
-    code = "\n".join(line.strip() for line in code.splitlines())
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.split() == ["[]", "False"]
+        """
+    )
+    assert printed.split() == ["[]", "False"]

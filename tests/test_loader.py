@@ -1,21 +1,10 @@
 """The loader as a whole: what it needs of the machine and of other packages, and that its page is true."""
 
-import subprocess
-import sys
-import textwrap
-
 from make_cache import make_features, make_version
+from new_process import run_python
 from pages import run_python_of
 
 from featcache.config import load_config
-
-
-def run_python(code, *arguments, **options):
-    """Run a script in a new process with warnings as errors; returns what it prints."""
-    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 class TestNeeds:

@@ -1,8 +1,6 @@
 """SpeechTokenizer's codes are those of its own package's model, run on each clip alone."""
 
 import json
-import subprocess
-import sys
 import warnings
 
 import codes
@@ -10,6 +8,7 @@ import pytest
 import small_models
 import torch
 from codec_checks import CodecChecks, cut
+from new_process import run_python
 
 from featcache.errors import ConfigError, MissingDependencyError
 from featcache.extractors import speechtokenizer
@@ -127,9 +126,13 @@ def test_the_package_may_be_missing(folder, monkeypatch):
 
 def test_its_trainer_is_not_imported():
     """It takes as long as everything else, and needs packages that the model does not."""
-    code = (
-        "import sys, torch; from featcache.extractors.speechtokenizer import _model_class; _model_class();"
-        "print({'speechtokenizer', 'tensorboard', 'beartype', 'accelerate', 'matplotlib'} & set(sys.modules))"
+    printed = run_python(
+        """
+        import sys
+        from featcache.extractors.speechtokenizer import _model_class
+
+        _model_class()
+        print({"speechtokenizer", "tensorboard", "beartype", "accelerate", "matplotlib"} & set(sys.modules))
+        """
     )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "set()\n", "")
+    assert printed == "set()\n"

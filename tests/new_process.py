@@ -1,0 +1,13 @@
+"""Python code in a process of its own, with nothing imported, kept or changed before."""
+
+import subprocess
+import sys
+import textwrap
+
+
+def run_python(code: str, *arguments: object, **options) -> str:
+    """Run a script in a new process with warnings as errors; returns what it prints."""
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
