@@ -12,8 +12,8 @@ import featcache
 torch.manual_seed(0)
 
 dataset = featcache.FeatureDataset(featcache.open("features"), manifest="examples/manifest.csv")
-sampler = featcache.BucketBatchSampler(dataset.lengths, batch_size=4)  # or max_frames=, which bounds the padded frames
-batches = featcache.DataLoader(dataset, sampler)  # or device="cuda", through pinned memory while training works
+sampler = featcache.BucketBatchSampler(dataset.lengths, batch_size=4)  # or max_frames=, a limit on padded frames
+batches = featcache.DataLoader(dataset, sampler)  # or device="cuda": pinned, and copied while training runs
 model = torch.nn.Sequential(torch.nn.LayerNorm(80), torch.nn.Linear(80, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
 for epoch in range(30):

@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from featcache import augment, cmvn, masks
+    from featcache import augment, cmvn, errors, masks, stats
     from featcache.cmvn import Cmvn
     from featcache.errors import FeatcacheError, FeatcacheWarning
     from featcache.loader import BucketBatchSampler, Cache, Crop, DataLoader, FeatureDataset, open  # noqa: A004
@@ -31,12 +31,17 @@ __all__ = [
     "FeatcacheError",
     "FeatcacheWarning",
     "FeatureDataset",
+    "adapters",
     "augment",
     "cmvn",
     "dequantize",
+    "errors",
     "masks",
     "open",
+    "stats",
 ]
+
+_MODULES = {"adapters", "augment", "cmvn", "errors", "masks", "stats"}
 
 _HOME = {
     "BucketBatchSampler": "loader",
@@ -54,7 +59,7 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: the loader brings torch, which takes a second."""
-    if name in ("augment", "cmvn", "masks"):
+    if name in _MODULES:
         return importlib.import_module(f"featcache.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'featcache' has no attribute {name!r}")

@@ -1,10 +1,10 @@
 """One file -> the utterances cut from it -> mono float32 waveforms at the extractor's rate.
 
-`decode` opens a file once and cuts segments out of it; `to_waveform` takes a channel and resamples. They are
-apart because several extractors may want the same samples at different rates.
+`decode` opens a file once and cuts segments out of it; `to_waveform` takes a channel and resamples. They are separate
+because several extractors may need the same samples at different rates.
 
-Samples are scaled as libsndfile does: integers to [-1, 1), floats as they are. Whatever is wrong with an
-utterance is an `AudioError` with its `Reason`, and never stops those beside it.
+Samples are scaled as libsndfile does: integers to [-1, 1), floats as they are. Any problem with an utterance is an
+`AudioError` with its `Reason`, and never stops the others.
 """
 
 from __future__ import annotations
@@ -174,13 +174,13 @@ def _span(recording: Recording, held: int, segment: Segment, max_seconds: float 
     if recording.shortfall and (segment.duration is None or stop > held):
         return AudioError(Reason.TRUNCATED, recording.shortfall)
     if held == 0:
-        return AudioError(Reason.EMPTY, f"its {recording.size:,} bytes hold no samples, by its header")
+        return AudioError(Reason.EMPTY, f"its {recording.size:,} bytes hold no samples, according to its header")
     if not 0 <= first < held or stop > held + round(END_TOLERANCE_SECONDS * rate):
         end = "the end" if segment.duration is None else f"{stop / rate:.3f} s"
         asked = f"the segment goes from {first / rate:.3f} s to {end}"
-        return AudioError(Reason.SEGMENT_OUTSIDE, f"{asked}, and the file holds {held / rate:.3f} s")
+        return AudioError(Reason.SEGMENT_OUTSIDE, f"{asked}, but the file holds {held / rate:.3f} s")
     if stop <= first:
-        return AudioError(Reason.EMPTY, f"{segment.duration} s are no samples at {rate} Hz")
+        return AudioError(Reason.EMPTY, f"{segment.duration} s hold no samples at {rate} Hz")
     stop = min(stop, held)
     if stop == UNKNOWN and max_seconds is not None:
         return first, first + int(max_seconds * rate) + 1  # enough to see that it is too long
@@ -201,7 +201,7 @@ def _fault(
         held = recording.position
         if recording.num_samples != UNKNOWN:
             promised = f"its header promises {recording.num_samples / rate:.3f} s"
-            return AudioError(Reason.TRUNCATED, f"{promised}, and the file holds {held / rate:.3f} s")
+            return AudioError(Reason.TRUNCATED, f"{promised}, but the file holds {held / rate:.3f} s")
         refitted = _span(recording, held, segment, max_seconds)
         if isinstance(refitted, AudioError):
             return refitted
@@ -215,7 +215,7 @@ def is_too_long(num_samples: int, rate: float, max_seconds: float | None) -> Aud
     """The error that so many samples are, where they last longer than `max_seconds`."""
     if max_seconds is None or num_samples <= max_seconds * rate:
         return None
-    lasts = f"lasts {num_samples / rate:.3f} s or more, and may last {max_seconds:g} s at most"
+    lasts = f"lasts {num_samples / rate:.3f} s or more, but may last at most {max_seconds:g} s"
     return AudioError(Reason.TOO_LONG, f"{lasts}: see audio.max_seconds and params.chunk")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Resampler = Literal["soxr_mq", "soxr_hq", "soxr_vhq", "forbid"]
 StoredDtype = Literal["float32", "float16", "uint8", "uint16", "uint32", "int64"]
 
+_NAMELESS = "<config>"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -33,14 +34,14 @@ class AudioPolicy(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     sample_rate: int = Field(default=16000, ge=1000, le=384000)
-    """Hz of the waveforms that the extractor gets."""
+    """Sample rate of the extractor's input, in Hz."""
     channel: Literal["mix", "first"] | Annotated[int, Field(ge=0, strict=True)] = "mix"
-    """`mix` averages the channels, `first` takes channel 0, a number takes that one (from 0). A row's
-    own `channel` comes first."""
+    """`mix` averages the channels, `first` takes channel 0, a number takes that channel (from 0). A `channel` in the
+    manifest's row takes precedence."""
     resample: Resampler = "soxr_hq"
-    """Quality of the resampling of sources at another rate; `forbid` makes them failures."""
+    """Quality with which files at another rate are resampled; with `forbid`, such files fail."""
     max_seconds: float | None = Field(default=None, gt=0)
-    """Longer utterances are failures. Decides which utterances there are, not their values: not in the
+    """Longer utterances fail. This decides which utterances there are, not their values, so it is not in the
     fingerprint."""
 
 
@@ -50,7 +51,7 @@ class StorePolicy(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     dtype: StoredDtype | None = None
-    """The extractor's own where it is not given. `uint8` quantises features, and stores codes as they are."""
+    """Default: the extractor's own dtype. `uint8` quantises features, and stores codes as they are."""
 
 
 class _File(BaseModel):
@@ -77,6 +78,7 @@ class Config:
         audio: how an utterance becomes a waveform.
         dtype: numpy name of the stored dtype.
         augment: which further copies of utterances are made; None for no others.
+        source: what it was read from, for messages: a file, or a packaged config's name; empty where that is unknown.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Config:
     audio: AudioPolicy
     dtype: str
     augment: AugmentPolicy | None = None
+    source: str = field(default="", compare=False)
 
     @property
     def extractor_class(self) -> type[extractors.Extractor[extractors.Params]]:
@@ -105,7 +108,7 @@ class Config:
         try:
             return self.extractor_class(self.params, self.audio.sample_rate, device)
         except ConfigError as error:  # of several configs, it is to be said which
-            raise ConfigError(f"config {self.name}: {error}") from error
+            raise ConfigError(f"config {self.source or self.name}: {error}") from error
 
     def resolved(self) -> dict[str, Any]:
         """The config with every default filled in, as plain JSON values."""
@@ -141,7 +144,7 @@ def load_config(source: str | Path) -> Config:
     return parse_config(text, str(source), folder)
 
 
-def parse_config(text: str, source: str = "<config>", folder: Path | None = None) -> Config:
+def parse_config(text: str, source: str = _NAMELESS, folder: Path | None = None) -> Config:
     """Validate a config's YAML text.
 
     Args:
@@ -165,7 +168,7 @@ def parse_config(text: str, source: str = "<config>", folder: Path | None = None
     return config_from(loaded, source, folder)
 
 
-def config_from(document: dict[str, Any], source: str = "<config>", folder: Path | None = None) -> Config:
+def config_from(document: dict[str, Any], source: str = _NAMELESS, folder: Path | None = None) -> Config:
     """Validate a config given as plain values: a YAML file's, or the resolved config that a version keeps.
 
     Args:
@@ -200,12 +203,15 @@ def config_from(document: dict[str, Any], source: str = "<config>", folder: Path
     if file is not None and file.augment is not None:
         faults += _faults_of_copies(file.augment, file.audio)
     if faults or file is None or found is None or params is None:
-        raise ConfigError(f"config {source}: " + "; ".join(dict.fromkeys(faults)))
+        lines = list(dict.fromkeys(faults))
+        listed = lines[0] if len(lines) == 1 else "\n".join([f"{len(lines)} errors", *(f"  {line}" for line in lines)])
+        raise ConfigError(f"config {source}: {listed}")
     try:
         dtype = file.store.dtype or found.stored_dtype(params)
     except ConfigError as error:  # of weights, which it may have to look at
         raise ConfigError(f"config {source}: {error}") from error
-    return Config(file.name, file.extractor, params, file.audio, dtype, file.augment)
+    known = "" if source == _NAMELESS else source
+    return Config(file.name, file.extractor, params, file.audio, dtype, file.augment, known)
 
 
 def packaged_configs() -> dict[str, str]:

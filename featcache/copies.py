@@ -1,11 +1,11 @@
 """Copies of utterances that differ in speed or have noise: their ids, and which copy an id is.
 
-A config's `augment` section makes further utterances of each of a manifest's: at every speed a clean one, and one
-for every signal-to-noise ratio. Their ids are the utterance's with a suffix, as Lhotse has it: `utt-1_sp0.9`,
+A config's `augment` section makes copies of each utterance of a manifest: at every speed a clean copy, and one for
+every signal-to-noise ratio. The id of a copy is the utterance's id with a suffix, as in Lhotse: `utt-1_sp0.9`,
 `utt-1_snr15`, `utt-1_sp0.9_snr15`. The clean copy at speed 1 is the utterance itself, and keeps its id.
 
-Pure: what copies there are follows from the section alone, and which one an id is, from its suffix. Extraction, the
-checks and the loader all ask here.
+Pure: the copies follow from the section alone, and the copy that an id names from its suffix. Extraction, the checks
+    and the loader all use this module.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Copies:
         if marked.any():
             rows = np.flatnonzero(marked)
             raise ManifestError(
-                f"{source}: {len(rows):,} of {len(ids):,} ids end in what marks the config's copies "
+                f"{source}: {len(rows):,} of {len(ids):,} ids end in a suffix of the config's copies "
                 f"({listing(filter(None, self.suffixes))}): {listing(ids.take(rows[:10]))}"
                 f"{' …' if len(rows) > 10 else ''}: rename them, or leave out rows that are copies"
             )

@@ -1,4 +1,5 @@
-"""Features that were extracted before, as what others are made from: a version's items, for rows of a manifest."""
+"""Extraction from the features of another version instead of audio: that version's items, for the rows of a
+manifest."""
 
 from __future__ import annotations
 
@@ -107,8 +108,8 @@ class Source:
         features = shard.features[first : first + int(index.num_frames[position])]
         if zarr3.crc32c(features) != shard.crc32c[number]:
             raise DamagedError(
-                f"{utterance.id}: damaged: its features in {self.version.path} are not what was written; "
-                f"`featcache repair {self.version.path} --manifest MANIFEST` extracts it again"
+                f"{utterance.id}: damaged: its features in {self.version.path} are not what was written",
+                self.version.path,
             )
         if shard.parameters is not None:
             features = dequantize_array(features, *shard.parameters[number])
@@ -217,10 +218,12 @@ def source_of(configs: Sequence[Config], extractors: Mapping[str, Extractor[Para
     """
     for config in configs:
         if not isinstance(extractors[config.name], Units):
-            raise ConfigError(f"--from: {config.name}: {config.extractor} is made from audio; only units are not")
+            raise ConfigError(
+                f"--from: {config.name}: {config.extractor} is extracted from audio; --from is only for units"
+            )
     sources = {extractor.source_fingerprint for extractor in extractors.values() if isinstance(extractor, Units)}
     if len(sources) > 1:
-        raise ConfigError("--from: these units are not all of the same features: give their configs one at a time")
+        raise ConfigError("--from: these configs make units of different features: run them one at a time")
     source = open_source(path, sources.pop())
     for config in configs:
         _refuse_other_copies(config, source.version)
@@ -240,7 +243,7 @@ def open_source(path: Path, fingerprint: str) -> Source:
         if version.info.fingerprint == fingerprint:
             return Source(version)
     there = listing(version.path.name for version in versions)
-    raise ConfigError(f"--from {path}: what the config needs is version {fingerprint[:12]}; there is {there}")
+    raise ConfigError(f"--from {path}: the config needs version {fingerprint[:12]}; there is {there}")
 
 
 def _or_nan(seconds: float | None) -> float:
@@ -256,10 +259,10 @@ def _refuse_other_copies(config: Config, source: Version) -> None:
     there = copies_of(source.info.config).suffixes
     if lacking := [suffix or "the utterances themselves" for suffix in config.copies.suffixes if suffix not in there]:
         raise ConfigError(
-            f"--from: {config.name} is to have copies that {source.path.name} has not: {listing(lacking)}: give both "
+            f"--from: {config.name} has copies that {source.path.name} lacks: {listing(lacking)}: give both "
             "the same augment section, or extract these units from audio"
         )
     noise = config.augment and config.augment.noise
     of_source = (source.info.config.get("augment") or {}).get("noise") or {}
     if noise and (noise.seed, noise.content) != (of_source.get("seed"), of_source.get("content")):
-        raise ConfigError(f"--from: {config.name} has other noise, or another seed, than {source.path.name}")
+        raise ConfigError(f"--from: {config.name} has different noise, or a different seed, from {source.path.name}")

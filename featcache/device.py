@@ -1,4 +1,4 @@
-"""Where extraction runs: threads, precision, and how waveforms get there and features come back."""
+"""The device of extraction: threads, precision, and the transfer of waveforms and features."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ class Device:
         if device.type not in ("cpu", "cuda"):
             raise ConfigError(f"device {name!r}: extraction runs on cpu or cuda")
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            raise ConfigError(f"device {name!r}: there is none; torch sees {torch.cuda.device_count()} CUDA devices")
+            raise ConfigError(
+                f"device {name!r}: there is no such device; torch sees {torch.cuda.device_count()} CUDA devices"
+            )
         self.torch_device = device
         self.is_cuda = device.type == "cuda"
         self.batch_seconds = BATCH_SECONDS[device.type]

@@ -1,9 +1,9 @@
-"""What differs between two extractions of one clip, and whether rounding can have done it.
+"""The differences between two extractions of a clip, and whether rounding explains them.
 
-Two computations of the same numbers differ in their last bits where the shapes of their batches differ, or their
-devices: sums are added up in another order. For float features that is all there is to it. A code is the number of the
-nearest codeword, and where two codewords are nearly as near as each other, the last bits decide: the frame is a *tie*.
-It is told from an error by what was quantised, the latents. Quantisation looks at one frame's latents and at nothing
+Two computations of the same numbers differ in their last bits if their devices or the shapes of their batches differ:
+sums are added in another order. For float features that is all. A code is the index of the nearest codeword, and if the
+distances of two codewords are nearly equal, the last bits decide: the frame is a *tie*. The quantised latents
+distinguish a tie from an error. Quantisation looks at one frame's latents and at nothing
 else, so where they agree to rounding and the codes do not, the frame was tied, and nothing was wrong before it. (Behind
 the first codebook in which two residual quantisations differ, they quantise different residuals, and differ by right.)
 

@@ -1,19 +1,19 @@
-"""Everything featcache raises on purpose.
+"""All errors that featcache raises deliberately.
 
     FeatcacheError                 exit code 1
-    ├── ConfigError                2   a config that cannot be read, or does not hold together
-    ├── ManifestError              2   a manifest that cannot be read, or has faults
+    ├── ConfigError                2   a config that cannot be read or is invalid
+    ├── ManifestError              2   a manifest that cannot be read or has errors
     ├── MissingDependencyError     2   an optional package that this command needs
-    ├── ArgumentError              2   arguments of a call that do not hold together; also a ValueError
+    ├── ArgumentError              2   invalid arguments of a call; also a ValueError
     ├── AudioError                 1   one utterance that cannot be extracted; carries its `Reason`
     ├── ExtractorError             1   an extractor that cannot be built or run
     └── StoreError                 1   a cache that cannot be opened or written
-        ├── DamagedError           1   bytes that are not what was written
+        ├── DamagedError           1   bytes that differ from what was written
         └── MissingItemError       1   an utterance that the cache does not hold; also a KeyError
 
     FeatcacheWarning                   something goes on otherwise than was asked for; a UserWarning
 
-Every message says what is wrong, where, and what to do. The command line prints it as one line and
+Every message says what is wrong, where, and what to do. The command line prints it, a fault to a line, and
 exits with the class's `exit_code`; library code lets it rise.
 """
 
@@ -21,6 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from pathlib import Path
+from shlex import quote
 
 __all__ = [
     "ArgumentError",
@@ -116,7 +118,20 @@ class StoreError(FeatcacheError):
 
 
 class DamagedError(StoreError):
-    """Bytes in a cache that are not the bytes that were written."""
+    """Bytes in a cache that are not the bytes that were written.
+
+    Args:
+        what: is damaged, and where.
+        version: the folder of the version, where `featcache repair` repairs it: the message then says so.
+
+    Attributes:
+        what: the message without the remedy.
+    """
+
+    def __init__(self, what: str, version: Path | None = None) -> None:
+        remedy = "" if version is None else f"; `featcache repair {quote(str(version))} --manifest MANIFEST` repairs it"
+        super().__init__(what + remedy)
+        self.what = what
 
 
 class MissingItemError(StoreError, KeyError):

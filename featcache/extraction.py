@@ -1,8 +1,9 @@
-"""The main job: a manifest and configs in, versions filled, a summary out."""
+"""The main job: takes a manifest and configs, fills versions, returns a summary."""
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -26,7 +27,7 @@ from featcache.extractors.rows import RowExtractor
 from featcache.extractors.units import Units
 from featcache.manifest import Manifest
 from featcache.memory import AudioMemory
-from featcache.notes import about_chunks, about_siblings
+from featcache.notes import about_chunks, about_missing_files, about_siblings
 from featcache.pipeline.batch import process
 from featcache.pipeline.target import Target, longest
 from featcache.plan import ShardTask, compare, tasks
@@ -61,6 +62,7 @@ class Extraction:
 
     Raises:
         ConfigError: the device does not exist, or a parameter does not go with the sample rate.
+        ArgumentError: a version's folder has been renamed.
         DamagedError: a version's metadata or columns are damaged.
     """
 
@@ -99,6 +101,10 @@ class Extraction:
             for work in self.work
             if work.replaced and only is None
         ]
+        if self._source is None and only is None:
+            lacking = [work for work in self.work if work.todo.missing.any()]
+            for work in lacking[:1]:  # the others' files are the same
+                self.notes += about_missing_files(work.manifest, work.todo.missing)
         self._seconds: dict[Copies, NDArray[np.float64]] = {}
 
     @property
@@ -124,9 +130,18 @@ class Extraction:
         """Seconds of audio to extract for one version."""
         return float(self.row_seconds(work)[work.todo.missing].sum())
 
+    @property
+    def seconds_to_decode(self) -> float:
+        """Seconds of audio to extract, copies counted; versions that are filled together count once."""
+        return sum(max(self.expected_seconds(work) for work in group) for group in self._groups())
+
     def expected_bytes(self, work: Work) -> float:
-        """Bytes of features to write for one version."""
-        return self.expected_seconds(work) * work.bytes_per_second
+        """Bytes of features to write for one version, with the scales and offsets of quantised ones.
+
+        How much an extractor gives beside its features is not known before.
+        """
+        parameters = int(work.todo.missing.sum()) * work.info.spec.bytes_per_item
+        return self.expected_seconds(work) * work.bytes_per_second + parameters
 
     def run(self, report: Callable[[Progress], None] = lambda _: None, stop: threading.Event | None = None) -> Summary:
         """Extract what is missing.
@@ -184,7 +199,9 @@ class Extraction:
             # What is there of them is what the items that are gone had replaced.
             older = np.where(wanted, index.find(manifest.ids), todo.replaces)
             todo = replace(todo, wanted=wanted, present=todo.present & ~wanted, replaces=older)
-        return Work(config, manifest, info, path, todo, index, self._choose(config, version.probes()))
+        reasons = Counter(failures[manifest.ids[row]].reason for row in np.flatnonzero(todo.failed).tolist())
+        choice = self._choose(config, version.probes())
+        return Work(config, manifest, info, path, todo, index, choice, dict(sorted(reasons.items())))
 
     def _choose(self, config: Config, probes: Sequence[dict[str, Any]]) -> Choice:
         """Decide how a version's rows are put together, and tell its extractor."""
@@ -253,10 +270,10 @@ class Extraction:
         engine = LocalEngine(fills, produce, self.device, Watch(progress, report, stop))
         engine.run(self._tasks(group))
         for fill in fills:
-            counted = progress.versions.get(fill.target.config.name, Counted())
-            fill.run.finish({**asdict(counted), "interrupted": stop.is_set()})
+            outcome = asdict(progress.versions.get(fill.target.config.name, Counted()))
             if not stop.is_set():
-                open_index(fill.target.version)  # built now, so that training opens it at once
+                outcome["items"] = len(open_index(fill.target.version))  # built now, so that training opens it at once
+            fill.run.finish({**outcome, "interrupted": stop.is_set()})
 
     def _tasks(self, group: Sequence[Work]) -> Iterator[ShardTask]:
         largest = max(work.bytes_per_second for work in group)

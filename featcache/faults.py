@@ -1,4 +1,4 @@
-"""What is wrong with a config, as its writer reads it: each fault with its dotted path and the value that is there."""
+"""Errors in a config, as its author sees them: each with its dotted path and the value given."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _no_such_key(parts: Sequence[str], model: type[BaseModel]) -> str:
         models = [inner for annotation in fields for inner in _models(annotation)] or models
     keys = list(dict.fromkeys(key for one in models for key in one.model_fields))
     if alike := difflib.get_close_matches(parts[-1], keys, 1):
-        return f"there is no such key (is {alike[0]} meant?)"
+        return f"there is no such key (did you mean {alike[0]}?)"
     return "there is no such key" + (f" (there are {', '.join(keys)})" if keys else ", nor any other")
 
 

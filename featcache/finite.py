@@ -1,4 +1,4 @@
-"""Whether an array holds NaN or infinity, at the speed of memory."""
+"""Whether an array holds NaN or infinity, at memory speed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""k-means over the frames of a version: the centroids that the extractor `units` compares frames with.
+"""k-means over the frames of a version, for the centroids of the extractor `units`.
 
-A sample of the frames is drawn and clustered in memory, as float32; the version itself is never held, so the sample
-is what bounds the memory. It is clustered by Lloyd's algorithm and not in mini-batches: on features of speech that ends
-sooner and at a lower inertia (figures in docs/units.md).
+A sample of the frames is drawn and clustered in memory, as float32; the version itself is never in memory, so the
+sample determines the memory needed. It is clustered by Lloyd's algorithm and not in mini-batches: on features of
+speech, this ends sooner and at a lower inertia (figures in docs/extractors.md).
 """
 
 from __future__ import annotations

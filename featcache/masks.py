@@ -7,14 +7,15 @@
 
 **True means: may be attended to**, in every mask here, as in `scaled_dot_product_attention`, and in WeNet. To
 `torch.nn.MultiheadAttention`, `torch.nn.TransformerEncoder` and SpeechBrain, True means masked:
-`for_multihead_attention` turns a mask round for them.
+`for_multihead_attention` inverts a mask for them.
 
 Chunks are those of chunk-based attention (WeNet's U2, Zhang et al. 2020, arXiv:2012.05481): frames are cut into
-chunks of `chunk_size`, the last one may be shorter, and a frame attends to its whole chunk and to so many before it.
+chunks of `chunk_size`, the last one may be shorter, and a frame attends to its whole chunk and to `num_left_chunks`
+chunks before it.
 
-Causal and chunked masks are **shared**: who asks again for a mask that is still kept gets the same tensor, at once.
-So do not change one in place; `clone()` it first. One that was changed is never given out again: the next call for
-it raises `ArgumentError`. (Only what goes round torch, such as writing through `mask.numpy()`, remains unseen.)
+Causal and chunked masks are cached and **shared**: calls with the same arguments return the same tensor. So do not
+change such a mask in place; `clone()` it first. A changed mask is never returned again: the next call for it raises
+`ArgumentError`. (Changes that bypass torch, such as writing through `mask.numpy()`, are not detected.)
 """
 
 from __future__ import annotations
@@ -34,20 +35,22 @@ _KEPT_BYTES = 64 << 20  # on all devices together: sixteen masks of 2,000 frames
 
 
 def padding_mask(lengths: Tensor, num_frames: int | None = None) -> Tensor:
-    """Where a padded batch has frames, and not padding.
+    """True for the frames of a padded batch, False for padding.
 
     Args:
         lengths: integers `[batch]`, in frames.
-        num_frames: frames that the batch is padded to. Without it, as many as the longest row has: to know that,
-            a GPU is waited for, so give `features.shape[1]`.
+        num_frames: number of frames that the batch is padded to. By default that of the longest row, but reading it
+            waits for a GPU, so pass `features.shape[1]`.
 
     Returns:
-        Bool `[batch, num_frames]` on the device of `lengths`, a tensor of your own. Rows longer than `num_frames`
-        are True throughout.
+        Bool `[batch, num_frames]` on the device of `lengths`, a new tensor. Rows longer than `num_frames` are True
+        throughout.
 
     Raises:
-        ArgumentError: `lengths` are no integers, or not one for each row.
+        ArgumentError: `lengths` is not an integer tensor with one length per row.
     """
+    if not isinstance(lengths, Tensor):
+        raise ArgumentError(f"lengths is a {type(lengths).__name__}: give a tensor of integers [batch], in frames")
     if lengths.ndim != 1 or lengths.is_floating_point() or lengths.dtype == torch.bool:
         raise ArgumentError(f"lengths is {lengths.dtype} {list(lengths.shape)}: give integers [batch], in frames")
     if num_frames is None:
@@ -78,17 +81,17 @@ def chunk_mask(
     """Each frame may attend to its whole chunk, and to the chunks before it.
 
     Args:
-        num_frames: queries, and keys.
-        chunk_size: frames of a chunk. With `num_frames` or more, all frames attend to all.
+        num_frames: number of queries, and of keys.
+        chunk_size: frames per chunk. With `num_frames` or more, all frames attend to all.
         num_left_chunks: how many chunks before a frame's own it may attend to; 0 for none, None for all.
             (WeNet's `num_left_chunks`, with -1 for all; SpeechBrain's `left_context_size`.)
-        device: where to, torch's default device if not given.
+        device: of the mask; by default torch's default device.
 
     Returns:
         Bool `[num_frames, num_frames]`, queries by keys, contiguous, shared: see the module.
 
     Raises:
-        ArgumentError: a number is out of range, or the mask was changed in place since it was last given out.
+        ArgumentError: a number is out of range, or the mask was changed in place after it was last returned.
     """
     _check("num_frames", num_frames, 0)
     _check("chunk_size", chunk_size, 1)
@@ -114,21 +117,21 @@ def chunk_mask(
 def attention_mask(padding: Tensor, frames: Tensor | None = None) -> Tensor:
     """Which frame of each row may attend to which, for `scaled_dot_product_attention`.
 
-    No frame is left without any key, where softmax would be 0 / 0, and NaN would go from layer to layer, to all
-    frames: where a query is padding, it may also attend to itself, and without `frames`, a row of length 0 may
-    attend to all of its padding. What real frames attend to does not change by that.
+    No frame is left without a key: its softmax would be 0 / 0, and NaN would spread from layer to layer to all frames.
+    So padding frames may also attend to themselves and, without `frames`, a row of length 0 may attend to all of its
+    padding. What real frames attend to does not change.
 
     Args:
         padding: bool `[batch, frames]`, from `padding_mask`.
-        frames: bool `[frames, frames]`, queries by keys, such as from `chunk_mask`. Without it, every frame of a row
-            may attend to every other.
+        frames: bool `[frames, frames]`, queries by keys, for example from `chunk_mask`. Without it, every frame of a
+            row may attend to every other.
 
     Returns:
         Bool, for any number of heads: `[batch, 1, frames, frames]`, queries by keys; without `frames`
-        `[batch, 1, 1, frames]`, the same keys for all queries. A tensor of your own.
+        `[batch, 1, 1, frames]`, the same keys for all queries. A new tensor.
 
     Raises:
-        ArgumentError: the masks have no such shapes, or are not bool.
+        ArgumentError: the masks have other shapes, or are not bool.
     """
     _check_mask("padding", padding)
     if frames is None:
@@ -142,23 +145,24 @@ def attention_mask(padding: Tensor, frames: Tensor | None = None) -> Tensor:
 
 
 def for_multihead_attention(mask: Tensor, num_heads: int | None = None) -> Tensor:
-    """The opposite mask, where True means masked, for `torch.nn.MultiheadAttention` and others of that mind.
+    """The inverse mask, where True means masked, for `torch.nn.MultiheadAttention` and other modules with that
+    convention.
 
     Args:
-        mask: bool, True where it may be attended to: `[batch, frames]` or `[frames, frames]`, or what
-            `attention_mask` gives.
+        mask: bool, True for what may be attended to: `[batch, frames]` or `[frames, frames]`, or the result of
+            `attention_mask`.
         num_heads: of the layer, for a mask from `attention_mask`.
 
     Returns:
-        Bool, a tensor of your own: of the same shape, for `key_padding_mask` or `attn_mask`; of a mask from
-        `attention_mask`, `[batch * num_heads, frames, frames]`, for `attn_mask`. The latter is larger, but has a key
-        for every frame. With a padding mask and a chunk mask given apart, frames of padding may have none, and the
-        layer makes NaN of them, which the next layer spreads.
+        Bool, a new tensor: of the same shape, for `key_padding_mask` or `attn_mask`; for a mask from `attention_mask`,
+        `[batch * num_heads, frames, frames]`, for `attn_mask`. The latter is larger, but has a key for every frame. If
+        a padding mask and a chunk mask are passed separately, padding frames may have no key, and the layer returns NaN
+        for them, which the next layer spreads.
 
     Raises:
         ArgumentError: another shape or dtype, or `num_heads` is missing.
     """
-    if mask.ndim == 2:
+    if not isinstance(mask, Tensor) or mask.ndim == 2:
         _check_mask("mask", mask)
         return ~mask
     if mask.ndim != 4 or mask.dtype != torch.bool or num_heads is None:
@@ -218,8 +222,8 @@ class _Shared:
                 return mask
             self._drop(key)
         raise ArgumentError(
-            f"a mask {list(mask.shape)} of chunk_mask or causal_mask was changed in place since it was given out: "
-            "others have it too, so clone() it before you change it"
+            f"a mask {list(mask.shape)} of chunk_mask or causal_mask was changed in place after it was returned: such "
+            "masks are shared, so clone() a mask before you change it"
         )
 
     def put(self, key: Hashable, mask: Tensor) -> Tensor:
@@ -243,10 +247,14 @@ _shared = _Shared(_KEPT_BYTES)
 
 
 def _check(name: str, value: int, least: int, hint: str = "") -> None:
+    if isinstance(value, (float, str)) or value is None:  # the numbers of torch.compile are no ints either
+        raise ArgumentError(f"{name} is {value!r}: it must be a whole number{hint}")
     if value < least:
         raise ArgumentError(f"{name} is {value}: it must be {least} or more{hint}")
 
 
 def _check_mask(name: str, mask: Tensor) -> None:
+    if not isinstance(mask, Tensor):
+        raise ArgumentError(f"{name} is a {type(mask).__name__}: give a tensor")
     if mask.dtype != torch.bool or mask.ndim != 2:
         raise ArgumentError(f"{name} is {mask.dtype} {list(mask.shape)}: it must be bool, of two dimensions")

@@ -1,4 +1,4 @@
-"""A bound on the decoded audio that worker threads hold at once, where recordings are long."""
+"""A limit on the decoded audio that worker threads hold at once, for long recordings."""
 
 from __future__ import annotations
 

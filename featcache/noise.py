@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from featcache.audio import Segment, decode, to_waveform
 from featcache.errors import AudioError, ConfigError
 from featcache.noise_manifest import NoiseClip, noise_content, read_noise
+from featcache.noise_memory import Span, shared_memory
 
 if TYPE_CHECKING:
     from featcache.config import AudioPolicy
@@ -37,6 +40,7 @@ class Noise:
     def __init__(self, policy: NoisePolicy, audio: AudioPolicy) -> None:
         self._audio = audio.model_copy(update={"max_seconds": None})
         self._seed = policy.seed
+        self._memory = shared_memory((policy.content, audio.channel))
         try:
             self._clips = read_noise(policy.manifest)
             is_same = noise_content(self._clips) == policy.content
@@ -77,26 +81,39 @@ class Noise:
         """
         digest = hashlib.sha256(f"{self._seed} {id_}".encode()).digest()
         draw, place = (int.from_bytes(digest[first : first + 8], "little") for first in (0, 8))
-        clip = self._clips[draw % len(self._clips)]
+        number = draw % len(self._clips)
+        clip = self._clips[number]
         needed = -(-num_samples * clip.sample_rate // self._audio.sample_rate)
         if needed <= clip.num_samples:
-            return self._read(clip, place % (clip.num_samples - needed + 1), needed)[:num_samples]
-        whole = self._read(clip, 0, clip.num_samples)
+            first = place % (clip.num_samples - needed + 1)
+            return self._waveform(number, (first, first + needed))[:num_samples]
+        whole = self._waveform(number, (0, clip.num_samples))
         if not len(whole):
             return np.zeros(num_samples, np.float32)
         return np.resize(np.roll(whole, -(place % len(whole))), num_samples)
 
-    def _read(self, clip: NoiseClip, first: int, num_samples: int) -> NDArray[np.float32]:
-        rate = clip.sample_rate
-        segment = Segment((clip.first + first) / rate, num_samples / rate)
+    def _waveform(self, number: int, span: Span) -> NDArray[np.float32]:
+        """Samples of a noise at the config's rate, resampled by themselves."""
+        clip = self._clips[number]
         try:
-            (result,) = decode(clip.path, [segment])
+            mono = self._memory.cut(number, clip.num_samples, span, partial(self._decode, clip))
+            return to_waveform(mono[:, None], clip.sample_rate, self._audio, 0)
+        except AudioError as error:
+            raise ConfigError(
+                f"augment.noise.manifest: {clip.path}: {error}: repair the file, or leave it out"
+            ) from error
+
+    def _decode(self, clip: NoiseClip, spans: Sequence[Span]) -> list[NDArray[np.float32]]:
+        """Spans of a noise, mono, at the file's rate."""
+        rate = clip.sample_rate
+        at_own_rate = self._audio.model_copy(update={"sample_rate": rate})
+        segments = [Segment((clip.first + first) / rate, (stop - first) / rate) for first, stop in spans]
+        decoded = []
+        for result in list(decode(clip.path, segments)):  # to its end, so that the file is closed
             if isinstance(result, AudioError):
                 raise result
-            samples, _ = result
-            return to_waveform(samples, rate, self._audio, clip.channel)
-        except AudioError as error:
-            raise ConfigError(f"augment.noise.manifest: {clip.path}: {error}: mend it, or leave it out") from error
+            decoded.append(to_waveform(result[0], rate, at_own_rate, clip.channel))
+        return decoded
 
 
 def _power(waveform: NDArray[np.float32]) -> float:

@@ -1,8 +1,8 @@
 """The noises that a manifest of noise names, and a hash of what they hold.
 
-What of them decides values is in a config's fingerprint: which samples of which files, in the manifest's order, by the
-hash of the files' bytes; not its path, nor its ids, nor where the files are. Files are read whole for that, once in a
-process as long as they do not change: MUSAN's noise, 0.7 GB, takes about a second.
+A config's fingerprint includes what decides values: which samples of which files, in the manifest's order, by the hash
+of the files' bytes; not the manifest's path or ids, nor where the files are. For this, files are read whole, once per
+process while they do not change: MUSAN's noise, 0.7 GB, takes about a second.
 """
 
 from __future__ import annotations

@@ -1,18 +1,32 @@
-"""Lines worth telling a user before a run begins."""
+"""Notes for the user before a run begins."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from featcache.config import Config
-from featcache.errors import FeatcacheError
+from featcache.errors import ArgumentError, FeatcacheError
 from featcache.extractors import Extractor, Params, find
 from featcache.extractors.model import ModelExtractor
+from featcache.manifest import Manifest
+from featcache.pipeline.decoding import where
 from featcache.store.version import VersionInfo, differing_keys, select_versions
+
+_LOOKED_AT = 256
+"""Files that are looked for, of all that are to be extracted."""
 
 
 def about_siblings(cache: Path, info: VersionInfo) -> list[str]:
-    """What is different where there is a version of the same name under another fingerprint."""
+    """What is different where there is a version of the same name under another fingerprint.
+
+    Raises:
+        ArgumentError: there is one under this fingerprint, whose folder has another name than it should.
+    """
     try:
         siblings = select_versions(cache, info.name)
     except FeatcacheError:
@@ -21,11 +35,16 @@ def about_siblings(cache: Path, info: VersionInfo) -> list[str]:
     places.append("augment.noise.manifest:")
     notes = []
     for sibling in siblings:
+        if sibling.info.fingerprint == info.fingerprint:
+            raise ArgumentError(
+                f"{sibling.path} has this config's fingerprint, but another folder name: rename it back to "
+                f"{info.folder_name}, or move it out of {cache} to extract everything again"
+            )
         keys = differing_keys(sibling.info.config, info.config)
         deciding = [key for key in keys if not key.startswith(tuple(places))]
         notes.append(
-            f"{info.folder_name} is a new version beside {sibling.path.name}: "
-            + (", ".join(deciding) or "the extractor's revision, or what its weights hold, differs")
+            f"{info.folder_name} is a new version next to {sibling.path.name}: "
+            + (", ".join(deciding) or "the extractor's revision, or the content of its weights, differs")
         )
     return notes
 
@@ -44,5 +63,48 @@ def about_chunks(config: Config, extractor: Extractor[Params]) -> list[str]:
         return []
     return [
         f"{config.name}: chunks with {chunk.overlap:g} s of overlap are not exact for {config.extractor}, whose frames "
-        "look further: `featcache probe` says by how much"
+        "depend on more than that: `featcache probe` measures the difference"
     ]
+
+
+def about_missing_files(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]:
+    """That no audio file is where it should be, by some of them: the root is another than was meant, most likely.
+
+    Args:
+        manifest: `[rows]`.
+        rows: bool `[rows]`, which are to be extracted.
+    """
+    wanted = np.flatnonzero(rows)
+    some = wanted[np.unique(np.linspace(0, len(wanted) - 1, min(len(wanted), _LOOKED_AT)).astype(np.int64))]
+    paths = list(dict.fromkeys(manifest.paths[row] for row in some.tolist()))
+    if len(paths) < 2 or any(map(_may_be_there, map(manifest.resolve, paths))):
+        return []
+    hint = "" if Path(paths[0]).is_absolute() else "; --root says what relative paths are relative to"
+    example = f"for example {paths[0]}{where(paths[0], manifest.root)}"
+    return [f"none of {len(paths):,} audio files checked exists, {example}{hint}"]
+
+
+def about_space(cache: Path, num_bytes: float) -> list[str]:
+    """That a disk has no room for what is to be written, if so; a disk that does not say has room.
+
+    Args:
+        cache: which may not be there yet.
+        num_bytes: to be written, about.
+    """
+    there = next((folder for folder in (cache.absolute(), *cache.absolute().parents) if folder.is_dir()), None)
+    if there is None:
+        return []
+    free = shutil.disk_usage(there).free
+    if num_bytes <= free:
+        return []
+    return [f"{cache}: the features take about {num_bytes / 1e9:,.1f} GB, and the disk has {free / 1e9:,.1f} GB free"]
+
+
+def _may_be_there(path: Path) -> bool:
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # no permission, say, which is not for these notes to tell
+        return True
+    return True

@@ -1,4 +1,4 @@
-"""The `augment` section of a config: at which speeds, and with what noise, further copies of utterances are made."""
+"""The `augment` section of a config: the speeds and the noise with which copies of utterances are made."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class NoisePolicy(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     manifest: str
-    """A manifest of noises, like any other: id, path, and where wanted start, duration, channel. A relative path is
-    relative to the config file. In the fingerprint is what it holds, not where it is."""
+    """A manifest of noise files, in the same format as any manifest. A relative path is relative to the config file.
+    The fingerprint includes the content of the noise, not its location."""
     snr: tuple[float, ...]
-    """dB by which the speech is stronger than the noise, over the whole clip: a copy for each."""
+    """Signal-to-noise ratios in dB, over the whole clip. There is one copy for each."""
     seed: int = Field(default=0, ge=0)
-    """Which noise an utterance gets, and where in it that begins, follows from this and the copy's id."""
+    """The seed and the copy's id decide which noise a copy gets, and where the cut begins."""
     content: str | None = Field(default=None, validate_default=True)
-    """A hash of the noise, which versions keep: to be left out. Where it is given, other noise is refused."""
+    """A hash of the noise, which featcache fills in: leave it out. If it is given, any other noise is refused."""
 
     @field_validator("snr")
     @classmethod
@@ -50,9 +50,7 @@ class NoisePolicy(BaseModel):
         manifest = info.data["manifest"]
         found = noise_content(read_noise(manifest))
         if value not in (None, found):
-            raise ValueError(
-                f"{manifest} does not hold the noise that it did: it is {found[:12]}, and was {value[:12]}"
-            )
+            raise ValueError(f"{manifest}: the noise has changed: it is {found[:12]} now, and was {value[:12]}")
         return found
 
 
@@ -62,10 +60,10 @@ class AugmentPolicy(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     speed: tuple[float, ...] = (1.0,)
-    """How many times as fast: 1.1 is shorter and higher. Without 1 among them, the utterance itself is not extracted.
+    """Speed factors: 1.1 is faster, shorter and higher in pitch. Without 1, the utterance itself is not extracted.
     """
     noise: NoisePolicy | None = None
-    """Noise that is added: see below."""
+    """Noise to add: see below."""
 
     @field_validator("speed")
     @classmethod

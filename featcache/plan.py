@@ -1,9 +1,9 @@
-"""Manifest minus what is there = the shards still to do. Pure: nothing here reads audio or writes.
+"""The manifest minus what is in the version = the shards still to make. Pure: nothing here reads audio or writes.
 
-The manifest is partitioned once, by its rows alone, into ranges of about a shard each. A range of which
-a version holds nothing is one task, whatever happened to the others: so a run that was killed and
-resumed makes the very shards that an uninterrupted one makes. What is missing from ranges that are
-partly there (retried failures, changed rows, a grown manifest) is gathered into tasks of a shard's size.
+The manifest is partitioned once, by its rows alone, into ranges of about a shard each. A range without any
+extracted row is one task, whatever happened to the others: so a run that was killed and resumed makes exactly
+the shards of an uninterrupted run. The missing rows of partly extracted ranges (retried failures, changed
+rows, a grown manifest) are gathered into tasks of a shard's size.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How rows are put together in a run: what the extractor declares, held against what was measured on the device."""
+"""How rows are batched in a run: what the extractor declares, checked against what was measured on the device."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ def choose_policy(
     """
     if not isinstance(extractor, RowExtractor):
         if requested not in (None, extractor.batching):
-            raise ConfigError(f"--batching {requested}: {_name(extractor)} has one way only: {extractor.batching}")
+            raise ConfigError(
+                f"--batching {requested}: {_name(extractor)} has only one batching policy, {extractor.batching}: leave "
+                "--batching out"
+            )
         return Choice(extractor.batching)
     measured = _measured(probes, device_label, precision_of(getattr(extractor, "params", None)))
     can_stand = declared(extractor)
@@ -81,7 +84,7 @@ def choose_policy(
             )
         return Choice(policy, _mismatch(measured, policy), note)
     if requested not in POLICIES:
-        raise ConfigError(f"--batching {requested}: there is no such policy; there are {listing(POLICIES)}")
+        raise ConfigError(f"--batching {requested}: there is no such policy; choose from {listing(POLICIES)}")
     policy = requested
     share = _disturbed(measured, policy)
     why = None
@@ -89,9 +92,9 @@ def choose_policy(
         why = f"the probe of {device_label} found that it changes {_percent(share)} of the frames"
     elif policy not in can_stand:
         tested = "; a probe found no difference in its sample" if policy in measured else ""
-        why = f"it is looser than {can_stand[-1]}, which is all that {_name(extractor)} declares it can stand{tested}"
+        why = f"it is looser than {can_stand[-1]}, the loosest policy that {_name(extractor)} declares{tested}"
     if why and not allow_mismatch:
-        raise ConfigError(f"--batching {policy}: {why}: take --batching {clean[-1]}, or --allow-mismatch to have it so")
+        raise ConfigError(f"--batching {policy}: {why}: use --batching {clean[-1]}, or --allow-mismatch to accept that")
     return Choice(policy, _mismatch(measured, policy), why and f"batching {policy}: {why}")
 
 

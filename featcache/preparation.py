@@ -1,4 +1,4 @@
-"""What a config makes of an utterance's samples before an extractor gets them: rate, speed, noise."""
+"""What happens to an utterance's samples before extraction: rate, speed, noise."""
 
 from __future__ import annotations
 

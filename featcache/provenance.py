@@ -1,4 +1,4 @@
-"""Which versions of what made something: recorded with every version and shard, and not hashed."""
+"""Library versions, recorded with every version and shard but not part of the fingerprint."""
 
 from __future__ import annotations
 

@@ -21,10 +21,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache.errors import ExtractorError
+from featcache.errors import ArgumentError, ExtractorError
 from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
 
 LEVELS = 256
+
+_REPEATED = 4096
+"""Values: half of what numpy's buffer holds."""
 
 
 def is_quantized(made: str, stored: str) -> bool:
@@ -39,7 +42,9 @@ def stored_spec(spec: FeatureSpec, dtype: str) -> FeatureSpec:
         ExtractorError: a side array of the extractor has the name that quantisation needs.
     """
     if any(side.name == QUANTIZATION for side in spec.side):
-        raise ExtractorError(f"side array {QUANTIZATION}: the name is taken, by scale and offset of quantised features")
+        raise ExtractorError(
+            f"side array {QUANTIZATION}: the name is reserved for the scale and offset of quantised features"
+        )
     if not is_quantized(spec.dtype, dtype):
         return replace(spec, dtype=dtype)
     parameters = SideSpec(QUANTIZATION, (2, *spec.item_shape), "float32", "scale, offset: offset + scale * features")
@@ -85,23 +90,54 @@ def dequantize(
     lengths: torch.Tensor | None = None,
     padding_value: float = 0,
 ) -> torch.Tensor:
-    """The values of a padded batch, computed on the device where it is.
+    """The values of a padded batch of levels, computed on its device.
 
     Args:
         levels: uint8 `[batch, frames, *item_shape]`.
         parameters: float32 `[batch, 2, *item_shape]`: scale, offset.
-        dtype: of the values; they are computed in float32.
-        lengths: `[batch]`, of each utterance in frames; frames beyond become `padding_value`. None for no padding.
-        padding_value: see `lengths`.
+        dtype: of the result; values are computed in float32.
+        lengths: `[batch]`, the length of each utterance in frames; frames beyond become `padding_value`. None if there
+            is no padding.
+        padding_value: the value of frames beyond the lengths.
 
     Returns:
         `[batch, frames, *item_shape]` of `dtype`.
+
+    Raises:
+        ArgumentError: shapes, dtypes or devices do not fit together.
     """
+    _check_batch(levels, parameters, dtype, lengths)
     values = (levels * parameters[:, 0, None]).add_(parameters[:, 1, None])
     if lengths is not None:
         beyond = torch.arange(levels.shape[1], device=lengths.device) >= lengths[:, None]
         values.masked_fill_(beyond.view(*beyond.shape, *[1] * (levels.ndim - 2)), padding_value)
     return values.to(dtype)
+
+
+def _check_batch(levels: object, parameters: object, dtype: object, lengths: object) -> None:
+    if not isinstance(levels, torch.Tensor) or levels.dtype != torch.uint8 or levels.ndim < 2:
+        raise ArgumentError(f"levels is {_described(levels)}: give uint8 [batch, frames, ...], from batch(raw=True)")
+    batch, _, *item_shape = levels.shape
+    expected = torch.float32, (batch, 2, *item_shape), levels.device
+    if not isinstance(parameters, torch.Tensor) or (parameters.dtype, parameters.shape, parameters.device) != expected:
+        raise ArgumentError(
+            f"parameters is {_described(parameters)}: give float32 {[batch, 2, *item_shape]} on {levels.device}, from "
+            "quantization"
+        )
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ArgumentError(f"dtype is {dtype}: give a float dtype, such as torch.float16")
+    if lengths is not None and not (
+        isinstance(lengths, torch.Tensor)
+        and (lengths.shape, lengths.device) == ((batch,), levels.device)
+        and not (lengths.is_floating_point() or lengths.dtype == torch.bool)
+    ):
+        raise ArgumentError(f"lengths is {_described(lengths)}: give integers [{batch}] on {levels.device}")
+
+
+def _described(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return f"a {type(value).__name__}"
+    return f"{value.dtype} {list(value.shape)} on {value.device}"
 
 
 def dequantize_array(
@@ -116,8 +152,27 @@ def dequantize_array(
         levels: uint8 `[frames, *item_shape]`.
         scale: float32 `[*item_shape]`, or one for each frame, `[frames, *item_shape]`.
         offset: likewise.
-        out: an array of the levels' shape for the values, instead of a new one.
+        out: an array of the levels' shape for the values, contiguous, instead of a new one.
     """
-    values = np.multiply(levels, scale, out=out, dtype=np.float32)
-    values += offset
+    values = np.empty(levels.shape, np.float32) if out is None else out
+    values[...] = levels
+    _with_frames(np.multiply, values, scale)
+    _with_frames(np.add, values, offset)
     return values
+
+
+def _with_frames(function: np.ufunc, frames: NDArray[np.float32], parameter: NDArray[np.float32]) -> None:
+    """Replace each frame by `function(frame, parameter)`.
+
+    Where numpy broadcasts an array over many rows, it copies it into its buffer again for each 8,192 values, unless the
+    array fills more than half of that. So in long items the parameter is repeated here, once, and applied to that many
+    frames at a time: a quarter less time for 12 s of 80 dimensions.
+    """
+    if parameter.ndim < frames.ndim and len(frames) >= 6 * (count := _REPEATED // parameter.size + 1):
+        repeated = np.empty((count, *parameter.shape), np.float32)
+        repeated[...] = parameter
+        whole = len(frames) // count * count
+        blocks = frames[:whole].reshape(-1, repeated.size)
+        function(blocks, repeated.reshape(-1), out=blocks)
+        frames, parameter = frames[whole:], repeated[: len(frames) - whole]
+    function(frames, parameter, out=frames)

@@ -1,8 +1,8 @@
-"""Extract some utterances again, each alone, and compare: does today's machine give what is stored?
+"""Extract some utterances again, each alone, and compare: does this machine reproduce what is stored?
 
-On the device that wrote them, codes must be the same. Where they are not, what differs by rounding (see `differences`)
-is counted apart: another device computes other last bits, and so does a run that had the memory for small batches only.
-Of quantised features the values are compared, and one level is no more than rounding.
+On the device that wrote them, codes must be identical. Otherwise, differences by rounding (see `differences`) are
+counted separately: another device computes other last bits, and so does a run that had memory only for small batches.
+For quantised features the values are compared, and one level counts as rounding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache.config import Config, config_from
+from featcache.config import config_from
 from featcache.device import Device
 from featcache.differences import tied_frames
 from featcache.errors import AudioError
@@ -27,6 +27,7 @@ from featcache.extractors.rows import RowExtractor
 from featcache.manifest import Utterance
 from featcache.pipeline.decoding import decode_all
 from featcache.pipeline.features import cast, compute
+from featcache.pipeline.fitting import DoesNotFitError, Fitting
 from featcache.policy import POLICIES
 from featcache.preparation import Preparation
 from featcache.quantize import dequantize_array, is_quantized, quantize
@@ -78,7 +79,7 @@ def recompute(
         device: to extract on.
     """
     config = config_from(version.info.config, str(version.path))
-    extractor = config.build(device.torch_device)
+    preparation, extractor = Preparation.of(config), config.build(device.torch_device)
     largest = 0.0
     identical = codes = differing = tied = 0
     problems = []
@@ -90,7 +91,12 @@ def recompute(
         stored = shard.features[first : first + int(index.num_frames[position])]
         parameters = shard.side(QUANTIZATION).item(number) if version.info.spec.is_quantized else None
         try:
-            again = _extract_again(item, config, extractor, root or _root_of(shard, version), shard, device)
+            waveform = _waveform(item, preparation, root or _root_of(shard, version))
+            again = _extract_again(item.id, waveform, config.dtype, extractor, shard, device)
+        except DoesNotFitError:
+            message = f"{item.id}: {item.path}: cannot be extracted again: it does not fit on {device.label}"
+            problems.append(Problem("recompute", message, shard.name, item.id))
+            continue
         except AudioError as error:
             problems.append(Problem("source", f"{item.id}: {item.path}: {error.reason}: {error}", shard.name, item.id))
             continue
@@ -146,37 +152,64 @@ class _Again:
     latents: torch.Tensor | None = None
 
 
-def _extract_again(
-    item: Item, config: Config, extractor: Extractor[Params], root: Path, shard: Shard, device: Device
-) -> _Again:
-    """Extract an item alone, in a batch of the shape that it was extracted in.
+def _waveform(item: Item, preparation: Preparation, root: Path) -> NDArray[np.float32]:
+    """What an item is extracted from, float32 `[num_samples]`.
 
     Raises:
-        AudioError: it cannot be.
+        AudioError: it cannot be decoded.
     """
     utterance = Utterance(item.id, item.path, item.start, item.duration, item.channel)
     (decoded,) = decode_all([utterance], root)
     if decoded.samples is None or decoded.source is None:
         assert decoded.error is not None
         raise decoded.error
-    preparation = Preparation.of(config)
-    waveform = preparation.waveform(decoded.samples, decoded.source.sample_rate, item.id, item.channel)
+    return preparation.waveform(decoded.samples, decoded.source.sample_rate, item.id, item.channel)
+
+
+def _extract_again(
+    id_: str,
+    waveform: NDArray[np.float32],
+    dtype: str,
+    extractor: Extractor[Params],
+    shard: Shard,
+    device: Device,
+) -> _Again:
+    """Extract an item alone, in a batch of the shape that it was extracted in, or in a smaller one that fits.
+
+    Raises:
+        AudioError: it cannot be extracted, or does not fit on the device.
+    """
     if not isinstance(extractor, RowExtractor):
-        found = compute(extractor, [item.id], [waveform], config.dtype, device)
+        fitting = Fitting(extractor, len(waveform), device)
+        found = fitting.run(lambda *_: compute(extractor, [id_], [waveform], dtype, device))
         if found.errors[0] is not None:
             raise found.errors[0]
         return _Again(found.features, found.side[QUANTIZATION][0] if found.side else None)
     batching = shard.info.made_by.get("batching")
     extractor.policy = batching if batching in POLICIES else None
+    # The length of which a batch has the most rows: once that is one, batches of the others are no larger.
+    shortest = min(extractor.padded_length(piece.num_samples) for piece in extractor.pieces(len(waveform)))
+    fitting = Fitting(extractor, shortest, device)
+    return fitting.run(lambda _, alone: _extract_rows_again(id_, waveform, dtype, extractor, device, alone))
+
+
+def _extract_rows_again(
+    id_: str,
+    waveform: NDArray[np.float32],
+    dtype: str,
+    extractor: RowExtractor[Params],
+    device: Device,
+    alone: bool,
+) -> _Again:
     seen = with_latents(extractor) if isinstance(extractor, CodecExtractor) else extractor
-    with device.slot():
-        (rows,) = seen.extract_rows([Clip(item.id, device.upload([waveform])[0])])
+    with device.slot(alone):
+        (rows,) = seen.extract_rows([Clip(id_, device.upload([waveform])[0])])
         num_codes = rows.features.shape[1] if seen is extractor else len(extractor.spec.codebook_sizes)
         side = {name: array.cpu().numpy() for name, array in rows.side.items()}
-        if is_quantized(extractor.spec.dtype, config.dtype):
+        if is_quantized(extractor.spec.dtype, dtype):
             levels, parameters = quantize(rows.features, [len(rows.features)])
             return _Again(levels.cpu().numpy(), parameters.cpu().numpy(), side)
-        features = cast(rows.features[:, :num_codes], config.dtype).cpu().numpy()
+        features = cast(rows.features[:, :num_codes], dtype).cpu().numpy()
     return _Again(features, None, side, None if seen is extractor else rows.features[:, num_codes:].float())
 
 

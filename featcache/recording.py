@@ -1,6 +1,6 @@
 """An open audio file, and its samples by position: bit for bit those that decoding all of it gives.
 
-What shapes this file was measured on libsndfile 1.2.2 and soundfile 0.14. Seeking gives other samples in MP3
+This file relies on measurements of libsndfile 1.2.2 and soundfile 0.14. Seeking gives other samples in MP3
 and Opus, and once in a thousand times in Vorbis; it is exact in FLAC and where samples have a fixed size. A
 decoder of FLAC that met damage cannot be used again. An MP3 without a header frame has a length that is guessed.
 """
@@ -194,7 +194,7 @@ def _open(path: str | Path) -> tuple[io.FileIO, os.stat_result]:
     except OSError as error:
         raise _refusal(error) from error
     except ValueError as error:  # a zero byte, say
-        raise AudioError(Reason.FILE_MISSING, f"the path cannot be one: {error}") from error
+        raise AudioError(Reason.FILE_MISSING, f"not a valid path: {error}") from error
 
 
 def _start(file: io.FileIO) -> tuple[_Decoder, bool]:
@@ -221,7 +221,8 @@ def _damage(error: soundfile.LibsndfileError, seconds: float) -> AudioError:
     """Why a file cannot be decoded from somewhere on."""
     if error.code == _SYSTEM_ERROR:
         return _refusal(error)
-    return AudioError(Reason.TRUNCATED, f"decoding fails somewhere after {seconds:.3f} s: {_words(error)}")
+    where = f" somewhere after {seconds:.3f} s" if seconds else ""
+    return AudioError(Reason.TRUNCATED, f"decoding fails{where}: {_words(error)}")
 
 
 def _words(error: soundfile.LibsndfileError) -> str:

@@ -1,11 +1,15 @@
-"""Repair: what is damaged is removed, and just that is extracted again."""
+"""Repair: keeps the sound utterances of damaged shards, and re-extracts only the damaged ones.
+
+Before a damaged shard is removed, its sound utterances have been committed as a shard of their own. So a kill at any
+moment leaves the damaged shard, or what was sound in it, or both; never neither.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,19 +17,22 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from featcache.config import config_from
+from featcache.config import Config, config_from
 from featcache.copies import expand
 from featcache.device import Device
 from featcache.engines.progress import Progress
-from featcache.errors import DamagedError, FeatcacheError, StoreError, listing
+from featcache.errors import DamagedError, FeatcacheError, StoreError, counted, listing
 from featcache.extraction import Extraction
 from featcache.manifest import Manifest
 from featcache.store import zarr3
-from featcache.store.index import index_folder, load_index
+from featcache.store.claims import Claim
+from featcache.store.index import index_folder
+from featcache.store.remains import Remains, keep
+from featcache.store.salvage import Salvage, find_sound
 from featcache.store.version import Version, VersionInfo
 from featcache.strings import Strings
 from featcache.summary import Summary
-from featcache.verify import verify
+from featcache.verify import Report, verify
 from featcache.work import Options, version_info
 
 
@@ -37,9 +44,11 @@ class Repaired:
         path: of the version.
         removed: names of the damaged shards.
         metadata: whether metadata or the index had to be written anew.
-        summary: of the extraction that followed; None where no shard was damaged.
-        missing: utterances of the manifest that are in no shard, where none was damaged: extract adds them.
+        summary: of the extraction that followed; None where nothing had to be extracted.
+        missing: utterances of the manifest that were in no shard, damaged or not: extract adds them.
         interrupted: whether it was stopped before it removed anything.
+        kept: utterances of the damaged shards that were sound, and are what they were.
+        extracted: utterances that were extracted again.
     """
 
     path: str
@@ -48,6 +57,8 @@ class Repaired:
     summary: Summary | None
     missing: int = 0
     interrupted: bool = False
+    kept: int = 0
+    extracted: int = 0
 
 
 def repair(
@@ -57,48 +68,116 @@ def repair(
     report: Callable[[Progress], None] = lambda _: None,
     stop: threading.Event | None = None,
 ) -> Repaired:
-    """Verify the version at `path` down to every byte, remove what is damaged, and extract that again.
+    """Verify the version at `path` down to every byte, keep the sound utterances of damaged shards, remove these
+    shards, and extract what else was in them again.
+
+    Where all utterances are sound, it needs neither their audio nor the extractor.
 
     Raises:
-        StoreError: the manifest lacks utterances of the damaged shards, or their files are gone, or this
-            featcache would extract them into another version; or the version's own metadata is damaged and
-            no run's record tells what it was. Nothing has been removed then.
+        StoreError: the manifest lacks damaged utterances, or their files are gone, or this featcache would extract
+            them into another version; or another repair is going on; or the cache cannot be written; or the version's
+            own metadata is damaged and no run's record tells what it was. Nothing has been removed then.
     """
     path = path.resolve()  # what is extracted goes beside it, by its name
+    stop = stop or threading.Event()
     restored = restore_metadata(path)
     version = Version.open(path)
     names = version.shard_names()
-    try:
-        found = verify(version, threads=options.threads or 1, manifest=manifest, stop=stop)
-    except KeyboardInterrupt:
-        return Repaired(str(path), [], restored, None, interrupted=True)
-    if stop is not None and stop.is_set():
+    found = verify(version, threads=options.threads or 1, manifest=manifest, stop=stop)
+    if stop.is_set():
         return Repaired(str(path), [], restored, None, interrupted=True)
     index_damaged = any(problem.kind == "index" for problem in found.problems)
     if index_damaged:
         shutil.rmtree(index_folder(version, names), ignore_errors=True)
     restored |= index_damaged
-    damaged = found.damaged_shards
-    if not damaged:
+    if not found.damaged_shards:
         missing = sum(problem.kind == "missing" for problem in found.problems)
         return Repaired(str(path), [], restored, None, missing)
+    with _claim(version) as claim:
+        if claim.locked:
+            for left in (path / "work").glob("repair.*/"):  # by a killed repair
+                shutil.rmtree(left, ignore_errors=True)
+        return _mend(version, found, restored, manifest, options, report, stop)
+
+
+def _claim(version: Version) -> Claim:
+    """The right to repair a version; it also keeps others from sweeping what is being copied."""
+    claim = version.claim("repair")
+    try:
+        (version.path / "work").mkdir(exist_ok=True)
+        is_ours = claim.take()
+    except OSError as error:
+        raise StoreError(f"{version.path}: cannot be written: {error.strerror}; nothing has been removed") from error
+    if not is_ours:
+        raise StoreError(f"{version.path}: another repair is running: run this one again when it has finished")
+    return claim
+
+
+def _mend(
+    version: Version,
+    found: Report,
+    restored: bool,
+    manifest: Manifest,
+    options: Options,
+    report: Callable[[Progress], None],
+    stop: threading.Event,
+) -> Repaired:
+    path, damaged = version.path, found.damaged_shards
+    salvaged = find_sound(version, damaged, stop.is_set)
+    again = _ids_to_extract(salvaged)
+    config = None if again is not None and not len(again) else _config_for(version, options)
+    if config is not None and again is not None:
+        _refuse_loss(again, expand(manifest, config.copies), damaged)
+    for one in salvaged:
+        if one.kept and isinstance(one.shard, Remains) and not stop.is_set():
+            keep(version, one.shard, one.kept)
+    if stop.is_set():
+        return Repaired(str(path), [], restored, None, interrupted=True)
+    missing = 0 if again is None else _in_no_shard(found, salvaged)
+    for one in salvaged:
+        gone = version.work_folder(one.shard.name)
+        with suppress(FileNotFoundError):  # without locks, another repair may have been faster
+            one.shard.folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)  # a run that begins just now may sweep it
+    removed, kept = [one.shard.name for one in salvaged], sum(len(one.kept) for one in salvaged)
+    if config is None:
+        return Repaired(str(path), removed, restored, None, missing, kept=kept)
+    options = replace(options, retry_failed=True)  # they were there, whatever the ledger once said of them
+    summary = Extraction(manifest, [config], path.parent, options, only=again).run(report, stop)
+    extracted = sum(one.extracted for one in summary.versions)
+    return Repaired(str(path), removed, restored, summary, missing, kept=kept, extracted=extracted)
+
+
+def _ids_to_extract(salvaged: Iterable[Salvage]) -> Strings | None:
+    """None where nothing tells which they are: then all that is missing."""
+    parts = []
+    for one in salvaged:
+        if one.again is None:
+            return None
+        parts.append(one.again)
+    return Strings.concatenate(parts)
+
+
+def _in_no_shard(found: Report, salvaged: Iterable[Salvage]) -> int:
+    """Utterances of the manifest that are neither in a sound shard nor were in a damaged one."""
+    missing = {problem.id for problem in found.problems if problem.kind == "missing"}
+    for one in salvaged:
+        missing -= {*(one.again or ()), *(one.shard.ids.take(np.array(one.kept)) if one.kept else ())}
+    return len(missing)
+
+
+def _config_for(version: Version, options: Options) -> Config:
+    """The config to extract what is damaged with.
+
+    Raises:
+        StoreError: it would go into another version.
+    """
     config = config_from(version.info.config, str(version.path))
     # What was there was not too long, whatever the limit was of the run that made the version.
     config = replace(config, audio=config.audio.model_copy(update={"max_seconds": None}))
     device = Device(options.device, options.threads)
-    extractor = config.build(device.torch_device)
-    _refuse_another_version(version, version_info(config, extractor.spec))
-    ids = _ids_in(version, names, damaged)
-    if ids is not None:
-        _refuse_loss(ids, expand(manifest, config.copies), damaged)
-    (path / "work").mkdir(exist_ok=True)
-    for name in damaged:
-        gone = version.work_folder(name)
-        (path / "shards" / name).rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)  # a run that begins just now may sweep it
-    options = replace(options, retry_failed=True)  # they were there, whatever the ledger once said of them
-    extraction = Extraction(manifest, [config], path.parent, options, only=ids)
-    return Repaired(str(path), damaged, restored, extraction.run(report, stop))
+    _refuse_another_version(version, version_info(config, config.build(device.torch_device).spec))
+    return config
 
 
 def restore_metadata(path: Path) -> bool:
@@ -125,36 +204,17 @@ def restore_metadata(path: Path) -> bool:
             zarr3.write_file(path / "zarr.json", zarr3.group_metadata(info.attributes()))
             return True
     raise StoreError(
-        f"{path}/zarr.json: damaged, and no record in {path}/runs tells what it was: run `featcache extract` with the "
+        f"{path}/zarr.json: damaged, and no record in {path}/runs says what it was: run `featcache extract` with the "
         "version's config into another cache, and move its zarr.json here"
     )
-
-
-def _ids_in(version: Version, names: Sequence[str], damaged: Sequence[str]) -> Strings | None:
-    """The ids that the damaged shards held; None where neither they nor the index can tell."""
-    with suppress(OSError, ValueError):  # there is no index, or it is damaged: the shards may tell
-        index = load_index(index_folder(version, names))
-        numbers = [index.shards.index(name) for name in damaged]
-        return index.ids.take(np.flatnonzero(np.isin(index.shard, numbers)))
-    parts = []
-    for name in damaged:
-        shard = version.shard(name)
-        try:
-            for column in ("ids", "id_offsets"):
-                array, checksum = zarr3.read_array(shard.folder / column)
-                if zarr3.crc32c(array) != checksum:
-                    return None
-            parts.append(shard.ids)
-        except (DamagedError, OSError):
-            return None
-    return Strings.concatenate(parts)
 
 
 def _refuse_another_version(version: Version, info: VersionInfo) -> None:
     if info.fingerprint != version.info.fingerprint:
         raise StoreError(
-            f"{version.path}: was made by an extractor of another revision, or with other weights: what is damaged "
-            "cannot be extracted again as it was. Nothing has been removed: repair it with the featcache that made "
+            f"{version.path}: was made with another revision of the extractor, or with other weights: damaged "
+            "utterances cannot be extracted again with the same values. Nothing has been removed: repair it with the "
+            "featcache that made "
             f"it ({version.info.made_by.get('featcache', 'unknown')}), or extract a new version"
         )
     if info.folder_name != version.path.name:
@@ -166,14 +226,14 @@ def _refuse_loss(ids: Strings, manifest: Manifest, damaged: Sequence[str]) -> No
     gone = [path for path in {paths[id_]: None for id_ in ids if id_ in paths} if not manifest.resolve(path).exists()]
     if gone:
         raise StoreError(
-            f"{len(gone):,} audio files of the damaged shards {listing(damaged)} are not below {manifest.root}: "
-            f"{listing(gone)}. Nothing has been removed: say where they are with --root, or remove "
-            "those shards yourself and run featcache extract"
+            f"damaged utterances of the shards {listing(damaged)} need {counted(len(gone), 'audio file')} not found "
+            f"below {manifest.root}: {listing(gone)}. Nothing has been removed: say with --root where they are, or "
+            "remove those shards yourself, with what is sound in them, and run featcache extract"
         )
     lost = [id_ for id_ in ids if id_ not in paths]
     if lost:
         raise StoreError(
-            f"{len(lost):,} utterances of the damaged shards {listing(damaged)} are not in {manifest.source}, so they "
-            f"cannot be extracted again: {listing(lost)}. Nothing has been removed: give the manifest they came "
-            "from, or remove those shards yourself"
+            f"{manifest.source} lacks {counted(len(lost), 'damaged utterance')} of the shards {listing(damaged)}: "
+            f"{listing(lost)}. Nothing has been removed: give the manifest they came from, or remove those shards "
+            "yourself, with what is sound in them"
         )

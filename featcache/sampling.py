@@ -1,4 +1,4 @@
-"""Some utterances of a manifest, over the whole spread of their lengths."""
+"""A sample of a manifest's utterances, over the whole range of their lengths."""
 
 from __future__ import annotations
 

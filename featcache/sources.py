@@ -1,4 +1,4 @@
-"""The files of a manifest as they are now: how long they last, and whether they are what was extracted."""
+"""The current state of a manifest's files: their length, and whether they have changed since extraction."""
 
 from __future__ import annotations
 
@@ -56,9 +56,11 @@ def with_changed_sources(
     rows = np.flatnonzero(todo.present)
     positions = index.find(manifest.ids.take(rows))
     sources = np.empty((len(rows), 2), np.int64)
-    for number, name in enumerate(index.shards):
-        inside = np.flatnonzero(index.shard[positions] == number)
-        sources[inside] = version.shard(name).column("sources")[index.item[positions[inside]], :2]
+    shards = index.shard[positions]
+    for number in np.unique(shards).tolist():
+        inside = np.flatnonzero(shards == number)
+        column = version.shard(index.shards[number]).column("sources")
+        sources[inside] = column[index.item[positions[inside]], :2]
 
     def look(some: NDArray[np.int64]) -> list[tuple[int | None, int | None]]:
         return [_stat(manifest.resolve(path)) for path in manifest.paths.take(some)]
@@ -96,10 +98,10 @@ def refuse_another_corpus(manifest: Manifest, todo: Todo, index: Index, version:
     if len(changed):
         row = manifest[int(changed[0])]
         raise ManifestError(
-            f"{manifest.source}: {len(changed):,} of {len(some):,} files looked at are of another size than "
-            f"those that {version.path} holds, {manifest.resolve(row.path)} for one: another corpus "
-            "with the same ids and paths? Then give it a cache of its own with -o. Or has the audio changed? "
-            "Then --check-sources extracts that again"
+            f"{manifest.source}: {len(changed):,} of {len(some):,} files checked differ in size from those that "
+            f"{version.path} was extracted from, for example {manifest.resolve(row.path)}. If this is another corpus "
+            "with the same ids and paths, give it its own cache with -o. If the audio has changed, --check-sources "
+            "extracts it again"
         )
 
 

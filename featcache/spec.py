@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+import numpy as np
 
 QUANTIZATION = "quantization"
 """The side array that a version of quantised features has, and no other: see `featcache.quantize`."""
@@ -23,6 +26,11 @@ class SideSpec:
     item_shape: tuple[int, ...]
     dtype: str
     units: str
+
+    @property
+    def bytes_per_entry(self) -> int:
+        """Bytes of one entry."""
+        return math.prod(self.item_shape) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True)
@@ -58,3 +66,13 @@ class FeatureSpec:
     def stored_dtype(self) -> str:
         """Numpy name of the dtype of a version's `features` on disk: `dtype`, unless they are quantised."""
         return "uint8" if self.is_quantized else self.dtype
+
+    @property
+    def bytes_per_frame(self) -> int:
+        """Bytes of one frame, as it is stored."""
+        return math.prod(self.item_shape) * np.dtype(self.stored_dtype).itemsize
+
+    @property
+    def bytes_per_item(self) -> int:
+        """Bytes that an utterance takes beside its frames, however long it is: its scales and offsets, if quantised."""
+        return sum(side.bytes_per_entry for side in self.side if side.name == QUANTIZATION)

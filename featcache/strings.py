@@ -7,6 +7,7 @@ UTF-8 bytes and one array of offsets: half the memory, shared by all processes, 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, overload
@@ -81,6 +82,8 @@ class Strings(Sequence[str]):
             return np.array_equal(self.byte_lengths(), other.byte_lengths()) and bool(
                 np.array_equal(self._bytes(), other._bytes())
             )
+        if isinstance(other, Sequence) and not isinstance(other, str):
+            return len(self) == len(other) and all(map(operator.eq, self, other))
         return NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
@@ -115,6 +118,12 @@ class Strings(Sequence[str]):
             blob[start:stop] = self.blob[moves + np.arange(start, stop)]
         return Strings(blob, offsets)
 
+    def texts(self, positions: NDArray[Any]) -> list[str]:
+        """The strings at `positions` `[m]`, as a list; for a batch of them faster than `take`."""
+        starts, ends = self.offsets[positions].tolist(), self.offsets[positions + 1].tolist()
+        data = self.blob.data
+        return [str(data[start:end], "utf-8") for start, end in zip(starts, ends, strict=True)]
+
     def hashes(self) -> NDArray[np.uint64]:
         """The 64-bit FNV-1a hash of each string's bytes, uint64 `[n]`.
 
@@ -139,7 +148,7 @@ class Strings(Sequence[str]):
 def hash_of(string: str) -> int:
     """The 64-bit FNV-1a hash of one string, as `Strings.hashes` has it; a hundred times faster for one."""
     value = int(_FNV_OFFSET)
-    for byte in string.encode():
+    for byte in string.encode(errors="surrogatepass"):  # of what is no text, which no Strings hold
         value = (value ^ byte) * int(_FNV_PRIME) & 0xFFFFFFFFFFFFFFFF
     return value
 

@@ -1,4 +1,4 @@
-"""What a run did, summed up."""
+"""The summary of a run."""
 
 from __future__ import annotations
 
@@ -17,22 +17,30 @@ class VersionSummary:
     Attributes:
         name: the config's.
         path: of the version.
+        fingerprint: of the version.
         utterances: of the manifest, with the copies that the config makes of them.
         present: utterances of the manifest that were there already.
         extracted: utterances extracted by this run.
         failed: utterances in the ledger: by this run and, not tried again, by earlier ones.
-        num_bytes: of features, written by this run.
+        failed_before: those of earlier runs, by reason.
+        num_bytes: of features as they are stored, with side arrays, written by this run.
         seconds: of worker threads that computing them took.
+        resampled: utterances whose file had another rate than the config; their copies do not count.
+        left: utterances that the run was to extract, and has not: it was interrupted, or another run has done them.
     """
 
     name: str
     path: str
+    fingerprint: str
     utterances: int
     present: int
     extracted: int
     failed: int
     num_bytes: int
     seconds: float = 0.0
+    resampled: int = 0
+    failed_before: dict[str, int] = field(default_factory=dict)
+    left: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,8 +51,8 @@ class Summary:
         utterances: in the manifest.
         versions: one entry a config.
         failures: of this run, by reason.
-        resampled: utterances whose file had another rate than the config.
-        audio_hours: extracted.
+        resampled: utterances whose file had another rate than the config; with several, of the one where most had.
+        audio_hours: extracted; copies count.
         seconds: from start to end.
         device: that extracted.
         threads: the budget.
@@ -98,12 +106,16 @@ def summarize(
             VersionSummary(
                 name=one.config.name,
                 path=str(one.path),
+                fingerprint=one.info.fingerprint,
                 utterances=len(one.manifest),
                 present=int(one.todo.present.sum()),
                 extracted=counted.extracted,
                 failed=int(one.todo.failed.sum()) + counted.failed,
                 num_bytes=counted.num_bytes,
                 seconds=round(counted.seconds, 3),
+                resampled=counted.resampled,
+                failed_before=one.failed_before,
+                left=int(one.todo.missing.sum()) - counted.extracted - counted.failed,
             )
         )
     spent = sum(progress.stages.values())
@@ -112,7 +124,7 @@ def summarize(
         utterances=utterances,
         versions=versions,
         failures={reason: count for reason, count in sorted(progress.failures.items()) if count},
-        resampled=progress.resampled,
+        resampled=max((version.resampled for version in versions), default=0),
         audio_hours=progress.audio_seconds / 3600,
         seconds=seconds,
         device=device.label,

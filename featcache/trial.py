@@ -1,4 +1,4 @@
-"""Trial runs of an extractor: batches of sampled utterances and strangers, computed as extraction computes them."""
+"""Trial runs of an extractor: batches of sampled utterances and cuts of others, computed as in extraction."""
 
 from __future__ import annotations
 

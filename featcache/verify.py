@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -13,7 +12,7 @@ import zarr
 from numpy.typing import NDArray
 
 from featcache.copies import copies_of, expand
-from featcache.errors import FeatcacheError
+from featcache.errors import FeatcacheError, StoreError
 from featcache.manifest import Manifest
 from featcache.plan import compare
 from featcache.store import zarr3
@@ -34,13 +33,16 @@ class Report:
         shards: how many there are.
         items: utterances in the sound ones.
         frames: of the sound ones.
-        num_bytes: of features, of the sound ones.
+        num_bytes: of features as they are stored, with side arrays, of the sound ones.
         data: whether the features' bytes were read.
         problems: damage; and with a manifest, what the version lacks of it.
         failed: utterances in the failure ledger and in no shard (of the manifest's, where there is one).
         surplus: utterances that are there and not in the manifest.
         repeated: utterances that two runs have extracted alike; they cost space and do no harm.
         notes: what is no damage and worth knowing.
+        interrupted: whether it was stopped: `problems` are then those found before, and the counts are 0.
+        damaged_items: utterances in shards with damage, which are not in `items`; None where one does not say how many
+            it holds.
     """
 
     path: str
@@ -54,6 +56,8 @@ class Report:
     surplus: int = 0
     repeated: int = 0
     notes: list[str] = field(default_factory=list)
+    interrupted: bool = False
+    damaged_items: int | None = 0
 
     @property
     def damaged_shards(self) -> list[str]:
@@ -78,37 +82,19 @@ def verify(
         manifest: say also what the version lacks of it.
         threads: that read shards.
         report: called after each shard.
-        stop: once it is set, verification ends where it is.
+        stop: set it to end the verification where it is.
 
     Raises:
-        KeyboardInterrupt: `stop` was set.
         StoreError: a shard may not be read.
     """
     problems = list(_check_version(version))
-    sound: list[Shard] = []
     names = version.shard_names()
-
-    stop, ended = stop or threading.Event(), threading.Event()
-
-    def stopped() -> bool:
-        return stop.is_set() or ended.is_set()
-
-    def check(name: str) -> tuple[Shard, list[Problem]]:
-        shard = version.shard(name)
-        return shard, [] if stopped() else list(check_shard(shard, version.info.spec, data, stopped))
-
-    limits = {"async.concurrency": threads, "threading.max_workers": threads}
-    with zarr.config.set(limits), ThreadPoolExecutor(threads) as pool:
-        try:
-            for shard, found in pool.map(check, names):
-                if stop.is_set():
-                    raise KeyboardInterrupt
-                problems += found
-                if not found:
-                    sound.append(shard)
-                report()
-        finally:
-            ended.set()  # where it ended by an error or an interrupt, the pool waits for threads that are at work
+    stop = stop or threading.Event()
+    checked = _check_shards(version, names, data, threads, report, stop)
+    problems += [problem for _, found in checked for problem in found]
+    sound = [shard for shard, found in checked if not found]
+    if stop.is_set():
+        return Report(str(version.path), len(names), 0, 0, 0, data, problems, interrupted=True)
     index = build_index(sound)
     superseded_or_repeated = sum(shard.info.items for shard in sound) > len(index)
     repeats = find_repeats(sound) if superseded_or_repeated else []
@@ -130,14 +116,55 @@ def verify(
         shards=len(names),
         items=len(index),
         frames=sum(shard.info.frames for shard in sound),
-        num_bytes=sum(_num_bytes(shard, version) for shard in sound),
+        num_bytes=sum(shard.num_bytes(version.info.spec) for shard in sound),
         data=data,
         problems=problems,
         failed=failed,
         surplus=surplus,
         repeated=sum(repeat.alike for repeat in repeats),
         notes=list(_notes(version)),
+        damaged_items=_count_items(shard for shard, found in checked if found),
     )
+
+
+def _check_shards(
+    version: Version,
+    names: list[str],
+    data: bool,
+    threads: int,
+    report: Callable[[], object],
+    stop: threading.Event,
+) -> list[tuple[Shard, list[Problem]]]:
+    """What is wrong in each shard; those after `stop` was set are left out."""
+    checked: list[tuple[Shard, list[Problem]]] = []
+    ended = threading.Event()
+
+    def stopped() -> bool:
+        return stop.is_set() or ended.is_set()
+
+    def check(name: str) -> tuple[Shard, list[Problem]]:
+        shard = version.shard(name)
+        return shard, [] if stopped() else list(check_shard(shard, version.info.spec, data, stopped))
+
+    limits = {"async.concurrency": threads, "threading.max_workers": threads}
+    with zarr.config.set(limits), ThreadPoolExecutor(threads) as pool:
+        try:
+            for shard, found in pool.map(check, names):
+                if stop.is_set():
+                    break
+                checked.append((shard, found))
+                report()
+        finally:
+            ended.set()  # where it ended by an error or an interrupt, the pool waits for threads that are at work
+    return checked
+
+
+def _count_items(shards: Iterable[Shard]) -> int | None:
+    """Utterances in all of them; None where one does not say."""
+    try:
+        return sum(shard.info.items for shard in shards)
+    except (StoreError, OSError):
+        return None
 
 
 def _check_version(version: Version) -> Iterator[Problem]:
@@ -188,7 +215,3 @@ def _check_index(version: Version, names: list[str]) -> Iterator[Problem]:
 def _lacking(manifest: Manifest, rows: NDArray[np.bool_], kind: str, what: str) -> Iterator[Problem]:
     for row in np.flatnonzero(rows).tolist():
         yield Problem(kind, f"{manifest.ids[row]}: {what}", id=manifest.ids[row])
-
-
-def _num_bytes(shard: Shard, version: Version) -> int:
-    return shard.info.frames * math.prod(version.info.spec.item_shape) * version.dtype.itemsize

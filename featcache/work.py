@@ -1,9 +1,8 @@
-"""What a run may choose, and what it has to do for each config's version."""
+"""The options of a run, and what it has to do for each config's version."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +59,7 @@ class Work:
         todo: what is missing.
         index: of what is there.
         choice: how its extractor's rows are put together.
-        replaced: how many items there are of rows or files that have changed.
+        failed_before: how many of the rows that `todo` has as failed have failed for which reason.
     """
 
     config: Config
@@ -70,6 +69,7 @@ class Work:
     todo: Todo
     index: Index
     choice: Choice
+    failed_before: dict[str, int] = field(default_factory=dict)
 
     @property
     def replaced(self) -> int:
@@ -79,8 +79,7 @@ class Work:
     @property
     def bytes_per_second(self) -> float:
         """Of features, for each second of audio."""
-        spec = self.info.spec
-        return spec.frame_rate * math.prod(spec.item_shape) * np.dtype(spec.stored_dtype).itemsize
+        return self.info.spec.frame_rate * self.info.spec.bytes_per_frame
 
 
 def version_info(config: Config, spec: FeatureSpec) -> VersionInfo:
@@ -94,15 +93,16 @@ def refuse_dtype(config: Config, spec: FeatureSpec) -> None:
     not complain.
     """
     made, stored = np.dtype(spec.dtype), np.dtype(config.dtype)
+    what = f"config {config.source or config.name}: store.dtype"
     if made.kind == "f" and stored.kind != "f" and not is_quantized(spec.dtype, config.dtype):
         raise ConfigError(
-            f"config {config.name}: store.dtype: {stored} cannot hold the features of {config.extractor}, which are "
-            f"{made}: take float16, float32, or uint8, which quantises them"
+            f"{what}: {stored} cannot hold the features of {config.extractor}, which are {made}: use float16, float32, "
+            "or uint8, which quantises them"
         )
     if made.kind != "f":
         largest = max(spec.codebook_sizes, default=int(np.iinfo(made).max) + 1) - 1
         if stored.kind == "f" or largest > np.iinfo(stored).max:
             raise ConfigError(
-                f"config {config.name}: store.dtype: {stored}: codes of {config.extractor} are unsigned integers up to "
+                f"{what}: {stored}: codes of {config.extractor} are unsigned integers up to "
                 f"{largest}: take {np.min_scalar_type(largest)}"
             )

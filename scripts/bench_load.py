@@ -1,9 +1,10 @@
 """How fast training reads: shuffled batches of padded fbank features, from featcache and from what others use.
 
     pip install '.[extract,bench]'
-    python scripts/bench_load.py [--utterances 3000] [--rounds 4] [--json]
+    python scripts/bench_load.py [--utterances 3000] [--seconds 1] [--rounds 4] [--json]
 
-The utterances are 16 kB a second, float16 [frames, 80], with the lengths of LibriSpeech's (12.3 s on average).
+The utterances are 16 kB a second, float16 [frames, 80], with the lengths of LibriSpeech's (12.3 s on average), or with
+--seconds of so many, to a tenth. The same ones quantised are in another version, for the line that says uint8.
 Everything is in the page cache. Every line makes batches of 64 in one shuffled order, as a padded tensor
 [64, frames, 80] and lengths [64], and is the best of the rounds, in which all take turns. The limit is a plain
 loop that copies rows of one numpy memmap into a padded array that is there already: into always the same one, which
@@ -21,7 +22,8 @@ Seen on 2 shared cores, Python 3.11, torch 2.11, numpy 2.4, in one run: the limi
 one buffer and 37,200 with three; featcache.DataLoader 41,700/s, 0.97 of the first and 1.12 of the second. That is
 5.5 × one .npy each, 26 × zarr-python, 31 × Lhotse, and of HF datasets 17 × (Array2D, numpy), 12 × (Array2D, torch),
 6.5 × (Array2D, numpy float16) and 1.9 × (flat list). In torch's DataLoader 0.75 of the limit, with 2 workers 0.11.
-Opening 10^6 utterances took 10 ms.
+Opening 10^6 utterances took 10 ms. With --seconds 1 a batch is 1 MB, and what is done in Python for each counts: of
+the limit, cache.batch 0.93, featcache.DataLoader 0.6.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ from corpus import KINDS
 from torch.utils.data import DataLoader
 
 import featcache
-from featcache.spec import FeatureSpec
+from featcache.quantize import quantize, stored_spec
+from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.store.shard import Item
 from featcache.store.shard_writer import ShardWriter
 from featcache.store.version import Version, VersionInfo
@@ -56,6 +59,7 @@ BINS, BATCH, PEERS_HOLD = 80, 64, 1000
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--utterances", type=int, default=3000)
+    parser.add_argument("--seconds", type=float, help="of each utterance; by default as LibriSpeech's")
     parser.add_argument("--open", type=int, default=1_000_000, help="utterances of the version that is opened")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--json", action="store_true")
@@ -70,8 +74,9 @@ def main() -> None:
 
 
 def measure(folder: Path, arguments: argparse.Namespace) -> dict:
-    utterances = make_features(arguments.utterances)
+    utterances = make_features(arguments.utterances, arguments.seconds)
     make_version(folder / "features", utterances)
+    make_version(folder / "quantized", utterances, quantized=True)
     np.concatenate(utterances).tofile(folder / "flat.bin")
     cache = featcache.open(folder / "features")
     batches = shuffled(len(utterances), 80)
@@ -79,6 +84,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict:
 
     few = shuffled(min(PEERS_HOLD, len(utterances)), 20)
     runs = ours(cache, folder / "flat.bin", batches)
+    runs[BATCH_QUANTIZED] = partial(map, featcache.open(folder / "quantized").batch, batches)
     for name, peer in make_peers(folder, utterances[:PEERS_HOLD]).items():
         for workers in (0, 2):
             runs[f"{name}, {workers} workers"] = partial(load, peer, few, peer.collate, workers)
@@ -122,20 +128,26 @@ def show(result: dict) -> None:
 # What is read
 
 
-def make_features(count: int) -> list[np.ndarray]:
+def make_features(count: int, mean_seconds: float | None = None) -> list[np.ndarray]:
     """Arrays float16 [frames, 80] that are about as smooth as log mel energies."""
     random = np.random.default_rng(0)
     noise = random.standard_normal((20_000, BINS), np.float32)
     pool = np.cumsum(noise, 0)
     pool = ((pool[50:] - pool[:-50]) / 5 + 8).astype(np.float16)
     seconds = KINDS["long"].lengths(random)
+    if mean_seconds is not None:
+        seconds = iter(mean_seconds * random.uniform(0.9, 1.1, count))
     cuts = ((int(next(seconds) * 100) - 2, int(random.integers(len(pool)))) for _ in range(count))
     return [np.take(pool, np.arange(start, start + length), axis=0, mode="wrap") for length, start in cuts]
 
 
-def make_version(cache: Path, utterances: list[np.ndarray], items_per_shard: int = 500) -> Version:
+def make_version(
+    cache: Path, utterances: list[np.ndarray], items_per_shard: int = 500, quantized: bool = False
+) -> Version:
     first = utterances[0]
     spec = FeatureSpec(first.shape[1:], first.dtype.name, 100.0, 400, 16000, "made up")
+    if quantized:
+        spec = stored_spec(spec, "uint8")
     version = Version.create(cache, VersionInfo("made-up", "ab" * 32, {"name": "made-up"}, spec, {}))
     for row in range(0, len(utterances), items_per_shard):
         shard = utterances[row : row + items_per_shard]
@@ -143,8 +155,12 @@ def make_version(cache: Path, utterances: list[np.ndarray], items_per_shard: int
             Item(f"speaker{n % 997:03}-{n:08}", f"{n}.wav", None, None, None, len(array) * 160 + 240, 0, 0, 16000)
             for n, array in enumerate(shard, row)
         ]
-        writer = ShardWriter(version.work_folder("made-up"), spec.item_shape, version.dtype)
-        writer.append(items, np.concatenate(shard), [len(array) for array in shard])
+        stored, lengths, side = np.concatenate(shard), [len(array) for array in shard], {}
+        if quantized:
+            levels, parameters = quantize(torch.from_numpy(stored), lengths)
+            stored, side = levels.numpy(), {QUANTIZATION: (parameters.numpy(), [1] * len(shard))}
+        writer = ShardWriter(version.work_folder("made-up"), spec.item_shape, version.dtype, spec.side)
+        writer.append(items, stored, lengths, side)
         writer.commit(version.path / "shards", sample_rate=16000, row=row, supersedes={}, made_by={})
     return version
 
@@ -160,6 +176,7 @@ def shuffled(count: int, batches: int) -> list[list[int]]:
 
 LIMIT_NEW, LIMIT, LIMIT_THREE = "numpy memmap, new arrays", "numpy memmap, one buffer", "numpy memmap, three buffers"
 BATCH_NEW, BATCH_CHECKED, BATCH_REUSED = "cache.batch", "cache.batch, check=True", "cache.batch, reused buffer"
+BATCH_QUANTIZED = "cache.batch, uint8 to float32"
 LOADER, LOADER_FLOAT = "featcache.DataLoader", "featcache.DataLoader, to float32"
 LOADER_TORCH, LOADER_WORKERS = "featcache in torch's, 0 workers", "featcache in torch's, 2 workers"
 
@@ -175,6 +192,7 @@ OURS = (
     BATCH_REUSED,
     BATCH_NEW,
     BATCH_CHECKED,
+    BATCH_QUANTIZED,
 )
 
 

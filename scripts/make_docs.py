@@ -132,8 +132,10 @@ def main() -> None:
     if sys.argv[1:] == ["--check"]:
         if names := stale():
             sys.exit(f"out of date: {', '.join(f'docs/{name}' for name in names)}: run python scripts/make_docs.py")
+    elif sys.argv[1:] in (["-h"], ["--help"]):
+        print(__doc__)
     elif sys.argv[1:]:
-        sys.exit(__doc__)
+        sys.exit(f"there is no such option: {' '.join(sys.argv[1:])}: --help says what there is")
     else:
         for name, page in PAGES.items():
             (DOCS / name).write_text(page(), encoding="utf-8")

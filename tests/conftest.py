@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import csv
+import gc
+import itertools
 import json
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import soundfile
 from audio_files import KINDS, bad_files, forget_flac_length, forget_mp3_length, write_kind
 from decoded import read_whole, samples_of
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from processes import Cli
 from small_shards import INFO
 
+from featcache.store import probes, runs
 from featcache.store.index import open_index
 from featcache.store.version import Version, version_folders
 from featcache.verify import Report, verify
 
-# How long an example takes says something about the machine, and nothing about the code.
-settings.register_profile("featcache", deadline=None)
+# How long an example takes says something about the machine, and nothing about the code. Examples are others each time,
+# but where many changes are tested: there, one that fails is the fault of the change.
+settings.register_profile(
+    "featcache", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+)
 settings.load_profile("featcache")
 
 COLUMNS = ("id", "path", "start", "duration", "channel")
@@ -42,6 +50,13 @@ def no_stand_ins() -> Iterator[None]:
     yield
     for name in [name for name, module in sys.modules.items() if type(module).__module__.startswith("speechbrain.")]:
         del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def same_draws() -> None:
+    """What a test draws from torch's own generator is the same alone and after others."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +78,50 @@ def cli():
     yield cli
     cli.stop()
     shutil.rmtree(folder)
+
+
+class Traced(NamedTuple):
+    """Bytes that a call has allocated."""
+
+    held: int
+    """That are still there when it returns, with what it returns."""
+    peak: int
+    """That were there at once."""
+
+
+@pytest.fixture
+def traced() -> Callable[[Callable[[], object]], Traced]:
+    """Measures the memory of a function that takes nothing; of two calls, the lesser.
+
+    So neither what is imported or kept at a first call counts, nor what another thread allocates meanwhile.
+    """
+
+    def trace(function: Callable[[], object]) -> Traced:
+        gc.collect()
+        tracemalloc.start()
+        try:
+            result = function()
+            found = Traced(*tracemalloc.get_traced_memory())
+            del result
+        finally:
+            tracemalloc.stop()
+        return found
+
+    return lambda function: Traced(*map(min, trace(function), trace(function)))
+
+
+@pytest.fixture
+def clock(monkeypatch) -> None:
+    """Runs and probes are named by their times: each has one of its own here, a second after the one before it."""
+    seconds = itertools.count()
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2026, 1, 1, tzinfo=tz) + timedelta(seconds=next(seconds))
+
+    for module in (runs, probes):
+        monkeypatch.setattr(module, "datetime", Clock)
 
 
 @pytest.fixture
@@ -236,10 +295,16 @@ def slow_config(tmp_path_factory) -> Path:
     return write_config(tmp_path_factory.mktemp("config"), "Slow", seconds=0.01)
 
 
-@pytest.fixture(scope="session")
-def slower_config(tmp_path_factory) -> Path:
-    """The same with 50 ms: enough to meet a process at work, also on a busy machine."""
-    return write_config(tmp_path_factory.mktemp("config"), "Slow", seconds=0.05)
+@pytest.fixture
+def gate(tmp_path) -> Path:
+    """The file of a `Gate`, with which a test lets a run go so far and no further; not there yet."""
+    return tmp_path / "gate"
+
+
+@pytest.fixture
+def gated_config(tmp_path, gate) -> Path:
+    """A config whose extractor lets every clip through that gate."""
+    return write_config(tmp_path, "Gated", gate=str(gate))
 
 
 def write_config(
@@ -303,6 +368,11 @@ def items(cache: Path) -> dict[str, tuple]:
         features = version.shard(index.shards[int(index.shard[position])]).features[first : first + count]
         found[id_] = (features.dtype.name, features.shape, features.tobytes())
     return found
+
+
+def shard_folders(cache: Path) -> list[Path]:
+    """The shards of all versions of a cache, also while a run makes them; a name with a dot is no version yet."""
+    return list(cache.glob("[!.]*/shards/*/"))
 
 
 def chunk_files(cache: Path) -> dict[str, bytes]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from conftest import chunk_files, write_config
+from conftest import chunk_files, shard_folders, write_config
 from processes import Cli
 
 from featcache.config import Config, parse_config
@@ -41,14 +41,17 @@ def extract(manifest: Path, config: Config, cache: Path, *, threads: int = 2, **
 
 def assert_resumed_to_the_same_bits(cli: Cli, manifest: Path, augment: dict[str, Any], scratch: Path) -> None:
     """A run that is killed half way, and run again, makes the shards that an uninterrupted one makes."""
-    config = write_config(scratch, "Slow", seconds=0.02)
+    gate = scratch / "gate"
+    config = write_config(scratch, "Gated", gate=str(gate))
     config.write_text(f"{config.read_text()}augment: {json.dumps(augment)}\n")
     job = ("extract", manifest, "-c", config, "--shard-size", "0.0006", "--threads", 2)
     assert cli(*job, "-o", scratch / "whole").code == 0
-    running = cli.start(*job, "-o", scratch / "killed")
-    running.wait_until(lambda: len(list(scratch.glob("killed/slow-*/shards/*/zarr.json"))) >= 2)
+    gate.write_text("7")
+    running = cli.start(*job, "-o", scratch / "killed", "--threads", 1)
+    running.wait_until(lambda: len(shard_folders(scratch / "killed")) >= 2)
     running.send(signal.SIGKILL)
     running.wait()
+    gate.unlink()
     killed, whole = chunk_files(scratch / "killed"), chunk_files(scratch / "whole")
     assert 2 <= len(killed) < len(whole)
     assert cli(*job, "-o", scratch / "killed").code == 0

@@ -1,15 +1,17 @@
 """Forked processes for tests: of this one's state, and real in every other way."""
 
 import os
+import select
 import signal
 import sys
 import time
 import traceback
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-MOST_SECONDS = 120
-"""That one may take; also against a lock that is never let go of."""
+from processes import MOST_SECONDS
+
+POLL_SECONDS = 0.005
 
 
 def fork(function):
@@ -21,7 +23,7 @@ def fork(function):
         return pid
     code = 1
     try:
-        signal.alarm(MOST_SECONDS)
+        signal.alarm(MOST_SECONDS)  # also where a lock is never let go of
         function()
         code = 0
     except BaseException:  # noqa: BLE001 - as the interpreter does
@@ -49,9 +51,20 @@ def forked(function):
     assert join(pid) == 0
 
 
-def wait_until(condition, seconds=60.0):
-    """Wait for what another process or thread does."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)
+def wait_for_word(descriptor, word=b"."):
+    """Wait for what another process writes into a pipe."""
+    found = b""
+    while not found.endswith(word):
+        ready, _, _ = select.select([descriptor], [], [], MOST_SECONDS)
+        assert ready, f"it never said {word!r}"
+        found += os.read(descriptor, 1)
+
+
+def wait_until(condition):
+    """Wait for what another process or thread does; also in folders that it renames meanwhile."""
+    for _ in range(int(MOST_SECONDS / POLL_SECONDS)):  # not by the clock, which goes on while the machine does not
+        with suppress(FileNotFoundError):
+            if condition():
+                return
+        time.sleep(POLL_SECONDS)
+    raise AssertionError("it never happened")

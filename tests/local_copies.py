@@ -1,5 +1,8 @@
 """Versions on a slow disk, copies of them on a local one, and what this process has mapped of both."""
 
+import threading
+import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +10,7 @@ from forked import wait_until
 from make_cache import make_features
 
 import featcache
-from featcache.loader import copying
+from featcache.errors import FeatcacheWarning
 
 SHARDS = 4
 
@@ -34,12 +37,31 @@ def mapped(folder):
     return {line[5] for line in lines if line[5:] and line[5].startswith(f"{folder}/") and "/index/" not in line[5]}
 
 
+def copying_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "featcache-copies"]
+
+
+def wait_until_idle():
+    """Wait until nothing more is copied in this process, and the thread that did so is gone."""
+    wait_until(lambda: not copying_threads())
+
+
 def settle(cache):
     """Read all of a cache, and wait until nothing more is copied."""
     for row in range(len(cache)):
         cache[row]
     wait_until(lambda: not cache._shards._copier.is_at_work)
-    wait_until(lambda: copying._thread is None)
+    wait_until_idle()
+
+
+@contextmanager
+def told():
+    """Fills a list with what the user is warned of, each time it happens; others' warnings are none of its business."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        messages = []
+        yield messages
+    messages += [str(one.message) for one in caught if one.category is FeatcacheWarning]
 
 
 def read_all(cache, expected):
@@ -51,4 +73,4 @@ def settle_two(folder, disk):
     cache = featcache.open(folder, copy_to=disk)
     cache.batch([0, 7])
     wait_until(lambda: len(copies_in(disk)) == 2)
-    wait_until(lambda: copying._thread is None)
+    wait_until_idle()

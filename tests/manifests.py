@@ -16,7 +16,7 @@ def faults_of(path: Path | str, **options) -> list[str]:
         read_manifest(path, **options)
     summary, *faults = str(caught.value).splitlines()
     name = "<stdin>" if path == "-" else path
-    assert summary == f"{name}: {len(faults)} fault{'s' if len(faults) > 1 else ''}"
+    assert summary == f"{name}: {len(faults)} error{'s' if len(faults) > 1 else ''}"
     assert all(fault.startswith("  ") for fault in faults)
     return [fault[2:] for fault in faults]
 

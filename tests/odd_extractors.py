@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import ClassVar
 
 import torch
+from gate import Gate
 
 from featcache import weights
 from featcache.errors import AudioError, Reason
@@ -45,6 +47,27 @@ class Slow(Extractor[SlowParams]):
         # a copy: sums depend on how their addresses are aligned
         frames = clip.waveform[: len(clip.waveform) // HOP * HOP].clone().reshape(-1, HOP)
         return torch.stack([frames.mean(1), frames.square().mean(1)], dim=1)
+
+
+class GatedParams(SlowParams):
+    locations: ClassVar[frozenset[str]] = frozenset({"gate"})
+
+    gate: str
+    """The file of a `Gate`."""
+
+
+class Gated(Slow):
+    """The same, and every clip goes through a gate."""
+
+    Params = GatedParams
+
+    def __init__(self, params, sample_rate, device):
+        super().__init__(params, sample_rate, device)
+        self._gate = Gate(params.gate)
+
+    def one(self, clip):
+        self._gate.enter()
+        return super().one(clip)
 
 
 class Zeros(Slow):

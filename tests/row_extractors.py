@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import ClassVar
 
 import torch
+from gate import Gate
 
 from featcache.extractors import Params
 from featcache.extractors.rows import Piece, RowExtractor, Rows
@@ -67,6 +69,27 @@ class Shapes(Moments):
         rows = super().encode(waveforms, num_samples)
         rows.features[..., 0], rows.features[..., 1] = waveforms.shape
         return rows
+
+
+class GatedParams(MomentsParams):
+    locations: ClassVar[frozenset[str]] = frozenset({"gate"})
+
+    gate: str
+    """The file of a `Gate`."""
+
+
+class Gated(Shapes):
+    """The same, and every batch goes through a gate."""
+
+    Params = GatedParams
+
+    def __init__(self, params, sample_rate, device):
+        super().__init__(params, sample_rate, device)
+        self._gate = Gate(params.gate)
+
+    def encode(self, waveforms, num_samples):
+        self._gate.enter()
+        return super().encode(waveforms, num_samples)
 
 
 class Small(Moments):

@@ -200,9 +200,9 @@ class TestCollate:
         assert batch.feats.lengths.tolist() == [0, 0]
 
     def test_refuses_examples_that_have_features_or_no_ids(self, made, recipe):
-        with pytest.raises(ArgumentError, match="examples have 'feats' already, each read for itself"):
+        with pytest.raises(ArgumentError, match="examples have 'feats' already, read one by one"):
             Collate(made.cache())([recipe[0], recipe[1]])
-        with pytest.raises(ArgumentError, match="examples have no 'utt': set_output_keys with it"):
+        with pytest.raises(ArgumentError, match="examples have no 'utt': include it in set_output_keys"):
             Collate(made.cache(), takes="utt")([{"id": "utt-3"}])
 
 

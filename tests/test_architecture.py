@@ -14,8 +14,20 @@ PACKAGE = Path(featcache.__file__).parent
 # A file or folder of the package may import from the lines above its own, and from its own folder. A file that
 # is added gets its place here: as high as it can stand.
 LAYERS = [
-    {"errors", "spec", "finite", "strings", "provenance", "containers", "memory", "differences", "faults"},
-    {"manifest", "flac", "device", "weights", "masks", "quantize"},
+    {"errors"},
+    {
+        "arguments",
+        "spec",
+        "finite",
+        "strings",
+        "provenance",
+        "containers",
+        "memory",
+        "differences",
+        "faults",
+        "downloads",
+    },
+    {"manifest", "flac", "device", "weights", "masks", "quantize", "noise_memory"},
     {"store", "recording", "extractors", "augment", "copies"},
     {"noise_manifest"},
     {"perturbation"},
@@ -33,7 +45,7 @@ LAYERS = [
     {"__main__"},
 ]
 LAYER_OF = {unit: number for number, units in enumerate(LAYERS) for unit in units}
-FLAT = {"errors", "spec", "finite", "strings", "manifest", "copies"}
+FLAT = {"arguments", "errors", "spec", "finite", "strings", "manifest", "copies"}
 """What knows no audio, no extractor and no config."""
 
 ONLY = {
@@ -43,7 +55,7 @@ ONLY = {
     "verify": FLAT | {"store", "plan"},
     "extractors": {"errors", "quantize", "spec", "strings", "weights"},
     "masks": {"errors"},
-    "augment": {"errors", "masks", "strings"},
+    "augment": {"arguments", "errors", "masks", "strings"},
     "stats": FLAT | {"loader", "quantize", "store"},
     "cmvn": {"errors", "masks", "stats"},
     "adapters": {"copies", "errors", "loader", "strings"},

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from audio_files import KINDS, RATE, forget_mp3_length, patch_file, tone, write_
 from decoded import WHOLE, fault_of, in_seconds, read_whole, samples_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from open_files import open_files
 
 from featcache import recording
 from featcache.audio import Segment, Source, decode, probe_seconds
@@ -122,25 +121,21 @@ def test_what_cannot_be_seeked_is_decoded_once(files, kind, monkeypatch):
         assert not seeks
 
 
-def test_a_long_recording_that_cannot_be_seeked_is_never_held_whole(tmp_path):
+def test_a_long_recording_that_cannot_be_seeked_is_never_held_whole(tmp_path, traced):
     path = write_tone(tmp_path / "long.mp3", 60.0, kind="mp3-constant", seed=0)
     segments = [Segment(float(second), 1.0) for second in range(59)]
-    tracemalloc.start()
-    count = sum(len(samples) for samples, _ in decode(path, segments))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert count == 59 * RATE
-    assert peak < 60 * RATE * 4 / 5
+    assert sum(len(samples) for samples, _ in decode(path, segments)) == 59 * RATE
+    assert traced(lambda: sum(len(samples) for samples, _ in decode(path, segments))).peak < 60 * RATE * 4 / 5
 
 
 def test_decoding_starts_when_it_is_asked_for_and_ends_when_it_is_closed(files):
     path, whole = files["flac-16"]
     results = decode(path, [in_seconds(0, 10)] * 1000)
-    open_files = len(os.listdir("/proc/self/fd"))
+    assert open_files(path) == []
     np.testing.assert_array_equal(next(results)[0], whole[:10])
-    assert len(os.listdir("/proc/self/fd")) == open_files + 1
+    assert open_files(path) == [str(path)]
     results.close()
-    assert len(os.listdir("/proc/self/fd")) == open_files
+    assert open_files(path) == []
 
 
 def test_files_are_decoded_alike_in_many_threads(files):
@@ -179,14 +174,11 @@ def test_the_end_is_found_by_decoding_where_the_header_does_not_say(files, kind)
     assert fault_of(path, max_seconds=0.5).reason == Reason.TOO_LONG
 
 
-def test_a_header_that_promises_too_much_takes_no_memory(tmp_path):
+def test_a_header_that_promises_too_much_takes_no_memory(tmp_path, traced):
     path = write_kind(tmp_path, "flac-16")
     patch_file(path, 22, b"\xff\xff\xff\xff")
-    tracemalloc.start()
     assert fault_of(path).reason == Reason.TRUNCATED
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 50e6
+    assert traced(lambda: fault_of(path)).peak < 50e6
 
 
 def test_silence_that_compresses_beyond_belief(tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from make_cache import add_shard, make_features, make_version, padded_reference
 
 import featcache
-from featcache.errors import FeatcacheError, MissingItemError, Reason
+from featcache.errors import ArgumentError, FeatcacheError, MissingItemError, Reason
 from featcache.store.runs import Failure, Run
 from featcache.strings import Strings, hash_of
 
@@ -60,8 +60,9 @@ class TestCache:
     def test_find_gives_positions(self, cache):
         assert cache.find(["utt-5", "utt-0", "utt-5"]).tolist() == [5, 0, 5]
         assert cache.find([]).tolist() == []
-        with pytest.raises(TypeError, match="give a list"):
-            cache.find("utt-5")
+        for ids in ("utt-5", ["utt-5", 3]):
+            with pytest.raises(ArgumentError, match="give a list of ids"):
+                cache.find(ids)
 
     @given(st.text())
     def test_the_hash_of_one_string_is_that_of_many(self, string):
@@ -89,8 +90,8 @@ class TestCache:
                 read(key)
 
     @pytest.mark.parametrize("key", [1.0, None, b"utt-1", slice(2), [1]])
-    def test_a_key_that_is_neither_id_nor_position_is_a_type_error(self, cache, key):
-        with pytest.raises(TypeError):
+    def test_a_key_that_is_neither_id_nor_position_is_refused(self, cache, key):
+        with pytest.raises(ArgumentError, match="give an id, or a position"):
             cache[key]
 
     def test_an_empty_version_can_be_opened(self, tmp_path):
@@ -186,14 +187,15 @@ class TestBatch:
     @pytest.mark.parametrize(
         ("out", "what"),
         [
-            (torch.empty(10, dtype=torch.float16), "room for 10 values; this batch has"),
+            (torch.empty(10, dtype=torch.float16), "room for 10 values: this batch has"),
             (torch.empty(10_000, dtype=torch.float32), "must be torch.float16"),
+            (np.empty(10_000, np.float16), "out is a ndarray: give a tensor"),
             (torch.empty(10_000, 2, dtype=torch.float16)[:, 0], "contiguous"),
             (torch.empty(10_000, dtype=torch.float16, device="meta"), "CPU memory"),
         ],
     )
-    def test_a_tensor_that_does_not_do_is_a_value_error(self, cache, out, what):
-        with pytest.raises(ValueError, match=what):
+    def test_a_tensor_that_does_not_do_is_refused(self, cache, out, what):
+        with pytest.raises(ArgumentError, match=what):
             cache.batch([0, 1], out=out)
 
     @pytest.mark.parametrize("keys", [[], np.array([]), torch.tensor([])])
@@ -204,11 +206,16 @@ class TestBatch:
         assert (lengths.dtype, lengths.tolist()) == (torch.int64, [])
 
     @pytest.mark.parametrize(
-        "keys", ["utt-1", ["utt-1", 2], [1, "utt-2"], [1.0], [True, False], [[1], [2]], [None], torch.ones(2)]
+        "keys", ["utt-1", ["utt-1", 2], [1, "utt-2"], [1.0], [True, False], [[1], [2]], [None], torch.ones(2), None, 5]
     )
-    def test_of_what_is_neither_ids_nor_positions_is_a_type_error(self, cache, keys):
-        with pytest.raises(TypeError):
+    def test_of_what_is_neither_ids_nor_positions_is_refused(self, cache, keys):
+        with pytest.raises(ArgumentError, match=r"give (a list of|all) ids"):
             cache.batch(keys)
+
+    @pytest.mark.parametrize("keys", [["utt-3", "utt-1"], [3, 1]])
+    def test_of_an_iterator_as_of_a_list(self, cache, keys):
+        for one, other in zip(cache.batch(iter(keys)), cache.batch(keys), strict=True):
+            assert torch.equal(one, other)
 
 
 class TestMissing:

@@ -111,10 +111,10 @@ def test_names_that_are_numbers_are_taken_as_a_dataset_has_them():
 def test_a_group_that_is_not_known_is_an_error_or_takes_the_mean_of_all():
     features, lengths = batch()
     with pytest.raises(
-        ArgumentError, match=r"no statistics of 'carl', 'dora': there are those of 'ben', 'anna', 'zoë'"
+        ArgumentError, match=r"no statistics for 'carl', 'dora': there are some for 'ben', 'anna', 'zoë'"
     ):
         grouped()(features, lengths, ["dora", "carl", "ben", "dora"])
-    with pytest.raises(ArgumentError, match="no statistics of groups -1, 5"):
+    with pytest.raises(ArgumentError, match="no statistics for groups -1, 5"):
         grouped()(features, lengths, torch.tensor([5, -1, 0, 5]))
     cmvn = grouped(unknown="global")
     means, stds = np.stack([MEAN, GROUP_MEAN[1], MEAN, MEAN]), np.stack([STD, GROUP_STD[1], STD, STD])
@@ -208,7 +208,7 @@ def test_copies_are_the_same():
 
 
 def manifest_of(folder, features):
-    path = folder / "manifest.csv"
+    path = folder / "train.csv"
     rows = [f"{name},s{int(name[4:]) % 3}" for name in features]
     path.write_text("\n".join(["id,speaker", *rows]), encoding="utf-8")
     return path
@@ -239,7 +239,7 @@ def test_statistics_of_another_version_are_refused(tmp_path):
     ]
     moments(caches[0]).save(tmp_path / "s.npz")
     Cmvn.load(tmp_path / "s.npz", cache=caches[0])
-    with pytest.raises(StoreError, match=r"s.npz: statistics of fbank80-0{12}, and the cache is fbank80-1{12}"):
+    with pytest.raises(StoreError, match=r"s.npz: statistics of fbank80-0{12}, but the cache is fbank80-1{12}"):
         Cmvn.load(tmp_path / "s.npz", cache=caches[1])
 
 
@@ -321,15 +321,15 @@ def test_one_frame_is_its_own_mean():
         (lambda x: grouped()(x, None, ["anna"]), "a name or an integer for each of 4 rows"),
         (lambda x: grouped()(x, None, torch.ones(4)), "groups is torch.float32"),
         (lambda x: Cmvn(MEAN, STD[:4]), r"mean is \[5\] and std \[4\]"),
-        (lambda x: Cmvn(MEAN, -STD), "std not negative"),
+        (lambda x: Cmvn(MEAN, -STD), "std must not be negative"),
         (lambda x: Cmvn(MEAN * np.nan, STD), "finite"),
-        (lambda x: Cmvn(MEAN, STD, groups=["a"]), "given together, or not at all"),
-        (lambda x: Cmvn(MEAN, STD, group_mean=GROUP_MEAN, group_std=GROUP_STD), "given together, or not at all"),
+        (lambda x: Cmvn(MEAN, STD, groups=["a"]), "together, or none of them"),
+        (lambda x: Cmvn(MEAN, STD, group_mean=GROUP_MEAN, group_std=GROUP_STD), "together, or none of them"),
         (lambda x: grouped(["a", "b"]), r"statistics of 2 groups are \[3, 5\]"),
-        (lambda x: grouped(["a", "b", "a"]), "two have the same name"),
+        (lambda x: grouped(["a", "b", "a"]), "two groups have the same name"),
         (lambda x: Cmvn(MEAN, STD, unknown="ignore"), "unknown is 'ignore'"),
-        (lambda x: Cmvn(MEAN, STD, dtype=torch.int32), "dtype is torch.int32: give one of floats"),
-        (lambda x: Cmvn(MEAN, STD, dtype="float16"), "dtype is 'float16': give one of floats"),
+        (lambda x: Cmvn(MEAN, STD, dtype=torch.int32), "dtype is torch.int32: give a float dtype"),
+        (lambda x: Cmvn(MEAN, STD, dtype="float16"), "dtype is 'float16': give a float dtype"),
         (lambda x: grouped()(x, None, "anna"), "names is one name, 'anna': give a list"),
         (lambda x: global_cmvn()(x.numpy()), "features is a ndarray: give a tensor"),
         (lambda x: global_cmvn()(x, [1, 2, 3, 4]), "lengths is a list: give a tensor"),

@@ -113,9 +113,9 @@ class TestInADataset:
     @pytest.mark.parametrize(
         ("columns", "what"),
         [
-            ({"text": int}, r"train.csv: the column 'text' is to be int, but not all its values are"),
-            ({"snr": int}, r"the column 'snr' is to be int"),
-            ({"speaker": float}, r"the column 'speaker' is to be float"),
+            ({"text": int}, r"train.csv: the column 'text' should be int, but not all its values are"),
+            ({"snr": int}, r"the column 'snr' should be int"),
+            ({"speaker": float}, r"the column 'speaker' should be float"),
             ({"digit": list}, r"the column 'digit' cannot be <class 'list'>"),
             ({"digits": int}, r"has no column 'digits'; it has 'digit', 'speaker'"),
         ],
@@ -140,6 +140,8 @@ class TestWhere:
             ({"split": ["train", "test"]}, ["utt-3", "utt-0", "utt-2"]),
             ({"split": ("train", "test"), "speaker": "ben"}, ["utt-0", "utt-2"]),
             ({"digit": 2}, ["utt-0"]),
+            ({"digit": 2.0}, ["utt-0"]),
+            ({"id": ["utt-2", "utt-3"]}, ["utt-3", "utt-2"]),
         ],
     )
     def test_chooses_rows_in_their_order(self, cache, manifest, where, ids):
@@ -153,9 +155,9 @@ class TestWhere:
         ("where", "what"),
         [
             ({"split": "valid"}, r"all.csv: no row has split valid; there are 'dev', 'test', 'train'"),
-            ({"part": "train"}, r"all.csv: has no column 'part' to choose by; it has 'split', 'speaker', 'digit'"),
+            ({"part": "train"}, r"has no column 'part' for where=; it has 'id', 'split', 'speaker', 'digit'"),
             ({"split": "train", "digit": 2}, r"all.csv: no row has all of split train, digit 2"),
-            ({"split": []}, r"no row has split"),
+            ({"split": []}, r"all.csv: split has an empty list in where=, which matches no row"),
         ],
     )
     def test_what_is_not_there_is_refused(self, cache, manifest, where, what):
@@ -163,5 +165,5 @@ class TestWhere:
             featcache.FeatureDataset(cache, manifest, where=where)
 
     def test_needs_a_manifest(self, cache):
-        with pytest.raises(ArgumentError, match="where chooses rows of a manifest: give one"):
+        with pytest.raises(ArgumentError, match="where= selects rows of a manifest: give a manifest too"):
             featcache.FeatureDataset(cache, where={"split": "train"})

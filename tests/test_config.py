@@ -30,7 +30,9 @@ def fault(text: str) -> str:
         parse_config(text, "mine.yaml")
     message = str(raised.value)
     assert message.startswith("config mine.yaml:")
-    assert "\n" not in message
+    first, *listed = message.removeprefix("config mine.yaml:").splitlines()
+    assert not listed or first == f" {len(listed)} errors"
+    assert all(line.startswith("  ") for line in listed)
     return message
 
 
@@ -62,11 +64,11 @@ def test_every_fault_is_told_at_once_by_its_dotted_path():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("audio: {sampel_rate: 8000}", "audio.sampel_rate: there is no such key (is sample_rate meant?)"),
-        ("augment: {noise: {snrs: [5]}}", "augment.noise.snrs: there is no such key (is snr meant?)"),
+        ("audio: {sampel_rate: 8000}", "audio.sampel_rate: there is no such key (did you mean sample_rate?)"),
+        ("augment: {noise: {snrs: [5]}}", "augment.noise.snrs: there is no such key (did you mean snr?)"),
         ("store: {shards: 3}", "store.shards: there is no such key (there are dtype)"),
-        ("params: {num_mel_bin: 40}", "params.num_mel_bin: there is no such key (is num_mel_bins meant?)"),
-        ("param: {}", "param: there is no such key (is params meant?)"),
+        ("params: {num_mel_bin: 40}", "params.num_mel_bin: there is no such key (did you mean num_mel_bins?)"),
+        ("param: {}", "param: there is no such key (did you mean params?)"),
     ],
 )
 def test_a_misspelt_key_says_which_may_be_meant(text, words):
@@ -98,7 +100,9 @@ def test_an_unknown_extractor_lists_those_there_are():
 )
 def test_an_extractor_that_cannot_be_imported_is_a_fault(path):
     """Not a traceback."""
-    assert f"extractor: {path}" in fault(f"name: a\nextractor: '{path}'\n")
+    message = fault(f"name: a\nextractor: '{path}'\n")
+    assert f"extractor: {path}" in message
+    assert ("put the folder of your own module on PYTHONPATH" in message) == (path == "no.such:Class")
 
 
 @pytest.mark.parametrize(
@@ -183,11 +187,14 @@ def test_packaged_configs_hold_together():
             config.build(torch.device("cpu"))
 
 
-def test_what_does_not_build_says_of_which_config_it_is():
-    """There may be several."""
+def test_what_does_not_build_says_of_which_config_it_is(tmp_path):
+    """There may be several; where it was read from a file, by that."""
     config = parse_config("name: mine\nextractor: fbank\nparams: {low_freq: 9000}\n")
     with pytest.raises(ConfigError, match=r"^config mine: params"):
         config.build(torch.device("cpu"))
+    (tmp_path / "mine.yaml").write_text("name: other\nextractor: fbank\nparams: {low_freq: 9000}\n")
+    with pytest.raises(ConfigError, match=r"^config .*/mine\.yaml: params"):
+        load_config(tmp_path / "mine.yaml").build(torch.device("cpu"))
     with pytest.raises(ConfigError, match=r"^config units.yaml: params\.weights"):
         parse_config("name: mine\nextractor: units\nparams: {weights: gone.safetensors}\n", "units.yaml")
 
@@ -317,7 +324,7 @@ def layered(monkeypatch):
     [
         ({"piece": {}}, "params.piece.seconds: field required"),
         ({"piece": {"seconds": "long"}}, 'params.piece.seconds: should be a number, not "long"'),
-        ({"piece": {"seconds": 1, "second": 2}}, "params.piece.second: there is no such key (is seconds meant?)"),
+        ({"piece": {"seconds": 1, "second": 2}}, "params.piece.second: there is no such key (did you mean seconds?)"),
         ({"pieces": [{"seconds": 1}, {"seconds": None}]}, "params.pieces.1.seconds: should be a number, not null"),
         ({"pieces": 5}, "params.pieces: should be a list, not 5"),
         ({"layers": [1, "two"]}, 'params.layers.1: should be a whole number, not "two"'),
@@ -330,7 +337,8 @@ def test_a_fault_inside_parameters_has_the_path_that_the_file_has(layered, param
     """Names and positions; not the types that were tried."""
     message = fault(layered(params))
     assert words in message
-    paths = [one.split(":")[0] for one in message.removeprefix("config mine.yaml: ").split("; ")]
+    lines = message.removeprefix("config mine.yaml: ").splitlines()
+    paths = [line.split(":")[0].strip() for line in (lines[1:] or lines)]
     assert not [
         path for path in paths if not re.fullmatch(r"params(\.(piece|pieces|layers|either|seconds?|[01]))*", path)
     ]
@@ -382,7 +390,7 @@ def test_an_extractor_may_come_from_any_module():
     """Its parameters are its own model's, with everything that holds for the others."""
     config = parse_config("name: mine\nextractor: odd_extractors:Slow\nparams: {seconds: 0.5}\n")
     assert config.resolved()["params"] == {"seconds": 0.5}
-    assert "params.second: there is no such key (is seconds meant?)" in fault(
+    assert "params.second: there is no such key (did you mean seconds?)" in fault(
         "name: a\nextractor: odd_extractors:Slow\nparams: {second: 1}\n"
     )
 

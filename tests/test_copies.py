@@ -123,7 +123,7 @@ def test_a_manifest_with_ids_of_copies_is_refused_in_one_line():
     with pytest.raises(ManifestError) as caught:
         expand(manifest_of(["a", "b_sp0.9", "c_sp0.9"]), copies_of(section([0.9, 1.0])))
     message = str(caught.value)
-    assert message.startswith("train.csv: 2 of 3 ids end in what marks the config's copies (_sp0.9): b_sp0.9, c_sp0.9")
+    assert message.startswith("train.csv: 2 of 3 ids end in a suffix of the config's copies (_sp0.9): b_sp0.9, c_sp0.9")
     assert "\n" not in message
 
 

@@ -125,7 +125,7 @@ def test_what_would_be_mistaken_is_refused(made, tmp_path):
     with pytest.raises(ManifestError, match=r"1 of 2 ids end in .*: utt-03_sp0\.9"):
         featcache.FeatureDataset(cache, tmp_path / "marked.csv")
     (tmp_path / "hiding.csv").write_text("id,speed\nutt-03,2\n")
-    with pytest.raises(ManifestError, match="the column 'speed' would hide that of the copies"):
+    with pytest.raises(ManifestError, match="the column 'speed' would hide the copies' own"):
         featcache.FeatureDataset(cache, tmp_path / "hiding.csv")
     assert len(featcache.FeatureDataset(cache, tmp_path / "hiding.csv", columns=[])) == 4
 

@@ -1,10 +1,11 @@
-"""Damage to a shard: whatever byte changes or file goes, verify names it, and repair brings back just that."""
+"""Damage to a shard: whatever byte changes or file goes, verify names it, and repair brings back what was there."""
 
 from __future__ import annotations
 
 import os
 import random
 import shutil
+import threading
 
 import pytest
 from conftest import check, chunk_files, items, only_version
@@ -13,6 +14,7 @@ from damage import CHUNKS, FILES, SPOIL, assert_repaired, flip, victim
 from featcache.errors import DamagedError
 from featcache.store import zarr3
 from featcache.store.check import check_shard
+from featcache.verify import verify
 
 
 def test_the_files_of_a_shard_are_these(sound):
@@ -71,17 +73,19 @@ def test_a_flipped_bit_in_features_names_the_utterance(cache):
 
 @pytest.mark.parametrize("file", FILES)
 def test_a_flipped_bit_is_repaired(cli, plain, sound, cache, file):
-    """From the shell: verify exits with 1 and names the shard; repair brings back the same bytes under that name."""
+    """From the shell: verify exits with 1 and names the shard; repair brings back its utterances, and touches no other
+    shard.
+    """
     shard = victim(cache)
     flip(shard.folder / file, random.Random(file).randrange((shard.folder / file).stat().st_size), 3)
-    inodes = {name: os.stat(only_version(cache).shard(name).folder).st_ino for name in chunk_files(cache)}
+    others = [only_version(cache).shard(name).folder for name in chunk_files(cache) if name != shard.name]
+    inodes = [os.stat(folder).st_ino for folder in others]
     verified = cli("verify", cache)
     assert verified.code == 1
     assert shard.name in verified.out
     assert "featcache repair" in verified.err
     assert_repaired(cli, cache, sound, plain)
-    for name, inode in inodes.items():
-        assert (os.stat(only_version(cache).shard(name).folder).st_ino == inode) == (name != shard.name)
+    assert [os.stat(folder).st_ino for folder in others] == inodes
 
 
 def test_the_quick_check_reads_no_features(cli, cache):
@@ -147,6 +151,22 @@ def test_a_shard_that_is_gone_is_missing_and_extracted_again(cli, plain, sound, 
     assert {problem["id"] for problem in verified.json()["versions"][0]["problems"]} == ids
     assert cli("extract", plain.manifest(), "-o", cache, "--shard-size", "0.04").code == 0
     assert chunk_files(cache) == chunk_files(sound)
+
+
+def test_a_verification_that_is_stopped_says_so(cache):
+    """It reports what it had found by then, and looks at nothing more."""
+    version, stop, looked_at = only_version(cache), threading.Event(), []
+
+    def stop_after_one():
+        looked_at.append(None)
+        stop.set()
+
+    name = version.shard_names()[0]
+    flip(version.shard(name).folder / "zarr.json", 40)
+    found = verify(version, report=stop_after_one, stop=stop)
+    assert found.interrupted
+    assert (found.shards, found.damaged_shards, len(looked_at)) == (3, [name], 1)
+    assert not verify(version).interrupted
 
 
 def test_several_damaged_shards_are_repaired_at_once(cli, plain, sound, cache):

@@ -11,6 +11,7 @@ from make_cache import make_features, make_version
 
 import featcache
 from featcache.errors import DamagedError, StoreError
+from featcache.loader.shards import Shards
 from featcache.store import zarr3
 from featcache.store.index import index_folder
 
@@ -36,6 +37,19 @@ class TestDamage:
         assert cache[0].shape == checking.item(0, check=False).shape == checking.batch([0], check=False)[0][0].shape
         checking.batch(range(1, 10))
 
+    @pytest.mark.parametrize("options", [{}, {"ram": "1MB"}])
+    def test_the_very_bytes_that_are_given_are_checked(self, tmp_path, version, monkeypatch, options):
+        cache = featcache.open(tmp_path, check=True, **options)
+        real, reads = Shards.parts, []
+
+        def parts(*arguments):  # wrong the first time, as if a copy took the place of the original just then
+            reads.append(arguments)
+            return [frames + 1 if len(reads) == 1 else frames for frames in real(*arguments)]
+
+        monkeypatch.setattr(Shards, "parts", parts)
+        with pytest.raises(DamagedError, match="utt-0: damaged"):
+            cache.batch([0])
+
     @pytest.mark.parametrize("name", ["features/zarr.json", "features/c/0/0", "crc32c/c/0"])
     @pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-5])])
     def test_a_damaged_shard_names_the_remedy(self, tmp_path, version, name, harm):
@@ -44,6 +58,25 @@ class TestDamage:
         with pytest.raises(DamagedError, match=r"damaged.*featcache repair"):
             cache.item(0, check=True)
         assert len(cache[7])
+
+    @pytest.mark.parametrize(
+        ("command", "name"),
+        [
+            ("show", "features/c/0/0"),
+            ("show", "paths/c/0"),
+            ("stats", "features/c/0/0"),
+            *((command, name) for command in ("info", "show", "stats") for name in ("zarr.json", "../../zarr.json")),
+        ],
+    )
+    def test_a_command_says_once_what_mends_it(self, cli, tmp_path, version, command, name):
+        path = version.shard(featcache.open(tmp_path).index.shards[0]).folder / name
+        shutil.rmtree(version.path / "index")  # so that it is built from what the shards say
+        path.write_bytes(path.read_bytes()[:-50])
+        told = cli(command, tmp_path, *(["utt-0"] if command == "show" else []))
+        assert (told.code, told.out) == (1, "")
+        (line,) = told.err.splitlines()
+        assert line.count("featcache repair") == 1
+        assert line.endswith(f"; `featcache repair {version.path} --manifest MANIFEST` repairs it")
 
     def test_features_of_another_shape_are_damaged(self, tmp_path, version):
         cache = featcache.open(tmp_path)

@@ -3,17 +3,17 @@
 import gc
 import pickle
 import threading
-import time
 
 import numpy as np
 import pytest
 import torch
+from forked import forked
 from make_cache import make_features, make_version
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler, Subset
 
 import featcache
 from featcache import BucketBatchSampler, Crop, DataLoader, FeatureDataset
-from featcache.errors import ArgumentError, DamagedError
+from featcache.errors import ArgumentError, DamagedError, FeatcacheError
 
 
 @pytest.fixture(scope="module")
@@ -225,14 +225,22 @@ def test_positions_may_be_of_any_integers_and_count_from_the_end(cache, make, cr
 
 
 def test_what_is_no_position_is_refused(dataset):
-    with pytest.raises(TypeError, match=r"rows are float64 \[1\]: give a list of positions"):
+    with pytest.raises(ArgumentError, match=r"rows are float64 \[1\]: give a list of positions"):
         dataset.batch([1.5])
+    for rows in (None, 3):
+        with pytest.raises(ArgumentError, match=f"rows is {rows}: give a list of positions"):
+            dataset.batch(rows)
+    for row in ("utt-1", slice(3), 1.0):
+        with pytest.raises(ArgumentError, match="give the position of an utterance"):
+            dataset[row]
+    with pytest.raises(IndexError, match="no row at 50: the dataset has 50 utterances"):
+        dataset[50]
     for row in (50, -51):
         with pytest.raises(IndexError, match=f"no row at {row}: the dataset has 50 utterances"):
             dataset.batch([row])
-    with pytest.raises(ArgumentError, match=r"the sampler gives 3: featcache.DataLoader takes one of batches"):
+    with pytest.raises(ArgumentError, match=r"the sampler gives 3: featcache.DataLoader needs lists of positions"):
         next(iter(DataLoader(dataset, [3, 1])))
-    with pytest.raises(ArgumentError, match="epoch is -1: it must be at least 0"):
+    with pytest.raises(ArgumentError, match="epoch is -1: it must be a whole number, 0 or more"):
         dataset.set_epoch(-1)
 
 
@@ -262,25 +270,17 @@ def test_a_state_is_not_for_every_sampler(dataset):
         loader.state_dict()
     loader = DataLoader(dataset, BucketBatchSampler(dataset.lengths, batch_size=4))
     for state in ({}, None, {"epoch": 1}):
-        with pytest.raises(ArgumentError, match="no state of a DataLoader"):
+        with pytest.raises(ArgumentError, match="not the state of a DataLoader"):
             loader.load_state_dict(state)
 
 
 def test_counts_the_seconds_that_training_waits(dataset, monkeypatch):
-    batch = type(dataset).parts
-
-    def slowly(self, *given):
-        time.sleep(0.02)
-        return batch(self, *given)
-
-    monkeypatch.setattr(type(dataset), "parts", slowly)
-    loader = DataLoader(dataset, [[1]] * 6, prefetch=1)
-    started = time.perf_counter()
-    for _ in loader:
-        pass
-    assert 0.05 < loader.waited < time.perf_counter() - started
-    for _ in DataLoader(dataset, [[1]]):
-        pass
+    times = iter([0, 1, 11, 13, 23, 26, 36])  # training waits for 1, 2 and 3 s, and takes 10 s after each
+    monkeypatch.setattr(featcache.loader.loader, "perf_counter", lambda: next(times))
+    loader = DataLoader(dataset, [[1]] * 3)
+    waited = [loader.waited for _ in loader]
+    assert waited == [1, 3, 6]
+    assert loader.waited == 6
     iter(loader)
     assert loader.waited == 0
 
@@ -305,18 +305,34 @@ class TestEnds:
             yield [1]
             raise RuntimeError("no more")
 
+        batches = iter(DataLoader(dataset, sampler()))
+        assert next(batches)["ids"] == ["utt-48"]  # what it had given before is not lost
         with pytest.raises(RuntimeError, match="no more"):
-            list(DataLoader(dataset, sampler()))
+            next(batches)
+
+    def test_a_forked_process_has_an_iteration_of_its_own(self, dataset):
+        batches = iter(DataLoader(dataset, BATCHES))
+        next(batches)
+
+        def child():
+            with pytest.raises(FeatcacheError, match="an iteration cannot continue in a forked process"):
+                next(batches)
+            assert len(list(DataLoader(dataset, BATCHES))) == len(BATCHES)
+
+        with forked(child):
+            pass
+        assert len(list(batches)) == len(BATCHES) - 1
 
     def test_a_loop_that_is_left_leaves_no_threads(self, dataset):
-        before = threading.active_count()
+        before = set(threading.enumerate())
         for _ in DataLoader(dataset, [[1]] * 20, prefetch=4):
             break
         gc.collect()
         batches = iter(DataLoader(dataset, [[1]] * 20, prefetch=4))
         next(batches)
         batches.close()
-        assert threading.active_count() == before
+        new = {thread.name for thread in set(threading.enumerate()) - before}
+        assert not [name for name in new if name.startswith("featcache-loader")]
 
     def test_two_loops_do_not_disturb_each_other(self, dataset):
         loader = DataLoader(dataset, BATCHES)
@@ -329,19 +345,74 @@ class TestEnds:
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"prefetch": "a"}, "prefetch is 'a': it must be a whole number from 1 on"),
+        ({"prefetch": "a"}, "prefetch is 'a': it must be a whole number, 1 or more"),
         ({"device": "gpu"}, "device is 'gpu': not a torch device; use cpu, cuda, or cuda:0 and so on"),
         ({"device": 1.5}, "device is 1.5: not a torch device"),
-        ({"device": "cuda:99"}, "device is 'cuda:99': there is none; torch sees"),
+        ({"device": "cuda:99"}, "device is 'cuda:99': there is no such device; torch sees"),
         ({"dtype": "float32"}, "dtype is 'float32': give one of torch's, such as torch.float32"),
         ({"dtype": torch.int64}, "dtype is torch.int64, which would cut off fractions: these features are float16"),
-        ({"prefetch": 0}, "prefetch is 0: it must be a whole number from 1 on"),
+        ({"prefetch": 0}, "prefetch is 0: it must be a whole number, 1 or more"),
+        ({"sampler": None}, "sampler is None: give a BucketBatchSampler, or lists of positions"),
         ({"dtype": {"features": torch.float32}}, "dtype is given by name, but the dataset has one version"),
     ],
 )
 def test_arguments_that_do_not_do_are_refused(dataset, options, what):
     with pytest.raises(ArgumentError, match=what):
-        DataLoader(dataset, BATCHES, **options)
+        DataLoader(dataset, **{"sampler": BATCHES, **options})
+
+
+def codes_of(folder, **options):
+    return FeatureDataset(featcache.open(folder, "codes"), **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
+def test_codes_are_converted_to_integers_that_hold_them(folder, dtype):
+    dataset = codes_of(folder)
+    (batch,) = DataLoader(dataset, [[3, 1]], dtype=dtype)
+    assert torch.equal(batch["features"], dataset.batch([3, 1])["features"].to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "what"),
+    [
+        (torch.bfloat16, "dtype is torch.bfloat16, and these features are .*: give one of integers"),
+        (torch.float32, "give one of integers"),
+        (torch.bool, "give one of integers"),
+        (torch.uint8, "dtype is torch.uint8, which ends at 255: these features go up to 1,023"),
+        (torch.int8, "which ends at 127"),
+    ],
+)
+def test_codes_stay_what_they_are(folder, dtype, what):
+    with pytest.raises(ArgumentError, match=what):
+        DataLoader(codes_of(folder), [[1]], dtype=dtype)
+    with pytest.raises(ArgumentError, match=what):
+        DataLoader(both_of(folder), [[1]], dtype={"codes": dtype})
+
+
+def test_what_codes_are_padded_with_is_held_too(folder):
+    dataset = codes_of(folder, padding_value=40_000)
+    with pytest.raises(ArgumentError, match="these features go up to 40,000"):
+        DataLoader(dataset, [[1]], dtype=torch.int16)
+    DataLoader(dataset, [[1]], dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [(torch.bfloat16, (torch.bfloat16, torch.uint16)), (torch.int64, (torch.float16, torch.int64))],
+)
+def test_of_several_versions_one_dtype_is_for_those_that_it_fits(folder, dtype, expected):
+    dataset = both_of(folder)
+    (batch,) = DataLoader(dataset, [[3, 1]], dtype=dtype)
+    features, plain = batch["features"], dataset.batch([3, 1])["features"]
+    assert (features["fbank"].dtype, features["codes"].dtype) == expected
+    for name, values in features.items():
+        assert torch.equal(values, plain[name].to(values.dtype))
+    with pytest.raises(ArgumentError, match="would cut off fractions"):
+        DataLoader(dataset, [[1]], dtype=torch.bool)
+
+
+def both_of(folder):
+    return FeatureDataset({name: featcache.open(folder, name) for name in ("fbank", "codes")})
 
 
 def test_takes_nothing_but_a_feature_dataset(dataset):
@@ -355,7 +426,7 @@ def test_quantised_features_come_as_values(tmp_path, features):
     for dtype in (None, torch.float16):
         for batch, rows in zip(DataLoader(dataset, BATCHES, dtype=dtype), BATCHES, strict=True):
             plain = dataset.batch(rows)["features"]
-            assert batch["features"].dtype == dtype or plain.dtype == torch.float32
+            assert batch["features"].dtype == (dtype or torch.float32)
             assert torch.equal(batch["features"], plain.to(dtype or torch.float32))
     for rows in BATCHES:  # as it is done on a GPU
         (part,) = dataset.parts(rows)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from make_cache import make_features, make_version, padded_reference
+from processes import MOST_SECONDS
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import featcache
@@ -37,6 +38,23 @@ class TestFeatureDataset:
             assert item.keys() == {"id", "features"}
             assert item["id"] == name
             assert np.array_equal(item["features"].numpy(), array)
+
+    def test_its_repr_says_what_it_is(self, cache, manifest):
+        shown = repr(featcache.FeatureDataset(cache, manifest))
+        assert shown == f"FeatureDataset({cache.version.path.name}: 6 utterances with path, start, speaker, text)"
+
+    @pytest.mark.parametrize(
+        ("options", "what"),
+        [
+            ({"manifest": 5}, "manifest is a int: give a CSV, TSV or JSONL file"),
+            ({"manifest": [{"id": "utt-1"}]}, "manifest is a list"),
+            ({"where": "train"}, "where is 'train': give values of columns, such as"),
+            ({"columns": 5}, "columns is 5: give a list of names"),
+        ],
+    )
+    def test_arguments_that_do_not_do_are_refused(self, cache, manifest, options, what):
+        with pytest.raises(ArgumentError, match=what):
+            featcache.FeatureDataset(cache, **{"manifest": manifest, **options})
 
     def test_joins_a_manifests_columns_in_its_order(self, cache, features, manifest):
         dataset = featcache.FeatureDataset(cache, manifest)
@@ -72,7 +90,7 @@ class TestFeatureDataset:
 
     @pytest.mark.parametrize("given", ["features", ["features"], {"fbank": "features"}, None])
     def test_takes_nothing_but_opened_caches(self, given):
-        with pytest.raises(ArgumentError, match="cache is not opened: give what featcache"):
+        with pytest.raises(ArgumentError, match="cache is not an opened cache: give the result of featcache"):
             featcache.FeatureDataset(given)
 
     def test_an_item_is_the_callers_own(self, cache, features):
@@ -186,7 +204,7 @@ class TestFeatureDataset:
         # Python 3.12 warns of any fork of a process that has threads, and torch has some.
         warnings = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]
         command = [sys.executable, *warnings, script, folder, manifest]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS)
         assert done.returncode == 0, done.stderr
 
 

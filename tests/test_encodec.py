@@ -225,7 +225,7 @@ def test_impossible_parameters(folder, params):
 
 
 def test_the_48_khz_model_has_chunks_of_its_own(stereo_folder):
-    with pytest.raises(ConfigError, match=r"params\.chunk: .* has chunks of its own, of 1 s"):
+    with pytest.raises(ConfigError, match=r"params\.chunk: .* has its own chunks, of 1 s"):
         build(stereo_folder, 48000, chunk=Chunk(seconds=2, overlap=0.1))
 
 

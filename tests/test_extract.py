@@ -6,14 +6,17 @@ import os
 import random
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 import zarr
-from conftest import TINY, check, chunk_files, items, only_version, write_config
+from conftest import TINY, check, chunk_files, items, only_version, shard_folders, write_config
 from extracting import extracted
+from forked import wait_until
 
 import featcache
 from featcache.config import load_config
@@ -67,7 +70,7 @@ def test_the_order_of_the_manifest_changes_no_bit(cli, corpus, truth, scratch, s
 
 
 def test_a_grown_manifest_changes_no_bit_and_touches_no_shard(cli, corpus, truth, scratch):
-    """Whatever part was there before, the rest is added beside it."""
+    """Whatever part was already there, the rest is added beside it."""
     for count in (3, 4, 15, len(corpus.rows)):
         before = (
             {name: os.stat(only_version(scratch).shard(name).folder) for name in chunk_files(scratch)}
@@ -188,15 +191,26 @@ def test_each_worker_computes_with_one_thread_of_torch(cli, plain, scratch):
     }
 
 
-def test_a_process_has_no_more_threads_than_its_budget(cli, plain, scratch, slower_config):
+def test_a_process_has_no_more_threads_than_its_budget(cli, plain, scratch, gate, gated_config):
     """The main thread, the workers, the one that commits, those that wait for the disk; the kernel counts them."""
+    counts = []
+
+    def counted() -> bool:
+        with suppress(FileNotFoundError):
+            counts.append(len(os.listdir(f"/proc/{running.pid}/task")))
+            return False
+        return True  # it has ended
+
+    gate.write_text("10")  # more than may wait for the first of them, so that some shards are there
     running = cli.start(
-        "extract", plain.manifest(), "-o", scratch, "-c", slower_config, "--threads", 2, "--shard-size", "0.0004"
+        "extract", plain.manifest(), "-o", scratch, "-c", gated_config, "--threads", 2, "--shard-size", "0.0004"
     )
-    running.wait_until(lambda: list(scratch.glob("*/shards/*/")))
-    count = len(os.listdir(f"/proc/{running.pid}/task"))
+    running.wait_until(lambda: not counted() and len(shard_folders(scratch)) > 2)
+    counted()
+    gate.unlink()
+    running.wait_until(counted)
     assert running.wait().code == 0
-    assert count <= 2 + 2 + zarr3.SYNC_THREADS
+    assert max(counts) <= 2 + 2 + zarr3.SYNC_THREADS
 
 
 # Plans, summaries, manifests
@@ -254,13 +268,19 @@ def test_the_summary_tells_what_was_done(cli, corpus, scratch):
     assert summary["versions"][0]["num_bytes"] == sum(len(chunk) - 4 for chunk in chunk_files(scratch).values())
 
 
-def test_an_interrupted_run_counts_what_it_has_committed(plain, slower_config, scratch, monkeypatch):
+def test_an_interrupted_run_counts_what_it_has_committed(plain, gate, gated_config, scratch, monkeypatch):
     """Not what was extracted for a shard that never became whole."""
     monkeypatch.setitem(BATCH_SECONDS, "cpu", 0.5)  # a batch each: one shard has several
     options = Options("cpu", 1, shard_megabytes=0.0014)
     stop = threading.Event()
-    extraction = Extraction(read_manifest(plain.manifest()), [load_config(slower_config)], scratch, options)
-    summary = extraction.run(lambda progress: stop.set() if progress.shards else None, stop)
+    extraction = Extraction(read_manifest(plain.manifest()), [load_config(gated_config)], scratch, options)
+    gate.write_text("5")
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(extraction.run, stop=stop)
+        wait_until(lambda: shard_folders(scratch))
+        stop.set()
+        gate.unlink()
+        summary = running.result()
     assert summary.interrupted
     version = only_version(scratch)
     there = len(open_index(version))

@@ -51,11 +51,9 @@ def test_ids_are_found_though_their_hashes_collide(ids, others):
     index = replace(every, ids=strings, id_hash=hashes[by_hash], by_hash=by_hash)
     wanted = Strings.of([*ids, *others])
     original = Strings.hashes
-    try:
-        Strings.hashes = lambda self: original(self) & np.uint64(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Strings, "hashes", lambda self: original(self) & np.uint64(1))
         found = index.find(wanted)
-    finally:
-        Strings.hashes = original
     assert found.tolist() == [ids.index(id_) if id_ in ids else -1 for id_ in wanted]
 
 

@@ -1,6 +1,6 @@
 """Copies of shards on a local disk: made while the originals are read, and read as soon as they are whole."""
 
-import os
+import gc
 import pickle
 import shutil
 import threading
@@ -8,11 +8,24 @@ import threading
 import numpy as np
 import pytest
 from forked import wait_until
-from local_copies import SHARDS, chunk, copies_in, mapped, parts_in, read_all, settle, shards
+from local_copies import (
+    SHARDS,
+    chunk,
+    copies_in,
+    copying_threads,
+    mapped,
+    parts_in,
+    read_all,
+    settle,
+    shards,
+    wait_until_idle,
+)
 from make_cache import make_version
+from open_files import open_files
+from processes import MOST_SECONDS
 
 import featcache
-from featcache.loader import copying
+from featcache.loader import local_disk, locks
 from featcache.loader.local_disk import LocalDisk, NotNow, PartialCopy
 from featcache.store import zarr3
 
@@ -45,18 +58,17 @@ class TestCopying:
         cache = featcache.open(slow_folder, copy_to=disk)
         cache.batch([0, 1])
         wait_until(lambda: copies_in(disk))
-        wait_until(lambda: copying._thread is None)
+        wait_until_idle()
         assert {name[:12] for name in copies_in(disk)} == {cache.index.shards[0]}
 
     def test_the_thread_ends_when_nothing_is_to_be_done_and_no_descriptor_is_left(self, slow_folder, version, disk):
-        settle(featcache.open(slow_folder, copy_to=disk))
-        before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
         for _ in range(3):
             cache = featcache.open(slow_folder, copy_to=disk)
             settle(cache)
-        assert threading.active_count() == threads
+        assert copying_threads() == []
         del cache
-        assert len(os.listdir("/proc/self/fd")) == before
+        gc.collect()
+        assert open_files(slow_folder) == open_files(disk) == []
 
     def test_copies_that_are_there_are_used(self, slow_folder, version, disk):
         settle(featcache.open(slow_folder, copy_to=disk))
@@ -101,7 +113,7 @@ class TestCopying:
         monkeypatch.setattr(PartialCopy, "write", watched)
         go = threading.Event()
         commit = PartialCopy.commit
-        monkeypatch.setattr(PartialCopy, "commit", lambda part: (go.wait(60), commit(part)))
+        monkeypatch.setattr(PartialCopy, "commit", lambda part: (go.wait(MOST_SECONDS), commit(part)))
         caches = [featcache.open(folder, copy_to=disk) for folder in folders]
         for cache in caches:
             for row in range(len(cache)):
@@ -116,14 +128,14 @@ class TestCopying:
     def test_a_cache_that_is_gone_is_not_kept_for_its_copies(self, slow_folder, version, disk, monkeypatch):
         begun, go = threading.Event(), threading.Event()
         commit = PartialCopy.commit
-        monkeypatch.setattr(PartialCopy, "commit", lambda part: (begun.set(), go.wait(60), commit(part)))
+        monkeypatch.setattr(PartialCopy, "commit", lambda part: (begun.set(), go.wait(MOST_SECONDS), commit(part)))
         cache = featcache.open(slow_folder, copy_to=disk)
         for row in range(len(cache)):
             cache[row]
-        begun.wait(60)
+        assert begun.wait(MOST_SECONDS)
         del cache
         go.set()
-        wait_until(lambda: copying._thread is None)
+        wait_until_idle()
         assert len(copies_in(disk)) == 1
 
     def test_empty_shards_have_nothing_to_copy(self, tmp_path, disk):
@@ -150,7 +162,7 @@ class TestCopying:
 
 class TestFolder:
     def test_a_part_belongs_to_one_and_is_data_to_nobody(self, disk):
-        one, other = (LocalDisk(disk, 1000, "fbank80-0123456789ab") for _ in range(2))
+        one, other = (LocalDisk(disk, 1000, "fbank80-0123456789ab", disk) for _ in range(2))
         name = "0123456789ab-01234567"
         part = one.begin(name, 10)
         assert other.is_under_way(name)
@@ -163,8 +175,20 @@ class TestFolder:
         assert other.find(name, 10).tobytes() == b"0123456789"
         assert other.find(name, 9) is None
 
+    def test_a_part_that_is_given_up_while_another_process_looks_at_it(self, disk, monkeypatch):
+        one, other = (LocalDisk(disk, 1000, "fbank80-0123456789ab", disk) for _ in range(2))
+        part = one.begin("0123456789ab-01234567", 10)
+
+        def is_held(path):
+            if path.suffix == ".part":
+                part.discard()
+            return locks.is_held(path)
+
+        monkeypatch.setattr(local_disk, "is_held", is_held)
+        assert isinstance(other.begin("0123456789ab-00000000", 10), PartialCopy)
+
     def test_what_is_being_written_counts_and_what_was_given_up_does_not(self, disk):
-        one = LocalDisk(disk, 100, "fbank80-0123456789ab")
+        one = LocalDisk(disk, 100, "fbank80-0123456789ab", disk)
         part = one.begin("0123456789ab-01234567", 60)
         assert one.begin("0123456789ab-00000000", 60) is NotNow.FULL
         part.discard()

@@ -3,16 +3,25 @@
 import os
 import re
 import signal
-import warnings
 
 import pytest
-from forked import fork, join, wait_until
-from local_copies import SHARDS, chunk, copies_in, mapped, parts_in, read_all, settle, shards
+from forked import fork, join, wait_for_word, wait_until
+from local_copies import (
+    SHARDS,
+    chunk,
+    copies_in,
+    mapped,
+    parts_in,
+    read_all,
+    settle,
+    shards,
+    told,
+    wait_until_idle,
+)
 from make_cache import make_version
 
 import featcache
-from featcache.errors import FeatcacheWarning
-from featcache.loader import copying, local_disk
+from featcache.loader import local_disk
 
 
 @pytest.fixture
@@ -42,12 +51,11 @@ class TestLimit:
 
     def test_a_limit_below_one_shard_is_told_once(self, slow_folder, version, disk):
         cache = featcache.open(slow_folder, copy_to=disk, copy_limit=10)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+        with told() as messages:
             settle(cache)
             assert read_all(cache, featcache.open(slow_folder))
-        assert [one.category for one in told] == [FeatcacheWarning]
-        assert re.search(r"no room for a shard of .* bytes .* unless copy_limit is raised", str(told[0].message))
+        (message,) = messages
+        assert re.search(r"no room for a shard of .* bytes .* unless copy_limit is raised", message)
         assert not copies_in(disk)
 
     def test_what_nobody_uses_goes_first_the_least_recently_used_before_the_others(self, tmp_path, disk):
@@ -68,6 +76,19 @@ class TestLimit:
         assert gone == sorted(gone)  # the oldest ones, and no more of them than needed
         assert self.held(disk) + max(self.sizes(old)) > limit
 
+    def test_copies_of_another_cache_of_the_same_config_go_like_any_others(self, tmp_path, disk):
+        old, new = (make_version(tmp_path / name, *shards(seed)) for name, seed in (("old", 0), ("new", 9)))
+        assert old.path.name == new.path.name
+        settle(featcache.open(old.path, copy_to=disk))
+        settle(featcache.open(new.path, copy_to=disk, copy_limit=sum(self.sizes(new))))
+        assert sorted(name[:12] for name in copies_in(disk)) == new.shard_names()
+
+    def test_a_lower_limit_than_before_holds_at_once(self, slow_folder, version, disk):
+        settle(featcache.open(slow_folder, copy_to=disk))
+        limit = sum(self.sizes(version)[:2])
+        settle(featcache.open(slow_folder, copy_to=disk, copy_limit=limit))
+        assert 0 < self.held(disk) <= limit
+
     def test_reading_a_copy_makes_it_the_last_to_go(self, slow_folder, version, disk):
         settle(featcache.open(slow_folder, copy_to=disk))
         for path in copies_in(disk).values():
@@ -76,7 +97,7 @@ class TestLimit:
         cache[0]
         first = next(path for name, path in copies_in(disk).items() if name[:12] == cache.index.shards[0])
         wait_until(lambda: first.stat().st_mtime > 1000)
-        wait_until(lambda: copying._thread is None)
+        wait_until_idle()
         assert sum(path.stat().st_mtime > 1000 for path in copies_in(disk).values()) == 1
 
     def test_what_another_process_uses_stays(self, tmp_path, disk):
@@ -89,12 +110,12 @@ class TestLimit:
         def use():
             cache = featcache.open(old.path, copy_to=disk)
             cache[0]
-            wait_until(lambda: copying._thread is None)
+            wait_until_idle()
             os.write(write_end, b".")
             signal.pause()
 
         user = fork(use)
-        os.read(read_end, 1)
+        wait_for_word(read_end)
         settle(featcache.open(new.path, copy_to=disk, copy_limit=self.held(disk)))
         assert copies_in(disk) == before
         os.kill(user, signal.SIGKILL)

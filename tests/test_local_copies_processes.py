@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forked import fork, forked, join, wait_until
-from local_copies import SHARDS, chunk, copies_in, mapped, parts_in, read_all, settle, shards
+from forked import fork, forked, join, wait_for_word, wait_until
+from local_copies import SHARDS, chunk, copies_in, mapped, parts_in, read_all, settle, shards, wait_until_idle
 from make_cache import make_version
+from processes import MOST_SECONDS
 
 import featcache
 from featcache.loader import copying, local_disk
@@ -83,7 +84,7 @@ class TestProcesses:
             signal.pause()
 
         pid = fork(train)
-        os.read(read_end, 1)
+        wait_for_word(read_end)
         whole = instant == "after rename"
         assert len(parts_in(disk)) == (not whole)
         os.kill(pid, signal.SIGKILL)
@@ -110,8 +111,11 @@ class TestProcesses:
             while True:
                 assert read_all(cache, expected)
 
-        for _ in range(25):
+        for number in range(25):
+            before = len(copies_in(disk))
             pids = [fork(train) for _ in range(2)]
+            if number % 2:  # else it may be that none ever gets to a copy
+                wait_until(lambda: len(copies_in(disk)) > before)  # noqa: B023
             time.sleep(chance.uniform(0.001, 0.03))
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
@@ -135,13 +139,13 @@ class TestProcesses:
             def slow(part):
                 time.sleep(0.01)
                 commit(part)
-                os.write(log, f"{os.path.basename(part._place)}\n".encode())
+                os.write(log, f"{os.path.basename(part._final_path)}\n".encode())
 
             PartialCopy.commit = slow
             cache = featcache.open(tmp_path, copy_to=disk)
             for row in np.random.default_rng(os.getpid()).permutation(len(cache)).tolist():
                 cache[row]
-            wait_until(lambda: copying._thread is None)
+            wait_until_idle()
             assert len(mapped(disk)) == 12
             assert mapped(tmp_path / version.path.name) == set()
             assert read_all(cache, featcache.open(tmp_path))
@@ -158,11 +162,11 @@ class TestProcesses:
     ):
         monkeypatch.setattr(copying, "_PATIENCE", 0.02)
         begun, go, commit = threading.Event(), threading.Event(), PartialCopy.commit
-        monkeypatch.setattr(PartialCopy, "commit", lambda part: (begun.set(), go.wait(60), commit(part)))
+        monkeypatch.setattr(PartialCopy, "commit", lambda part: (begun.set(), go.wait(MOST_SECONDS), commit(part)))
         cache = featcache.open(slow_folder, copy_to=disk)
         for row in range(len(cache)):
             cache[row]
-        begun.wait(60)
+        assert begun.wait(MOST_SECONDS)
 
         def worker():
             PartialCopy.commit = commit
@@ -195,8 +199,7 @@ class TestProcesses:
             signal.pause()
 
         pid = fork(parent)
-        while os.read(read_end, 1) != b"!":
-            pass
+        wait_for_word(read_end, b"!")
         os.kill(pid, signal.SIGKILL)
         join(pid)
         child = int((tmp_path / "child").read_text())
@@ -233,7 +236,7 @@ class TestProcesses:
         # Python 3.12 warns of any fork of a process that has threads, and torch has some.
         options = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]
         command = [sys.executable, *options, script, slow_folder, disk]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS)
         assert done.returncode == 0, done.stderr
         settle(featcache.open(slow_folder, copy_to=disk))
         assert parts_in(disk) == []

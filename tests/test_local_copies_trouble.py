@@ -3,14 +3,13 @@
 import errno
 import os
 import shutil
-import warnings
 
 import pytest
-from local_copies import SHARDS, chunk, copies_in, mapped, parts_in, read_all, settle, settle_two, shards
+from local_copies import SHARDS, chunk, copies_in, mapped, parts_in, read_all, settle, settle_two, shards, told
 from make_cache import make_version
 
 import featcache
-from featcache.errors import DamagedError, FeatcacheWarning
+from featcache.errors import DamagedError
 from featcache.loader import copying, local_disk
 
 
@@ -25,13 +24,11 @@ class TestTrouble:
     def read_with_one_warning(self, folder, disk, match, **options):
         expected = [array.copy() for array in featcache.open(folder)]
         cache = featcache.open(folder, copy_to=disk, **options)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with told() as messages:
             settle(cache)
             for _ in range(3):
                 assert read_all(cache, expected)
-        assert [warning.category for warning in caught] == [FeatcacheWarning]
-        message = str(caught[0].message)
+        (message,) = messages
         assert "\n" not in message
         assert match in message
         assert not parts_in(disk)
@@ -54,6 +51,16 @@ class TestTrouble:
         monkeypatch.setattr(copying.os, "preadv", preadv)
         self.read_with_one_warning(slow_folder, disk, "cannot be read: Input/output error; it is not copied")
         assert not copies_in(disk)
+
+    def test_trouble_that_nobody_thought_of(self, slow_folder, version, disk, monkeypatch):
+        def blocks(*_):
+            raise MemoryError("no room for a block")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(copying, "_blocks", blocks)
+            self.read_with_one_warning(slow_folder, disk, "MemoryError: no room for a block: no more shards are copied")
+        settle(featcache.open(slow_folder, copy_to=disk))  # by another cache, in the same process
+        assert len(copies_in(disk)) == SHARDS
 
     @pytest.mark.parametrize("call", ["posix_fallocate", "write", "fsync"])
     def test_a_full_disk(self, slow_folder, version, disk, monkeypatch, call):

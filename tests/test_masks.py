@@ -131,6 +131,7 @@ def attend_alone(x, chunk_size, left):
 @of_many
 def test_attention_with_the_mask_is_that_of_each_row_alone(lengths, chunk_size, left, slack):
     num_frames = max(lengths) + slack
+    torch.manual_seed(0)
     x = torch.randn(len(lengths), 2, num_frames, 4, dtype=torch.float64, requires_grad=True)
     frames = None if chunk_size is None else chunk_mask(num_frames, chunk_size, left)
     mask = attention_mask(padding_mask(torch.tensor(lengths), num_frames), frames)
@@ -156,7 +157,7 @@ def run(layers, x, **given):
 
 def test_multihead_attention_gives_each_row_what_it_gives_it_alone():
     lengths, num_frames, layers = [9, 4, 1, 0], 11, encoder()
-    x = torch.randn(4, num_frames, 8)
+    x = torch.randn(4, num_frames, 8, generator=torch.Generator().manual_seed(1))
     padding, frames = padding_mask(torch.tensor(lengths), num_frames), chunk_mask(num_frames, 3, 1)
     mask = for_multihead_attention(attention_mask(padding, frames), num_heads=2)
     assert mask.shape == (8, num_frames, num_frames)
@@ -171,7 +172,7 @@ def test_masks_given_apart_make_nan_of_frames_that_have_no_key():
     # what the documentation warns of: the first layer's NaN, of padding alone, are in real frames after the second
     padding, frames = padding_mask(torch.tensor([9, 2]), 11), chunk_mask(11, 3, 1)
     apart = {"key_padding_mask": for_multihead_attention(padding), "attn_mask": for_multihead_attention(frames)}
-    layers, x = encoder(), torch.randn(2, 11, 8)
+    layers, x = encoder(), torch.randn(2, 11, 8, generator=torch.Generator().manual_seed(1))
     first = run(layers[:1], x, **apart)
     assert first[padding].isfinite().all()
     assert first.isnan().any()
@@ -309,6 +310,12 @@ def test_compiled_models_may_make_masks():
         (lambda: chunk_mask(5, 0), "chunk_size is 0: it must be 1 or more"),
         (lambda: chunk_mask(5, 2, -1), "num_left_chunks is -1: it must be 0 or more; None is for all"),
         (lambda: causal_mask(-1), "num_frames is -1"),
+        (lambda: causal_mask(2.5), "num_frames is 2.5: it must be a whole number"),
+        (lambda: chunk_mask(5, "2"), "chunk_size is '2': it must be a whole number"),
+        (lambda: chunk_mask(5, 2, "all"), "num_left_chunks is 'all': it must be a whole number; None is for all"),
+        (lambda: padding_mask([3, 1]), "lengths is a list: give a tensor"),
+        (lambda: attention_mask(None), "padding is a NoneType: give a tensor"),
+        (lambda: for_multihead_attention(5), "mask is a int: give a tensor"),
         (lambda: padding_mask(torch.tensor([0.5, 1.0])), "lengths is torch.float32"),
         (lambda: padding_mask(torch.tensor(3)), "give integers"),
         (lambda: padding_mask(torch.tensor([3]), -2), "num_frames is -2"),

@@ -168,7 +168,7 @@ def test_a_resolved_config_holds_on_to_its_noise(noises, tmp_path):
     assert again.resolved() == config.resolved()
     assert again.fingerprint() == config.fingerprint()
     (tmp_path / "noise" / "short.flac").write_bytes((tmp_path / "noise" / "long.wav").read_bytes())
-    with pytest.raises(ConfigError, match=r"augment\.noise\.content: .* does not hold the noise that it did"):
+    with pytest.raises(ConfigError, match=r"augment\.noise\.content: .* the noise has changed"):
         config_from(resolved)
     with pytest.raises(ConfigError, match="has changed since the config was read"):
         Noise(config.augment.noise, config.audio)
@@ -311,4 +311,4 @@ def test_units_from_features_need_the_same_noise(cli, plain, noises, scratch):
     other = write_config_of(noises / "other.yaml", section(seed=1), **units)
     done = cli("extract", plain.manifest(), "-c", other, "-o", scratch / "c", "--from", cache)
     assert done.code == 2
-    assert "has other noise, or another seed" in done.err
+    assert "has different noise, or a different seed" in done.err

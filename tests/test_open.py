@@ -53,7 +53,7 @@ class TestOpen:
 
     @pytest.mark.parametrize("name", ["", "mfcc-" + make_fingerprint({"low_freq": 3})[:12]])
     def test_another_config_is_refused_by_its_keys(self, versions, name):
-        with pytest.raises(StoreError, match=r"made by another config .*params\.low_freq: 3 -> 4"):
+        with pytest.raises(StoreError, match=r"made with another config; .*params\.low_freq: 3 -> 4"):
             featcache.open(versions / name, config=FakeConfig("mfcc", {"low_freq": 4}))
 
     def test_a_config_that_made_nothing_here_is_refused(self, versions):
@@ -70,7 +70,7 @@ class TestOpen:
         text = "name: mine\nextractor: fbank\nparams: {num_mel_bins: 23}\n"
         (tmp_path / "mine.yaml").write_text(text)
         assert len(featcache.open(tmp_path / "features", config="fbank80")) == 3
-        with pytest.raises(StoreError, match="made by another config"):
+        with pytest.raises(StoreError, match="made with another config"):
             featcache.open(tmp_path / "features", config=tmp_path / "mine.yaml")
         with pytest.raises(ConfigError, match="cannot be read"):
             featcache.open(tmp_path / "features", config="nothing.yaml")

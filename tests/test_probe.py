@@ -237,7 +237,7 @@ def test_the_command_keeps_what_it_finds_where_it_is_told_to(cli, speech, scratc
     asked = ("probe", config, speech.manifest(), "--utterances", 3, "--threads", 1)
     told = cli(*asked, cwd=scratch)
     assert told.code == 0, told.err
-    for words in ("equal_length", "throughout", "the same bits whatever the neighbours: yes", "not kept"):
+    for words in ("equal_length", "throughout", "bit-identical whatever the neighbours: yes", "not saved"):
         assert words in told.out
     assert not (scratch / "features").exists()
     kept = cli(*asked, "-o", "features", "--json", cwd=scratch)
@@ -250,7 +250,7 @@ def test_the_command_keeps_what_it_finds_where_it_is_told_to(cli, speech, scratc
     assert cli("extract", speech.manifest(), "-c", config, cwd=scratch).code == 0
     assert "fastest without a mismatch: " in cli("info", "features", cwd=scratch).out
     again = cli(*asked, cwd=scratch)
-    assert "kept in" in again.out
+    assert "saved in" in again.out
     assert len(version.probes()) == 2
 
 
@@ -364,17 +364,17 @@ def test_a_run_takes_the_loosest_clean_policy(probes, requested, policy, mismatc
 @pytest.mark.parametrize(
     ("kind", "probes", "requested", "words"),
     [
-        (NothingSeen, [PADDED_UNCLEAN], "padded", "8 % of the frames: take --batching equal_length, or --allow-mis"),
-        (NothingSeen, [BOTH_UNCLEAN], "equal_length", "1 % of the frames: take --batching single"),
+        (NothingSeen, [PADDED_UNCLEAN], "padded", "8 % of the frames: use --batching equal_length, or --allow-mis"),
+        (NothingSeen, [BOTH_UNCLEAN], "equal_length", "1 % of the frames: use --batching single"),
         (
             EqualLengths,
             [],
             "padded",
-            "looser than equal_length, .* EqualLengths declares .* take --batching equal_length",
+            "looser than equal_length, .* EqualLengths declares: use --batching equal_length",
         ),
         (EqualLengths, [CLEAN], "padded", "a probe found no difference in its sample"),
-        (Slow, [], "padded", "Slow has one way only: single"),
-        (NothingSeen, [], "sideways", "there are single, equal_length, padded"),
+        (Slow, [], "padded", "Slow has only one batching policy, single: leave --batching out"),
+        (NothingSeen, [], "sideways", "choose from single, equal_length, padded"),
     ],
 )
 def test_a_looser_policy_than_was_found_clean_is_refused(kind, probes, requested, words):

@@ -141,6 +141,20 @@ class TestArithmetic:
         expected = [dequantize_array(levels[100 * i : 100 * i + 100], *parameters[i]) for i in range(2)]
         assert found.numpy().tobytes() == np.stack(expected).tobytes()
 
+    @pytest.mark.parametrize("item_shape", [(80,), (5, 2), (), (5000,)])
+    def test_items_of_any_length_are_computed_frame_by_frame(self, item_shape):
+        rng = np.random.default_rng(0)
+        scale, offset = rng.standard_normal((2, *item_shape)).astype(np.float32)
+        frames = 6 * (4096 // scale.size + 1)  # from here on, several at a time
+        for count in (0, 1, frames - 1, frames, frames + 1, 2 * frames + 5):
+            levels = rng.integers(0, 256, (count, *item_shape)).astype(np.uint8)
+            expected = np.multiply(levels, scale, dtype=np.float32) + offset
+            out = np.full_like(expected, -1)
+            assert dequantize_array(levels, scale, offset, out) is out
+            of_each = [np.broadcast_to(parameter, levels.shape) for parameter in (scale, offset)]
+            for found in (out, dequantize_array(levels, scale, offset), dequantize_array(levels, *of_each)):
+                assert found.tobytes() == expected.tobytes()
+
     def test_a_padded_batch_has_the_padding_value_itself(self):
         items = [noise(3, 5, 2), noise(6, 5, 2, seed=1)]
         levels, parameters = quantized(*items)
@@ -154,8 +168,32 @@ class TestArithmetic:
         half = dequantize(padded, parameters, torch.bfloat16, lengths=lengths, padding_value=-100)
         assert torch.equal(half, found.bfloat16())
 
+    @pytest.mark.parametrize(
+        ("given", "what"),
+        [
+            ({"levels": None}, r"levels is a NoneType: give uint8 \[batch, frames, \.\.\.\]"),
+            ({"levels": torch.zeros(2, 5, 3)}, "levels is torch.float32"),
+            (
+                {"parameters": torch.zeros(1, 2, 3)},
+                r"parameters is torch.float32 \[1, 2, 3\] on cpu: give .* \[2, 2, 3\]",
+            ),
+            ({"parameters": torch.zeros(2, 2, 4)}, "from quantization"),
+            ({"parameters": torch.zeros(2, 2, 3).double()}, "parameters is torch.float64"),
+            ({"dtype": torch.int32}, "dtype is torch.int32: give a float dtype"),
+            ({"lengths": [5, 5]}, r"lengths is a list: give integers \[2\] on cpu"),
+            ({"lengths": torch.tensor([5])}, r"lengths is torch.int64 \[1\]"),
+            ({"lengths": torch.tensor([5.0, 5.0])}, "lengths is torch.float32"),
+        ],
+    )
+    def test_what_does_not_fit_together_is_refused(self, given, what):
+        fine = {"levels": torch.zeros(2, 5, 3, dtype=torch.uint8), "parameters": torch.zeros(2, 2, 3)}
+        with pytest.raises(ArgumentError, match=what):
+            dequantize(**{**fine, **given})
+
     def test_an_empty_batch_has_no_values(self):
-        found = dequantize(torch.zeros(0, 0, 80, dtype=torch.uint8), torch.zeros(0, 2, 80), lengths=torch.zeros(0))
+        found = dequantize(
+            torch.zeros(0, 0, 80, dtype=torch.uint8), torch.zeros(0, 2, 80), lengths=torch.tensor([]).long()
+        )
         assert found.shape == (0, 0, 80)
 
 
@@ -177,7 +215,7 @@ class TestSpec:
     @pytest.mark.parametrize("dtype", ["float16", "uint8"])
     def test_an_extractor_cannot_have_a_side_array_of_that_name(self, dtype):
         taken = FeatureSpec((8,), "float32", 75.0, 0, 24000, "x", side=(SideSpec(QUANTIZATION, (), "float32", "x"),))
-        with pytest.raises(ExtractorError, match="quantization: the name is taken"):
+        with pytest.raises(ExtractorError, match="quantization: the name is reserved"):
             stored_spec(taken, dtype)
 
 

@@ -6,10 +6,14 @@ import os
 
 import pytest
 import soundfile
-from conftest import Corpus, check, items, speech
+from conftest import Corpus, check, items, only_version, speech
 from extracting import extracted, versions_in
 
+from featcache.config import load_config
+from featcache.errors import DamagedError
+from featcache.extraction import Extraction
 from featcache.manifest import read_manifest
+from featcache.work import Options
 
 
 def test_again_does_nothing_and_says_so(cli, corpus, reference):
@@ -17,7 +21,7 @@ def test_again_does_nothing_and_says_so(cli, corpus, reference):
     before = sorted(reference.rglob("*"))
     again = cli("extract", corpus.manifest(), "-o", reference)
     assert (again.code, again.err) == (0, "")
-    assert f"nothing to do: all {len(corpus.rows)} utterances are there" in again.out
+    assert f"nothing to do: all {len(corpus.rows)} utterances are already there" in again.out
     assert sorted(reference.rglob("*")) == before
 
 
@@ -56,7 +60,7 @@ def test_rows_removed_are_surplus(cli, plain, scratch):
     """What a manifest no longer names stays, and verify counts it."""
     cli("extract", plain.manifest(), "-o", scratch)
     fewer = plain.manifest(plain.rows[:-3], "fewer.csv")
-    assert "nothing to do: all 9 utterances are there" in cli("extract", fewer, "-o", scratch).out
+    assert "nothing to do: all 9 utterances are already there" in cli("extract", fewer, "-o", scratch).out
     verified = cli("verify", scratch, "--manifest", fewer)
     assert verified.code == 0
     assert "3 utterances are not in the manifest" in verified.out
@@ -81,13 +85,14 @@ def test_a_row_that_changed_is_extracted_again(cli, scratch, changed):
     corpus.rows[2] |= changed
     verified = cli("verify", cache, "--manifest", corpus.manifest())
     assert verified.code == 1
-    assert "changed: utt-2" in verified.out
+    assert "utt-2: its row is not the one that was extracted" in verified.out
     planned = cli("extract", corpus.manifest(), "-o", cache, "--dry-run").out
     assert "1 of 4 utterances to extract, 1 of them changed" in planned
     made = cli("extract", corpus.manifest(), "-o", cache, "--json")
     assert (made.code, extracted(made)) == (0, 1)
     after = items(cache)
     assert {name for name in after if after[name] != before[name]} == {"utt-2"}
+    assert "1 older item of utterances that were extracted again: not read, but not removed" in cli("info", cache).out
     fresh = scratch / "fresh"
     cli("extract", corpus.manifest(), "-o", fresh)
     assert after == items(fresh)
@@ -123,6 +128,20 @@ def test_a_changed_file_is_extracted_again_when_asked(cli, plain, scratch):
     assert {name for name in after if after[name] != before[name]} == {"utt-03"}
     assert "nothing to do" in cli("extract", corpus.manifest(), "-o", cache, "--check-sources").out
     assert check(cache, manifest=read_manifest(corpus.manifest())).problems == []
+
+
+def test_only_shards_that_hold_the_rows_are_asked_for_their_files(cli, plain, scratch):
+    """A part of the manifest concerns a part of the shards: of others, what files they were made of is not read."""
+    assert cli("extract", plain.manifest(), "-o", scratch, "--shard-size", "0.02").code == 0
+    version, part = only_version(scratch), read_manifest(plain.manifest(plain.rows[:3], "part.csv"))
+    for name in version.shard_names():
+        if not set(version.shard(name).ids) & set(part.ids):
+            (version.shard(name).folder / "sources" / "c" / "0" / "0").unlink()
+    extraction = Extraction(part, [load_config("fbank80")], scratch, Options("cpu", 1, check_sources=True))
+    assert extraction.missing == 0
+    whole = read_manifest(plain.manifest())
+    with pytest.raises(DamagedError, match=r"sources.*missing"):
+        Extraction(whole, [load_config("fbank80")], scratch, Options("cpu", 1, check_sources=True))
 
 
 def test_a_file_that_is_gone_is_no_reason_to_drop_its_features(cli, plain, scratch):

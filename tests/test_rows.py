@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from conftest import TINY, Corpus, items, only_version, speech, write_config
+from conftest import TINY, Corpus, items, only_version, shard_folders, speech, write_config
+from gate import interrupt
+from processes import MOST_SECONDS
 from row_extractors import HOP, Moments, MomentsParams, Shapes, Small
 
 from featcache import device
@@ -134,18 +136,28 @@ def test_a_window_that_is_full_lets_nothing_wait_for_ever(corpus, config, truth,
     """One batch ahead, of one utterance each, is all that may wait; rows wait for others of their length."""
     monkeypatch.setitem(device.BATCH_SECONDS, "cpu", 0.01)
     monkeypatch.setattr(local, "_WINDOW_PER_WORKER", 1)
-    extract(corpus.manifest(), config, scratch, threads=2)
+    job = Extraction(read_manifest(corpus.manifest()), [load_config(config)], scratch, Options(threads=2))
+    stop = threading.Event()
+    limit = threading.Timer(MOST_SECONDS, stop.set)
+    limit.daemon = True
+    limit.start()
+    summary = job.run(stop=stop)
+    limit.cancel()
+    assert not summary.interrupted
     assert items(scratch) == truth
 
 
-def test_a_killed_and_resumed_run_gives_the_same_bits(cli, corpus, truth, scratch, tmp_path):
-    slow = write_config(tmp_path, "Shapes", module="row_extractors", seconds=0.05)
-    running = cli.start("extract", corpus.manifest(), "-c", slow, "-o", scratch, "--shard-size", TINY)
-    running.wait_until(lambda: any(scratch.glob("shapes-*/shards/*/zarr.json")))
+def test_a_killed_and_resumed_run_gives_the_same_bits(cli, corpus, truth, scratch, tmp_path, gate):
+    config = write_config(tmp_path, "Gated", module="row_extractors", gate=str(gate))
+    job = ("extract", corpus.manifest(), "-c", config, "-o", scratch, "--shard-size", TINY, "--threads", 1)
+    gate.write_text("14")  # of 20 batches: after 9 the first shard is whole
+    running = cli.start(*job)
+    running.wait_until(lambda: shard_folders(scratch))
     running.send(signal.SIGKILL)
     running.wait()
+    gate.unlink()
     before = len(only_version(scratch).shard_names())
-    assert cli("extract", corpus.manifest(), "-c", slow, "-o", scratch, "--shard-size", TINY).code == 0
+    assert cli(*job, "--threads", 2).code == 0
     assert before < len(only_version(scratch).shard_names())
     assert items(scratch) == truth
 
@@ -266,9 +278,21 @@ def test_who_is_alone_on_the_device_waits_for_the_others_and_they_for_it():
                 inside -= 1
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(hold, [i % 4 == 0 for i in range(60)], timeout=30))
+        list(pool.map(hold, [i % 4 == 0 for i in range(60)]))
     assert set(alone) == {1}
-    assert 1 < most <= shared.slots
+    assert most <= shared.slots
+
+
+def test_as_many_as_there_are_slots_are_on_the_device_together():
+    shared = device.Device("cpu", 3)
+    together = threading.Barrier(shared.slots)
+
+    def hold(_):
+        with shared.slot(False):
+            together.wait(MOST_SECONDS)  # for the others, who are let in meanwhile
+
+    with ThreadPoolExecutor(shared.slots) as pool:
+        list(pool.map(hold, range(3 * shared.slots)))
 
 
 def test_too_few_frames_are_the_extractors_fault(corpus, scratch, tmp_path):
@@ -313,14 +337,16 @@ def test_short_recordings_of_many_samples_wait_for_others(scratch, tmp_path, mon
     assert len(extractor.calls) == 2
 
 
-def test_interrupted_while_rows_wait(cli, corpus, truth, scratch, tmp_path):
-    slow = write_config(tmp_path, "Shapes", module="row_extractors", seconds=0.1)
-    running = cli.start("extract", corpus.manifest(), "-c", slow, "-o", scratch, "--shard-size", TINY)
-    running.wait_until(lambda: any(scratch.glob("shapes-*/shards/*/zarr.json")))
-    running.send(signal.SIGINT)
-    assert running.wait().code == 130
+def test_interrupted_while_rows_wait(cli, corpus, truth, scratch, tmp_path, gate):
+    config = write_config(tmp_path, "Gated", module="row_extractors", gate=str(gate))
+    job = ("extract", corpus.manifest(), "-c", config, "-o", scratch)
+    gate.write_text("14")  # of 20 batches: after 9 the first shard is whole
+    running = cli.start(*job, "--shard-size", TINY, "--threads", 1)
+    running.wait_until(lambda: shard_folders(scratch))
+    assert interrupt(running, gate).code == 130
     found = items(scratch)
+    assert 0 < len(found) < len(truth)
     assert found == {id_: truth[id_] for id_ in found}
-    summary = cli("extract", corpus.manifest(), "-c", slow, "-o", scratch, "--json").json()
+    summary = cli(*job, "--json").json()
     assert summary["versions"][0]["extracted"] == len(truth) - len(found)
     assert items(scratch) == truth

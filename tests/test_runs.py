@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from dataclasses import replace
 
 import pytest
@@ -22,12 +21,11 @@ def failure(id_: str, reason: str = "empty") -> Failure:
     return Failure(id_, f"{id_}.wav", None, 1.5, 0, reason, "what was seen", None, None)
 
 
-def test_the_latest_record_of_an_utterance_counts(version):
+def test_the_latest_record_of_an_utterance_counts(version, clock):
     """Over all runs, in the order of time; a record torn by a kill is none."""
     first = Run(version, {"manifest": "a.csv"})
     first.fail([failure("a"), failure("b")])
     first.fail([])
-    time.sleep(0.001)
     second = Run(version, {"manifest": "b.csv"})
     second.fail([failure("b", "truncated"), failure("c")])
     with (second.folder / "failures.jsonl").open("a") as file:
@@ -50,13 +48,12 @@ def test_the_ledger_keeps_any_text(names):
         assert latest_failures(version) == {one.id: one for one in failures}
 
 
-def test_what_probes_found_comes_back_in_the_order_of_time(version):
+def test_what_probes_found_comes_back_in_the_order_of_time(version, clock):
     """Documents of any form; the store does not ask what is in them."""
     assert version.probes() == []
     documents = [{"device": "cpu", "checksum": "00000000"}, {}, {"policies": [{"name": "pädded \udc80", "wrong": 0.5}]}]
     for document in documents:
         version.write_probe(document)
-        time.sleep(0.001)
     assert Version.open(version.path).probes() == documents
     assert len(list((version.path / "probes").iterdir())) == 3
     with pytest.raises(ValueError, match="JSON"):

@@ -1,7 +1,6 @@
 import copy
 import hashlib
 import json
-import tracemalloc
 from itertools import islice, pairwise
 
 import hypothesis.strategies as st
@@ -52,6 +51,14 @@ def rules(draw, lengths):
 
 many_lengths = st.lists(st.integers(0, 60), min_size=1, max_size=60)
 world_sizes = st.integers(1, 7)
+
+
+def altered(rules=None, **part):
+    """A state over three utterances that no sampler ever gave."""
+    state = BucketBatchSampler([3, 4, 5], batch_size=2).state_dict()
+    state["parts"][0] |= part
+    state["parts"][0]["rules"] |= rules or {}
+    return state
 
 
 class TestEpoch:
@@ -300,10 +307,18 @@ class TestResume:
         resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
         assert list(resumed) == list(rest)
 
+    @pytest.mark.parametrize("batch_size", [2, 3])
+    def test_a_state_of_more_rounds_than_there_are_is_refused_as_soon_as_batches_are_wanted(self, batch_size):
+        sampler = BucketBatchSampler([3, 4, 5], batch_size=batch_size)
+        sampler.load_state_dict(altered(rounds=3))
+        for ask in (len, list):
+            with pytest.raises(ArgumentError, match="not the state of a BucketBatchSampler"):
+                ask(sampler)
+
     def test_a_state_over_other_utterances_is_refused(self):
         state = BucketBatchSampler([3, 4, 5], batch_size=2).state_dict()
         for lengths in ([3, 4, 5, 6], [3, 5, 4]):
-            with pytest.raises(ArgumentError, match="over other utterances than these"):
+            with pytest.raises(ArgumentError, match="for other utterances than these"):
                 BucketBatchSampler(lengths, batch_size=2).load_state_dict(state)
 
     @pytest.mark.parametrize(
@@ -314,10 +329,13 @@ class TestResume:
             [],
             {"lengths": "", "epoch": 0, "parts": [{"rules": {"a": 1}, "rounds": 0}]},
             {"lengths": "", "epoch": 0, "parts": 3},
+            altered(rules={"max_frames": None, "batch_size": None}),
+            altered(rules={"world_size": 0}),
+            altered(rounds=-1),
         ],
     )
     def test_what_is_no_state_is_refused(self, state):
-        with pytest.raises(ArgumentError, match="no state of a BucketBatchSampler"):
+        with pytest.raises(ArgumentError, match="not the state of a BucketBatchSampler"):
             BucketBatchSampler([3, 4, 5], batch_size=2).load_state_dict(state)
 
 
@@ -356,9 +374,9 @@ class TestDataLoader:
     ("arguments", "what"),
     [
         ({}, "no limit: give max_frames, batch_size or both"),
-        ({"batch_size": 0}, "batch_size is 0: it must be at least 1"),
-        ({"batch_size": 2.5}, "batch_size is 2.5: it must be an integer from 1"),
-        ({"max_frames": -1}, "max_frames is -1: it must be at least 1"),
+        ({"batch_size": 0}, "batch_size is 0: it must be a whole number, 1 or more"),
+        ({"batch_size": 2.5}, "batch_size is 2.5: it must be a whole number, 1 or more"),
+        ({"max_frames": -1}, "max_frames is -1: it must be a whole number, 1 or more"),
         (
             {"max_frames": 6},
             "max_frames is 6, and 2 of 4 utterances are longer: the longest has 9 frames, at position 2",
@@ -385,13 +403,16 @@ def test_an_epoch_that_does_not_exist_is_refused():
         BucketBatchSampler([3], batch_size=1).set_epoch(-1)
 
 
-def test_ten_million_utterances_are_held_as_a_few_arrays():
+def test_ten_million_utterances_are_held_as_a_few_arrays(traced):
     lengths = np.full(10**7, 500)
-    tracemalloc.start()
-    try:
-        sampler = BucketBatchSampler(lengths, max_frames=20_000, world_size=8)
-        assert tracemalloc.get_traced_memory()[1] < 30e6
+
+    def make():
+        return BucketBatchSampler(lengths, max_frames=20_000, world_size=8)
+
+    def begin():
+        sampler = make()
         assert len(next(iter(sampler))) == 40
-        assert tracemalloc.get_traced_memory()[0] < 100e6
-    finally:
-        tracemalloc.stop()
+        return sampler
+
+    assert traced(make).peak < 30e6
+    assert traced(begin).held < 100e6

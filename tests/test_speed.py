@@ -278,7 +278,7 @@ def test_a_dry_run_counts_copies_and_how_long_they_last(cli, plain, scratch):
 
 def test_nothing_is_left_to_do(cli, plain, made):
     done = cli("extract", plain.manifest(), "-c", made / "copies.yaml", "-o", made / "features")
-    assert "all 36 utterances are there" in done.out
+    assert "all 36 utterances are already there" in done.out
 
 
 def test_verify_knows_the_copies(cli, plain, made):
@@ -341,4 +341,4 @@ def test_units_of_copies_are_the_same_from_features_and_from_audio(cli, plain, m
     some = write_config_of(scratch / "some.yaml", {"speed": [0.8, 0.9]}, extractor="units", params=params)
     done = cli("extract", plain.manifest(), "-c", some, "-o", scratch / "c", "--from", made / "features")
     assert done.code == 2
-    assert "has not: _sp0.8" in done.err
+    assert "lacks: _sp0.8" in done.err

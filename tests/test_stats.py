@@ -6,11 +6,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import speech
+from damage import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_cache import add_shard, codes_cache, make_features, make_version
 from manifests import manifest_of
 
+import featcache
 from featcache.errors import ArgumentError, DamagedError, ManifestError, MissingItemError, StoreError
 from featcache.loader import Cache
 from featcache.stats import Stats, moments, usage
@@ -142,9 +144,9 @@ def test_what_was_extracted_again_counts_once(tmp_path):
     check((stats.mean, stats.variance), np.concatenate(list({**old, **new}.values())))
 
 
-@pytest.mark.parametrize("item_shape", [(6,), (300,), (2, 3)])
-def test_quantised_features_count_as_they_are_read(tmp_path, item_shape):
-    features = make_features(20, item_shape, "float32", max_frames=PIECE_FRAMES * 2)
+@pytest.mark.parametrize(("utterances", "item_shape"), [(20, (6,)), (3, (300,)), (20, (2, 3))])
+def test_quantised_features_count_as_they_are_read(tmp_path, utterances, item_shape):
+    features = make_features(utterances, item_shape, "float32", max_frames=PIECE_FRAMES * 2)
     cache = cache_of(tmp_path, features, quantized=True)
     frames = np.concatenate(list(cache))
     assert frames.dtype == np.float32
@@ -221,6 +223,15 @@ def test_what_cannot_be_computed(tmp_path):
         moments(Cache(make_version(tmp_path / "empty")))
 
 
+def test_a_cache_that_checks_what_is_read_checks_it_here_too(tmp_path):
+    version = make_version(tmp_path, make_features(20, max_frames=600))
+    (chunk,) = version.path.glob("shards/*/features/c/0/0")
+    flip(chunk, chunk.stat().st_size - 20)  # in the last frame of the last utterance
+    moments(featcache.open(tmp_path))
+    with pytest.raises(DamagedError, match="utt-19: damaged"):
+        moments(featcache.open(tmp_path, check=True))
+
+
 def test_a_shard_that_is_cut_off_is_damaged(cli, scratch):
     version = make_version(scratch / "cache", make_features(20, (4,), "float32"))
     (chunk,) = (version.path / "shards").glob("*/features/c/0/0")
@@ -258,7 +269,7 @@ def test_a_file_is_not_replaced_unasked(tmp_path):
     path = tmp_path / "stats.npz"
     stats.save(path)
     before = path.read_bytes()
-    with pytest.raises(ArgumentError, match=r"stats.npz: is there already: .* --force"):
+    with pytest.raises(ArgumentError, match=r"stats.npz: already exists: .* --force"):
         stats.save(path)
     stats.save(path, overwrite=True)
     assert path.read_bytes() == before
@@ -278,13 +289,13 @@ def savez(path, **arrays):
     ("write", "message"),
     [
         (lambda path, arrays: None, "cannot be read: No such file"),
-        (lambda path, arrays: path.write_bytes(b""), "not a file of `featcache stats`"),
-        (lambda path, arrays: path.write_bytes(b"PK\x03\x04 and so on"), "not a file of `featcache stats`"),
-        (lambda path, arrays: path.write_bytes(NPY), "not a file of `featcache stats`"),
-        (lambda path, arrays: savez(path, mean=[1.0]), "not a file of `featcache stats`"),
-        (lambda path, arrays: savez(path, **{**arrays, "format": [{}]}), "not a file of `featcache stats`"),
-        (lambda path, arrays: savez(path, format=arrays["format"]), "not a whole file"),
-        (lambda path, arrays: savez(path, **arrays, more=1), "not a whole file"),
+        (lambda path, arrays: path.write_bytes(b""), "not a file written by `featcache stats`"),
+        (lambda path, arrays: path.write_bytes(b"PK\x03\x04 and so on"), "not a file written by `featcache stats`"),
+        (lambda path, arrays: path.write_bytes(NPY), "not a file written by `featcache stats`"),
+        (lambda path, arrays: savez(path, mean=[1.0]), "not a file written by `featcache stats`"),
+        (lambda path, arrays: savez(path, **{**arrays, "format": [{}]}), "not a file written by `featcache stats`"),
+        (lambda path, arrays: savez(path, format=arrays["format"]), "an incomplete file"),
+        (lambda path, arrays: savez(path, **arrays, more=1), "an incomplete file"),
         (lambda path, arrays: savez(path, **{**arrays, "mean": [1.0]}), r"variance is float64 \[4\], and must be"),
         (lambda path, arrays: savez(path, **{**arrays, "variance": [np.nan] * 4}), "must be finite"),
     ],
@@ -307,7 +318,7 @@ def test_a_flipped_bit_is_noticed(tmp_path):
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
-    with pytest.raises(StoreError, match="not a file of"):
+    with pytest.raises(StoreError, match="not a file written by"):
         Stats.load(path)
 
 
@@ -321,7 +332,7 @@ def test_the_command_says_what_there_is_and_keeps_it(cli, scratch):
     make_version(scratch / "cache", features)
     manifest = manifest_of(scratch, [(name, "anna" if name < "utt-2" else "ben") for name in features])
     plain = cli("stats", scratch / "cache")
-    assert (plain.code, plain.err) == (0, "not kept: -o FILE does, for featcache.Cmvn.load\n")
+    assert (plain.code, plain.err) == (0, "not saved; -o FILE saves them for featcache.Cmvn.load\n")
     assert f"30 utterances, {sum(map(len, features.values())):,} frames: log mel energy" in plain.out
     assert "1 of 4 dimensions hardly vary: 2" in plain.out
     options = ("--manifest", manifest, "--by", "speaker", "-o", scratch / "s.npz")
@@ -331,7 +342,7 @@ def test_the_command_says_what_there_is_and_keeps_it(cli, scratch):
     assert Stats.load(scratch / "s.npz").groups == ["anna", "ben"]
     again = cli("stats", scratch / "cache", *options)
     assert again.code == 2
-    assert again.err == f"featcache: {scratch}/s.npz: is there already: give another name, or --force to replace it\n"
+    assert again.err == f"featcache: {scratch}/s.npz: already exists: give another name, or --force to replace it\n"
     forced = cli("stats", scratch / "cache", *options, "--force", "--json")
     assert forced.code == 0
     document = forced.json()

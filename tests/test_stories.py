@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from processes import MOST_SECONDS
 
 pytest.importorskip("matplotlib")
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -34,7 +35,7 @@ def digits(tmp_path_factory):
 
 def run(script, *options):
     command = [sys.executable, SCRIPTS / script, *options]
-    return subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=300)
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=MOST_SECONDS)
 
 
 def rows_of(table):

@@ -3,11 +3,11 @@
 import json
 import shutil
 import signal
-import time
 import warnings
 
 import pytest
-from conftest import only_version
+from conftest import only_version, shard_folders
+from gate import interrupt
 from make_cache import add_shard, make_features, make_version
 
 import featcache
@@ -25,9 +25,9 @@ def opened(folder, **options):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         featcache.open(folder, **options)
-    assert {warning.category for warning in caught} <= {FeatcacheWarning}
-    assert all(warning.filename == __file__ for warning in caught)
-    return [str(warning.message) for warning in caught]
+    ours = [warning for warning in caught if warning.category is FeatcacheWarning]
+    assert all(warning.filename == __file__ for warning in ours)
+    return [str(warning.message) for warning in ours]
 
 
 def shards(version):
@@ -38,31 +38,40 @@ class TestExtraction:
     """By what real runs leave."""
 
     @pytest.fixture
-    def job(self, plain, slower_config, scratch):
-        command = ("extract", plain.manifest(), "-c", slower_config, "--shard-size", ONE_EACH, "--threads", 1)
+    def job(self, plain, gated_config, scratch):
+        command = ("extract", plain.manifest(), "-c", gated_config, "--shard-size", ONE_EACH, "--threads", 1)
         return (*command, "-o", scratch / "cache")
 
-    def stopped_half_way(self, cli, job, cache, number):
-        running = cli.start(*job)
-        running.wait_until(lambda: len(list(cache.glob("*/shards/????????????"))) >= 3)
-        going_on = opened(cache)
-        running.send(number)
-        running.wait()
-        return going_on
+    @pytest.fixture
+    def stopped_half_way(self, cli, job, scratch, gate):
+        """Starts an extraction and stops it by a signal after three clips; gives what opening said meanwhile."""
+
+        def stopped(number, job=job):
+            gate.write_text("3")
+            running = cli.start(*job)
+            running.wait_until(lambda: len(shard_folders(scratch / "cache")) == 3)
+            going_on = opened(scratch / "cache")
+            if number == signal.SIGINT:
+                interrupt(running, gate)
+            else:
+                running.send(number)
+                running.wait()
+                gate.unlink()
+            return going_on
+
+        return stopped
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-    def test_stopped_half_way_it_warns_until_it_is_whole(self, cli, job, plain, scratch, number):
+    def test_stopped_half_way_it_warns_until_it_is_whole(self, cli, job, plain, scratch, stopped_half_way, number):
         cache = scratch / "cache"
-        (going_on,) = self.stopped_half_way(cli, job, cache, number)
-        assert "it is being extracted" in going_on
+        (going_on,) = stopped_half_way(number)
+        assert "extraction is running" in going_on
         missing = len(plain.rows) - shards(only_version(cache))
         assert 0 < missing < len(plain.rows)
         (message,) = opened(cache)
-        expected = (
-            f"{missing} of the {len(plain.rows)} utterances of {job[1]} are not there: its extraction was interrup"
-        )
+        expected = f"{missing} of the {len(plain.rows)} utterances of {job[1]} are missing: extraction was interrup"
         assert expected in message
-        assert message.endswith("; the same `featcache extract` again does the rest")
+        assert message.endswith("; run the same `featcache extract` again to add the rest")
         assert "\n" not in message
         with pytest.raises(StoreError) as caught:
             featcache.open(cache, strict=True)
@@ -72,25 +81,38 @@ class TestExtraction:
         assert cli(*job).code == 0
         assert opened(cache, strict=True) == []
 
-    def test_failures_are_not_missing(self, cli, job, plain, scratch, slower_config):
+    def test_failures_are_not_missing(self, cli, job, plain, scratch, stopped_half_way):
         rows = [{**row, "path": "nowhere.wav"} if i in (0, 11) else row for i, row in enumerate(plain.rows)]
         job = (*job[:1], plain.manifest(rows, "failing.csv"), *job[2:])
         cache = scratch / "cache"
-        self.stopped_half_way(cli, job, cache, signal.SIGKILL)
+        stopped_half_way(signal.SIGKILL, job)
         missing = len(rows) - shards(only_version(cache)) - 1
-        assert f"{missing} of the 12 utterances of {job[1]} are not there, 1 failed: " in opened(cache)[0]
+        assert f"{missing} of the 12 utterances of {job[1]} are missing, 1 failed: " in opened(cache)[0]
         assert cli(*job).code == 3
         assert opened(cache, strict=True) == []
 
-    def test_a_repair_that_ends_well_hides_nothing(self, cli, job, plain, scratch):
+    def test_a_repair_that_ends_well_hides_nothing(self, cli, plain, scratch, stopped_half_way):
         cache = scratch / "cache"
-        self.stopped_half_way(cli, job, cache, signal.SIGKILL)
+        stopped_half_way(signal.SIGKILL)
         before = opened(cache)
         version = only_version(cache)
         chunk = next(version.path.glob("shards/*/features/c/0/0"))
         chunk.write_bytes(chunk.read_bytes()[:-1])
         assert cli("repair", version.path, "--manifest", plain.manifest()).code == 0
         assert opened(cache) == before
+
+    def test_shards_that_were_removed_are_missed_until_they_are_made_again(self, cli, job, plain, scratch):
+        cache = scratch / "cache"
+        assert cli(*job).code == 0
+        for folder in shard_folders(cache)[3:5]:
+            shutil.rmtree(folder)
+        (message,) = opened(cache)
+        assert "2 of the 12 utterances that it held are no longer there: shards have been removed" in message
+        with pytest.raises(StoreError, match="no longer there"):
+            featcache.open(cache, strict=True)
+        assert message.split(": ", 1)[1] in cli("info", cache).out
+        assert cli(*job).code == 0
+        assert opened(cache, strict=True) == []
 
     def test_nothing_is_said_of_whole_versions_also_when_they_grow(self, cli, job, plain, scratch):
         cache = scratch / "cache"
@@ -108,16 +130,15 @@ class TestRecords:
     """By records of any order, written here."""
 
     @pytest.fixture
-    def version(self, tmp_path):
+    def version(self, tmp_path, clock):
         return make_version(tmp_path, make_features(10))
 
-    def run(self, version, manifest="a.csv", *, new, held, only=False, extracted=None, interrupted=False, failed=()):
+    def run(self, version, manifest="a.csv", *, new, held, only=False, extracted=None, failed=(), **outcome):
         asked = {"manifest": manifest, "root": "/", "utterances": new + held, "new": new, "held": held, "only": only}
         run = Run(version, asked)
         run.fail(Failure(id_, "x.wav", None, None, None, "empty", "", None, None) for id_ in failed)
         if extracted is not None:
-            run.finish({"extracted": extracted, "failed": len(failed), "num_bytes": 0, "interrupted": interrupted})
-        time.sleep(0.002)  # runs are named by their time
+            run.finish({"extracted": extracted, "failed": len(failed), "interrupted": False, **outcome})
         return run
 
     def missing(self, version):
@@ -152,7 +173,6 @@ class TestRecords:
 
     def test_a_run_that_ended_later_did_also_what_one_beside_it_did_not(self, version):
         beside = Run(version, {"manifest": "a.csv", "root": "/", "utterances": 20, "new": 20, "held": 0, "only": False})
-        time.sleep(0.002)
         self.run(version, new=20, held=0)
         beside.finish({"extracted": 10, "interrupted": False})
         assert self.missing(version) == []
@@ -170,14 +190,23 @@ class TestRecords:
         self.run(version, new=1, held=9, only=True, extracted=1)
         assert self.missing(version) == [("a.csv", 2, 0)]
 
+    def test_what_was_there_and_is_not_any_more_is_missing_unless_it_failed_since(self, version):
+        self.run(version, new=14, held=0, extracted=13, items=13, failed=["z"])
+        (lost,) = find_unfinished(version, open_index(version))
+        assert (lost.manifest, lost.utterances, lost.missing, lost.failed, lost.were_there) == ("a.csv", 13, 3, 0, True)
+        self.run(version, new=2, held=10, only=True, extracted=0, items=10, failed=["x", "y"])  # a repair
+        assert self.missing(version) == [("a.csv", 1, 2)]
+        add_shard(version, make_features(1, prefix="c"), row=20)
+        assert self.missing(version) == []
+
     def test_whether_it_goes_on_is_seen_by_its_lock(self, version, tmp_path):
         run = self.run(version, new=12, held=0)
         assert is_going_on(version, run.id)
-        assert "it is being extracted" in opened(tmp_path)[0]
+        assert "extraction is running" in opened(tmp_path)[0]
         name = run.id
         del run  # as if killed
         assert not is_going_on(version, name)
-        assert "its extraction was interrupted, or goes on elsewhere" in opened(tmp_path)[0]
+        assert "extraction was interrupted, or is running elsewhere" in opened(tmp_path)[0]
         assert not is_going_on(version, "none")
 
     def test_of_very_many_runs_the_latest_are_looked_at(self, version, monkeypatch):

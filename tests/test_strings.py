@@ -32,6 +32,10 @@ def test_it_is_the_sequence_that_went_in(texts):
     assert [strings[i] for i in range(-len(texts), len(texts))] == texts + texts
     assert strings[1:7:2] == texts[1:7:2]
     assert strings == Strings.of(iter(texts))
+    assert strings == texts == strings
+    assert strings == tuple(texts)
+    assert strings != [*texts, ""]
+    assert strings not in (["", *texts], "", None, 3)
     assert strings.byte_lengths().tolist() == [len(text.encode()) for text in texts]
     for beyond in (len(texts), -len(texts) - 1):
         with pytest.raises(IndexError):
@@ -47,6 +51,7 @@ def test_parts_of_it_are_sequences_too(parts, data):
     positions = data.draw(st.lists(st.integers(0, len(texts) - 1), max_size=20)) if texts else []
     taken = strings.take(np.array(positions, np.int64))
     assert list(taken) == [texts[position] for position in positions]
+    assert strings.texts(np.array(positions, np.int64)) == list(taken)
     first = data.draw(st.integers(0, len(texts)))
     view = Strings(strings.blob, strings.offsets[first:])
     assert list(view) == texts[first:]

@@ -137,7 +137,7 @@ def test_what_is_wrong_is_said_at_once(small):
     with pytest.raises(ConfigError, match=r"params.weights: .*: not the bundle's weights: ") as raised:
         _from_config(bundle="WAVLM_BASE", weights=file)
     assert "\n" not in str(raised.value)
-    with pytest.raises(ConfigError, match=r"params.weights: .*: name a file"):
+    with pytest.raises(ConfigError, match=r"params.weights: .*: name the file"):
         _from_config(bundle="HUBERT_BASE", weights=str(small["HUBERT_BASE"].file.parent))
     with pytest.raises(ConfigError, match=r"params.revision: should be left out"):
         _from_config(bundle="HUBERT_BASE", weights=file, revision="a" * 40)

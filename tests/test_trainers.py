@@ -1,7 +1,6 @@
 """Whole trainings: torch's DataLoader with workers that live on, Lightning's Trainer, two ranks of DDP."""
 
 import json
-import socket
 import subprocess
 import sys
 import textwrap
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import toolkits
 import torch
+from processes import MOST_SECONDS
 from torch.utils.data import DataLoader
 
 import featcache
@@ -22,7 +22,8 @@ def made(tmp_path_factory):
 
 
 class TestTorch:
-    def test_persistent_workers_under_every_start_method(self, made, tmp_path):
+    @pytest.mark.parametrize("crop", [0, 7])
+    def test_persistent_workers_under_every_start_method(self, made, tmp_path, crop):
         toolkits.run_script(
             tmp_path,
             """
@@ -32,7 +33,8 @@ class TestTorch:
             from torch.utils.data import DataLoader
 
             if __name__ == "__main__":
-                dataset = featcache.FeatureDataset(featcache.open(sys.argv[1], "fbank80"), sys.argv[2])
+                cache = featcache.open(sys.argv[1], "fbank80")
+                dataset = featcache.FeatureDataset(cache, sys.argv[2], crop=int(sys.argv[3]) or None)
                 sampler = featcache.BucketBatchSampler(dataset.lengths, max_frames=100)
                 expected = {}
                 for method in (None, "fork", "spawn"):
@@ -42,6 +44,7 @@ class TestTorch:
                     )
                     for epoch in range(3):
                         sampler.set_epoch(epoch)
+                        dataset.set_epoch(epoch)  # which workers that live on hear of
                         batches = list(loader)
                         assert sorted(id_ for batch in batches for id_ in batch["ids"]) == sorted(dataset.ids)
                         assert all(batch["features"].shape[:2].numel() <= 100 for batch in batches)
@@ -54,6 +57,7 @@ class TestTorch:
             """,
             made.folder / "features",
             made.manifest,
+            crop,
         )
 
 
@@ -143,7 +147,7 @@ RANK = """
 
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", init_method=sys.argv[4], rank=rank, world_size=world_size)
     dataset = featcache.FeatureDataset(featcache.open(sys.argv[1], "fbank80"), sys.argv[2])
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(80, 1).double())
@@ -186,13 +190,11 @@ RANK = """
 class TestDistributed:
     @pytest.mark.parametrize("loader", ["torch", "featcache"])
     def test_two_ranks_see_each_utterance_once_and_step_as_one_process_would(self, made, tmp_path, loader):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         script = tmp_path / "rank.py"
         script.write_text(textwrap.dedent(RANK))
-        common = {"PATH": "", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-        command = [sys.executable, "-W", "error", script, made.folder / "features", made.manifest, loader]
+        common = {"PATH": "", "WORLD_SIZE": "2"}
+        place = f"file://{tmp_path}/rendezvous"
+        command = [sys.executable, "-W", "error", script, made.folder / "features", made.manifest, loader, place]
         ranks = [
             subprocess.Popen(
                 command,
@@ -204,7 +206,7 @@ class TestDistributed:
             for rank in range(2)
         ]
         try:
-            results = [rank.communicate(timeout=300) for rank in ranks]
+            results = [rank.communicate(timeout=MOST_SECONDS) for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()

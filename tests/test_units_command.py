@@ -148,7 +148,7 @@ def test_from_is_for_units_of_these_very_features(cli, fitted, corpus, scratch):
     folder, _ = fitted
     refused = cli("extract", corpus.manifest(), "-c", "mfcc13", "-o", scratch / "x", "--from", folder / "features")
     assert refused.code == 2
-    assert "--from: mfcc13: mfcc is made from audio; only units are not" in refused.err
+    assert "--from: mfcc13: mfcc is extracted from audio; --from is only for units" in refused.err
     cli("extract", corpus.manifest(), "-c", "fbank80", "-o", scratch / "others", "--device", "cpu")
     options = ("-c", folder / "units.yaml", "-o", scratch / "x", "--from", scratch / "others", "--device", "cpu")
     other = cli("extract", corpus.manifest(), *options)

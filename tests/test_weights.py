@@ -8,7 +8,6 @@ import pickle
 import shutil
 import sys
 import threading
-from time import perf_counter
 
 import pytest
 import torch
@@ -24,7 +23,8 @@ from transformers import (
 
 from featcache import weights
 from featcache.errors import ConfigError, MissingDependencyError
-from featcache.weights import content, loading, location
+from featcache.weights import content, loading
+from featcache.weights.hub import wanted_files
 
 CPU = torch.device("cpu")
 COMMIT = "c1dbe2ae3f1de713481a3b3e7c47f357092ee040"
@@ -157,10 +157,8 @@ def test_a_hubs_id_needs_a_commit(revision, hub):
 
 
 def test_a_hubs_id_that_cannot_be_had_says_what_to_download_to_where(hub):
-    """At once, and in one line."""
-    began = perf_counter()
+    """In one line."""
     message = fault(weights.locate, "facebook/encodec_24khz", COMMIT)
-    assert perf_counter() - began < 5
     for word in (f"hf download facebook/encodec_24khz --revision {COMMIT}", "HF_HOME", "params.weights", str(hub)):
         assert word in message
 
@@ -188,6 +186,7 @@ def test_a_download_that_was_interrupted_is_taken_up_again(saved, hub):
     """A shard that is missing from the cache is one to be downloaded."""
     snapshot = hub / "models--org--name" / "snapshots" / COMMIT
     HubertModel.from_pretrained(saved / "hubert").save_pretrained(snapshot, max_shard_size="5KB")
+    shutil.copy(saved / "hubert" / "preprocessor_config.json", snapshot)
     assert weights.locate("org/name", COMMIT).folder == snapshot
     next(snapshot.glob("model-*.safetensors")).unlink()
     assert "hf download org/name" in fault(weights.locate, "org/name", COMMIT)
@@ -196,9 +195,9 @@ def test_a_download_that_was_interrupted_is_taken_up_again(saved, hub):
 def test_one_form_of_the_weights_is_downloaded():
     """Whisper's repository, say, holds five."""
     names = ["config.json", "flax_model.msgpack", "model.fp32-00001-of-00002.safetensors", "pytorch_model.bin"]
-    assert location._wanted([*names, "model.safetensors"]) == ["config.json", "model.safetensors"]
-    assert location._wanted(names) == ["config.json", "pytorch_model.bin"]
-    assert location._wanted(["a/config.json", "a/one.pt", "README.md"]) == ["a/config.json", "a/one.pt"]
+    assert wanted_files([*names, "model.safetensors"]) == ["config.json", "model.safetensors"]
+    assert wanted_files(names) == ["config.json", "pytorch_model.bin"]
+    assert wanted_files(["a/config.json", "a/one.pt", "README.md"]) == ["a/config.json", "a/one.pt"]
 
 
 def test_what_is_not_installed_is_named(saved, hub, monkeypatch):
@@ -333,10 +332,11 @@ def test_weight_norm_is_folded_to_the_same_bits_whatever_the_threads(saved):
 
 def test_old_weight_norm_is_folded_too():
     """SpeechTokenizer's, say."""
+    torch.manual_seed(0)
     with pytest.warns(FutureWarning):
         layer = torch.nn.utils.weight_norm(torch.nn.Conv1d(3, 5, 2), dim=0)
     model = torch.nn.Sequential(layer)
-    batch = torch.randn(2, 3, 9)
+    batch = torch.randn(2, 3, 9, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         before = model(batch)
         weights.fold_weight_norm(model)

@@ -11,6 +11,7 @@ import zarr
 from conftest import scratch_folder
 from hypothesis import given
 from hypothesis import strategies as st
+from open_files import open_files
 from small_shards import DTYPES
 
 from featcache.errors import DamagedError, StoreError
@@ -76,16 +77,15 @@ def test_an_array_without_a_value_has_no_chunk(scratch, shape):
     zarr3.write_array(scratch / "b", np.ones((3, *shape[1:]), np.float32))
     (scratch / "a" / "zarr.json").replace(scratch / "b" / "zarr.json")
     for reader in (zarr3.read_array, zarr3.map_array):
-        with pytest.raises(DamagedError, match="no value"):
+        with pytest.raises(DamagedError, match="without values"):
             reader(scratch / "b")
 
 
 def test_a_map_outlives_its_file(scratch):
     """What training has mapped stays as it was when repair removes a shard."""
     zarr3.write_array(scratch, np.arange(100_000, dtype=np.float32))
-    before = len(os.listdir("/proc/self/fd"))
     mapped = zarr3.map_array(scratch)
-    assert len(os.listdir("/proc/self/fd")) == before  # a thousand shards are no thousand open files
+    assert open_files(scratch) == []  # a thousand shards are no thousand open files
     zarr3.chunk_path(scratch, 1).unlink()
     assert (mapped == np.arange(100_000)).all()
     with pytest.raises(ValueError, match="read-only"):

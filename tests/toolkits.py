@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from make_cache import make_features, make_version
+from processes import MOST_SECONDS
 
 import featcache
 
@@ -89,4 +90,4 @@ def finish_script(
     # Python 3.12 warns of any fork of a process that has threads, and torch has some.
     ignored = [part for what in ("This process:DeprecationWarning", *ignore) for part in ("-W", f"ignore:{what}")]
     command = [sys.executable, "-W", "error", *ignored, str(script), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd)
+    return subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS, cwd=cwd)

@@ -1,1 +1,22 @@
-"""Bridges to other toolkits, one file each. Nothing else of featcache imports them, and each imports its own alone."""
+"""Adapters to other toolkits, one file each. Nothing else in featcache imports them, and each imports only its own
+toolkit."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__all__ = ["huggingface", "lhotse", "speechbrain", "to_hf"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import an adapter, and with it its toolkit, when it is first used."""
+    if name == "to_hf":
+        return importlib.import_module("featcache.adapters.huggingface").to_hf
+    if name not in __all__:
+        raise AttributeError(f"module 'featcache.adapters' has no attribute {name!r}")
+    return importlib.import_module(f"featcache.adapters.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

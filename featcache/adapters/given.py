@@ -1,4 +1,4 @@
-"""What every adapter is given: a cache, or a dataset that joins it with a manifest."""
+"""The input of every adapter: a cache, or a dataset that joins it with a manifest."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def whole_dataset(given: Cache | FeatureDataset, instead: str) -> FeatureDataset
     dataset = dataset_of(given)
     first = next(iter(caches_of(dataset).values()))
     if not np.array_equal(dataset.lengths, first.lengths[first.find(dataset.ids)]):
-        raise ArgumentError(f"the dataset has a crop=: give one without, and {instead}")
+        raise ArgumentError(f"the dataset has a crop=: pass a dataset without it, and {instead}")
     if any(part.view.codebooks is not None for part in dataset.parts([])):
-        raise ArgumentError(f"the dataset has codebooks=: give one without, and {instead}")
+        raise ArgumentError(f"the dataset has codebooks=: pass a dataset without it, and {instead}")
     return dataset

@@ -1,6 +1,6 @@
-"""Hugging Face datasets: a column of features that is read from a cache when it is looked at, or a copy.
+"""Hugging Face datasets: a column of features that is read from a cache on access, or a copy.
 
-A dataset that was saved with such a column names a type of this module's. So import it before you load one:
+A dataset saved with such a column names a type of this module. So import the module before you load one:
 `import featcache.adapters.huggingface`.
 """
 

@@ -1,7 +1,7 @@
-"""Lhotse: cuts whose features, and arrays beside them, are read from a cache, the frames that are asked for alone.
+"""Lhotse: cuts whose features and further arrays are read from a cache, only the requested frames.
 
-Manifests of cuts name the reader `featcache`. So import this module wherever such manifests are read, before any
-features are: `import featcache.adapters.lhotse`.
+Manifests of cuts name the reader `featcache`. So import this module wherever such manifests are read, before reading
+features: `import featcache.adapters.lhotse`.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def cuts(given: Cache | FeatureDataset) -> CutSet:
     if len(spec.item_shape) != 1:
         shape = ", ".join(map(str, ("frames", *spec.item_shape)))
         raise StoreError(
-            f"{first[1].version.path}: has features [{shape}], and those of Lhotse's cuts are [frames, dims]: give a "
-            "dataset whose first version has such, and this one beside it"
+            f"{first[1].version.path}: has features [{shape}], but Lhotse's cuts need [frames, dims]: pass a dataset "
+            "whose first version has these, and this version after it"
         )
     for cache in (first[1], *dict(others).values()):
         remember(cache)
@@ -204,7 +204,7 @@ def _hop_of(cache: Cache) -> int:
     hop = cache.spec.sample_rate / cache.spec.frame_rate
     if abs(hop - round(hop)) > 1e-6 * hop:
         raise StoreError(
-            f"{cache.version.path}: has {hop:g} samples from one frame to the next, and Lhotse counts whole ones"
+            f"{cache.version.path}: has {hop:g} samples from one frame to the next, but Lhotse needs a whole number"
         )
     return round(hop)
 

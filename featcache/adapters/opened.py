@@ -1,4 +1,4 @@
-"""Which cache is meant by a version's folder: manifests of other toolkits can name nothing else."""
+"""The open cache for a version's folder, which is all that manifests of other toolkits can name."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def to_dynamic_item_dataset(given: Cache | FeatureDataset, *, provides: str | No
     features = item(dataset, provides=provides)
     hidden = [repr(name) for name in dataset.columns if name in ("num_frames", *features.provides)]
     if hidden:
-        raise ArgumentError(f"the columns {listing(hidden)} would hide what the dataset provides: rename them")
+        raise ArgumentError(f"the columns {listing(hidden)} would hide what the dataset itself provides: rename them")
     names = [*dataset.columns, "num_frames"]
     columns = [list(column) if isinstance(column, Strings) else column.tolist() for column in dataset.columns.values()]
     rows = zip(*columns, dataset.lengths.tolist(), strict=True)
@@ -112,11 +112,13 @@ class Collate:
 
         keys = self._reader.keys
         if self._takes not in examples[0]:
-            raise ArgumentError(f"examples have no {self._takes!r}: set_output_keys with it, for it finds the features")
+            raise ArgumentError(
+                f"examples have no {self._takes!r}: include it in set_output_keys, since features are found by it"
+            )
         if read := [repr(key) for key in keys if key in examples[0]]:
             raise ArgumentError(
-                f"examples have {listing(read)} already, each read for itself: set_output_keys without, "
-                "or collate with PaddedBatch"
+                f"examples have {listing(read)} already, read one by one: leave them out of set_output_keys, or "
+                "collate with PaddedBatch"
             )
         gathered = self._reader.gather([example[self._takes] for example in examples])
         places = {key: torch.empty(0) for key in keys}  # PaddedBatch is to hand them to `pad`, where they are known

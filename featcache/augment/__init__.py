@@ -1,13 +1,13 @@
-"""Augmentation on the device where the features are: noise, SpecAugment, mixing; vectorised, and never waited for.
+"""Augmentation of features on their device: noise, SpecAugment, mixing; vectorised, without waiting for the device.
 
     augment = featcache.augment.SpecAugment(seed=0)
     features = augment(features, lengths, step=step)  # in training; in eval mode features come back as they are
 
-What is drawn follows from the seed, the step and the shapes alone: not from torch's global generators, which are left
-as they are, and not from what else ran. A resumed run draws at each step what the first one did. Two augmentations of
-one kind in one model, and each rank of a distributed run, want a seed of their own.
+The random numbers depend only on the seed, the step and the shapes: not on torch's global generators, which are neither
+read nor changed, nor on what else ran. A resumed run draws the same numbers at each step. Give two augmentations of the
+same kind different seeds, and each rank of a distributed run too.
 
-Frames beyond an utterance's length, its padding, stay as they are. On a CPU and on a GPU other numbers are drawn.
+Frames beyond an utterance's length, its padding, are not changed. A CPU and a GPU draw different numbers.
 """
 
 from featcache.augment.base import Augmentation

@@ -1,13 +1,13 @@
-"""What all augmentations have in common: seed and step, which rows, what is padding."""
+"""What all augmentations have in common: seed and step, the choice of rows, padding."""
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from featcache.arguments import is_number, number, whole
 from featcache.augment.draws import Draws
 from featcache.errors import ArgumentError
 from featcache.masks import padding_mask
@@ -19,30 +19,27 @@ class Augmentation(nn.Module):
     """The base of augmentations.
 
     Args:
-        seed: with the step and the shapes, decides all that is drawn.
-        probability: with which a row is augmented at all, each by itself.
+        seed: with the step and the shapes, decides all random numbers.
+        probability: probability that a row is augmented, independently for each row.
 
     Raises:
-        ArgumentError: `probability` is not from 0 to 1, or `seed` is no int.
+        ArgumentError: `probability` is not from 0 to 1, or `seed` is not a whole number.
     """
 
     def __init__(self, *, seed: int = 0, probability: float = 1.0) -> None:
         super().__init__()
-        in_range("probability", probability, 0, 1)
-        if not isinstance(seed, int):
-            raise ArgumentError(f"seed is {seed!r}: it must be an int")
-        self.seed = seed
-        self.probability = probability
+        self.seed = whole("seed", seed)
+        self.probability = number("probability", probability, 0, 1)
 
-    def draws(self, step: int, device: torch.device) -> Draws:
+    def draws(self, step: Any, device: torch.device) -> Draws:
         """The random numbers of one call.
 
         Raises:
-            ArgumentError: `step` is not an int.
+            ArgumentError: `step` is no whole number.
         """
-        if not isinstance(step, int):
-            raise ArgumentError(f"step is {step!r}: give the step of the training, an int")
-        return Draws(type(self).__name__, self.seed, step, device)
+        if isinstance(step, Tensor):  # to read one, a GPU would be waited for
+            raise ArgumentError("step is a tensor: give the step of the training, an int")
+        return Draws(type(self).__name__, self.seed, whole("step", step), device)
 
     def chosen(self, draws: Draws, rows: int) -> Tensor | None:
         """Which rows are augmented, bool `[rows]`; None for all."""
@@ -97,19 +94,6 @@ def expand(values: Tensor, like: Tensor) -> Tensor:
     return values.view(*values.shape, *[1] * (like.ndim - values.ndim))
 
 
-def in_range(name: str, value: float, low: float, high: float = torch.inf) -> None:
-    """Check a setting.
-
-    Raises:
-        ArgumentError: it is no number from low to high.
-    """
-    if not _is_number(value):
-        raise ArgumentError(f"{name} is {value!r}: it must be a number")
-    if not low <= value <= high:
-        limits = f"{low:g} or more" if high == torch.inf else f"from {low:g} to {high:g}"
-        raise ArgumentError(f"{name} is {value}: it must be {limits}")
-
-
 def pair(name: str, value: float | tuple[float, float]) -> tuple[float, float]:
     """A number or a range, as a range.
 
@@ -117,13 +101,9 @@ def pair(name: str, value: float | tuple[float, float]) -> tuple[float, float]:
         ArgumentError: it is neither, or ends before it begins.
     """
     low, high = value if isinstance(value, tuple) else (value, value)
-    if not (_is_number(low) and _is_number(high) and low <= high):
+    if not (is_number(low) and is_number(high) and low <= high):
         raise ArgumentError(f"{name} is {value!r}: give a number, or a range (low, high)")
     return low, high
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real)
 
 
 def _is_setting(name: str, value: Any) -> bool:

@@ -1,6 +1,6 @@
 """Mixing each utterance with another one of the batch: in proportion, or as if both were heard at once.
 
-Lengths do not change. Of a longer partner, the end is left out; where a shorter one has ended, a row is as it was.
+Lengths do not change. A longer partner is cut off; beyond the end of a shorter partner, a row is unchanged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from featcache.augment.base import Augmentation, expand, frames_of, in_range, pair
+from featcache.arguments import number
+from featcache.augment.base import Augmentation, expand, frames_of, pair
 from featcache.errors import ArgumentError
 
 __all__ = ["MixEnergies", "Mixed", "Mixup"]
@@ -21,14 +22,14 @@ _NEPERS = {"power": 1.0, "magnitude": 2.0, "power10": math.log(10), "db": math.l
 
 
 class Mixed(NamedTuple):
-    """A batch that was mixed, and what of.
+    """A mixed batch, with the partner and weight of each row.
 
     For a loss of mixed labels: `weight * loss(output, labels) + (1 - weight) * loss(output, labels[partner])`.
 
     Attributes:
-        features: of the shape and dtype of those that were given.
-        partner: int64 `[batch]`, which row was mixed into each.
-        weight: float32 `[batch]`, the share of a row's own; 1 for a row that nothing was mixed into.
+        features: the mixed features, of the input's shape and dtype.
+        partner: int64 `[batch]`, the index of the row mixed into each row.
+        weight: float32 `[batch]`, the share of a row's own features; 1 for a row that was not mixed.
     """
 
     features: Tensor
@@ -37,15 +38,15 @@ class Mixed(NamedTuple):
 
 
 class Mixup(Augmentation):
-    """A weighted mean of each row and another one of the batch, of values as they are.
+    """A weighted mean of each row and another row of the batch.
 
     Source: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", arXiv:1710.09412. Every row is a partner
     once.
 
     Args:
-        alpha: weights are drawn from the distribution Beta(alpha, alpha): the smaller, the nearer to 0 or 1.
+        alpha: weights are drawn from Beta(alpha, alpha): the smaller alpha, the nearer to 0 or 1.
         seed: see `featcache.augment`.
-        probability: with which a row is mixed.
+        probability: probability that a row is mixed.
 
     Raises:
         ArgumentError: a number is out of range.
@@ -53,15 +54,14 @@ class Mixup(Augmentation):
 
     def __init__(self, alpha: float = 0.2, *, seed: int = 0, probability: float = 1.0) -> None:
         super().__init__(seed=seed, probability=probability)
-        in_range("alpha", alpha, 0.01)
-        self.alpha = alpha
+        self.alpha = number("alpha", alpha, 0.01)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Mixed:
         """Mix a batch.
 
         Args:
             features: floats `[batch, frames, ...]`.
-            lengths: integers `[batch]`, in frames, on the features' device. Without it, all are of full length.
+            lengths: integers `[batch]`, in frames, on the features' device. Without it, all rows have full length.
             step: of the training.
 
         Raises:
@@ -81,21 +81,21 @@ class Mixup(Augmentation):
 
 
 class MixEnergies(Augmentation):
-    """Another row of the batch is heard behind each: powers are added, of features that are logarithms.
+    """Mixes another row of the batch into each as background: adds the powers of features that are logarithms.
 
-    For log mel energies, whose frames are those of the sum of both waveforms, but for the phases. Every row is a
-    partner once.
+    For log mel energies: the result is that of the sum of both waveforms, apart from phase. Every row is a partner
+    once.
 
     Args:
-        snr_db: the mean power of a row over that of what is mixed into it, of the frames and dimensions of each, in
-            dB; of `(low, high)`, each row draws its own from that range.
-        log: what the features are: natural logarithms of "power", as Kaldi's fbank, or of "magnitude", as the mels of
-            vocoders; logarithms to base 10 of power, "power10"; or "db".
+        snr_db: the mean power of a row over that of its partner, each over its own frames and dimensions, in dB; with
+            `(low, high)`, drawn from that range for each row.
+        log: what the features are: natural logarithms of "power", as in Kaldi's fbank, or of "magnitude", as in the
+            mels of vocoders; "power10", logarithms of power to base 10; or "db".
         seed: see `featcache.augment`.
-        probability: with which a row is mixed.
+        probability: probability that a row is mixed.
 
     Raises:
-        ArgumentError: a number is out of range, or `log` is another word.
+        ArgumentError: a number is out of range, or `log` is none of these.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class MixEnergies(Augmentation):
 
         Args:
             features: floats `[batch, frames, dims]`, logarithms.
-            lengths: integers `[batch]`, in frames, on the features' device. Without it, all are of full length.
+            lengths: integers `[batch]`, in frames, on the features' device. Without it, all rows have full length.
             step: of the training.
 
         Raises:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from featcache.augment.base import Augmentation, check_floats, expand, frames_of, in_range, pair
+from featcache.arguments import number
+from featcache.augment.base import Augmentation, check_floats, expand, frames_of, pair
 from featcache.errors import ArgumentError
 
 __all__ = ["GaussianNoise"]
@@ -14,19 +15,19 @@ __all__ = ["GaussianNoise"]
 class GaussianNoise(Augmentation):
     """Adds Gaussian noise, of a given size or at a given signal-to-noise ratio.
 
-    Takes any floats with a batch dimension: features, or hidden activations, such as those before the pooling of an
-    x-vector. Gradients go through it.
+    Takes any float tensor with a batch dimension: features, or hidden activations, such as those before the pooling of
+    an x-vector network. Gradients pass through.
 
     Args:
-        std: standard deviation of the noise; of `(low, high)`, each row draws its own from that range.
-        snr_db: signal-to-noise ratio in dB, of every row by itself, exactly: the mean square of its own values, over
-            that of the noise it gets. A range as for `std`. It is one of the values, whatever they are: log energies
-            at 20 dB are not speech at 20 dB. A row of zeros gets no noise.
+        std: standard deviation of the noise; with `(low, high)`, drawn from that range for each row.
+        snr_db: signal-to-noise ratio in dB, exact for each row: the mean square of the row's values over that of its
+            noise. May be a range, as `std`. This is a ratio of feature values: log energies with noise at 20 dB do not
+            correspond to speech with noise at 20 dB. A row of zeros gets no noise.
         seed: see `featcache.augment`.
-        probability: with which a row gets noise.
+        probability: probability that a row gets noise.
 
     Raises:
-        ArgumentError: not just one of `std` and `snr_db` is given, or a number is out of range.
+        ArgumentError: both or neither of `std` and `snr_db` are given, or a number is out of range.
     """
 
     def __init__(
@@ -43,18 +44,18 @@ class GaussianNoise(Augmentation):
         self.std = None if std is None else pair("std", std)
         self.snr_db = None if snr_db is None else pair("snr_db", snr_db)
         if self.std is not None:
-            in_range("std", self.std[0], 0)
+            number("std", self.std[0], 0)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Tensor:
         """Add noise.
 
         Args:
             features: floats `[batch, ...]`; with `lengths`, `[batch, frames, ...]`.
-            lengths: integers `[batch]`, in frames, on the features' device. Without it, all is signal.
+            lengths: integers `[batch]`, in frames, on the features' device. Without it, there is no padding.
             step: of the training.
 
         Returns:
-            Of the features' shape and dtype.
+            A tensor of the features' shape and dtype.
 
         Raises:
             ArgumentError: shapes, dtypes or devices do not fit.

@@ -1,4 +1,4 @@
-"""SpecAugment: stretches of time and of frequency are masked, and time may be warped."""
+"""SpecAugment: masks bands of time and of frequency, and may warp time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from featcache.augment.base import Augmentation, expand, frames_of, in_range
+from featcache.arguments import is_number, number, whole
+from featcache.augment.base import Augmentation, expand, frames_of
 from featcache.augment.draws import Draws
 from featcache.augment.time_warp import warp_time
 from featcache.errors import ArgumentError
@@ -16,23 +17,23 @@ __all__ = ["SpecAugment"]
 
 
 class SpecAugment(Augmentation):
-    """Masks stretches of time and of frequency, in every row others.
+    """Masks bands of time and of frequency, independently for each row.
 
     Source: Park et al. 2019, "SpecAugment: A Simple Data Augmentation Method for Automatic Speech Recognition",
-    arXiv:1904.08779. The defaults are its policy LD, but for the warping of time, 80 frames there, and for
-    `max_time_fraction`, 1.0 there. As there, widths and then places are drawn uniformly; masks may overlap.
+    arXiv:1904.08779. The defaults are the paper's policy LD, except for time warping (80 frames in the paper) and
+    `max_time_fraction` (1.0 in the paper). As in the paper, the width and then the position of a mask are drawn
+    uniformly; masks may overlap.
 
     Args:
-        time_masks: how many, in each row.
-        time_width: of a mask, at most, in frames.
-        max_time_fraction: of a row's own frames that one time mask may cover, at most.
-        freq_masks: how many, in each row.
-        freq_width: of a mask, at most, in dimensions.
-        time_warp: by how many frames time is warped, at most; see `featcache.augment.time_warp`. 0 is for not at all.
-        value: what masked values become; "mean" for the mean of the row's own values, where features are not
-            normalised to a mean of 0.
+        time_masks: number of masks in each row.
+        time_width: largest width of a mask, in frames.
+        max_time_fraction: largest share of a row's own frames that one time mask may cover.
+        freq_masks: number of masks in each row.
+        freq_width: largest width of a mask, in dimensions.
+        time_warp: largest shift by time warping, in frames; see `featcache.augment.time_warp`. 0 turns it off.
+        value: replaces masked values; "mean" is the mean of the row's own values, for features without a mean of 0.
         seed: see `featcache.augment`.
-        probability: with which a row is augmented.
+        probability: probability that a row is augmented.
 
     Raises:
         ArgumentError: a number is out of range.
@@ -52,25 +53,27 @@ class SpecAugment(Augmentation):
         probability: float = 1.0,
     ) -> None:
         super().__init__(seed=seed, probability=probability)
-        self.time_masks, self.time_width, self.max_time_fraction = time_masks, time_width, max_time_fraction
-        self.freq_masks, self.freq_width, self.time_warp, self.value = freq_masks, freq_width, time_warp, value
-        for name in ("time_masks", "time_width", "freq_masks", "freq_width", "time_warp"):
-            in_range(name, getattr(self, name), 0)
-        in_range("max_time_fraction", max_time_fraction, 0, 1)
-        if isinstance(value, str) and value != "mean":
+        self.time_masks = whole("time_masks", time_masks, 0)
+        self.time_width = whole("time_width", time_width, 0)
+        self.max_time_fraction = number("max_time_fraction", max_time_fraction, 0, 1)
+        self.freq_masks = whole("freq_masks", freq_masks, 0)
+        self.freq_width = whole("freq_width", freq_width, 0)
+        self.time_warp = whole("time_warp", time_warp, 0)
+        if value != "mean" and not is_number(value):
             raise ArgumentError(f"value is {value!r}: give a number, or 'mean'")
+        self.value = value
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Tensor:
         """Mask a batch.
 
         Args:
             features: floats `[batch, frames, dims]`.
-            lengths: integers `[batch]`, in frames, on the features' device; no time mask goes beyond. Without it, all
-                are of full length.
+            lengths: integers `[batch]`, in frames, on the features' device; time masks stay within. Without it, all
+                rows have full length.
             step: of the training.
 
         Returns:
-            Of the features' shape and dtype.
+            A tensor of the features' shape and dtype.
 
         Raises:
             ArgumentError: shapes, dtypes or devices do not fit.

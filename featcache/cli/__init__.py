@@ -7,24 +7,35 @@ nothing heavy is imported before a command runs: `featcache --help` answers at o
 from __future__ import annotations
 
 import os
+import signal
+import sys
+from contextlib import suppress
+from traceback import walk_tb
 from typing import Any
 
 import click
 
 from featcache import __version__
+from featcache.cli import downloads
 from featcache.cli.configs import configs
-from featcache.cli.extract import INTERRUPTED, extract
+from featcache.cli.extract import extract
 from featcache.cli.fit_kmeans import fit_kmeans
 from featcache.cli.info import info
 from featcache.cli.probe import probe
 from featcache.cli.repair import repair
 from featcache.cli.show import show
+from featcache.cli.signals import INTERRUPTED, sigterm_interrupts
 from featcache.cli.stats import stats
 from featcache.cli.verify import verify
-from featcache.errors import DamagedError, FeatcacheError, MissingDependencyError
+from featcache.downloads import show_downloads
+from featcache.errors import FeatcacheError, MissingDependencyError
 
 _EXTRACT_ONLY = {"pydantic", "soundfile", "soxr", "torchaudio", "yaml"}
 """Packages that come with `featcache[extract]`; a training environment has no need of them."""
+
+
+_NOBODY_READS = 128 + signal.SIGPIPE
+"""The exit code where whoever read our output has gone: what a shell says of most programs then."""
 
 
 class _Commands(click.Group):
@@ -32,10 +43,10 @@ class _Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with sigterm_interrupts():
+                return super().invoke(ctx)
         except FeatcacheError as error:
-            hint = "; `featcache repair` mends it" if isinstance(error, DamagedError) else ""
-            click.echo(f"featcache: {error}{hint}", err=True)
+            click.echo(f"featcache: {error}", err=True)
             ctx.exit(error.exit_code)
         except ImportError as error:
             package = (error.name or "").partition(".")[0]
@@ -45,9 +56,13 @@ class _Commands(click.Group):
             click.echo(f"featcache: {missing}", err=True)
             ctx.exit(missing.exit_code)
         except BrokenPipeError:
-            raise  # click's: whoever read our output has gone
+            _drop_output()
+            ctx.exit(_NOBODY_READS)
         except OSError as error:
             where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
+            if _is_from_printing(error):
+                where = "standard output: "
+                _drop_output()
             click.echo(f"featcache: {where}{error.strerror or error}", err=True)
             ctx.exit(1)
         except KeyboardInterrupt:
@@ -56,6 +71,19 @@ class _Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+
+def _drop_output() -> None:
+    """Let what stdout still holds go nowhere, so that ending does not fail by it."""
+    with suppress(OSError, ValueError):  # stdout is no file
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def _is_from_printing(error: BaseException) -> bool:
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__") == click.echo.__module__
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -68,9 +96,10 @@ def main() -> None:
     featcache verify features                is every byte what was written?
     python -c 'import featcache; print(featcache.open("features"))'
 
-    Exit codes: 0 fine; 1 failed, or verify found damage; 2 usage, config or manifest; 3 finished, but
-    some utterances are in the failure ledger; 130 interrupted.
+    Exit codes: 0 success; 1 failed, or verify found damage; 2 wrong usage, config or manifest; 3
+        finished, but some utterances failed (see the failure ledger); 130 interrupted.
     """
+    show_downloads(downloads.show)
 
 
 for command in (extract, verify, repair, info, show, stats, probe, configs, fit_kmeans):

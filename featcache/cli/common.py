@@ -1,20 +1,41 @@
-"""What several commands do alike: what they print, and how many threads they take."""
+"""What several commands share: printing, and the default number of threads."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from featcache.errors import StoreError
 
 if TYPE_CHECKING:
     from featcache.store.version import Version
 
 
+FIRST_SECONDS = 5.0
+"""Before the first line of progress, where stderr is no terminal: what is shorter is not told of."""
+
+LINE_SECONDS = 30.0
+"""Between such lines."""
+
+
 def default_threads() -> int:
     """Every core that this process may use, at most 8."""
     return min(8, len(os.sched_getaffinity(0)))
+
+
+def terminal_columns() -> int:
+    """How wide the terminal is that stderr goes to; 0 where it goes elsewhere, or to a terminal without a size."""
+    if not sys.stderr.isatty():
+        return 0
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except OSError:
+        return 0
 
 
 def note(message: str) -> None:
@@ -29,6 +50,23 @@ def note_unfinished(version: Version) -> None:
 
     for run in find_unfinished(version, open_index(version)):
         note(f"{version.path}: {run}")
+
+
+def refuse_output(path: Path, force: bool) -> None:
+    """Refuse a file that cannot be written, before the work and not after it.
+
+    Raises:
+        ArgumentError: there is such a file, and `force` is not set.
+        StoreError: its folder is not there, or may not be written.
+    """
+    from featcache.stats.result import refuse_to_replace
+
+    refuse_to_replace(path, force)
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise StoreError(f"{path}: cannot be written: there is no folder {path.parent}")
+    if not os.access(folder, os.W_OK):
+        raise StoreError(f"{path}: cannot be written: the folder {path.parent} may not be written")
 
 
 def print_json(document: Any) -> None:
@@ -61,6 +99,6 @@ def clock(seconds: float) -> str:
 def best(fastest: dict[str, Any] | None) -> str:
     """What a probe found to be the fastest way, for a person: `fastest without a mismatch: padded, fp32: 151 × …`."""
     if fastest is None:
-        return "nothing is without a mismatch"
+        return "every combination has mismatches"
     speed = f"{fastest['times_real_time']:,.0f} × real time"
     return f"fastest without a mismatch: {fastest['policy']}, {fastest['precision']}: {speed}"

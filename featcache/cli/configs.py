@@ -10,7 +10,7 @@ from featcache.errors import ConfigError
 @click.command(short_help="List the packaged configs, or print one.")
 @click.argument("name", required=False)
 def configs(name: str | None) -> None:
-    """List the packaged configs; with a NAME, print that one, commented, to start your own from.
+    """List the packaged configs; with a NAME, print that config, with comments, as a start for your own.
 
     \b
     Examples:
@@ -27,4 +27,4 @@ def configs(name: str | None) -> None:
     elif name in packaged:
         click.echo(packaged[name], nl=False)
     else:
-        raise ConfigError(f"there is no packaged config {name!r}; there are {', '.join(packaged)}")
+        raise ConfigError(f"there is no packaged config {name!r}; choose from {', '.join(packaged)}")

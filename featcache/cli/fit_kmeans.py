@@ -7,51 +7,45 @@ from pathlib import Path
 import click
 
 from featcache.cli import options
-from featcache.cli.common import note, note_unfinished, print_json
-from featcache.errors import StoreError
+from featcache.cli.common import note, note_unfinished, print_json, refuse_output
 
 
 @click.command("fit-kmeans", short_help="Fit k-means to a version's frames, for the extractor `units`.")
 @options.version_path
-@click.option("-k", "k", type=click.IntRange(min=1), required=True, metavar="K", help="How many units.")
-@click.option(
-    "-o",
-    "output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
-    metavar="FILE",
-    help="Where to write them: units.safetensors, say.",
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random choices.")
+@click.option("-k", "k", type=click.IntRange(min=1), required=True, metavar="K", help="Number of units.")
+@options.output_file("Where to write the centroids, such as units.safetensors.", required=True)
+@options.force
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random choices.")
 @click.option(
     "--frames",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Fit to so many frames, drawn at random; each value of a frame takes 4 bytes of memory.  [default: 1000 for "
-    "each unit]",
+    help="Number of frames to fit to, drawn at random; each value of a frame takes 4 bytes of memory."
+    "  [default: 1000 per unit]",
 )
 @options.device()
 @options.threads("[default: every core, at most 8]")
-@options.as_json("Print what came of it as one JSON document.")
+@options.as_json("Print the result as one JSON document.")
 def fit_kmeans(
     path: Path,
     k: int,
     output: Path,
+    force: bool,
     seed: int,
     frames: int | None,
     device: str | None,
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Fit k-means to the frames of a version, and write the centroids to a file, which is the `weights` of the
-    extractor `units`.
+    """Fit k-means to the frames of a version, and write the centroids to a file: the `weights` of the extractor
+    `units`.
 
     Frames are drawn uniformly from the whole version. On one device, the same seed gives the same centroids.
 
     \b
     Examples:
       featcache fit-kmeans features -k 500 -o units.safetensors
-      featcache fit-kmeans features/hubert-l6-3f9c21ab04de -k 2000 -o units.safetensors --frames 4000000
+      featcache fit-kmeans features/hubert-base-l6-<fingerprint> -k 2000 -o units.safetensors --frames 4000000
     """
     from time import perf_counter
 
@@ -59,9 +53,8 @@ def fit_kmeans(
     from featcache.kmeans import fit_version, write_codebook
     from featcache.store.version import select_version
 
+    refuse_output(output, force)
     version = select_version(path)
-    if not output.parent.is_dir():  # said before the work, not after it
-        raise StoreError(f"{output}: cannot be written: there is no folder {output.parent}")
     note_unfinished(version)
     on = Device(device, threads)
     started = perf_counter()
@@ -97,4 +90,4 @@ def fit_kmeans(
         f"  frames in a cluster: {document['smallest']:,} to {document['largest']:,}; {document['empty']:,} are empty"
     )
     if document["empty"]:
-        note("there are fewer different frames than units: take a smaller -k")
+        note("there are fewer distinct frames than units: choose a smaller -k")

@@ -10,25 +10,27 @@ import click
 from featcache.cli import options
 from featcache.cli.common import best, hours, megabytes, note, print_json
 from featcache.errors import DamagedError, counted
-from featcache.spec import QUANTIZATION
 
 if TYPE_CHECKING:
     from featcache.store.version import Version
 
 
-@click.command(short_help="Say what a cache holds.")
+@click.command(short_help="Show what a cache holds.")
 @options.version_path
 @click.option("--failures", is_flag=True, help="List the failure ledger: each utterance with its reason.")
-@options.as_json("Print it as one JSON document.")
+@options.as_json("Print the result as one JSON document.")
 @click.pass_context
 def info(ctx: click.Context, path: Path, failures: bool, as_json: bool) -> None:
-    """Say what each version of a cache holds: utterances, hours, bytes, config, who made it, failures.
+    """Show what each version of a cache holds: utterances, hours, bytes, config, library versions, failures.
+
+    Bytes of features, here and in the other commands, count the features as stored and all side arrays,
+    including the scales and offsets of quantised features. Bytes on disk are the sizes of all files.
 
     \b
     Examples:
       featcache info features
       featcache info features --failures
-      featcache info features/fbank80-3f9c21ab04de --json
+      featcache info features/fbank80-<fingerprint> --json
     """
     from featcache.store.version import Version, version_folders
 
@@ -37,7 +39,7 @@ def info(ctx: click.Context, path: Path, failures: bool, as_json: bool) -> None:
         try:
             documents.append(_describe(Version.open(folder)))
         except DamagedError as error:
-            note(f"featcache: {error}: featcache repair {folder} --manifest MANIFEST")
+            note(f"featcache: {error}")
             is_damaged = True
     if as_json:
         print_json({"versions": documents})
@@ -48,7 +50,6 @@ def info(ctx: click.Context, path: Path, failures: bool, as_json: bool) -> None:
 
 
 def _describe(version: Version) -> dict[str, Any]:
-    import math
     from dataclasses import asdict
 
     from featcache.store.index import open_index
@@ -60,18 +61,18 @@ def _describe(version: Version) -> dict[str, Any]:
     ledger = latest_failures(version)
     standing = index.find(Strings.of(ledger)) < 0
     failures = [asdict(failure) for failure, stands in zip(ledger.values(), standing, strict=True) if stands]
-    spec = version.info.spec
-    frames = int(index.num_frames.sum())
-    shards = [version.shard(name).info for name in index.shards]
-    batched = {(made_by.get("batching"), made_by.get("mismatch")) for made_by in (shard.made_by for shard in shards)}
+    shards = [version.shard(name) for name in index.shards]
+    batched = {(one.info.made_by.get("batching"), one.info.made_by.get("mismatch")) for one in shards}
     newest = {probe["device"]: probe for probe in version.probes()}
     return {
         "path": str(version.path),
         **asdict(version.info),
         "utterances": len(index),
-        "frames": frames,
-        "seconds": round(sum(shard.seconds for shard in shards), 3),
-        "bytes": frames * math.prod(spec.item_shape) * version.dtype.itemsize,
+        "replaced": sum(shard.info.items for shard in shards) - len(index),
+        "frames": int(index.num_frames.sum()),
+        "seconds": round(sum(shard.info.seconds for shard in shards), 3),
+        "bytes": sum(shard.num_bytes(version.info.spec) for shard in shards),
+        "bytes_on_disk": version.bytes_on_disk(),
         "shards": len(index.shards),
         "batching": [
             {"policy": policy, "mismatch": mismatch} for policy, mismatch in sorted(batched, key=str) if policy
@@ -83,14 +84,19 @@ def _describe(version: Version) -> dict[str, Any]:
 
 
 def _print(document: dict[str, Any], failures: bool) -> None:
+    from featcache.spec import QUANTIZATION
+
     spec, config = document["spec"], document["config"]
     shape = ", ".join(["frames", *map(str, spec["item_shape"])])
     click.echo(document["path"])
     utterances, shards = counted(document["utterances"], "utterance"), counted(document["shards"], "shard")
     click.echo(
-        f"  {utterances}, {hours(document['seconds'])} of audio, {megabytes(document['bytes'])} in {shards}; "
-        f"{len(document['failures']):,} failed"
+        f"  {utterances}, {hours(document['seconds'])} of audio, {megabytes(document['bytes'])} of features in "
+        f"{shards}, {megabytes(document['bytes_on_disk'])} on disk in all; {len(document['failures']):,} failed"
     )
+    if replaced := document["replaced"]:
+        older = counted(replaced, "older item")
+        click.echo(f"  among these, {older} of utterances that were extracted again: not read, but not removed")
     for run in document["unfinished"]:
         click.echo(f"  {run['message']}")
     side_arrays = {side["name"]: side for side in spec["side"]}
@@ -99,7 +105,7 @@ def _print(document: dict[str, Any], failures: bool) -> None:
     click.echo(f"  {spec['dtype']} [{shape}], {spec['frame_rate']:g} frames/s: {spec['units']}{stored}")
     for side in side_arrays.values():
         entry = ", ".join(["entries", *map(str, side["item_shape"])])
-        click.echo(f"  beside them {side['name']}, {side['dtype']} [{entry}]: {side['units']}")
+        click.echo(f"  side array {side['name']}, {side['dtype']} [{entry}]: {side['units']}")
     click.echo(f"  extractor {config['extractor']}, audio at {spec['sample_rate']:,} Hz")
     if "augment" in config:
         click.echo(f"  copies {_copies(config['augment'])}")

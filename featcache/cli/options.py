@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
+from featcache.cli.paths import CACHE, EXISTING_FOLDER, FILE, PATH, TEXT
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-FOLDER = click.Path(file_okay=False, path_type=Path)
+manifest_argument = click.argument("manifest", type=TEXT)
+"""For every command that needs a manifest."""
+
+
+def manifest(meaning: str, **settings: Any) -> Decorator:
+    """`--manifest`; `settings` are click's."""
+    return click.option("--manifest", type=TEXT, metavar="MANIFEST", help=meaning, **settings)
 
 
 def root(default: str = "the manifest's folder") -> Decorator:
     """`--root`, for every command that takes a manifest; `default` says what it is where it is not given."""
-    help_text = f"What relative paths are relative to.  [default: {default}]"
-    return click.option("--root", type=FOLDER, metavar="FOLDER", help=help_text)
+    help_text = f"The folder that relative paths are relative to.  [default: {default}]"
+    return click.option("--root", type=EXISTING_FOLDER, metavar="FOLDER", help=help_text)
 
 
 def device(meaning: str = "cpu, cuda, cuda:1 …") -> Decorator:
     """`--device`, for every command that computes."""
-    return click.option("--device", metavar="DEVICE", help=f"{meaning}  [default: cuda where there is one]")
+    return click.option("--device", metavar="DEVICE", help=f"{meaning}  [default: cuda if there is one]")
 
 
 def threads(meaning: str) -> Decorator:
@@ -31,7 +38,16 @@ def threads(meaning: str) -> Decorator:
 
 def cache(meaning: str, **settings: Any) -> Decorator:
     """`-o`, `--output`: a cache, for every command that writes to one; `settings` are click's."""
-    return click.option("-o", "--output", "cache", type=FOLDER, metavar="CACHE", help=meaning, **settings)
+    return click.option("-o", "--output", "cache", type=CACHE, metavar="CACHE", help=meaning, **settings)
+
+
+def output_file(meaning: str, **settings: Any) -> Decorator:
+    """`-o`, `--output`: one file, for every command that writes one; `settings` are click's."""
+    return click.option("-o", "--output", "output", type=FILE, metavar="FILE", help=meaning, **settings)
+
+
+force = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+"""For every command that writes one file."""
 
 
 def as_json(meaning: str) -> Decorator:
@@ -51,9 +67,9 @@ trust_remote_code = click.option(
     is_flag=True,
     expose_value=False,
     callback=_allow_remote_code,
-    help="Run the Python code that a model brings with its weights. Without it, such a model is refused.",
+    help="Run Python code that comes with a model's weights. Without this option, such models are refused.",
 )
 """For every command that loads models."""
 
-version_path = click.argument("path", metavar="CACHE[/VERSION]", type=click.Path(path_type=Path))
+version_path = click.argument("path", metavar="CACHE[/VERSION]", type=PATH)
 """For every command that takes one version, or all of a cache."""

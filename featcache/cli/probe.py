@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from featcache.cli import options
+from featcache.cli import options, paths
 from featcache.cli.common import best, note, print_json
 from featcache.errors import counted
 
@@ -20,12 +20,12 @@ _NEAR = 16
 """Frames from a clip's end, up to which its tail is meant."""
 
 
-@click.command(short_help="Measure what batching and precision do to a config's values.")
-@click.argument("config")
-@click.argument("manifest")
+@click.command(short_help="Measure how batching and precision change a config's values.")
+@click.argument("config", type=paths.TEXT)
+@options.manifest_argument
 @options.cache(
-    "Keep the result with the config's version in this cache, made where there is none: `featcache extract` holds to "
-    "it.  [default: ./features, if it has the version]"
+    "Save the result with the config's version in this cache, created if missing; `featcache extract` then uses it."
+    "  [default: ./features, if it has the version]"
 )
 @options.root()
 @options.device()
@@ -36,10 +36,10 @@ _NEAR = 16
     default=32,
     show_default=True,
     metavar="N",
-    help="How many to measure with: from the shortest to the longest, the first 30 s of each.",
+    help="Number of utterances to measure with, from the shortest to the longest; the first 30 s of each.",
 )
 @options.trust_remote_code
-@options.as_json("Print what was found as one JSON document.")
+@options.as_json("Print the result as one JSON document.")
 def probe(
     config: str,
     manifest: str,
@@ -50,12 +50,13 @@ def probe(
     utterances: int,
     as_json: bool,
 ) -> None:
-    """Measure, on this device, what batching and precision do to the values of CONFIG, with some of the
+    """Measure, on this device, how batching and precision change the values of CONFIG, with some of the
     MANIFEST's utterances.
 
-    Each is extracted alone, in batches of equal lengths, and padded among strangers, at every precision that
-    the device has, and held to what it gives alone in fp32. Codes that differ are told apart: ties, where two
-    codewords are equally near but for rounding, and mismatches. The fastest way without a mismatch is named.
+    Each utterance is extracted alone, in batches of equal length, and in padded batches, at every precision
+    that the device has, and compared with the same utterance alone in fp32. Codes that differ are either
+    ties, where the distances of two codewords differ by less than rounding, or mismatches. The fastest
+    combination without mismatches is named.
 
     \b
     Examples:
@@ -77,7 +78,7 @@ def probe(
         print_json({**found.document(), "kept": str(version.path) if version else None})
     else:
         _print(found)
-        click.echo(f"kept in {version.path}" if version else "not kept: with -o CACHE, extract will hold to it")
+        click.echo(f"saved in {version.path}" if version else "not saved: with -o CACHE, extract will use it")
 
 
 def _version(config: Config, cache: Path | None, found: Probe) -> Version | None:
@@ -101,14 +102,14 @@ def _print(found: Probe) -> None:
         f"{found.seconds:.1f} s in all, {values}; on {found.device}, {counted(found.threads, 'thread')}"
     )
     for fault in found.skipped:
-        click.echo(f"left out: {fault}")
+        click.echo(f"skipped: {fault}")
     if found.rounding:
         rounding = ", ".join(f"{size:.1g} in {precision}" for precision, size in found.rounding.items())
         click.echo(f"compared with each utterance alone in fp32; rounding, relative to a frame: {rounding}")
     else:
         click.echo("compared, bit for bit, with each utterance alone")
     header = ("precision", "batching", "differ", "ties", "mismatches", "largest", "disturbed", "× real time", "")
-    rows = [header, *(_row(one, found) for one in found.measured)]
+    rows = [header, *(_row(one) for one in found.measured)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     click.echo()
     for row in rows:
@@ -119,18 +120,21 @@ def _print(found: Probe) -> None:
         click.echo("  ".join(cells).rstrip())
     click.echo()
     shares = "codes" if found.spec.codebook_sizes else "frames"
-    click.echo(f"shares of {shares}; largest: difference of a frame, relative in norm")
-    click.echo("disturbed: frames that batching moves by more than rounding, whether or not a code changes")
+    click.echo(f"shares of {shares}; largest: the largest difference of a frame, relative to its norm")
+    click.echo("disturbed: frames that batching changes by more than rounding, whether or not a code changes")
     if any(one.policy == "equal_length" for one in found.measured):
-        click.echo("batches of equal lengths are as full as lengths of the sample are equal, padded ones are full")
+        click.echo(
+            "equal_length batches are only as full as the sample has utterances of equal length; padded batches are "
+            "full"
+        )
     batched = [one.repeatable for one in found.measured if one.repeatable is not None]
     if batched:
-        click.echo(f"the same bits whatever the neighbours: {'yes' if all(batched) else 'no'}")
+        click.echo(f"bit-identical whatever the neighbours: {'yes' if all(batched) else 'no'}")
     _print_chunks(found)
     click.echo(best(found.document()["fastest"]))
 
 
-def _row(one: Measured, found: Probe) -> tuple[str, ...]:
+def _row(one: Measured) -> tuple[str, ...]:
     policy = one.policy if one.is_declared else f"{one.policy} (not declared)"
     if one.error is not None:
         return (one.precision, policy, "", "", "", "", "", "", f"not possible here: {one.error}")
@@ -162,10 +166,11 @@ def _print_chunks(found: Probe) -> None:
         return
     promise = "exact by the model's receptive field" if chunks.exact else "not exact by the model's receptive field"
     if not chunks.utterances:
-        click.echo(f"chunks: {promise}; no utterance of the sample is longer than one")
+        click.echo(f"chunks: {promise}; no utterance of the sample is longer than a chunk")
         return
     click.echo(
-        f"chunks: {promise}; of {chunks.utterances:,} utterances, {_percent(chunks.differing)} differs from the whole, "
+        f"chunks: {promise}; of {chunks.utterances:,} utterances, {_percent(chunks.differing)} differs from the whole "
+        "clip, "
         f"{_percent(chunks.mismatch)} by more than rounding"
     )
 

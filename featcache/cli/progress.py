@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, a plain line every so often elsewhere."""
+"""Progress on stderr: a bar as wide as the terminal, or plain lines at intervals elsewhere."""
 
 from __future__ import annotations
 
@@ -9,37 +9,40 @@ from typing import Never
 
 from tqdm import tqdm
 
-from featcache.cli.common import clock, hours, note
+from featcache.cli.common import FIRST_SECONDS, LINE_SECONDS, clock, hours, note, terminal_columns
 from featcache.engines.progress import Progress
 from featcache.extraction import Extraction
 
 _BAR_SECONDS = 0.1
-_LINE_SECONDS = 30.0
+_MOST_COLUMNS = 110
 
 
 class Display:
-    """Shows hours of audio done, times real time, time left, and failures; use it as a context manager."""
+    """Shows hours of audio done, time left, failures and times real time; use it as a context manager."""
 
     def __init__(self, extraction: Extraction) -> None:
-        self._total = max((extraction.expected_seconds(work) for work in extraction.work), default=0.0)
-        self._is_terminal = sys.stderr.isatty()
+        self._total = extraction.seconds_to_decode
         self._bar: tqdm[Never] | None = None
-        if self._is_terminal and self._total:
-            self._bar = tqdm(total=self._total, bar_format="{percentage:3.0f}%|{bar:30}| {desc}", file=sys.stderr)
-        self._started = self._shown = monotonic()
+        if self._total and (columns := terminal_columns()):
+            # The bar takes what the words leave of a line; where that is nothing, the last words are left out.
+            form = "{percentage:3.0f}%|{bar}| {desc}"
+            self._bar = tqdm(total=self._total, bar_format=form, ncols=min(columns, _MOST_COLUMNS), file=sys.stderr)
+        self._started = monotonic()
+        self._next = self._started + (FIRST_SECONDS if self._bar is None else _BAR_SECONDS)
 
     def update(self, progress: Progress) -> None:
         """Show the progress, unless it has just been shown."""
         now = monotonic()
-        if now - self._shown < (_BAR_SECONDS if self._is_terminal else _LINE_SECONDS):
+        if now < self._next:
             return
-        self._shown = now
+        self._next = now + (LINE_SECONDS if self._bar is None else _BAR_SECONDS)
         done, seconds = progress.audio_seconds, now - self._started
         speed = done / seconds
         left = f"{clock((self._total - done) / speed)} left" if 0 < done <= self._total else "…"
         failed = sum(progress.failures.values())
-        text = f"{hours(done)} of {hours(self._total)}, {speed:,.0f} × real time, {left}, {failed:,} failed"
+        text = f"{hours(done)} of {hours(self._total)}, {left}, {failed:,} failed, {speed:,.0f} × real time"
         if self._bar is not None:
+            self._bar.ncols = min(terminal_columns() or _MOST_COLUMNS, _MOST_COLUMNS)  # it may have changed
             self._bar.n = min(done, self._total)
             self._bar.set_description_str(text)
         else:

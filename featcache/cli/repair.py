@@ -1,4 +1,4 @@
-"""`featcache repair`: remove what is damaged, and extract just that again."""
+"""`featcache repair`: keep what is sound, and re-extract only the damaged utterances."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import print_json
-from featcache.cli.extract import FAILURES_LEFT, INTERRUPTED, print_summary, stoppable
+from featcache.cli.extract import FAILURES_LEFT
+from featcache.cli.signals import INTERRUPTED, stoppable
+from featcache.cli.summary import print_summary
 from featcache.errors import counted
 
 
-@click.command(short_help="Remove what is damaged, and extract just that again.")
+@click.command(short_help="Re-extract damaged utterances, and keep the others.")
 @options.version_path
-@click.option("--manifest", required=True, metavar="MANIFEST", help="That the utterances came from.")
+@options.manifest("The manifest that the utterances came from.", required=True)
 @options.root()
 @options.device()
 @options.threads("As for extract.")
 @options.trust_remote_code
-@options.as_json("Print what was done as one JSON document.")
+@options.as_json("Print the result as one JSON document.")
 @click.pass_context
 def repair(
     ctx: click.Context,
@@ -31,10 +33,14 @@ def repair(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Read every byte of a version (or of all versions of a cache), remove damaged shards, and extract
-    what was in them again.
+    """Read every byte of a version (or of all versions of a cache), and re-extract the damaged utterances.
 
-    Nothing is removed where the manifest lacks an utterance of a damaged shard.
+    The undamaged utterances of a damaged shard are kept, bit for bit: they are written to a new shard before
+    the damaged shard is removed. If a shard's own description is damaged (any array except the features, or the
+    group's zarr.json), all its utterances are re-extracted.
+
+    Only the damaged utterances need to be in the manifest, and their audio files must exist. Otherwise nothing
+    is removed.
 
     \b
     Example:
@@ -58,10 +64,12 @@ def repair(
                 continue
             if one.metadata:
                 click.echo(f"{one.path}: metadata restored")
+            if one.removed:
+                shards, kept = counted(len(one.removed), "damaged shard"), counted(one.kept, "utterance")
+                click.echo(f"{one.path}: {shards}: {kept} kept, {one.extracted:,} extracted again")
             if one.summary:
-                click.echo(f"{one.path}: {counted(len(one.removed), 'damaged shard')} removed, to be extracted again")
                 print_summary(one.summary)
-            elif not one.metadata:
+            elif not one.metadata and not one.removed:
                 click.echo(f"{one.path}: no damage found")
             if one.missing:
                 missing = counted(one.missing, "utterance is", "utterances are")

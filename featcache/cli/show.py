@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,20 +11,25 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import print_json
-from featcache.errors import MissingItemError
+from featcache.errors import MissingItemError, counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from featcache.loader import Cache
+    from featcache.store.shard import Item
 
 
-@click.command(short_help="Show one utterance: where it is, where it came from, its values.")
+@click.command(short_help="Show one utterance: its place, its source, its values.")
 @options.version_path
 @click.argument("utterance", metavar="ID")
-@options.as_json("Print it as one JSON document.")
+@options.as_json("Print the result as one JSON document.")
 def show(path: Path, utterance: str, as_json: bool) -> None:
-    """Show one utterance of each version that has it: its shard, the file it came from, and a summary of its values.
+    """Show one utterance in each version that has it: its shard, its audio file, and a summary of its values.
+
+    With --json, start, duration (seconds) and channel are those of the manifest's row, and null where it gave none;
+    seconds is how much audio was extracted, and num_samples the same at the config's rate; source_rate (Hz), size
+    (bytes) and mtime_ns are those of the audio file.
 
     \b
     Example:
@@ -56,7 +62,7 @@ def show(path: Path, utterance: str, as_json: bool) -> None:
             {
                 "version": str(version.path),
                 "shard": shard.name,
-                **asdict(item),
+                **_source(item, cache.spec.sample_rate),
                 **_summary(features),
                 **({"quantized": _quantized(cache, utterance)} if cache.spec.is_quantized else {}),
                 "side": side,
@@ -67,17 +73,37 @@ def show(path: Path, utterance: str, as_json: bool) -> None:
     if as_json:
         print_json({"versions": documents})
         return
-    for document in documents:
-        side = document.pop("side")
-        quantized = document.pop("quantized", None)
-        for name, value in document.items():
-            if value is not None:
-                click.echo(f"{name:12} {value}")
-        if quantized:
-            click.echo(f"{'stored':12} {quantized['dtype']}, off by at most {quantized['largest_error']:.3g}")
-        for name, summary in side.items():
-            values = ", ".join(f"{key} {value}" for key, value in summary.items() if value is not None)
-            click.echo(f"{name:12} {values}")
+    for number, document in enumerate(documents):
+        if number:
+            click.echo()
+        _print(document)
+
+
+def _source(item: Item, rate: int) -> dict[str, Any]:
+    """What a shard keeps of an utterance, and how many seconds its samples are at the config's rate, in Hz."""
+    kept = asdict(item)
+    kept["source_rate"] = kept.pop("sample_rate")
+    return {**kept, "seconds": item.num_samples / rate}
+
+
+def _print(document: dict[str, Any]) -> None:
+    """One version's utterance, for a person: a name and a value on each line."""
+    lines = {name: document[name] for name in ("version", "shard", "id", "path")}
+    if document["start"] is not None:
+        lines["start"] = f"{document['start']:.3f} s"
+    lines["duration"] = f"{document['seconds']:.3f} s"
+    if document["channel"] is not None:
+        lines["channel"] = document["channel"]
+    modified = datetime.fromtimestamp(document["mtime_ns"] // 10**9, UTC)
+    lines["source rate"] = f"{document['source_rate']} Hz"
+    lines["source file"] = f"{counted(document['size'], 'byte')}, modified {modified:%Y-%m-%d %H:%M:%S} UTC"
+    lines |= {name: document[name] for name in ("shape", "dtype", "min", "mean", "max") if document[name] is not None}
+    if quantized := document.get("quantized"):
+        lines["stored"] = f"{quantized['dtype']}, off by at most {quantized['largest_error']:.3g}"
+    for name, summary in document["side"].items():
+        lines[name] = ", ".join(f"{key} {value}" for key, value in summary.items() if value is not None)
+    for name, value in lines.items():
+        click.echo(f"{name:12} {value}")
 
 
 def _quantized(cache: Cache, utterance: str) -> dict[str, Any]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from featcache.cli import options
-from featcache.cli.common import default_threads, note, note_unfinished, print_json
-from featcache.errors import ArgumentError, StoreError, counted
+from featcache.cli.common import default_threads, note, note_unfinished, print_json, refuse_output, terminal_columns
+from featcache.errors import ArgumentError, counted
 
 if TYPE_CHECKING:
     from featcache.loader import Cache
@@ -19,20 +18,16 @@ if TYPE_CHECKING:
 _SHOWN = 20
 
 
-@click.command(short_help="Mean and variance of features, or how codes are used.")
+@click.command(short_help="Compute mean and variance of features, or how codes are used.")
 @options.version_path
-@click.option("--manifest", metavar="MANIFEST", help="Count its utterances, and no others of the version.")
-@click.option("--by", metavar="COLUMN", help="Statistics of each value of this manifest's column, too: speaker, say.")
+@options.manifest("Count only the utterances of this manifest.")
 @click.option(
-    "-o",
-    "output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Keep the statistics here, for featcache.Cmvn: fbank80.cmvn.npz, say.",
+    "--by", metavar="COLUMN", help="Also compute statistics for each value of this manifest column, such as speaker."
 )
-@click.option("--force", is_flag=True, help="Replace FILE where it is there.")
+@options.output_file("Save the statistics to FILE, such as fbank80.cmvn.npz, for featcache.Cmvn.")
+@options.force
 @options.threads("[default: every core, at most 8]")
-@options.as_json("Print them as one JSON document.")
+@options.as_json("Print the result as one JSON document.")
 def stats(
     path: Path,
     manifest: str | None,
@@ -42,31 +37,28 @@ def stats(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Compute mean and variance of every dimension of a version's features, of all frames and, with --by, of each
-    speaker's or the like, in one pass. Of codes, count which are used.
+    """Compute the mean and variance of every dimension of a version's features in one pass: over all frames and, with
+    --by, for each speaker or other group. For codes, report how many are used.
 
-    The same utterances give the same bits, however they lie in shards, and with any number of threads.
+    The same utterances give the same bits, however they are spread over shards, and with any number of threads.
 
     \b
     Examples:
       featcache stats features
       featcache stats features --manifest train.csv -o fbank80.cmvn.npz
-      featcache stats features/fbank80-3f9c21ab04de --manifest train.csv --by speaker -o speakers.cmvn.npz
+      featcache stats features/fbank80-<fingerprint> --manifest train.csv --by speaker -o speakers.cmvn.npz
     """
     from tqdm import tqdm
 
     from featcache.loader import Cache
     from featcache.manifest import read_manifest
     from featcache.stats import moments, usage
-    from featcache.stats.result import refuse_to_replace
     from featcache.store.version import select_version
 
     if by is not None and manifest is None:
-        raise ArgumentError("--by takes a --manifest: it is one of its columns")
-    if output is not None:  # said before the work, not after it
-        refuse_to_replace(output, force)
-        if not output.parent.is_dir():
-            raise StoreError(f"{output}: cannot be written: there is no folder {output.parent}")
+        raise ArgumentError("--by names a column of the manifest: give --manifest too")
+    if output is not None:
+        refuse_output(output, force)
     cache = Cache(select_version(path))
     holds_codes = bool(cache.spec.codebook_sizes)
     if holds_codes and (by is not None or output is not None):
@@ -76,7 +68,7 @@ def stats(
     wanted = read_manifest(manifest, audio=False, carry=by is not None) if manifest is not None else None
     threads = threads or default_threads()
     total = int(cache.lengths.sum()) if wanted is None else None
-    with tqdm(total=total, unit=" frames", unit_scale=True, leave=False, disable=not sys.stderr.isatty()) as bar:
+    with tqdm(total=total, unit=" frames", unit_scale=True, leave=False, disable=not terminal_columns()) as bar:
         if holds_codes:
             used = usage(cache, wanted, threads=threads, report=bar.update)
         else:
@@ -106,9 +98,9 @@ def _show(cache: Cache, found: Stats, output: Path | None, as_json: bool) -> Non
             f"({found.groups[few]}) to {found.group_frames[many]:,} ({found.groups[many]})"
         )
     if output is not None:
-        click.echo(f"  kept in {output}")
+        click.echo(f"  saved to {output}")
     else:
-        note("not kept: -o FILE does, for featcache.Cmvn.load")
+        note("not saved; -o FILE saves them for featcache.Cmvn.load")
 
 
 def _document(cache: Cache, found: Stats, output: Path | None) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -13,7 +15,7 @@ import click
 from tqdm import tqdm
 
 from featcache.cli import options
-from featcache.cli.common import default_threads, megabytes, note, print_json
+from featcache.cli.common import default_threads, megabytes, note, print_json, terminal_columns
 from featcache.errors import DamagedError, MissingDependencyError, counted
 
 if TYPE_CHECKING:
@@ -27,20 +29,20 @@ _SHOWN = 20
 
 @click.command(short_help="Check a cache: what is damaged, missing, changed.")
 @options.version_path
-@click.option("--manifest", metavar="MANIFEST", help="Say also what is missing, changed, surplus or failed of it.")
-@options.root("as in the run that extracted each utterance")
-@click.option("--data/--no-data", default=True, help="Read every byte of the features; without, a quick check.")
+@options.manifest("Also report which of its utterances are missing, changed or failed, and which others are there.")
+@options.root("that of the run that extracted each utterance")
+@click.option("--data/--no-data", default=True, help="Read every byte of the features; --no-data is a quick check.")
 @click.option(
     "--recompute",
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="Extract N random utterances again, each alone, and compare.",
+    help="Re-extract N random utterances, each alone, and compare.",
 )
 @options.device("For --recompute.")
 @options.threads("[default: every core, at most 8]")
 @options.trust_remote_code
-@options.as_json("Print what was found as one JSON document.")
+@options.as_json("Print the result as one JSON document.")
 @click.pass_context
 def verify(
     ctx: click.Context,
@@ -53,17 +55,17 @@ def verify(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Check every version of a cache, or one: structure, metadata, offsets, every item's checksum,
-    non-finite values, frame counts, ids that are there twice.
+    """Check all versions of a cache, or one: structure, metadata, offsets, the checksum of every
+    utterance, non-finite values, frame counts, duplicate ids.
 
-    Exits with 1 where something is damaged, missing or changed, with 3 where utterances are only in the
-    failure ledger. `featcache repair` mends damage; `featcache extract` adds what is missing.
+    Exits with 1 if something is damaged, missing or changed; with 3 if not, but utterances are in the
+    failure ledger. `featcache repair` repairs damage; `featcache extract` adds what is missing.
 
     \b
     Examples:
       featcache verify features
       featcache verify features --manifest train.csv --no-data
-      featcache verify features/fbank80-3f9c21ab04de --recompute 100
+      featcache verify features/fbank80-<fingerprint> --recompute 100
     """
     from featcache.manifest import read_manifest
     from featcache.store.check import Problem
@@ -78,7 +80,7 @@ def verify(
         try:
             version = Version.open(folder)
         except DamagedError as error:
-            found.append((Report(str(folder), 0, 0, 0, 0, data, [Problem("metadata", str(error))]), None))
+            found.append((Report(str(folder), 0, 0, 0, 0, data, [Problem("metadata", error.what)]), None))
             continue
         with shard_bar(version) as report:
             result = check(version, data=data, manifest=wanted, threads=threads, report=report)
@@ -90,7 +92,7 @@ def verify(
         print_json({"ok": not damaged, "versions": documents})
     else:
         for result, again in found:
-            _print(result, again)
+            _print(result, again, manifest and _as_given(manifest, root))
     ctx.exit(1 if damaged else 3 if any(result.failed for result, _ in found) else 0)
 
 
@@ -98,7 +100,7 @@ def verify(
 def shard_bar(version: Version) -> Iterator[Callable[[], object]]:
     """A bar over the version's shards, on a terminal; yields what moves it on."""
     total = len(version.shard_names())
-    with tqdm(total=total, unit=" shards", leave=False, file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
+    with tqdm(total=total, unit=" shards", leave=False, file=sys.stderr, disable=not terminal_columns()) as bar:
         yield bar.update
 
 
@@ -122,17 +124,17 @@ def _recompute(
     return recompute(version, index, sample(index, count), folder, Device(device, threads))
 
 
-def _print(result: Report, again: Recomputed | None) -> None:
-    checked = "every byte read" if result.data else "features not read"
-    click.echo(
-        f"{result.path}: {counted(result.shards, 'shard')}, {counted(result.items, 'utterance')}, "
-        f"{counted(result.frames, 'frame')}, "
-        f"{megabytes(result.num_bytes)}; {checked}"
-    )
+def _as_given(manifest: str, root: Path | None) -> str:
+    """The manifest and its root, as a shell takes them."""
+    return shlex.quote(manifest) + ("" if root is None else f" --root {shlex.quote(str(root))}")
+
+
+def _print(result: Report, again: Recomputed | None, manifest: str | None) -> None:
+    _print_counts(result)
     problems = [*result.problems, *(again.problems if again else [])]
     for problem in problems[:_SHOWN]:
         where = f" (shard {problem.shard})" if problem.shard else ""
-        click.echo(f"  {problem.kind}: {problem.message}{where}")
+        click.echo(f"  {problem.message}{where}")
     if len(problems) > _SHOWN:
         click.echo(f"  … and {len(problems) - _SHOWN:,} more: --json has them all")
     if again:
@@ -145,15 +147,40 @@ def _print(result: Report, again: Recomputed | None) -> None:
     if result.surplus:
         click.echo(f"  {counted(result.surplus, 'utterance is', 'utterances are')} not in the manifest")
     if result.repeated:
-        click.echo(f"  {counted(result.repeated, 'utterance is', 'utterances are')} there twice, alike")
+        click.echo(f"  {counted(result.repeated, 'utterance is', 'utterances are')} there twice, with equal values")
     if result.failed:
         failed = counted(result.failed, "utterance is", "utterances are")
-        click.echo(f"  {failed} in the failure ledger: featcache info {result.path} --failures")
+        click.echo(f"  {failed} in the failure ledger: featcache info {shlex.quote(result.path)} --failures")
     damaged = result.damaged_shards
+    mend = f"featcache repair {shlex.quote(result.path)} --manifest {'MANIFEST' if manifest is None else manifest}"
     if damaged:
         shards = counted(len(damaged), "shard is", "shards are")
-        note(f"{shards} damaged: featcache repair {result.path} --manifest MANIFEST")
+        note(f"{shards} damaged: {mend}")
     elif any(problem.kind in ("metadata", "index") for problem in problems):
-        note(f"what describes the shards is damaged: featcache repair {result.path} --manifest MANIFEST")
+        note(f"the metadata of the version is damaged: {mend}")
     elif not problems:
         click.echo("  no damage found")
+    lacking = Counter(problem.kind for problem in problems if problem.kind in ("missing", "changed"))
+    if lacking and manifest is not None:
+        counts = ", ".join(f"{count:,} {kind}" for kind, count in lacking.items())
+        note(f"{counts}: {_extract_again(Path(result.path), manifest)}")
+
+
+def _print_counts(result: Report) -> None:
+    checked = "every byte read" if result.data else "features not read"
+    damaged = len({problem.shard for problem in result.problems if problem.shard and problem.kind != "duplicate"})
+    which = f", {damaged:,} of them damaged; the others hold" if damaged else ","
+    click.echo(
+        f"{result.path}: {counted(result.shards, 'shard')}{which} {counted(result.items, 'utterance')}, "
+        f"{counted(result.frames, 'frame')}, {megabytes(result.num_bytes)}; {checked}"
+    )
+    if damaged and result.damaged_items:
+        are = "shard holds" if damaged == 1 else "shards hold"
+        click.echo(f"  the damaged {are} {counted(result.damaged_items, 'utterance')}: repair keeps the sound ones")
+
+
+def _extract_again(version: Path, manifest: str) -> str:
+    """The command that adds what a version lacks; its options for the manifest are as they were given to us."""
+    name = version.name.rpartition("-")[0]
+    config = "" if name == "fbank80" else " -c CONFIG"
+    return f"featcache extract {manifest}{config} -o {shlex.quote(str(version.parent))}"

@@ -1,10 +1,10 @@
-"""Cepstral mean and variance normalisation, on the device where the features are: of all, by speaker, by utterance.
+"""Cepstral mean and variance normalisation on the features' device: global, by speaker, or by utterance.
 
-    cmvn = featcache.Cmvn.load("speakers.cmvn.npz", cache=cache)   # which `featcache stats -o` wrote of this version
+    cmvn = featcache.Cmvn.load("speakers.cmvn.npz", cache=cache)   # written by `featcache stats -o`
     normalised = cmvn(features, lengths, groups=batch["speaker"])  # float32 [batch, frames, dims]
     normalised = normalize_utterances(features, lengths)           # each by its own frames
 
-Frames beyond an utterance's length stay as they are.
+Frames beyond an utterance's length are not changed.
 """
 
 from featcache.cmvn.of_utterances import normalize_utterances

@@ -1,4 +1,4 @@
-"""What is done alike: batches checked, padding told from frames, and left as it is."""
+"""Shared by both kinds of normalisation: checks of batches; padding, which is not changed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ CONSTANT = 1e-6
 """A dimension whose standard deviation is at most this part of its mean does not vary, but for rounding."""
 
 
-def check(features: Tensor, item_shape: tuple[int, ...]) -> None:
-    """Refuse what is no batch of such features.
+def check(features: Tensor, item_shape: tuple[int, ...] | None = None) -> None:
+    """Refuse what is no batch of such features, or without `item_shape` of any.
 
     Raises:
         ArgumentError: it has another shape, or is not of floats.
     """
     if not isinstance(features, Tensor):
         raise ArgumentError(f"features is a {type(features).__name__}: give a tensor")
-    if not features.is_floating_point() or features.ndim < 2 or tuple(features.shape[2:]) != item_shape:
-        shape = ", ".join(["batch", "frames", *map(str, item_shape)])
+    is_other = item_shape is not None and tuple(features.shape[2:]) != item_shape
+    if not features.is_floating_point() or features.ndim < 2 or is_other:
+        shape = ", ".join(["batch", "frames", *map(str, ("...",) if item_shape is None else item_shape)])
         raise ArgumentError(f"features is {features.dtype} {list(features.shape)}: give floats [{shape}]")
 
 

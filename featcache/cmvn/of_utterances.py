@@ -16,17 +16,18 @@ def normalize_utterances(
     norm_vars: bool = True,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Normalise every utterance by the mean and the standard deviation of its own frames.
+    """Normalise each utterance by the mean and the standard deviation of its own frames.
 
-    It gives each utterance the very bits that it gives it alone, whatever it is padded to, and on any device: sums are
-    exact (see `_exact_sum`). A dimension that does not vary within an utterance is only centred.
+    The result is bit-identical to that of the utterance alone, whatever the padding, on any device: sums are exact (see
+    `_exact_sum`). A dimension that does not vary within an utterance is centred but not scaled.
 
     Args:
         features: floats `[batch, frames, *item_shape]`.
-        lengths: integers `[batch]`, in frames; frames beyond do not count, and stay as they are. Without it, all do.
-        norm_means: whether means are subtracted.
-        norm_vars: whether it is divided by standard deviations.
-        dtype: of what is returned; without it float32, or float64 where the features are. Computed in float64.
+        lengths: integers `[batch]`, in frames; frames beyond do not count and are not changed. Without it, all frames
+            count.
+        norm_means: whether to subtract means.
+        norm_vars: whether to divide by standard deviations.
+        dtype: of the result; by default float32, or float64 for float64 features. Computed in float64.
 
     Returns:
         `[batch, frames, *item_shape]`.
@@ -34,7 +35,7 @@ def normalize_utterances(
     Raises:
         ArgumentError: shapes or dtypes do not fit.
     """
-    check(features, tuple(features.shape[2:]))
+    check(features)
     if lengths is None:
         lengths = torch.full(features.shape[:1], features.shape[1], device=features.device)
     own = own_frames(features, lengths)

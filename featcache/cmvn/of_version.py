@@ -1,9 +1,10 @@
-"""Normalisation by statistics of a version: those of all frames, or of groups of utterances."""
+"""Normalisation by the statistics of a version: of all frames, or of groups of utterances."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
@@ -25,22 +26,22 @@ class OfVersion(Protocol):
 
 
 class Cmvn(nn.Module):
-    """Subtracts the mean of every dimension, and divides by its standard deviation.
+    """Subtracts the mean of every dimension and divides by its standard deviation.
 
-    The statistics are float32 buffers. They are in `state_dict`, with the names of the groups, so that a model that
-    was trained needs no file of them: `Cmvn(torch.zeros(80), torch.ones(80))` takes those that its state has. They stay
-    float32 when a model is cast to half precision. A dimension that does not vary is centred, and not divided.
+    The statistics are float32 buffers. They are in `state_dict`, with the names of the groups, so a trained model does
+    not need their file: a `Cmvn(torch.zeros(80), torch.ones(80))` accepts any such state. They stay float32 when the
+    model is cast to half precision. A dimension that does not vary is centred but not scaled.
 
     Args:
         mean: `[*item_shape]`, of all frames.
         std: standard deviations, `[*item_shape]`.
-        groups: names of groups with statistics of their own; all different.
+        groups: names of groups with their own statistics; unique.
         group_mean: `[groups, *item_shape]`.
         group_std: `[groups, *item_shape]`.
-        norm_means: whether means are subtracted; Kaldi's name.
-        norm_vars: whether it is divided by standard deviations; Kaldi's name.
-        unknown: what a row of any other group gets: an "error", or the "global" statistics.
-        dtype: of what is returned; without it float32, or float64 where the features are.
+        norm_means: whether to subtract means; Kaldi's name.
+        norm_vars: whether to divide by standard deviations; Kaldi's name.
+        unknown: for rows of unknown groups: "error" raises an error, "global" uses the statistics of all frames.
+        dtype: of the result; by default float32, or float64 for float64 features.
 
     Raises:
         ArgumentError: shapes or names do not fit together, or the statistics are not finite.
@@ -69,17 +70,17 @@ class Cmvn(nn.Module):
         if unknown not in ("error", "global"):
             raise ArgumentError(f"unknown is {unknown!r}: it must be 'error' or 'global'")
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise ArgumentError(f"dtype is {dtype!r}: give one of floats, such as torch.float16")
+            raise ArgumentError(f"dtype is {dtype!r}: give a float dtype, such as torch.float16")
         if len(set(groups)) < len(groups):
-            raise ArgumentError("groups: two have the same name")
+            raise ArgumentError("groups: two groups have the same name")
         self.norm_means, self.norm_vars, self.unknown, self.dtype = norm_means, norm_vars, unknown, dtype
         numbers = _numbers(groups)
         order = np.argsort(numbers, kind="stable")
         means, stds = (_table(*given, order) for given in ((mean, group_mean), (std, group_std)))
         if means.shape != stds.shape or not (means.isfinite().all() and stds.isfinite().all() and (stds >= 0).all()):
             raise ArgumentError(
-                f"mean is {list(means.shape[1:])} and std {list(stds.shape[1:])}: they must be of one shape, finite, "
-                "and std not negative"
+                f"mean is {list(means.shape[1:])} and std {list(stds.shape[1:])}: they must be finite and of the same "
+                "shape, and std must not be negative"
             )
         names = "".join(f"{groups[at]}\0" for at in order).encode()
         self.register_buffer("mean", means.float())
@@ -98,13 +99,13 @@ class Cmvn(nn.Module):
             options: `norm_means`, `norm_vars`, `unknown`, `dtype`.
 
         Raises:
-            StoreError: the file cannot be read, is another one, or of another version.
+            StoreError: the file cannot be read, is not such a file, or is of another version.
         """
         stats = Stats.load(path)
         if cache is not None and cache.version.info.fingerprint != stats.fingerprint:
             raise StoreError(
-                f"{path}: statistics of {stats.version}, and the cache is {cache.version.path.name}: "
-                f"`featcache stats {cache.version.path} -o FILE` makes its own"
+                f"{path}: statistics of {stats.version}, but the cache is {cache.version.path.name}: "
+                f"`featcache stats {quote(str(cache.version.path))} -o FILE` computes its own"
             )
         if stats.by is None:
             return cls(stats.mean, stats.std, **options)
@@ -115,45 +116,46 @@ class Cmvn(nn.Module):
 
     @property
     def groups(self) -> list[str]:
-        """The names of the groups that have statistics of their own."""
+        """The names of the groups with their own statistics."""
         return list(self._number_of)
 
     def find(self, names: Sequence[str]) -> Tensor:
-        """The numbers of groups, to be moved to the device ahead and given as `groups`.
+        """The numbers of groups, which can be moved to the device ahead of time and passed as `groups`.
 
         Returns:
-            int64 `[names]`, on the CPU. Where all groups' names are whole numbers, they are their own numbers, as in
-            the batches of a `FeatureDataset`; else groups are counted from 0. A name that is not known is -1.
+            int64 `[names]`, on the CPU. If the names of all groups are whole numbers, these are the numbers, as in the
+            batches of a `FeatureDataset`; otherwise groups are numbered from 0. An unknown name is -1.
 
         Raises:
-            ArgumentError: a name is not known, and `unknown` is "error"; lists up to ten.
+            ArgumentError: a name is unknown, and `unknown` is "error"; lists up to ten.
         """
         if isinstance(names, str):
-            raise ArgumentError(f"names is one name, {names!r}: give a list, with one for each row")
+            raise ArgumentError(f"names is one name, {names!r}: give a list, one name for each row")
         if self.unknown == "error" and (strange := sorted({name for name in names if name not in self._number_of})):
             raise ArgumentError(
-                f"no statistics of {listing(map(repr, strange))}: there are those of "
-                f"{listing(map(repr, self.groups)) or 'no groups'}; unknown='global' takes those of all frames instead"
+                f"no statistics for {listing(map(repr, strange))}: there are some for "
+                f"{listing(map(repr, self.groups)) or 'no groups'}; unknown='global' uses those of all frames instead"
             )
         return torch.tensor([self._number_of.get(name, -1) for name in names], dtype=torch.int64, device="cpu")
 
     def forward(
         self, features: Tensor, lengths: Tensor | None = None, groups: Sequence[str] | Tensor | None = None
     ) -> Tensor:
-        """Normalise a batch. Computed in float32, or float64 where the features are.
+        """Normalise a batch. Computed in float32, or in float64 for float64 features.
 
         Args:
             features: floats `[batch, frames, *item_shape]`.
-            lengths: integers `[batch]`, in frames; frames beyond stay as they are. Without it, all are normalised.
-            groups: whose statistics each row takes: names; or integers `[batch]`, numbers as `find` gives them, on
-                the features' device. Without it, those of all frames. On a GPU nobody waits to see whether such
-                numbers are known: where `unknown` is "error", a row of a group that is not becomes NaN.
+            lengths: integers `[batch]`, in frames; frames beyond are not changed. Without it, all frames are
+                normalised.
+            groups: the group of each row: names, or integers `[batch]` as returned by `find`, on the features' device.
+                Without it, the statistics of all frames are used. On a GPU, unknown numbers cannot be reported without
+                waiting: if `unknown` is "error", rows of unknown groups become NaN.
 
         Returns:
             `[batch, frames, *item_shape]`.
 
         Raises:
-            ArgumentError: shapes or dtypes do not fit, or a group is not known, and `unknown` is "error".
+            ArgumentError: shapes or dtypes do not fit, or a group is unknown and `unknown` is "error".
         """
         mean, std = self._statistics(features, groups)
         normalised = features - mean if self.norm_means else features.to(torch.promote_types(features.dtype, std.dtype))
@@ -162,7 +164,7 @@ class Cmvn(nn.Module):
     def unnormalize(
         self, features: Tensor, lengths: Tensor | None = None, groups: Sequence[str] | Tensor | None = None
     ) -> Tensor:
-        """The opposite, with the same arguments: features from normalised ones."""
+        """The inverse of `forward`, with the same arguments."""
         mean, std = self._statistics(features, groups)
         restored = features * std if self.norm_vars else features.to(torch.promote_types(features.dtype, std.dtype))
         return finish(restored + mean if self.norm_means else restored, features, lengths, self.dtype)
@@ -198,7 +200,7 @@ class Cmvn(nn.Module):
             strange = rows == 0
             if strange.device.type == "cpu" and strange.any():
                 raise ArgumentError(
-                    f"no statistics of groups {listing(map(str, sorted(set(numbers[strange].tolist()))))}"
+                    f"no statistics for groups {listing(map(str, sorted(set(numbers[strange].tolist()))))}"
                 )
             strange = strange.view(-1, *[1] * (mean.ndim - 1))
             mean, std = mean.masked_fill(strange, torch.nan), std.masked_fill(strange, torch.nan)
@@ -226,7 +228,7 @@ def _table(of_all: Any, of_groups: Any, order: Any) -> Tensor:
     """Statistics of all and of the groups in this order, float64 `[1 + groups, *item_shape]`."""
     table: Tensor = torch.as_tensor(of_all, dtype=torch.float64, device="cpu").detach()[None]
     if (of_groups is None) != (not len(order)):
-        raise ArgumentError("groups, group_mean and group_std are given together, or not at all")
+        raise ArgumentError("give groups, group_mean and group_std together, or none of them")
     if of_groups is None:
         return table
     groups = torch.as_tensor(of_groups, dtype=torch.float64, device="cpu").detach()

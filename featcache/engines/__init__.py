@@ -1,1 +1,1 @@
-"""Who runs shard tasks: `local` does it in this process."""
+"""Engines, which run shard tasks: `local` runs them in this process."""

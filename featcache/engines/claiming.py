@@ -1,13 +1,13 @@
-"""Which tasks are this run's to do, where several runs share work without a coordinator."""
+"""Claims tasks for this run, so that several runs share work without a coordinator."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 
 from featcache.engines.progress import Progress
 from featcache.engines.shards import Fill, OpenShard, cannot_write
 from featcache.plan import ShardTask
-from featcache.store.claims import Claim
 
 
 def claimed(tasks: Iterator[ShardTask], fills: Sequence[Fill], progress: Progress) -> Iterator[OpenShard | None]:
@@ -17,6 +17,7 @@ def claimed(tasks: Iterator[ShardTask], fills: Sequence[Fill], progress: Progres
 
     Raises:
         StoreError: the cache cannot be written.
+        DamagedError: a shard that another run has added meanwhile is not what was written.
     """
     deferred = []
     for task in tasks:
@@ -31,30 +32,27 @@ def claimed(tasks: Iterator[ShardTask], fills: Sequence[Fill], progress: Progres
             yield shard
 
 
-def _claim(task: ShardTask, fills: Sequence[Fill]) -> list[Claim] | None:
-    claims: list[Claim] = []
-    for version in (fill.target.version for fill in fills):
-        claim = version.claim(task.name)
-        try:
-            is_ours = claim.take()
-        except OSError as error:
-            raise cannot_write(version, error) from error
-        if not is_ours:
-            for taken in claims:
-                taken.release()
+def _claim(task: ShardTask, fills: Sequence[Fill]) -> ExitStack | None:
+    """The claims on a task, one in each version; None where another run holds one of them."""
+    with ExitStack() as claims:
+        for version in (fill.target.version for fill in fills):
+            claim = claims.enter_context(version.claim(task.name))
+            try:
+                is_ours = claim.take()
+            except OSError as error:
+                raise cannot_write(version, error) from error
+            if not is_ours:
+                return None
+        return claims.pop_all()
+
+
+def _begin(task: ShardTask, claims: ExitStack, fills: Sequence[Fill], progress: Progress) -> OpenShard | None:
+    """Open writers for what of a claimed task no other run has done by now; None where nothing is left of it."""
+    with claims:
+        remaining = set().union(*(fill.others.remaining(task) for fill in fills))
+        progress.elsewhere += len(task.utterances) - len(remaining)
+        if not remaining:
             return None
-        claims.append(claim)
-    return claims
-
-
-def _begin(task: ShardTask, claims: Sequence[Claim], fills: Sequence[Fill], progress: Progress) -> OpenShard | None:
-    """Open writers for what of a claimed task no other run has done by now."""
-    remaining = set().union(*(fill.others.remaining(task) for fill in fills))
-    progress.elsewhere += len(task.utterances) - len(remaining)
-    if not remaining:
-        for claim in claims:
-            claim.release()
-        return None
-    if len(remaining) < len(task.utterances):
-        task = task.only(remaining)
-    return OpenShard(task, claims, fills)
+        if len(remaining) < len(task.utterances):
+            task = task.only(remaining)
+        return OpenShard(task, claims, fills)

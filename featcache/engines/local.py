@@ -1,24 +1,23 @@
-"""Runs shard tasks in this process: a few worker threads, results in order, commits beside them.
+"""Runs shard tasks in this process, by a few worker threads.
 
-Each worker takes what is most urgent: rows that fill a batch, to compute them; else a batch of utterances, to decode
-and, unless it becomes rows, extract it; else, where nobody may take more, rows that fill no batch. Whoever completes
-a batch appends whatever is next in order to the shard, so there is no writer to hand over to, and no thread beyond the
-budget: one more only waits for the disk, flushing finished shards while the workers go on.
+Each worker takes the most urgent work: rows that fill a batch, to compute them; otherwise a batch of utterances, to
+decode and, unless it becomes rows, extract it; otherwise, if no more utterances may be taken, rows that do not fill a
+batch. The worker that completes a batch appends whatever is next in order to the shard (`delivery.py`), so there is no
+writer thread. One thread beyond the budget waits for the disk, flushing finished shards while the workers go on.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 
 from featcache.device import Device
 from featcache.engines.claiming import claimed
+from featcache.engines.delivery import Batch, Delivery
 from featcache.engines.progress import Watch
-from featcache.engines.shards import Fill, OpenShard
+from featcache.engines.shards import Fill
 from featcache.manifest import Utterance
 from featcache.pipeline.decoding import batches
 from featcache.pipeline.rows import Pending, Row, compute_rows
@@ -32,9 +31,6 @@ _WINDOW_PER_WORKER = 4
 _WINDOW_SECONDS = 4 * 3600.0
 """Audio in those batches, at most, if there are many workers: 1.4 GB at 24 kHz."""
 
-_PENDING_COMMITS = 2
-"""Shards that may wait for the disk before the workers do."""
-
 _POLL_SECONDS = 0.2
 
 _END = object()
@@ -43,23 +39,6 @@ Produce = Callable[[Sequence[Utterance], Spent], Iterable[list[Extracted | Pendi
 """Makes features of a batch of utterances: for one part of it after the other, what each target gets."""
 
 _Job = Callable[[Spent], None]
-
-
-@dataclass(eq=False)
-class _Batch:
-    """Utterances of a task, and what became of them.
-
-    Attributes:
-        parts: what each target got, part by part; rows may be missing.
-        waiting: how many of these lack rows.
-    """
-
-    number: int
-    shard: OpenShard
-    utterances: Sequence[Utterance]
-    is_last: bool
-    parts: list[list[Extracted | Pending]] = field(default_factory=list)
-    waiting: int = 0
 
 
 class LocalEngine:
@@ -76,26 +55,24 @@ class LocalEngine:
         self._fills = fills
         self._produce = produce
         self._device = device
-        self._watch = watch
         self._progress = watch.progress
         self._stop = watch.stop
-        self._failed = threading.Event()
-        self._error: BaseException | None = None
-        self._open: set[OpenShard] = set()
+        self._batches: Iterator[Batch | None] = iter(())  # one worker at a time takes from it
         per_worker = _WINDOW_PER_WORKER * device.workers
         self._ahead = max(device.workers + 2, min(per_worker, int(_WINDOW_SECONDS / device.batch_seconds)))
-        self._state = threading.Condition()  # guards the following, and progress and stages
+        # Guards what follows, and the times in `Progress`. What that counts has one writer each: utterances the worker
+        # that appends, shards the thread that commits, `elsewhere` the worker that takes.
+        self._state = threading.Condition()
+        self._error: BaseException | None = None
         self._window = Window(device)
-        self._batch_of: dict[Pending, _Batch] = {}
+        self._batch_of: dict[Pending, Batch] = {}
         self._is_taking = False
         self._is_exhausted = False
         self._is_starved = False  # what is left to take, other runs are doing
         self._taken = 0
         self._decoding = 0
         self._computing = 0
-        self._written = 0
-        self._finished: dict[int, _Batch] = {}
-        self._appending = False
+        self._delivery = Delivery(watch, self._state, self._fail)
 
     def run(self, tasks: Iterator[ShardTask]) -> None:
         """Do the tasks; returns when all are committed, or `stop` was set and what was whole is.
@@ -105,24 +82,21 @@ class LocalEngine:
             ExtractorError: the extractor broke its contract.
         """
         self._batches = self._cut(tasks)
-        self._commits = ThreadPoolExecutor(1, "featcache-commit")
-        self._commit_slots = threading.BoundedSemaphore(_PENDING_COMMITS)
         workers = [threading.Thread(target=self._work, name=f"featcache-{i}") for i in range(self._device.workers)]
-        try:
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                while worker.is_alive():  # a signal that comes just before a wait is handled when the wait ends
-                    worker.join(_POLL_SECONDS)
-        except BaseException:
-            self._failed.set()
-            raise
-        finally:
-            for worker in workers:
-                worker.join()
-            self._commits.shutdown()
-            for shard in self._open:
-                shard.abandon(self._progress)
+        with self._delivery:
+            try:
+                for worker in workers:
+                    worker.start()
+                for worker in workers:
+                    while worker.is_alive():  # a signal that comes just before a wait is handled when the wait ends
+                        worker.join(_POLL_SECONDS)
+            except BaseException as error:
+                self._fail(error)
+                raise
+            finally:
+                for worker in workers:
+                    if worker.ident is not None:  # it has been started
+                        worker.join()
         if self._error is not None:
             raise self._error
 
@@ -140,7 +114,6 @@ class LocalEngine:
         with self._state:
             if self._error is None:
                 self._error = error
-            self._failed.set()
             self._state.notify_all()
 
     # Choosing: what a worker does next.
@@ -150,7 +123,7 @@ class LocalEngine:
         started = perf_counter()
         with self._state:
             try:
-                while not (self._failed.is_set() or self._stop.is_set()):
+                while self._error is None and not self._stop.is_set():
                     if (rows := self._rows_to_compute()) is not None:
                         self._computing += 1
                         return partial(self._compute, rows)
@@ -169,8 +142,13 @@ class LocalEngine:
         """Whether a worker does what may give rows, or complete a batch."""
         return bool(self._is_taking or self._decoding or self._computing)
 
+    @property
+    def _is_far_ahead(self) -> bool:
+        """Whether as many batches as may wait do so for the one that is to be appended next."""
+        return self._taken >= self._delivery.appended + self._ahead
+
     def _may_take(self) -> bool:
-        if self._is_taking or self._is_exhausted or self._taken >= self._written + self._ahead:
+        if self._is_taking or self._is_exhausted or self._is_far_ahead:
             return False
         return not self._is_starved or not (self._decoding or self._computing or self._window)
 
@@ -182,7 +160,7 @@ class LocalEngine:
             return rows
         if self._is_exhausted or self._is_starved:
             return None if self._decoding else self._window.oldest()
-        return self._window.oldest(self._written) if self._taken >= self._written + self._ahead else None
+        return self._window.oldest(self._delivery.appended) if self._is_far_ahead else None
 
     # Taking: batches are cut from tasks as they are wanted, by one worker at a time.
 
@@ -195,11 +173,11 @@ class LocalEngine:
             self._is_taking = False
             self._is_exhausted = batch is _END
             self._is_starved = batch is None
-            if isinstance(batch, _Batch):
+            if isinstance(batch, Batch):
                 self._taken += 1
                 self._decoding += 1
             self._state.notify_all()
-        if not isinstance(batch, _Batch):
+        if not isinstance(batch, Batch):
             return
         parts = list(self._produce(batch.utterances, spent))
         with self._state:
@@ -209,8 +187,8 @@ class LocalEngine:
                 batch.waiting += 1
                 self._batch_of[pending] = batch
                 self._window.add(batch.number, pending.rows)
-            self._finish(batch)
-        self._deliver()
+            self._complete(batch)
+        self._delivery.append()
 
     def _compute(self, rows: list[Row], spent: Spent) -> None:
         """Compute rows of one length."""
@@ -223,67 +201,25 @@ class LocalEngine:
                 if row.pending.is_complete:
                     batch = self._batch_of.pop(row.pending)
                     batch.waiting -= 1
-                    self._finish(batch)
+                    self._complete(batch)
             self._state.notify_all()
-        self._deliver()
+        self._delivery.append()
 
-    def _finish(self, batch: _Batch) -> None:
+    def _complete(self, batch: Batch) -> None:
         """Have a batch delivered, if nothing of it is missing any more."""
         if not batch.waiting:
-            self._finished[batch.number] = batch
+            self._delivery.put(batch)
         self._state.notify_all()
 
-    def _cut(self, tasks: Iterator[ShardTask]) -> Iterator[_Batch | None]:
+    def _cut(self, tasks: Iterator[ShardTask]) -> Iterator[Batch | None]:
         """Batches; None where those that are left are not to be had at the moment."""
         number = 0
         for shard in claimed(tasks, self._fills, self._progress):
             if shard is None:
                 yield None
                 continue
-            self._open.add(shard)
+            self._delivery.begin(shard)
             cut = list(batches(shard.task.utterances, shard.task.seconds, self._device.batch_seconds))
             for utterances in cut:
-                yield _Batch(number, shard, utterances, utterances is cut[-1])
+                yield Batch(number, shard, utterances, utterances is cut[-1])
                 number += 1
-
-    # Delivering: in the batches' order, by whoever has just completed one.
-
-    def _deliver(self) -> None:
-        while True:
-            with self._state:
-                if self._failed.is_set() or self._appending or self._written not in self._finished:
-                    return
-                self._appending = True
-                batch = self._finished.pop(self._written)
-            started = perf_counter()
-            try:
-                self._append(batch)
-            except BaseException as error:
-                self._fail(error)  # before another worker's turn: nothing may follow what is half written
-                raise
-            with self._state:
-                self._appending = False
-                self._written += 1
-                self._progress.stages["write"] += perf_counter() - started
-                self._state.notify_all()
-
-    def _append(self, batch: _Batch) -> None:
-        while batch.parts:
-            part = batch.parts.pop(0)
-            extracted = (one.extracted() if isinstance(one, Pending) else one for one in part)
-            batch.shard.append(extracted, self._progress)
-        self._watch.report(self._progress)
-        if batch.is_last:
-            self._commit_slots.acquire()
-            self._commits.submit(self._commit, batch.shard).add_done_callback(self._committed)
-
-    # Committing: in a thread of its own, which mostly waits for the disk.
-
-    def _commit(self, shard: OpenShard) -> None:
-        shard.commit(self._progress)
-        self._open.discard(shard)
-
-    def _committed(self, future: Future[None]) -> None:
-        self._commit_slots.release()
-        if (error := future.exception()) is not None:
-            self._fail(error)

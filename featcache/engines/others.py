@@ -1,4 +1,4 @@
-"""What other runs add to a version while this one fills it."""
+"""What other runs add to a version while this run fills it."""
 
 from __future__ import annotations
 

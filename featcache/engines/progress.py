@@ -1,4 +1,4 @@
-"""What a run has done so far: counted while it goes on, to be shown and summed up."""
+"""Counts what a run has done so far, for progress and summary."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ class Counted:
     Attributes:
         extracted: utterances.
         failed: utterances.
-        num_bytes: of features.
+        num_bytes: of features as they are stored, with side arrays.
         seconds: of worker threads that extracting them took; complete once the run has ended.
+        resampled: utterances whose file had another rate, their copies not counted; likewise.
     """
 
     extracted: int = 0
     failed: int = 0
     num_bytes: int = 0
     seconds: float = 0.0
+    resampled: int = 0
 
 
 @dataclass
@@ -38,10 +40,9 @@ class Progress:
     Attributes:
         versions: what it has added to each, by the config's name.
         failures: utterances by reason, over all versions.
-        audio_seconds: extracted; an utterance counts once, however many versions it is for.
+        audio_seconds: extracted; copies count, and each counts once for all versions that are filled together.
         shards: committed.
         elsewhere: utterances that another run has done meanwhile.
-        resampled: utterances whose file had another rate.
         stages: seconds of worker threads in each stage; complete once the run has ended.
     """
 
@@ -50,7 +51,6 @@ class Progress:
     audio_seconds: float = 0.0
     shards: int = 0
     elsewhere: int = 0
-    resampled: int = 0
     stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
 
     def version(self, name: str) -> Counted:
@@ -63,6 +63,7 @@ class Progress:
         counted.extracted += len(extracted.items)
         counted.failed += len(extracted.failures)
         counted.num_bytes += extracted.features.nbytes
+        counted.num_bytes += sum(entries.nbytes for entries, _ in extracted.side.values())
         for failure in extracted.failures:
             self.failures[failure.reason] = self.failures.get(failure.reason, 0) + 1
 
@@ -80,9 +81,10 @@ class Progress:
         self.stages["decode"] += spent.decode
         self.stages["resample"] += spent.waveform
         self.stages["extract"] += sum(spent.extract.values())
-        self.resampled += spent.resampled
         for name, seconds in spent.extract.items():
             self.version(name).seconds += seconds
+        for name, count in spent.resampled.items():
+            self.version(name).resampled += count
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""A shard task under way: a writer for each version that it fills, from the first batch to the commit."""
+"""A shard task in progress: a writer for each version that it fills, from the first batch to the commit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,6 @@ from featcache.engines.progress import Progress
 from featcache.errors import StoreError
 from featcache.pipeline.target import Extracted, Target
 from featcache.plan import ShardTask
-from featcache.store.claims import Claim
 from featcache.store.runs import Failure, Run
 from featcache.store.shard_writer import ShardWriter
 from featcache.store.version import Version
@@ -39,16 +39,15 @@ class OpenShard:
 
     Args:
         task: what of it is to be done.
-        claims: on it, held until it is committed or abandoned.
+        claims: on it; held until it is committed or abandoned. Where this raises, they are still the caller's to close.
         fills: the versions that get it.
 
     Raises:
         StoreError: the cache cannot be written.
     """
 
-    def __init__(self, task: ShardTask, claims: Sequence[Claim], fills: Sequence[Fill]) -> None:
+    def __init__(self, task: ShardTask, claims: ExitStack, fills: Sequence[Fill]) -> None:
         self.task = task
-        self._claims = claims
         self._fills = fills
         self._failures: list[list[Failure]] = [[] for _ in fills]
         self._audio_seconds = 0.0  # of utterances that any target has extracted
@@ -56,10 +55,12 @@ class OpenShard:
         for version in (fill.target.version for fill in fills):
             spec = version.info.spec
             try:
-                folder = version.work_folder(task.name)
-                self._writers.append(ShardWriter(folder, spec.item_shape, version.dtype, spec.side))
+                writer = ShardWriter(version.work_folder(task.name), spec.item_shape, version.dtype, spec.side)
             except OSError as error:
                 raise cannot_write(version, error) from error
+            claims.callback(writer.discard)
+            self._writers.append(writer)
+        self._held = claims.pop_all()  # closing it discards what is not committed, then lets go of the claims
 
     def append(self, part: Iterable[Extracted], progress: Progress) -> None:
         """Write what each version gets of a part of a batch, and count it.
@@ -89,7 +90,6 @@ class OpenShard:
         for fill, writer, failures in zip(self._fills, self._writers, self._failures, strict=True):
             fill.run.fail(failures)
             if not writer.items:
-                writer.discard()
                 continue
             try:
                 name = writer.commit(
@@ -103,17 +103,14 @@ class OpenShard:
                 raise cannot_write(fill.target.version, error) from error
             fill.others.ours(name)
             progress.shards += 1
-        for claim in self._claims:
-            claim.release()
+        self._held.close()
 
     def abandon(self, progress: Progress) -> None:
         """Drop what was written, take back what was counted of it, and let go of the task."""
         for fill, writer, failures in zip(self._fills, self._writers, self._failures, strict=True):
             progress.take_back(fill.target.config.name, writer.items, writer.num_bytes, failures)
-            writer.discard()
         progress.audio_seconds -= self._audio_seconds
-        for claim in self._claims:
-            claim.release()
+        self._held.close()
 
 
 def cannot_write(version: Version, error: OSError) -> StoreError:

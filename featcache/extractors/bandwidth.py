@@ -1,4 +1,4 @@
-"""How many codebooks of a residual quantizer are wanted: by their number, or by the bandwidth of their codes."""
+"""The number of codebooks of a residual quantizer, given directly or as the bandwidth of the codes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ class BandwidthParams(CodecParams):
     """The parameters of codecs that were trained for several bandwidths."""
 
     bandwidth: float | None = Field(default=None, gt=0)
-    """kbps: so many codebooks as it allows, of those bandwidths that the model was trained for. Another way to say
-    `codebooks`; with neither, all of them. Codes of fewer codebooks are the first columns of codes of more."""
+    """In kbps, one of the bandwidths that the model was trained for: another way to choose the number of codebooks.
+    Without `bandwidth` and `codebooks`, all codebooks. With fewer codebooks, the codes are the first columns of those
+    with more."""
 
 
 def num_codebooks(params: BandwidthParams, model: Any) -> int:

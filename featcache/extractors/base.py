@@ -1,4 +1,4 @@
-"""What an extractor is: the contract, and how a config's `extractor:` finds the class."""
+"""The contract of extractors, and how a config's `extractor:` finds the class."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _ENTRY_POINTS = "featcache.extractors"
 
 @dataclass(frozen=True)
 class Clip:
-    """One utterance as an extractor gets it.
+    """One utterance, as passed to an extractor.
 
     Attributes:
-        id: the utterance's, for whatever must be seeded by it.
+        id: the utterance's id, for seeding.
         waveform: float32 `[num_samples]`, mono, at the extractor's rate, nominally in [-1, 1],
             on the extractor's device. Not to be written to.
     """
@@ -77,20 +77,19 @@ P = TypeVar("P", bound=Params)
 class Extractor(ABC, Generic[P]):
     """Turns waveforms into features.
 
-    A value depends on the clip's samples (and id, for dither), the parameters and the weights; never on
-    the other clips of the call. How to ensure that is the extractor's business, and `batching` says how
-    it does: `frames` (computed frame by frame, in blocks of one shape), `padded`, `equal_length` or
-    `single`.
+    A value depends on the clip's samples (and id, for dither), the parameters and the weights; never on the other clips
+    of the call. The extractor must ensure this, and `batching` declares how: `frames` (computed frame by frame, in
+    blocks of one shape), `padded`, `equal_length` or `single`.
 
-    On the CPU one instance is called from several threads at once, each with torch's own threads
-    set to one: `extract` keeps no state of a call on `self`.
+    On the CPU, several threads call one instance at once, each with torch's own threads set to one: `extract` must not
+    store the state of a call on `self`.
 
     Attributes:
         Params: the pydantic model of the config's `params`.
         revision: raised when a change to the code changes values; part of the fingerprint.
         batching: see above.
         spec: of the features; set by `__init__`.
-        max_seconds: clips that are longer are failures, whatever the config says; None for no limit.
+        max_seconds: longer clips fail, whatever the config says; None for no limit.
         tf32: whether a GPU may round to TF32.
     """
 
@@ -106,12 +105,12 @@ class Extractor(ABC, Generic[P]):
         """Build the extractor for waveforms of `sample_rate` Hz on `device`.
 
         Raises:
-            ConfigError: where the parameters do not go with the rate (`high_freq` above Nyquist, say).
+            ConfigError: the parameters do not fit the sample rate (for example `high_freq` above Nyquist).
         """
 
     @abstractmethod
     def num_frames(self, num_samples: int) -> int:
-        """How many frames `num_samples` samples give, exactly; 0 where the clip is too short for one."""
+        """The exact number of frames of `num_samples` samples; 0 if the clip is too short for one."""
 
     @abstractmethod
     def extract(self, clips: Sequence[Clip]) -> list[torch.Tensor]:
@@ -120,12 +119,12 @@ class Extractor(ABC, Generic[P]):
         Every clip is long enough for a frame. Called under `torch.inference_mode()`.
 
         Raises:
-            AudioError: where the batch is a single clip that cannot be extracted.
+            AudioError: the batch is a single clip that cannot be extracted.
         """
 
     @classmethod
     def stored_dtype(cls, params: P) -> str:
-        """The dtype to store where the config names none."""
+        """The stored dtype if the config names none."""
         return "float32"
 
     @classmethod
@@ -138,7 +137,7 @@ def find(name: str) -> type[Extractor[Params]]:
     """The extractor class of a registered name, an entry point, or `package.module:Class`.
 
     Raises:
-        ConfigError: where there is none, naming those there are.
+        ConfigError: there is no such extractor; the message lists the known ones.
     """
     if name in _BUILT_IN:
         path = _BUILT_IN[name]
@@ -149,14 +148,16 @@ def find(name: str) -> type[Extractor[Params]]:
         if name not in plugins:
             known = sorted({*_BUILT_IN, *plugins})
             raise ConfigError(
-                f"extractor: there is no {name!r}; there are {', '.join(known)}, and package.module:Class for your own"
+                f"extractor: there is no {name!r}; choose from {', '.join(known)}, or package.module:Class for your own"
             )
         path = plugins[name]
     module_name, _, class_name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: ":Class", ".module:Class"
-        raise ConfigError(f"extractor: {path} cannot be imported: {error}") from error
+        is_absent = isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]
+        hint = "; put the folder of your own module on PYTHONPATH" if is_absent else ""
+        raise ConfigError(f"extractor: {path} cannot be imported: {error}{hint}") from error
     if not (isinstance(found, type) and issubclass(found, Extractor)):
         raise ConfigError(f"extractor: {path} is not a featcache.extractors.Extractor")
     return found

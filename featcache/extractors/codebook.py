@@ -1,4 +1,4 @@
-"""A codebook of units: centroids, what they were fitted on, the file that holds them, and which of them is nearest."""
+"""A codebook of units: centroids, what they were fitted to, their file, and the search for the nearest."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def read_codebook(path: str | Path) -> Codebook:
         with safe_open(str(path), framework="pt") as file:
             fitted = dict(file.metadata() or {})
             if fitted.pop("format", None) != FORMAT:
-                raise ConfigError(f"params.weights: {path}: not a file of `featcache fit-kmeans`, which makes them")
+                raise ConfigError(f"params.weights: {path}: not a file written by `featcache fit-kmeans`")
             centroids = file.get_tensor("centroids")
         config = json.loads(fitted.pop("config"))
         codebook = Codebook(centroids, config, fitted.pop("fingerprint"), fitted.pop("dtype"), fitted)
     except OSError as error:
         raise ConfigError(f"params.weights: {path}: cannot be read: {error.strerror or error}") from error
     except (SafetensorError, KeyError, ValueError) as error:
-        raise ConfigError(f"params.weights: {path}: not a whole file of `featcache fit-kmeans`: {error}") from error
+        raise ConfigError(f"params.weights: {path}: an incomplete file of `featcache fit-kmeans`: {error}") from error
     if centroids.dtype != torch.float32 or centroids.ndim != 2 or not centroids.isfinite().all():
         found = f"{centroids.dtype} {list(centroids.shape)}"
         raise ConfigError(f"params.weights: {path}: centroids are finite float32 [k, D]; these are not: {found}")

@@ -1,4 +1,4 @@
-"""DAC (Kumar et al., 2023, "High-Fidelity Audio Compression with Improved RVQGAN"), as transformers has it.
+"""DAC (Kumar et al., 2023, "High-Fidelity Audio Compression with Improved RVQGAN"), as in transformers.
 
 The encoder is convolutional, looks to both sides, and pads with zeros. Behind a short row's end a padded batch has no
 zeros but what biases and kernels have made of them, and a frame looks 0.1 to 0.2 s ahead: so zeros are put there again

@@ -1,4 +1,4 @@
-"""EnCodec (Défossez et al., 2022, "High Fidelity Neural Audio Compression"), as transformers has it.
+"""EnCodec (Défossez et al., 2022, "High Fidelity Neural Audio Compression"), as in transformers.
 
 The encoder is SEANet: convolutions that halve, quarter … the rate, residual blocks between them, an LSTM at the end.
 Every convolution pads by reflection, up to a whole stride, so in a padded batch the last frames of short rows look into
@@ -56,7 +56,7 @@ class Encodec(CodecExtractor[EncodecParams]):
         model = load_codec("encodec", "EncodecModel", params, sample_rate, device)
         config = model.config
         if config.chunk_length and params.chunk:
-            raise ConfigError(f"params.chunk: {params.weights} has chunks of its own, of {config.chunk_length_s:g} s")
+            raise ConfigError(f"params.chunk: {params.weights} has its own chunks, of {config.chunk_length_s:g} s")
         count = num_codebooks(params, model)
         if config.chunk_length:
             self.max_seconds = None

@@ -1,9 +1,9 @@
-"""Extractors that look at a waveform frame by frame, and give a frame the same bits whatever surrounds it.
+"""Extractors that work frame by frame, and give a frame the same bits whatever surrounds it.
 
 Matrix products and Fourier transforms choose their kernels by shape, so the last bits of a row change with
-the number of rows beside it. Here every computation has one shape. A clip is cut into frames by itself,
-never padded to its neighbours' length; the frames of a call are laid one after the other into blocks of a
-constant number of rows; the last block is filled up with zeros; and the features are cut apart again.
+the number of rows. Here every computation has the same shape. Each clip is cut into frames by itself, never
+padded to its neighbours' length. The frames of a call are put one after another into blocks with a constant
+number of rows, and the last block is filled up with zeros. Then the features are split again.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def with_whole_columns(matrix: torch.Tensor) -> torch.Tensor:
 
 
 class FrameExtractor(Extractor[P]):
-    """The base of extractors whose frames are computed each by itself.
+    """The base of extractors that compute each frame by itself.
 
-    A subclass sets `spec` in its `__init__`, and says how many frames there are (`num_frames`), what they
-    look at (`frames`), what is computed from them (`compute`), and, where something is left to do that
-    needs a whole item, what that is (`finish`). None of them keeps anything on `self`.
+    A subclass sets `spec` in its `__init__`. It defines the number of frames (`num_frames`), their samples (`frames`),
+    what is computed from them (`compute`), and optionally a last step that needs all frames of a clip (`finish`). None
+    of these methods may store anything on `self`.
 
     Shapes in this and the following files: `B` rows of a block, `L` samples of a frame, `N` samples of its
     Fourier transform, `F = N // 2 + 1` frequencies, `M` mel bins, `T` frames of a clip.
@@ -46,7 +46,7 @@ class FrameExtractor(Extractor[P]):
 
     @abstractmethod
     def frames(self, clip: Clip) -> torch.Tensor:
-        """The clip's frames, float32 `[T, L]`, with `T` as `num_frames` says and `L = spec.frame_length`.
+        """The clip's frames, float32 `[T, L]`, with `T` as in `num_frames` and `L = spec.frame_length`.
 
         May be a strided view of the waveform: it is copied, not written to.
         """

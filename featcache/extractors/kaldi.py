@@ -32,25 +32,26 @@ class KaldiParams(Params):
     """What fbank and MFCC have in common: frames, and the mel bank."""
 
     frame_length: float = Field(default=25.0, gt=0)
-    """Milliseconds. Cut down to whole samples."""
+    """In milliseconds; rounded down to whole samples."""
     frame_shift: float = Field(default=10.0, gt=0)
-    """Milliseconds from one frame's start to the next one's. Cut down to whole samples."""
+    """From one frame's start to the next frame's, in milliseconds; rounded down to whole samples."""
     snip_edges: bool = True
-    """Only frames that lie inside the clip. Else round(num_samples / shift) frames, each centred on its part
-    of the clip, which is reflected at its ends."""
+    """If true, only frames that lie inside the clip. If false, round(num_samples / shift) frames, each centred on its
+    part of the clip, which is reflected at its ends."""
     dither: float = Field(default=0.0, ge=0)
-    """Standard deviation, in 16-bit units, of Gaussian noise added to every frame. Seeded by the utterance's
-    id, so that a clip always gets the same. Kaldi's default is 1, with noise that differs between runs."""
+    """Standard deviation, in 16-bit units, of Gaussian noise added to every frame. It is seeded by the utterance's id,
+    so a clip always gets the same noise. Kaldi's default is 1, with noise that differs between runs."""
     remove_dc_offset: bool = True
     """Subtract each frame's mean."""
     preemphasis_coefficient: float = Field(default=0.97, ge=0, le=1)
-    """Subtract this much of the preceding sample from each; the first one's predecessor is itself."""
+    """This fraction of the preceding sample is subtracted from each sample; the first sample counts as its own
+    predecessor."""
     window_type: Literal["povey", "hanning", "hamming", "rectangular", "blackman"] = "povey"
     """`povey` is a Hann window to the power of 0.85. All are symmetric."""
     blackman_coeff: float = 0.42
-    """Of the blackman window."""
+    """The coefficient of the Blackman window."""
     round_to_power_of_two: bool = True
-    """Fill frames with zeros up to a power of two before the Fourier transform."""
+    """Zero-pad frames to a power of two before the Fourier transform."""
     num_mel_bins: int = Field(default=23, ge=3)
     """Triangular filters, equidistant in mel."""
     low_freq: float = Field(default=20.0, ge=0)
@@ -58,11 +59,11 @@ class KaldiParams(Params):
     high_freq: float = 0.0
     """Where the last filter ends, in Hz; 0 or less is an offset from the Nyquist frequency."""
     use_energy: bool = False
-    """Include the frame's log energy."""
+    """Add the frame's log energy as one more value."""
     raw_energy: bool = True
-    """Take that energy before pre-emphasis and windowing."""
+    """Compute this energy before pre-emphasis and windowing."""
     energy_floor: float = Field(default=0.0, ge=0)
-    """Floor of that energy before the logarithm, in 16-bit units squared. Torchaudio's default is 1."""
+    """Floor of this energy before the logarithm, in 16-bit units squared. torchaudio's default is 1."""
     htk_compat: bool = False
     """Put the energy (or the zeroth cepstrum) last."""
 
@@ -71,23 +72,23 @@ class FbankParams(KaldiParams):
     """The parameters of `fbank`."""
 
     num_mel_bins: int = Field(default=80, ge=3)
-    """Triangular filters, equidistant in mel. Kaldi's default is 23."""
+    """Number of triangular filters, equally spaced in mel. Kaldi's default is 23."""
     use_log_fbank: bool = True
-    """The logarithm of each filter's energy, or the energy itself."""
+    """If true, the logarithm of each filter's energy; if false, the energy itself."""
     use_power: bool = True
-    """Filter the power spectrum, or the magnitude."""
+    """If true, filter the power spectrum; if false, the magnitude spectrum."""
 
 
 class MfccParams(KaldiParams):
     """The parameters of `mfcc`."""
 
     num_ceps: int = Field(default=13, ge=1)
-    """Cepstra, counting the zeroth."""
+    """Number of cepstra, including the zeroth."""
     cepstral_lifter: float = Field(default=22.0, ge=0)
-    """Scales cepstra up, the higher ones more, as HTK does; 0 leaves them as they are."""
+    """Liftering as in HTK, which scales higher cepstra up more; 0 turns it off."""
     use_energy: bool = True
-    """Put the frame's log energy in place of the zeroth cepstrum. Kaldi's default; torchaudio's, and that of
-    most of Kaldi's recipes, is false."""
+    """Replace the zeroth cepstrum by the frame's log energy. This is Kaldi's default; torchaudio and most of Kaldi's
+    recipes use false."""
 
 
 K = TypeVar("K", bound=KaldiParams)

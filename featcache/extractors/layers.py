@@ -16,13 +16,13 @@ class LayerParams(Params):
     first: `hidden_states[N]` of transformers, and `extract_features` of torchaudio, which calls it N - 1."""
 
     layer: int | None = Field(default=None, ge=0)
-    """One layer: features `[frames, D]`. Where neither this nor `layers` is given, the model's output
-    (`last_hidden_state`): the last layer's, through the final layer norm of models that have one. Layers by number are
-    taken before that norm, as transformers 5 and torchaudio do; only Whisper's last is taken behind it, as there."""
+    """One layer: features `[frames, D]`. Without `layer` and `layers`, the features are the model's output
+    (`last_hidden_state`): the last layer, after the final layer norm if the model has one. Numbered layers are taken
+    before that norm, except Whisper's last layer, which is taken after it, as in transformers 5 and torchaudio."""
     layers: tuple[int, ...] | None = None
-    """Several, stacked in this order: features `[frames, layers, D]`."""
+    """Several layers, stacked in this order: features `[frames, layers, D]`."""
     weights_per_layer: tuple[float, ...] | None = None
-    """A weight for each of `layers`: the features are their sum, `[frames, D]`."""
+    """A weight for each of `layers`: the features are the weighted sum, `[frames, D]`."""
 
     @field_validator("layers")
     @classmethod
@@ -32,7 +32,7 @@ class LayerParams(Params):
         if info.data.get("layer") is not None:
             raise ValueError("give layer or layers, not both")
         if not layers or len(set(layers)) < len(layers) or min(layers) < 0:
-            raise ValueError("give one number or more from 0, none of them twice")
+            raise ValueError("give one or more different numbers, none below 0")
         return layers
 
     @field_validator("weights_per_layer")
@@ -40,7 +40,7 @@ class LayerParams(Params):
     def _one_each(cls, weights: tuple[float, ...] | None, info: ValidationInfo) -> tuple[float, ...] | None:
         layers = info.data.get("layers")
         if weights is not None and "layers" in info.data and len(weights) != len(layers or ()):
-            raise ValueError(f"{len(weights)} for {len(layers or ())} in layers; there must be one for each")
+            raise ValueError(f"{len(weights)} given for {len(layers or ())} layers; give one for each layer")
         return weights
 
 

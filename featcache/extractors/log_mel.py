@@ -1,4 +1,4 @@
-"""Log mel spectrograms as speech models of the last years take them: Whisper's, and the vocoders'.
+"""Log mel spectrograms as recent speech models use them: Whisper, and vocoders.
 
 They differ from Kaldi's (see `kaldi`): samples stay in [-1, 1], nothing is done to a frame but windowing, the
 window is a periodic Hann window, and filters are triangles over Hz, as in librosa. Among themselves they
@@ -24,36 +24,35 @@ class LogMelParams(Params):
     """The parameters of `log_mel`. The defaults are Whisper's."""
 
     n_fft: int = Field(default=400, ge=2)
-    """Samples of the Fourier transform."""
+    """Length of the Fourier transform, in samples."""
     win_length: int | None = Field(default=None, ge=2)
-    """Samples of the window, which lies in the middle of `n_fft`; the same where it is not given."""
+    """Length of the window in samples, centred in `n_fft`. Default: `n_fft`."""
     hop_length: int = Field(default=160, ge=1)
-    """Samples from one frame's start to the next one's."""
+    """From one frame's start to the next frame's, in samples."""
     padding: Literal["center", "same", "none"] = "center"
-    """How many samples are added at either end, by reflection, before frames are cut: `center` n_fft / 2, so
-    that frame t is centred on sample t * hop_length; `same` (n_fft - hop_length) / 2, as HiFi-GAN does, so
-    that there is one frame to every whole hop; `none` none. A clip must be longer than what is added."""
+    """How many samples are added at each end, by reflection, before frames are cut. `center`: n_fft / 2, so that frame
+    t is centred on sample t * hop_length. `same`: (n_fft - hop_length) / 2, as in HiFi-GAN, so that there is one frame
+    per whole hop. `none`: no samples. A clip must be longer than the samples added."""
     drop_last_frame: bool = True
-    """Leave out the last frame, as Whisper does, so that with `center` there is one to every whole hop."""
+    """Drop the last frame, as Whisper does, so that with `center` there is one frame per whole hop."""
     power: Literal[1, 2] = 2
-    """1 filters the magnitude, 2 the power spectrum."""
+    """1 filters the magnitude spectrum, 2 the power spectrum."""
     power_offset: float = Field(default=0.0, ge=0)
-    """Added to the power spectrum, before the root where there is one. HiFi-GAN adds 1e-9."""
+    """Added to the power spectrum, with `power: 1` before the square root. HiFi-GAN adds 1e-9."""
     num_mel_bins: int = Field(default=80, ge=1)
-    """Triangular filters, equidistant in mel."""
+    """Number of triangular filters, equally spaced in mel."""
     mel_scale: mel.MelScale = "slaney"
-    """`slaney` is linear up to 1 kHz, and librosa's default; `htk` is 2595 log10(1 + f / 700)."""
+    """`slaney`, librosa's default, is linear up to 1 kHz; `htk` is 2595 log10(1 + f / 700)."""
     mel_norm: Literal["slaney", "none"] = "slaney"
-    """`slaney` divides each filter by its area in Hz; with `none` it has a peak of 1."""
+    """`slaney` divides each filter by its area in Hz; with `none`, each filter has a peak of 1."""
     low_freq: float = Field(default=0.0, ge=0)
     """Where the first filter begins, in Hz."""
     high_freq: float = 0.0
     """Where the last filter ends, in Hz; 0 or less is an offset from the Nyquist frequency."""
     floor: float = Field(default=1e-10, gt=0)
-    """What is smaller becomes this, before the logarithm."""
+    """Smaller values are raised to this before the logarithm."""
     log: Literal["natural", "log10", "whisper"] = "whisper"
-    """`whisper` takes log10, lifts what is more than 8 below the item's maximum to that, adds 4 and divides
-    by 4."""
+    """`whisper` takes log10, raises values to at least the clip's maximum minus 8, adds 4 and divides by 4."""
 
 
 class LogMel(FrameExtractor[LogMelParams]):

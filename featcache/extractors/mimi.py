@@ -1,4 +1,4 @@
-"""Mimi (Défossez et al., 2024, "Moshi: a speech-text foundation model for real-time dialogue"), as transformers has it.
+"""Mimi (Défossez et al., 2024, "Moshi: a speech-text foundation model for real-time dialogue"), as in transformers.
 
 A causal SEANet, a causal transformer with a sliding window, and a convolution that halves the frame rate. None of
 them looks ahead, but each convolution that strides completes a clip's last stride, with zeros in the SEANet and with
@@ -27,9 +27,9 @@ class MimiParams(CodecParams):
     """The parameters of `mimi`."""
 
     codebooks: int | None = Field(default=8, ge=1)
-    """How many, from the first, which holds what is said; the others hold how it sounds. Moshi is trained on 8, and the
-    codec's authors report 8: 1.1 kbps. null is for all that the model has, 32, which `MimiModel.encode` gives unless it
-    is told. Codes of fewer codebooks are the first columns of codes of more."""
+    """Number of codebooks. The first holds the words, the others the sound. Moshi is trained on 8 codebooks, and the
+    codec's authors report results for 8: 1.1 kbps. null means all 32, the default of `MimiModel.encode`. With fewer
+    codebooks, the codes are the first columns of those with more."""
 
 
 class Mimi(CodecExtractor[MimiParams]):

@@ -1,4 +1,4 @@
-"""What extractors that load a model have in common: where its weights are, its precision, and chunks of long clips."""
+"""What extractors that load a model have in common: weights, precision, and chunks of long clips."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ an attention's with its square."""
 
 
 class Chunk(Params):
-    """How clips that are longer than a chunk are cut."""
+    """How clips longer than a chunk are cut."""
 
     seconds: float = Field(gt=0)
-    """Of a chunk."""
+    """Length of a chunk."""
     overlap: float = Field(ge=0)
-    """Seconds that neighbouring chunks share. A causal model's chunk leaves out its first frames for as long, another
-    model's half of them and as many of its last. Chunks are exact where the model's receptive field is no longer."""
+    """Seconds that neighbouring chunks share. Of each chunk of a causal model, the frames of the first `overlap`
+    seconds are left out; with other models, half of them at each end. Chunks are exact if the model's receptive field
+    is no longer than the overlap."""
 
     @model_validator(mode="after")
     def _moves_on(self) -> Chunk:
@@ -42,15 +43,15 @@ class ModelParams(Params):
     locations: ClassVar[frozenset[str]] = frozenset({"weights", "revision"})
 
     weights: str
-    """A folder as `save_pretrained` makes it, a file in such a folder, or a hub's id. A relative path is relative to
-    the config file. What is in the fingerprint is the weights' content, not where they are."""
+    """A folder written by `save_pretrained`, a file in such a folder, or a Hugging Face model id. A relative path is
+    relative to the config file. The fingerprint includes the content of the weights, not their location."""
     revision: str | None = None
-    """The commit of a hub's id, which needs one."""
+    """The commit, 40 hex digits. Required with a model id."""
     precision: Precision = "fp32"
-    """Of the model. `tf32` lets a GPU round the inputs of matrix products and convolutions to ten bits; `bf16` and
-    `fp16` are torch's autocast. All but fp32 change values: `featcache probe` says how much."""
+    """The precision of the model. `tf32` lets a GPU round the inputs of matrix products and convolutions to ten bits;
+    `bf16` and `fp16` use torch's autocast. All except fp32 change values: `featcache probe` says how much."""
     chunk: Chunk | None = None
-    """Cut long clips into overlapping chunks. Without it, they are failures."""
+    """Cut long clips into overlapping chunks. Without it, long clips fail."""
 
     @field_validator("weights")
     @classmethod
@@ -65,11 +66,11 @@ M = TypeVar("M", bound=ModelParams)
 class ModelExtractor(RowExtractor[M]):
     """The base of extractors that load a model.
 
-    A subclass's `__init__` calls this one, and sets `spec` and `granularity`: where a chunk begins at sample
+    A subclass's `__init__` calls this one, and sets `spec` and `granularity`: if a chunk begins at sample
     `t * granularity`, its first frame is the clip's frame `t`.
 
     Attributes:
-        causal: whether a frame looks at nothing behind it: what overlap chunks need.
+        causal: whether a frame depends on no later samples; decides the overlap that chunks need.
     """
 
     causal: bool = False
@@ -81,12 +82,12 @@ class ModelExtractor(RowExtractor[M]):
 
     @classmethod
     def weights_digest(cls, params: M) -> str | None:
-        """A hash of the weights and of what else in their folder decides values."""
+        """A hash of the weights and of everything else in their folder that decides values."""
         return weights.digest(weights.locate(params.weights, params.revision))
 
     @property
     def chunks_are_exact(self) -> bool:
-        """Whether a frame in a chunk sees all that it would see in the whole clip."""
+        """Whether a frame in a chunk sees everything that it would see in the whole clip."""
         chunk, receptive = self.params.chunk, self.spec.frame_length
         return chunk is None or 0 < receptive <= self._samples(chunk.overlap)
 
@@ -133,7 +134,7 @@ class CodecParams(ModelParams):
     """The parameters of every codec."""
 
     codebooks: int | None = Field(default=None, ge=1)
-    """How many, from the first on; all that the model has, where it is not given."""
+    """Number of codebooks, from the first on. Default: all that the model has."""
 
 
 class CodecExtractor(ModelExtractor[M]):

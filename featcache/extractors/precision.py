@@ -1,4 +1,4 @@
-"""What a model is computed in: plain float32, TF32, or torch's autocast."""
+"""The precision of a model: plain float32, TF32, or torch's autocast."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Extractors that run a model over rows of padded waveforms, and give a clip the same bits whatever is beside it.
+"""Extractors that run a model over rows of padded waveforms, and give a clip the same bits whatever its neighbours.
 
-A model's kernels are chosen by the shape of what they get, so the last bits of a row change with the number of
-rows and with their length, and a code that is nearly tied flips. Here a clip is always computed in a batch of the
-same shape: its padded length is a function of its own length (`padded_length`), and so is the number of rows
-(`rows`); a batch that is not full is filled up with copies of its first row. What is left is the extractor's part: that
-a row is computed as if nothing followed its last sample (see `ragged` for convolutions).
+A model's kernels are chosen by shape, so the last bits of a row change with the number of rows and with their length,
+and a code that is nearly tied flips. Here a clip is always computed in a batch of the same shape: its padded length is
+a function of its own length (`padded_length`), and so is the number of rows (`rows`); a batch that is not full is
+filled up with copies of its first row. The extractor must do the rest: compute a row as if nothing followed its last
+sample (see `ragged` for convolutions).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _shrinking = threading.Lock()
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a clip that goes through the model as one row; most clips are one piece.
+    """A part of a clip that is one row for the model; most clips are a single piece.
 
     Attributes:
-        start: its first sample in the clip.
+        start: the position of its first sample in the clip.
         num_samples: of it.
-        skip: frames at the row's beginning that are left out, being another piece's.
-        num_frames: frames that count, after those.
+        skip: frames at the row's beginning that are left out, since they belong to another piece.
+        num_frames: number of frames that count, after those.
     """
 
     start: int
@@ -54,7 +54,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Rows:
-    """What a batch of rows gave; of rows shorter than the longest, what lies behind their last frame means nothing.
+    """The output of a batch of rows. Behind the last frame of shorter rows, values are meaningless.
 
     Attributes:
         features: `[R, F, *item_shape]` of `spec.dtype`.
@@ -68,18 +68,18 @@ class Rows:
 class RowExtractor(Extractor[P]):
     """The base of extractors that run a model on padded rows.
 
-    A subclass sets `spec` and `granularity` in its `__init__`, says how many frames there are (`num_frames`), and
-    computes rows (`encode`). None of its methods keeps anything on `self`.
+    A subclass sets `spec` and `granularity` in its `__init__`, and defines the number of frames (`num_frames`) and the
+    computation of rows (`encode`). None of its methods may store anything on `self`.
 
     Shapes in this and the following files: `R` rows, `P` samples of a padded row, `F` frames of a padded row, `C`
     channels of a layer, `T` its time steps, `D` dimensions of a vector, `Q` codebooks.
 
     Attributes:
-        batching: what the extractor declares that it can stand: see `policy`.
-        granularity: samples; padded lengths are multiples of it. The model's hop, for most.
+        batching: the loosest policy that the extractor declares to be safe: see `policy`.
+        granularity: in samples; padded lengths are multiples of it. Usually the model's hop.
         policy: how rows are put together: `padded`, `equal_length` (the padded length is the row's own), or
-            `single` (one row alone, at its own length: how a model is run by hand). Whoever has built the extractor
-            may set it, before it is used; None is what `batching` says.
+            `single` (one row alone, at its own length: a model run by hand). May be set after construction, before
+            first use; None means `batching`.
     """
 
     batching = "padded"
@@ -97,7 +97,7 @@ class RowExtractor(Extractor[P]):
         """
 
     def pieces(self, num_samples: int) -> list[Piece]:
-        """How a clip is cut into rows; the pieces' frames, one after the other, are the clip's.
+        """How a clip is cut into rows; the frames of the pieces, one after another, are those of the clip.
 
         Raises:
             AudioError: the clip cannot be extracted: TOO_LONG, say.

@@ -71,10 +71,12 @@ def layers(modules: Iterable[nn.Module], convolution: Callable[[nn.Module], Conv
         elif isinstance(alpha := getattr(module, "alpha", None), nn.Parameter):
             found.append(_snake(alpha))
         else:
-            raise ExtractorError(f"{type(module).__name__} is no layer of a SEANet encoder that featcache knows")
+            raise ExtractorError(f"{type(module).__name__} is not a layer that featcache supports in a SEANet encoder")
     for layer, following in zip(found, [*found[1:], None], strict=True):
         if not isinstance(layer, Convolution | Residual | Recurrence) and not isinstance(following, Convolution):
-            raise ExtractorError("featcache knows no SEANet encoder with an activation that no convolution follows")
+            raise ExtractorError(
+                "featcache does not support a SEANet encoder with an activation that no convolution follows"
+            )
     return found
 
 

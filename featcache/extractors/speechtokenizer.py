@@ -1,5 +1,5 @@
-"""SpeechTokenizer (Zhang et al., 2023, "SpeechTokenizer: Unified Speech Tokenizer for Speech Language Models"), as the
-package of that name has it.
+"""SpeechTokenizer (Zhang et al., 2023, "SpeechTokenizer: Unified Speech Tokenizer for Speech Language Models"), as in
+the package of that name.
 
 A SEANet that looks to both sides, pads a clip by reflection at both ends, and has an LSTM that runs in both directions.
 In a padded batch the reflection is lost, and the LSTM comes to a short row's end with a memory of padding; here each
@@ -110,7 +110,7 @@ def _load(located: weights.Located) -> Any:
     model_class = _model_class()
     config, tensors = weights.read_json(located, "config.json"), weights.state_dict(located)
     if not config:
-        raise ConfigError(f"params.weights: {located.folder}: holds no config.json, which says what its weights are of")
+        raise ConfigError(f"params.weights: {located.folder}: holds no config.json, which says what the model is")
     if "model_type" in config:  # as in every config.json of transformers
         found = config["model_type"]
         raise ConfigError(f"params.weights: {located.folder}: holds a model of type {found!r}, not a SpeechTokenizer's")

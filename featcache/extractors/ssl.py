@@ -111,7 +111,7 @@ class SSL(HiddenStates[SSLParams]):
         default = model_class.config_class()
         layers = Layers(params, settings.get(family.num_layers, getattr(default, family.num_layers)))
         if layers.want_output and settings.get("add_adapter"):
-            raise ConfigError("params.layer: the output of this model is an adapter's; name a layer in front of it")
+            raise ConfigError("params.layer: the output of this model comes from an adapter; choose a layer before it")
         model = weights.load(model_class, located, device)
         normalizes = family.takes_waveforms and preprocessing.get("do_normalize", bool(preprocessing))
         self._use(

@@ -25,13 +25,13 @@ class TorchaudioSSLParams(HiddenStatesParams):
     """The parameters of `torchaudio`."""
 
     bundle: str
-    """The model's name in `torchaudio.pipelines`: HUBERT_BASE, WAV2VEC2_XLSR_300M, WAVLM_LARGE … It says how the model
-    is built, and whether it wants waveforms with zero mean and unit variance."""
+    """The model's name in `torchaudio.pipelines`: HUBERT_BASE, WAV2VEC2_XLSR_300M, WAVLM_LARGE … It decides how the
+    model is built, and whether waveforms are normalised to zero mean and unit variance."""
     weights: str = ""
-    """A file with the bundle's weights. Where it is not given, the one that torchaudio has downloaded into torch hub's
-    cache; nothing is downloaded here."""
+    """A file with the bundle's weights. Default: the file that torchaudio has downloaded into torch hub's cache.
+    featcache does not download it."""
     revision: None = None
-    """There is none: `bundle` says it all."""
+    """Not used: `bundle` names the weights."""
 
 
 class TorchaudioSSL(HiddenStates[TorchaudioSSLParams]):
@@ -163,13 +163,13 @@ def _locate(params: TorchaudioSSLParams) -> weights.Located:
     if params.weights:
         located = weights.locate(params.weights, None)
         if located.file is None:
-            raise ConfigError(f"params.weights: {params.weights}: name a file: that of the bundle's weights")
+            raise ConfigError(f"params.weights: {params.weights}: name the file with the bundle's weights")
         return located
     path = _bundle(params.bundle)._path
     file = Path(torch.hub.get_dir(), "checkpoints", Path(path).name)
     if not file.is_file():
         url = path if path.startswith("https:") else _URL + path
-        raise ConfigError(f"params.weights: the weights of {params.bundle} are not there: download {url} to {file}")
+        raise ConfigError(f"params.weights: the weights of {params.bundle} are missing: download {url} to {file}")
     return weights.locate(str(file), None)
 
 

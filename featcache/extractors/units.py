@@ -1,8 +1,8 @@
-"""`units`: of each frame of some other features, the number of the nearest of k centroids.
+"""`units`: for each frame of other features, the index of the nearest of k centroids.
 
-The centroids come from `featcache fit-kmeans`, and with them the config of the features that they are centroids of.
-Units are computed from audio, by that config's extractor, or from a version of those features. Both give the
-same codes: frames that were just computed are rounded to the dtype that the version stores, or quantised as it is.
+The centroids come from `featcache fit-kmeans`, together with the config of the features that they were fitted to. Units
+are computed from audio, by that config's extractor, or from a version of those features. Both give the same codes:
+computed frames are rounded to the dtype that the version stores, or quantised in the same way.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class UnitsParams(Params):
     locations: ClassVar[frozenset[str]] = frozenset({"weights", "features"})
 
     weights: str
-    """The file that `featcache fit-kmeans` wrote: the centroids, and the config of the features that they are of. A
-    relative path is relative to the config file."""
+    """The file written by `featcache fit-kmeans`, with the centroids and the config of the features that they were
+    fitted to. A relative path is relative to the config file."""
     features: dict[str, str] = Field(default_factory=dict)
-    """Where the weights of those features are, if not where they were when the centroids were fitted: `weights` and
-    `revision`, as in their own config. Their content must be the same."""
+    """The location of the weights of those features, if it has changed since the centroids were fitted: `weights` and
+    `revision`, as in their config. The content must be the same."""
 
     @field_validator("weights")
     @classmethod
@@ -147,8 +147,8 @@ class Units(RowExtractor[UnitsParams]):
         if self._is_quantized and len(pieces) > 1:
             raise AudioError(
                 Reason.TOO_LONG,
-                f"{self.source_name} is quantised over the whole of a clip, and this one is computed in "
-                f"{len(pieces)} chunks: extract {self.source_name} first, and make the units --from it",
+                f"{self.source_name} is quantised over a whole clip, but this clip is computed in "
+                f"{len(pieces)} chunks: extract {self.source_name} first, and make the units with --from",
             )
         return pieces
 
@@ -228,27 +228,27 @@ def _config_of(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
     where = find(config["extractor"]).Params.locations
     if others := sorted({*params.features} - where):
         raise ConfigError(
-            f"params.features: {listing(others)}: what the features are is in {params.weights}; here is only where "
-            f"their weights are{': ' if where else ', and they have none'}{listing(sorted(where))}"
+            f"params.features: {listing(others)}: the config of the features is in {params.weights}; only the location "
+            f"of their weights can be given here{': ' if where else ', and they have none'}{listing(sorted(where))}"
         )
     config = {**config, "params": config["params"] | params.features}
     if config["params"].get("dither"):
-        raise ConfigError(f"params.weights: {params.weights}: is of features with dither, which differ with each id")
+        raise ConfigError(f"params.weights: {params.weights}: its features have dither, which differs with each id")
     try:
         found = fingerprint(config)
     except ConfigError as error:
-        raise ConfigError(f"{error} (where the features' weights are now, params.features can say)") from error
+        raise ConfigError(f"{error} (params.features can say where the features' weights are now)") from error
     except ValidationError as error:
         fault = error.errors()[0]
         raise ConfigError(
-            f"params.weights: {params.weights}: its features are not what {config['extractor']} gives here: "
+            f"params.weights: {params.weights}: {config['extractor']} does not accept the config of its features: "
             f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
         ) from error
     if found != codebook.fingerprint:
         name = config["name"]
         raise ConfigError(
-            f"params.weights: {params.weights}: its features are {name}-{codebook.fingerprint[:12]}, and here they "
-            f"would be {name}-{found[:12]}: the extractor {config['extractor']}, or its weights, are not what they "
-            "were; params.features can say where the right weights are"
+            f"params.weights: {params.weights}: its features are {name}-{codebook.fingerprint[:12]}, but here they "
+            f"would be {name}-{found[:12]}: the extractor {config['extractor']}, or its weights, have changed; "
+            "params.features can say where the right weights are"
         )
     return config

@@ -1,5 +1,5 @@
 """X-Codec (Ye et al., 2024, "Codec Does Matter: Exploring the Semantic Shortcoming of Codec for Audio Language Model"),
-as transformers has it.
+as in transformers.
 
 Two encoders hear a clip: DAC's; and a HuBERT or a WavLM, whose hidden states, averaged over its layers, go through a
 few convolutions more. What both say of a frame is quantised together. A row is kept from its padding by `dac` in the

@@ -1,4 +1,4 @@
-"""Features back into training: opened versions, datasets over them, and their batches. Needs numpy and torch alone."""
+"""Reading features in training: opened versions, datasets over them, and their batches. Needs only numpy and torch."""
 
 from featcache.loader.cache import Cache
 from featcache.loader.crop import Crop

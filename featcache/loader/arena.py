@@ -1,14 +1,15 @@
-"""One stretch of memory, given out in pieces: what it takes is bounded, whatever the pieces' sizes and lives.
+"""One block of memory, handed out in pieces: its size is fixed, whatever the pieces' sizes and lifetimes.
 
-`malloc` holds no such bound. Arrays of 5 kB to 1 MB, freed in random order by eight threads, kept 2.4 times the
+`malloc` has no such limit. Arrays of 5 kB to 1 MB, freed in random order by eight threads, kept 2.4 times the
 memory that they had at any time, and by one thread 1.2 times.
 
-A piece is the smallest hole that is large enough, and becomes a hole again when the last array over it is gone;
-holes beside each other are one. Source: best fit with coalescing, Knuth, TAOCP 1, section 2.5.
+A piece is taken from the smallest hole that is large enough, and becomes a hole again when the last array over it is
+gone; adjacent holes are merged. Source: best fit with coalescing, Knuth, TAOCP 1, section 2.5.
 """
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left, insort
 from collections import deque
 from typing import Any
@@ -23,26 +24,29 @@ GRAIN = 256
 
 
 class Arena:
-    """Memory for arrays. Its methods are for one thread at a time; arrays may go out of use in any.
+    """Memory for arrays. Its methods are for one thread at a time, which `Ram`'s lock sees to; arrays may go out of use
+    in any.
 
     Args:
         num_bytes: that there are; they take memory as they are first written to.
 
     Attributes:
-        num_bytes: as given.
+        num_bytes: of the largest piece that there can be: as given, rounded down to whole grains.
 
     Raises:
-        MemoryError: the machine has not so much.
+        MemoryError: the machine has less in all.
     """
 
     def __init__(self, num_bytes: int) -> None:
-        self.num_bytes = num_bytes
-        self.memory = np.empty(num_bytes, np.uint8)
+        if num_bytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):  # which Linux would promise
+            raise MemoryError
+        self.num_bytes = num_bytes // GRAIN * GRAIN
+        self.memory = np.empty(self.num_bytes, np.uint8)
         self.returned: deque[tuple[int, int]] = deque()  # by pieces that are gone: start and size
         self._holes: list[tuple[int, int]] = []  # size and start, sorted
         self._size: dict[int, int] = {}  # of the hole that starts there
         self._start: dict[int, int] = {}  # of the hole that ends there
-        self._add(0, num_bytes // GRAIN * GRAIN)
+        self._add(0, self.num_bytes)
 
     def take(self, num_bytes: int) -> Piece | None:
         """A piece of this size; None where no hole is large enough now."""

@@ -1,8 +1,9 @@
 """One epoch's batches of utterances of similar length, as flat arrays, dealt to the ranks of a job.
 
 The utterances are sorted by their lengths, each stretched at random by up to `SPREAD`, and the sorted row is cut
-into batches. So neighbours in length share a batch, other ones in each epoch. Batches are dealt in rounds: one to
-each rank, and since a round is cut from one piece, its batches are alike in length, and no rank waits for another.
+into batches. So utterances of similar length share a batch, in new combinations in each epoch. Batches are dealt in
+rounds, one to each rank; since a round is cut from one piece, its batches are similar in length, and no rank waits for
+another.
 The rounds come in random order.
 
 Everything is a pure function of its arguments, the same on every machine: the random numbers are PCG64's raw ones,

@@ -1,8 +1,8 @@
-"""Memory for batches, which is used again when nobody can see any more what was in it.
+"""Memory for batches, which is reused when nothing refers to its content any more.
 
 New memory costs more than copying a batch into it: the kernel clears every page that is touched for the first
-time, and a batch of speech is larger than what `malloc` keeps. Training drops each batch for the next one, so
-two buffers are enough, and nobody has to hand them in.
+time, and a batch of speech is larger than what `malloc` keeps. Training drops each batch for the next one, so two
+buffers are enough, and they need not be returned explicitly.
 """
 
 from __future__ import annotations
@@ -44,6 +44,6 @@ class Buffers:
             memory = np.empty(0, np.uint8)
         if len(memory) < num_bytes:
             memory = np.empty(int(num_bytes * _SLACK), np.uint8)  # numpy's memory is in huge pages, torch's is not
-        array = memory[:num_bytes].view(dtype).reshape(shape)
+        array: NDArray[Any] = np.ndarray(shape, dtype, memory)
         weakref.finalize(array, self._free.append, memory).atexit = False
         return array

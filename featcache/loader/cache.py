@@ -1,23 +1,23 @@
-"""An opened version: utterances by id or by position, one without a copy, or many padded into one tensor."""
+"""An opened version: utterances by id or by position, singly without a copy, or many padded into one tensor."""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from functools import cached_property
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, cast
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from featcache.errors import ArgumentError, DamagedError, MissingItemError, StoreError, listing
+from featcache.errors import ArgumentError, MissingItemError, StoreError, listing
 from featcache.loader.buffers import Buffers
 from featcache.loader.reading import Reader
-from featcache.loader.shards import Shards, damaged
+from featcache.loader.shards import Shards
 from featcache.loader.spans import check_codebooks, check_padding, frames_between
 from featcache.loader.tiers import Tiers
 from featcache.quantize import dequantize_array
@@ -29,32 +29,32 @@ from featcache.strings import Strings
 
 __all__ = ["Cache", "Keys"]
 
-Keys = Sequence[str] | Sequence[int] | NDArray[Any] | torch.Tensor
+Keys = Iterable[str] | Iterable[int] | NDArray[Any] | torch.Tensor
 """Utterances: all by id, or all by position."""
 
 
 class Cache:
     """The utterances of a version, as they were when it was opened.
 
-    It is a sequence of arrays, whose items can also be named: `cache[3]` and `cache["utt-1"]` are arrays,
-    iterating yields the arrays in order, and `"utt-1" in cache` asks for an id. Nothing is read before it is
-    asked for; shards that a run adds later are seen by opening again. Copies that are pickled into other
-    processes see exactly the same utterances in the same order.
+    A cache is a sequence of arrays that can also be looked up by id: `cache[3]` and `cache["utt-1"]` are arrays,
+    iterating yields the arrays in order, and `"utt-1" in cache` looks for an id. Nothing is read before it is accessed.
+    Open the cache again to see shards that a run has added since. A cache pickled into another process has exactly the
+    same utterances in the same order.
 
     Args:
         version: which.
-        check: hold every utterance that is read against its checksum.
-        shards: names of the shards that count, to see a version as it was; by default all that are there.
-        tiers: what to keep in memory, and on a disk of this machine; nothing by default.
+        check: compare every utterance that is read with its checksum.
+        shards: names of the shards to use, to see a version as it was; by default all shards.
+        tiers: what to keep in memory and on a local disk; nothing by default.
 
     Attributes:
-        version: where it is, and what it says of itself.
+        version: the opened version: its folder and its metadata.
         index: where each utterance is.
         check: as given.
 
     Raises:
-        DamagedError: the index has to be built, and a shard's metadata is damaged.
-        ArgumentError: the machine has not the memory that `tiers` asks for.
+        DamagedError: the index must be built, and a shard's metadata is damaged.
+        ArgumentError: the machine has less memory than `tiers` asks for.
     """
 
     def __init__(
@@ -68,10 +68,7 @@ class Cache:
         self.version = version
         self.check = check
         self._tiers = tiers
-        try:
-            self.index = open_index(version, shards)
-        except DamagedError as error:
-            raise damaged(str(error), version) from error
+        self.index = open_index(version, shards)
         self._shards = Shards(version, self.index, check=check, tiers=tiers)
         self._reader = Reader(version, self.index, self._shards, tiers.ram)
         self._buffers = Buffers()
@@ -108,7 +105,7 @@ class Cache:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The config that made the version, every default filled in."""
+        """The config that made the version, with every default filled in."""
         return self.version.info.config
 
     @property
@@ -118,7 +115,7 @@ class Cache:
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """How many frames each utterance has; int64 `[utterances]`, read-only."""
+        """The number of frames of each utterance; int64 `[utterances]`, read-only."""
         lengths = self.index.num_frames.view()
         lengths.flags.writeable = False
         return lengths
@@ -127,7 +124,7 @@ class Cache:
         """The positions of utterances; int64 `[ids]`.
 
         Raises:
-            MissingItemError: names up to ten that are not there, and says how many failed in extraction.
+            MissingItemError: ids are missing; names up to ten, and says how many failed in extraction.
         """
         wanted = ids if isinstance(ids, Strings) else _packed(ids)
         positions = self.index.find(wanted)
@@ -146,25 +143,25 @@ class Cache:
         raw: bool = False,
         check: bool | None = None,
     ) -> NDArray[Any]:
-        """The features of one utterance: `cache[key]`, or a part of it, with a say on checking.
+        """The features of one utterance, as `cache[key]`; or a part of them.
 
         Args:
             key: an id, or a position; negative ones count from the end.
-            start: of the part that is wanted, in seconds; the beginning by default.
-            duration: of that part, in seconds; to the end by default.
-            codebooks: only the first so many of them.
-            raw: give quantised features as they are stored, as levels; `quantization` has what makes values of them.
-            check: whether to hold it against its checksum; by default as the cache was opened.
+            start: where the part begins, in seconds; at the beginning by default.
+            duration: its length in seconds; to the end by default.
+            codebooks: read only this many codebooks, from the first on.
+            raw: return quantised features as stored, as levels; `quantization` returns their scales and offsets.
+            check: whether to compare the utterance with its checksum; by default as the cache was opened.
 
         Returns:
-            `[frames, *item_shape]` of `spec.dtype`, read-only: memory-mapped, nothing is copied. The values of
-            quantised features are computed, an array of your own.
+            `[frames, *item_shape]` of `spec.dtype`, read-only: memory-mapped, nothing is copied. Values of quantised
+            features are computed, into a new array.
 
         Raises:
-            MissingItemError: there is no such id; says whether, and why, it failed in extraction.
+            MissingItemError: there is no such id; the message says whether and why it failed in extraction.
             IndexError: there is no such position.
             ArgumentError: there is no such part.
-            DamagedError: the shard is damaged, or `check` found other bytes than were written.
+            DamagedError: the shard is damaged, or `check` found a wrong checksum.
         """
         position = self._position(key)
         frames = self._reader.whole(position)
@@ -196,28 +193,33 @@ class Cache:
         """The features of several utterances, or of a part of each, padded at their ends to the longest.
 
         Args:
-            keys: ids or positions, in any order, repeated or not; of none, the batch is empty.
-            start: where the wanted parts begin, in seconds: one number, or one for each key; the beginning by default.
-            duration: how long they are, likewise; to the end by default.
-            codebooks: only the first so many of them.
-            padding_value: what frames beyond an utterance's end are filled with.
-            out: a contiguous tensor in CPU memory, of the batch's dtype, to gather into instead of a new one:
-                any shape with room enough. What it held is overwritten; the batch is a view of its beginning.
-            raw: give quantised features as they are stored, as levels, uint8, padded with 0. `featcache.dequantize`
-                makes values of them, on any device, and of what `quantization` gives.
-            check: whether to hold each against its checksum; by default as the cache was opened.
+            keys: ids or positions, in any order; they may repeat. Without keys, the batch is empty.
+            start: where the parts begin, in seconds: one number, or one for each key; at the beginning by default.
+            duration: the length of the parts, likewise; to the end by default.
+            codebooks: read only this many codebooks, from the first on.
+            padding_value: the value of frames beyond an utterance's end.
+            out: a contiguous tensor in CPU memory, of the batch's dtype and any shape that is large enough, to gather
+                into. It is overwritten; the batch is a view of its beginning.
+            raw: return quantised features as stored: levels, uint8, padded with 0. `featcache.dequantize` turns them
+                into values on any device, with the result of `quantization`.
+            check: whether to compare each utterance with its checksum; by default as the cache was opened.
 
         Returns:
-            The features, `[batch, frames, *item_shape]` of `spec.dtype`, or with `raw` of the stored dtype; and how
-            many frames each utterance has, int64 `[batch]`.
+            The features, `[batch, frames, *item_shape]` of `spec.dtype`, or with `raw` of the stored dtype; and the
+            number of frames of each utterance, int64 `[batch]`.
 
         Raises:
-            MissingItemError: names up to ten ids that are not there, and says how many failed in extraction.
+            MissingItemError: ids are missing; names up to ten, and says how many failed in extraction.
             IndexError: there is no such position.
-            ArgumentError: there are no such parts.
-            ValueError: `out` does not do.
-            DamagedError: a shard is damaged, or `check` found other bytes than were written.
+            ArgumentError: there are no such parts, or `out` or a key is invalid.
+            DamagedError: a shard is damaged, or `check` found a wrong checksum.
         """
+        codebooks = check_codebooks(self.spec, codebooks)
+        check_padding(self.spec, padding_value)
+        if raw and self.spec.is_quantized and padding_value != 0:
+            raise ArgumentError(
+                f"padding_value is {padding_value}: levels are padded with 0; give padding_value to dequantize"
+            )
         positions = self._positions(keys)
         firsts, counts = None, self.lengths[positions]
         if start is not None or duration is not None:
@@ -235,7 +237,7 @@ class Cache:
         *,
         codebooks: int | None = None,
         padding_value: float = 0,
-        out: torch.Tensor | None = None,
+        out: torch.Tensor | Buffers | None = None,
         raw: bool = False,
         check: bool | None = None,
     ) -> torch.Tensor:
@@ -245,34 +247,35 @@ class Cache:
             positions: of the utterances, none of them negative; int64 `[batch]`. There may be none.
             firsts: the first frame of each that is wanted; int64 `[batch]`; the first that it has by default.
             counts: how many frames of each; int64 `[batch]`.
-            codebooks: as for `batch`; so are `padding_value`, `out`, `raw` and `check`.
+            codebooks: as for `batch`, but not checked; so is `padding_value`.
+            out: as for `batch`; or buffers to take the memory from, by default the cache's own.
+            raw: as for `batch`; so is `check`.
 
         Returns:
             `[batch, frames, *item_shape]` of `spec.dtype`, or with `raw` of the stored dtype.
 
         Raises:
-            ArgumentError, ValueError, DamagedError: as `batch` does.
+            ArgumentError, DamagedError: as `batch` does.
         """
-        codebooks = check_codebooks(self.spec, codebooks)
-        check_padding(self.spec, padding_value)
-        item_shape = self.spec.item_shape if codebooks is None else (codebooks,)
-        if raw and self.spec.is_quantized and padding_value != 0:
-            raise ArgumentError(f"padding_value is {padding_value}: levels are padded with 0; dequantize has the value")
-        as_values = self.spec.is_quantized and not raw
-        dtype = np.dtype(self.spec.dtype) if as_values else self.version.dtype
+        spec = self.spec
+        as_values = spec.is_quantized and not raw
+        dtype = np.dtype(spec.dtype) if as_values else self.version.dtype
+        item_shape = spec.item_shape if codebooks is None else (codebooks,)
         padded = self._room((len(positions), int(counts.max(initial=0)), *item_shape), dtype, out)
-        rows = padded.numpy()
-        with self._reader.parts(positions, firsts, counts) as parts:
-            for row, position, frames in zip(rows, positions.tolist(), parts, strict=True):
-                if as_values:
+        is_checked = self.check if check is None else check
+        parts = (
+            self._checked(positions, firsts, counts) if is_checked else self._reader.parts(positions, firsts, counts)
+        )
+        if codebooks is not None:
+            parts = [frames[:, :codebooks] for frames in parts]
+        with self._reader.reading(parts):
+            if as_values:
+                for row, position, frames in zip(padded.numpy(), positions.tolist(), parts, strict=True):
                     scale, offset = self._shards.parameters(position)
                     dequantize_array(frames, scale, offset, out=row[: len(frames)])
-                else:
-                    row[: len(frames)] = frames if codebooks is None else frames[:, :codebooks]
-                row[len(frames) :] = padding_value
-        if self.check if check is None else check:
-            for position in positions.tolist():
-                self._shards.verify(position, self._reader.whole(position))
+                    row[len(frames) :] = padding_value
+            elif parts:
+                _pad(parts, padding_value, padded.numpy())
         return padded
 
     def quantization(self, keys: Keys) -> torch.Tensor:
@@ -289,7 +292,7 @@ class Cache:
             MissingItemError, IndexError, DamagedError: as `batch` does.
         """
         if not self.spec.is_quantized:
-            raise StoreError(f"{self.version.path}: its features are not quantised: `batch` has their values")
+            raise StoreError(f"{self.version.path}: its features are not quantised: `batch` returns their values")
         positions = self._positions(keys)
         parameters = np.empty((len(positions), 2, *self.spec.item_shape), np.float32)
         for row, position in zip(parameters, positions.tolist(), strict=True):
@@ -297,23 +300,33 @@ class Cache:
         return torch.from_numpy(parameters)
 
     def side(self, name: str, key: str | SupportsIndex) -> NDArray[Any]:
-        """What the extractor gave beside the features of one utterance: its entries of a side array.
+        """An utterance's entries of a side array: additional output of the extractor, such as scales.
 
         Args:
-            name: of the side array; `spec.side` has them.
+            name: of the side array; `spec.side` lists them.
             key: an id, or a position; negative ones count from the end.
 
         Returns:
-            `[entries, *item_shape]` of the side array's dtype, read-only; there may be none. In a cache that was
-            opened with `check`, a shard's side array has been held against its checksum.
+            `[entries, *item_shape]` of the side array's dtype, read-only; may be empty. If the cache was opened with
+            `check`, the shard's side array has been compared with its checksum.
 
         Raises:
-            StoreError: there is no such side array; names those that there are.
+            StoreError: there is no such side array; the message lists those that exist.
             MissingItemError: there is no such id.
             IndexError: there is no such position.
             DamagedError: the shard is damaged.
         """
         return self._shards.side(name, self._position(key))
+
+    def _checked(
+        self, positions: NDArray[np.int64], firsts: NDArray[np.int64] | None, counts: NDArray[np.int64]
+    ) -> list[NDArray[Any]]:
+        """Frames of utterances, cut from whole ones after these were held against their checksums."""
+        wholes = self._reader.parts(positions, None, self.lengths[positions])
+        for position, frames in zip(positions.tolist(), wholes, strict=True):
+            self._shards.verify(position, frames)
+        begins = [0] * len(wholes) if firsts is None else firsts.tolist()
+        return [frames[first : first + n] for frames, first, n in zip(wholes, begins, counts.tolist(), strict=True)]
 
     def _position(self, key: str | SupportsIndex) -> int:
         if isinstance(key, str):
@@ -321,36 +334,43 @@ class Cache:
             if position < 0:
                 raise self.missing_error([key], 1)
             return position
-        position = operator.index(key)
+        try:
+            position = operator.index(key)
+        except TypeError:
+            raise ArgumentError(f"{key!r}: give an id, or a position; batch takes several") from None
         if not -len(self) <= position < len(self):
             raise self._outside(position)
         return position % len(self)
 
     def _positions(self, keys: Keys) -> NDArray[np.int64]:
+        if isinstance(keys, str) or not isinstance(keys, Iterable):
+            raise ArgumentError(f"keys is {keys!r}: give a list of ids, or of positions")
+        if not isinstance(keys, Sized):
+            keys = [*keys]
         if not len(keys):
             return np.empty(0, np.int64)
-        if isinstance(keys, str) or isinstance(next(iter(keys)), str):
-            return self.find(keys)  # type: ignore[arg-type]
+        if isinstance(next(iter(keys)), str):
+            return self.find(cast("Iterable[str]", keys))
         positions = np.asarray(keys)
         if positions.dtype.kind not in "iu" or positions.ndim != 1:
-            raise TypeError(f"keys are all ids or all positions, not {positions.dtype} {list(positions.shape)}")
+            raise ArgumentError(f"keys are {positions.dtype} {list(positions.shape)}: give all ids, or all positions")
         outside = positions[(positions < -len(self)) | (positions >= len(self))]
         if len(outside):
             raise self._outside(int(outside[0]))
         return positions.astype(np.int64) % len(self)
 
-    def _room(self, shape: tuple[int, ...], dtype: np.dtype[Any], out: torch.Tensor | None) -> torch.Tensor:
+    def _room(self, shape: tuple[int, ...], dtype: np.dtype[Any], out: torch.Tensor | Buffers | None) -> torch.Tensor:
         """A tensor of this shape and any content: the beginning of `out`, or one of its own."""
-        if out is None:
-            return torch.from_numpy(self._buffers.take(shape, dtype))
+        if out is None or isinstance(out, Buffers):
+            return torch.from_numpy((out or self._buffers).take(shape, dtype))
         wanted = torch.from_numpy(np.empty(0, dtype)).dtype
         if not isinstance(out, torch.Tensor):
-            raise TypeError(f"out is a {type(out).__name__}: give a tensor")
+            raise ArgumentError(f"out is a {type(out).__name__}: give a tensor")
         if (out.dtype, out.device.type, out.is_contiguous()) != (wanted, "cpu", True):
-            raise ValueError(f"out is {out.dtype} on {out.device}; it must be {wanted}, contiguous, in CPU memory")
+            raise ArgumentError(f"out is {out.dtype} on {out.device}: it must be {wanted}, contiguous, in CPU memory")
         needed = math.prod(shape)
         if out.numel() < needed:
-            raise ValueError(f"out has room for {out.numel():,} values; this batch has {needed:,}: {list(shape)}")
+            raise ArgumentError(f"out has room for {out.numel():,} values: this batch has {needed:,}, {list(shape)}")
         return out.view(-1)[:needed].view(shape)
 
     def _outside(self, position: int) -> IndexError:
@@ -379,13 +399,24 @@ class Cache:
         )
 
 
+def _pad(arrays: list[NDArray[Any]], value: float, out: NDArray[Any]) -> None:
+    """Copy arrays `[frames, *item_shape]` into `out` `[batch, frames, *item_shape]`, with a value beyond their ends."""
+    padding = np.broadcast_to(np.array(value, out.dtype), out.shape[1:])
+    pieces = []
+    for array in arrays:
+        pieces.append(array)
+        if len(array) < len(padding):
+            pieces.append(padding[len(array) :])
+    np.concatenate(pieces, out=out.reshape(-1, *out.shape[2:]))  # one call: a loop over rows takes longer
+
+
 def _packed(ids: Iterable[str]) -> Strings:
     if isinstance(ids, str):
-        raise TypeError(f"ids is one id, {ids!r}: give a list of ids")
+        raise ArgumentError(f"ids is one id, {ids!r}: give a list of ids")
     try:
         return Strings.of(ids)
-    except AttributeError as error:
-        raise TypeError(f"ids are strings, all of them ({error})") from None
+    except (AttributeError, TypeError, UnicodeError):
+        raise ArgumentError("ids are not all text: give a list of ids") from None
 
 
 def _reopen(path: Path, check: bool, shards: list[str], tiers: Tiers) -> Cache:

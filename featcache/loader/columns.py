@@ -53,7 +53,7 @@ def select(manifest: Manifest, names: Collection[str] | Mapping[str, type] | Non
             raise ManifestError(f"{manifest.source}: has no column {name!r}; it has {there}")
         if name in _OWN:
             raise ManifestError(
-                f"{manifest.source}: the column {name!r} would hide what the dataset itself calls so: "
+                f"{manifest.source}: the column {name!r} would hide the dataset's own: "
                 "rename it, or leave it out of columns="
             )
         wanted = names[name] if isinstance(names, Mapping) else None
@@ -66,19 +66,23 @@ def rows_where(manifest: Manifest, where: Mapping[str, object]) -> NDArray[np.in
 
     Args:
         manifest: the table.
-        where: a value, or several of which any will do, by the names of columns; compared as text.
+        where: a value, or several of which any will do, by the names of columns, `id` among them; compared as text, and
+            3.0 is also 3.
 
     Raises:
         ManifestError: there is no such column, no row has such a value, or no row has all of them.
     """
     kept = np.ones(len(manifest), bool)
     for name, value in where.items():
-        column = manifest.columns.get(name)
+        column = manifest.ids if name == "id" else manifest.columns.get(name)
         if column is None:
-            there = listing(map(repr, manifest.columns)) or "none but those that featcache knows"
-            raise ManifestError(f"{manifest.source}: has no column {name!r} to choose by; it has {there}")
-        several = value if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+            there = listing(map(repr, ["id", *manifest.columns]))
+            raise ManifestError(f"{manifest.source}: has no column {name!r} for where=; it has {there}")
+        several = [*value] if isinstance(value, Iterable) and not isinstance(value, str) else [value]
         wanted = {str(one) for one in several}
+        wanted |= {str(int(one)) for one in several if isinstance(one, float) and one.is_integer()}
+        if not wanted:
+            raise ManifestError(f"{manifest.source}: {name} has an empty list in where=, which matches no row")
         found = np.fromiter((text in wanted for text in column), bool, len(column))
         if not found.any():
             there = listing(map(repr, sorted(set(column))))
@@ -107,10 +111,8 @@ def _typed(column: Column, wanted: type | None, what: str) -> Column:
         numbers = _numbers(column) if isinstance(column, Strings) else column
         if numbers is not None and (wanted is float or numbers.dtype.kind == "i"):
             return numbers if wanted is int else numbers.astype(np.float64)
-        raise ManifestError(f"{what} is to be {wanted.__name__}, but not all its values are")
-    raise ManifestError(
-        f"{what} cannot be {wanted!r}: text is str, and so are only columns of text; numbers int or float"
-    )
+        raise ManifestError(f"{what} should be {wanted.__name__}, but not all its values are")
+    raise ManifestError(f"{what} cannot be {wanted!r}: choose str for text columns, int or float for numbers")
 
 
 def _numbers(column: Strings) -> NDArray[Any] | None:

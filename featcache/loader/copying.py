@@ -1,7 +1,7 @@
-"""Shards copied to a disk of this machine in the background, and read from there as soon as a copy is whole.
+"""Copies shards to a local disk in the background; a shard is read from there as soon as its copy is complete.
 
-One thread in a process makes the copies of all its caches, one after the other, in the order in which shards were
-first read. It ends when there is nothing to do. Threads do not survive a fork: a child starts its own when it reads.
+One thread per process makes the copies for all its caches, one after another, in the order in which shards were first
+read. It ends when there is nothing to do. Threads do not survive a fork: a child starts its own when it reads.
 """
 
 from __future__ import annotations
@@ -101,17 +101,16 @@ class Copier:
             try:
                 is_done = self._settle(number)
             except StoreError as error:
-                self._tell(type(error), f"{error}; it is not copied, and read as it is")
+                self._tell(type(error), f"{error}; it is not copied, but read in place")
                 is_done = True
             except OSError as error:
-                self._tell(
-                    type(error),
-                    f"{error.filename or self.folder}: {error.strerror}: no more shards are copied to {self.folder}; "
-                    f"the others are read from {self._version.path}",
-                )
+                self._tell_of_the_end(error, f"{error.filename or self.folder}: {error.strerror}")
                 self._has_given_up = self._disk is None or not self._may_copy
                 self._may_copy = False
                 is_done = self._has_given_up  # else once more: somebody may have copied it
+            except Exception as error:  # noqa: BLE001 - in a thread that nobody waits for, nobody would hear of it
+                self._tell_of_the_end(error, f"{type(error).__name__}: {error}")
+                is_done = self._has_given_up = True
             if is_done:
                 with _lock:
                     self._wanted.pop(number, None)
@@ -121,7 +120,8 @@ class Copier:
     def _settle(self, number: int) -> bool:
         """Use a shard's copy, making it where there is none; False where somebody else is making it."""
         if self._disk is None:
-            self._disk = LocalDisk(self.folder, self.limit, self._version.info.folder_name)
+            version = self._version
+            self._disk = LocalDisk(self.folder, self.limit, version.info.folder_name, version.path)
         disk, original, source = self._disk, self._features[number], self._source(number)
         num_bytes = original.nbytes + zarr3.CHECKSUM_BYTES
         if number not in self._names:
@@ -140,10 +140,13 @@ class Copier:
             else:
                 self._may_copy = False  # but what is there, or what others copy, is used
                 if not self._places:
+                    unless = (
+                        "raised" if self.limit is not None else "given: without one, a tenth of the disk stays free"
+                    )
                     self._tell(
                         NotNow,
-                        f"{self.folder}: has no room for a shard of {num_bytes:,} bytes beside what is in use: "
-                        f"no shards are copied, unless copy_limit is raised; they are read from {self._version.path}",
+                        f"{self.folder}: has no room for a shard of {num_bytes:,} bytes besides what is in use: shards "
+                        f"are not copied, but read from {self._version.path}, unless copy_limit is {unless}",
                     )
         if copy is not None:
             self._places[number] = disk.path(name)
@@ -153,6 +156,12 @@ class Copier:
     def _source(self, number: int) -> Path:
         folder = self._version.shard(self._shards[number]).folder
         return zarr3.chunk_path(folder / "features", self._features[number].ndim)
+
+    def _tell_of_the_end(self, error: Exception, reason: str) -> None:
+        self._tell(
+            type(error),
+            f"{reason}: no more shards are copied to {self.folder}; the others are read from {self._version.path}",
+        )
 
     def _tell(self, kind: type, message: str) -> None:
         """Have the user warned, once of each kind of trouble; not here: where warnings are errors, it would be lost."""

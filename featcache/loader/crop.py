@@ -1,18 +1,19 @@
 """Windows of a fixed length in utterances, for training on crops: drawn anew in each epoch, the same on every machine.
 
-Where an utterance's window lies is a hash of the seed, the epoch and the utterance's position: it does not depend on
-who shares a batch with it, on the number of ranks or workers, or on whether training was resumed in between.
+The place of an utterance's window is a hash of the seed, the epoch and the utterance's position: it does not depend on
+the rest of the batch, on the number of ranks or workers, or on whether training was resumed in between.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Real
-from typing import Literal, SupportsIndex, get_args
+from functools import lru_cache
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.arguments import is_number, whole
 from featcache.errors import ArgumentError
 
 __all__ = ["Crop"]
@@ -26,15 +27,15 @@ class Crop:
     """A window in each utterance.
 
     Attributes:
-        frames: of the window, in those of the dataset's first version.
-        seconds: of the window; either this or `frames`.
-        where: the window lies at random, at the start, or in the center.
-        short: what becomes of utterances that are shorter than the window: `pad` keeps them, padded as in any batch,
-            `drop` leaves them out of the dataset, `error` refuses them.
-        seed: of the random windows; not negative.
+        frames: length of the window, in frames of the dataset's first version.
+        seconds: length of the window in seconds; give either this or `frames`.
+        where: the place of the window: random, at the start, or in the center.
+        short: what to do with utterances shorter than the window: `pad` keeps them, padded as in any batch; `drop`
+            leaves them out of the dataset; `error` raises an error.
+        seed: seed of the random windows; not negative.
 
     Raises:
-        ArgumentError: these do not hold together.
+        ArgumentError: the arguments contradict each other, or one is out of range.
     """
 
     frames: int | None = None
@@ -46,15 +47,14 @@ class Crop:
     def __post_init__(self) -> None:
         if (self.frames is None) == (self.seconds is None):
             raise ArgumentError("a crop has either frames or seconds: Crop(frames=200), or Crop(seconds=2.0)")
-        if self.frames is not None and not (_is_whole(self.frames) and self.frames >= 1):
-            raise ArgumentError(f"crop: frames is {self.frames!r}: it must be a whole number from 1 on")
-        if self.seconds is not None and not (_is_number(self.seconds) and 0 < self.seconds < np.inf):
+        if self.frames is not None:
+            object.__setattr__(self, "frames", whole("crop: frames", self.frames, 1))
+        if self.seconds is not None and not (is_number(self.seconds) and 0 < self.seconds < np.inf):
             raise ArgumentError(f"crop: seconds is {self.seconds!r}: it must be a number above 0")
         for name, value, allowed in (("where", self.where, get_args(Where)), ("short", self.short, get_args(Short))):
             if value not in allowed:
                 raise ArgumentError(f"crop: {name} is {value!r}: it must be one of {', '.join(allowed)}")
-        if not (_is_whole(self.seed) and self.seed >= 0):
-            raise ArgumentError(f"crop: seed is {self.seed!r}: it must be a whole number from 0 on")
+        whole("crop: seed", self.seed, 0)
 
     def frames_at(self, rate: float) -> int:
         """The window's length, in frames of a version with `rate` frames a second; at least one."""
@@ -87,12 +87,9 @@ class Crop:
         return ((drawn * places.astype(np.uint64)) >> np.uint64(32)).astype(np.int64) * step
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, SupportsIndex) and not isinstance(value, bool)
+@lru_cache(4)
+def _state(seed: int, epoch: int) -> np.uint64:
+    return np.uint64(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0])
 
 
 def _hashes(seed: int, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -101,8 +98,7 @@ def _hashes(seed: int, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.u
     Source: splitmix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators"), whose state is
     drawn for each epoch from numpy's SeedSequence.
     """
-    start = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)
-    z = start + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = _state(seed, epoch) + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     hashes: NDArray[np.uint64] = z ^ (z >> np.uint64(31))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections import UserList
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Sized
 from functools import cached_property
 from pathlib import Path
+from types import NoneType
 from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, default_collate
 
+from featcache.arguments import whole
 from featcache.errors import ArgumentError, MissingItemError, listing
 from featcache.loader import perturbed
 from featcache.loader.cache import Cache
@@ -36,52 +39,52 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     An item is a dictionary:
 
     * `id`;
-    * `features`: a tensor `[frames, *item_shape]` of the stored dtype, a copy that is the caller's own;
-    * each of the manifest's columns: text; numbers, where all the column's values are; `start` and `duration` in
-      seconds, NaN where not given, and `channel`, -1 where not given.
+    * `features`: a tensor `[frames, *item_shape]` of the stored dtype, a copy;
+    * each of the manifest's columns: text, or numbers if all values of the column are; `start` and `duration` in
+      seconds, NaN if not given, and `channel`, -1 if not given.
 
-    A batch, which `collate` makes, is a dictionary too:
+    A batch, made by `collate`, is a dictionary too:
 
     * `ids`: a list;
     * `features`: a tensor `[batch, frames, *item_shape]`, padded at the ends;
     * `lengths`: int64 `[batch]`, in frames;
-    * the columns: lists of text, and float64 or int64 tensors `[batch]`.
+    * the columns: lists of text, or float64 or int64 tensors `[batch]`.
 
-    With several versions, `features` and `lengths` are dictionaries by the versions' names.
+    With several versions, `features` and `lengths` are dictionaries with the versions' names as keys.
 
-    With `DataLoader(dataset, batch_size=64, collate_fn=dataset.collate)` a batch is gathered in one call,
-    straight into the padded tensor. `featcache.DataLoader` does so ahead of time.
+    With `DataLoader(dataset, batch_size=64, collate_fn=dataset.collate)` a batch is gathered in one call, straight into
+    the padded tensor. `featcache.DataLoader` does this ahead of time.
 
     Args:
-        cache: holds the features; or several versions, by names of your choice.
-        manifest: a CSV, TSV or JSONL file with an `id` for each utterance, in the order that the dataset is to
-            have; audio paths are not needed. Without one, the dataset is the (first) cache's utterances in its order.
-        where: choose the manifest's rows by its columns: `{"split": "train"}`; of values in a list, any will do.
-        columns: those to carry, by their names in the manifest; all of them by default. A mapping also says what
-            they are: `{"speaker": str, "digit": int}`.
-        skip_missing: leave out utterances that the cache has not, instead of raising; `skipped` tells which.
-        padding_value: what a batch's frames beyond an utterance's end are filled with; with several versions, one for
-            all, or one each by name.
+        cache: the opened cache; or several, as a dictionary with names of your choice.
+        manifest: a CSV, TSV or JSONL file with an `id` for each utterance, in the order of the dataset; audio paths are
+            not needed. Without a manifest, the dataset has the utterances of the (first) cache, in its order.
+        where: select the manifest's rows by columns: `{"split": "train"}`; a list of values matches any of them.
+        columns: names of the manifest's columns to keep; by default all. A mapping also sets their types:
+            `{"speaker": str, "digit": int}`.
+        skip_missing: leave out utterances missing from the cache instead of raising an error; `skipped` lists them.
+        padding_value: the value of frames beyond an utterance's end; with several versions, one for all, or a
+            dictionary.
         crop: read only a window of each utterance; an integer is `Crop(frames=…)`.
-        codebooks: read only the first so many codebooks; with several versions, by name.
-        copies: take all the copies that the versions' configs make of each utterance, at other speeds and with noise,
-            with the columns `speed` and, where there is noise, `snr` (dB; NaN of clean ones). Otherwise a manifest's
-            ids are taken as they are.
+        codebooks: read only this many codebooks, from the first on; with several versions, a dictionary.
+        copies: include all copies that the versions' configs make of each utterance, at other speeds and with noise,
+            with the columns `speed` and, if there is noise, `snr` (dB; NaN for clean copies). If false, only the ids in
+            the manifest.
 
     Attributes:
         cache: as given.
-        names: of the versions; `features`, where one was given without a name.
+        names: of the versions; `features` for a single cache.
         columns: `[utterances]`, by name.
-        skipped: ids of utterances that were left out because a version has them not.
-        dropped: ids of those that were left out because they are shorter than the crop.
+        skipped: ids of utterances that were left out because a version lacks them.
+        dropped: ids of utterances that were left out because they are shorter than the crop.
 
     Raises:
-        MissingItemError: the manifest has utterances that the cache has not; names up to ten, says how many, and
-            how many of them failed in extraction.
-        ManifestError: the manifest cannot be read or has faults; or a column is not there, is not what it is to be,
-            or has a name that items and batches use themselves.
-        ArgumentError: the other arguments do not fit the versions, or each other; or utterances are too short for a
-            crop that refuses such.
+        MissingItemError: the cache lacks utterances of the manifest; names up to ten, counts all, and says how many
+            failed in extraction.
+        ManifestError: the manifest cannot be read or has errors; or a column is missing, has another type than
+            `columns` says, or has a name that items and batches use themselves.
+        ArgumentError: other arguments do not fit the versions or each other; or utterances are shorter than a crop with
+            `short="error"`.
     """
 
     def __init__(
@@ -99,11 +102,17 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     ) -> None:
         self.cache = cache
         caches = _by_name(cache)
+        if not isinstance(manifest, (str, os.PathLike, Manifest, NoneType)):
+            raise ArgumentError(f"manifest is a {type(manifest).__name__}: give a CSV, TSV or JSONL file")
+        if where is not None and not isinstance(where, Mapping):
+            raise ArgumentError(f'where is {where!r}: give values of columns, such as {{"split": "train"}}')
+        if not isinstance(columns, (Collection, NoneType)):
+            raise ArgumentError(f"columns is {columns!r}: give a list of names")
         self.names = list(caches)
         self.skipped: list[str] = []
         self.dropped: list[str] = []
         self.columns: dict[str, Column] = {}
-        self._epoch = 0
+        self._epoch = torch.zeros((), dtype=torch.int64)
         first = next(iter(caches.values()))
         source = str(first.version.path)
         self._ids: Strings | None = None  # of a manifest, or of what is left of the cache's
@@ -116,7 +125,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             self._ids, self.columns = perturbed.of_manifest(manifest, columns, list(caches.values()), copies)
             source = manifest.source
         elif where:
-            raise ArgumentError("where chooses rows of a manifest: give one")
+            raise ArgumentError("where= selects rows of a manifest: give a manifest too")
         else:
             rows, self.columns = perturbed.of_cache(list(caches.values()), copies)
             if rows is not None:
@@ -135,8 +144,15 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             for name, each in caches.items()
         ]
         self._views = Views(views, crop if crop is None or isinstance(crop, Crop) else Crop(frames=crop))
+        if self._views.crop is not None:
+            self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # of workers that live on from epoch to epoch
         self._leave_out_missing(skip_missing, source)
         self._leave_out_short(source)
+
+    def __repr__(self) -> str:
+        versions = ", ".join(view.cache.version.path.name for view in self._views.views)
+        carried = f" with {listing(self.columns)}" if self.columns else ""
+        return f"FeatureDataset({versions}: {len(self):,} utterances{carried})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "lengths"}
@@ -145,15 +161,17 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return len(self.ids)
 
     def __getitem__(self, row: SupportsIndex) -> dict[str, Any]:
-        row = operator.index(row)
-        row = range(len(self))[row]
-        parts = self.parts([row])
+        try:
+            (at,) = self._at([operator.index(row)]).tolist()
+        except TypeError:
+            raise ArgumentError(f"{row!r}: give the position of an utterance; batch takes several") from None
+        parts = self.parts([at])
         columns = {
-            name: column[row] if isinstance(column, Strings) else column[row].item()
+            name: column[at] if isinstance(column, Strings) else column[at].item()
             for name, column in self.columns.items()
         }
         features = self.named([part.gather()[0] for part in parts])
-        return {"id": self.ids[row], "features": features, **columns}
+        return {"id": self.ids[at], "features": features, **columns}
 
     def __getitems__(self, rows: Sequence[int]) -> Items:
         """The items of several rows, as a list that is read when it is first looked into.
@@ -169,36 +187,37 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """How many frames each utterance has, of the first version and after cropping; int64 `[utterances]`."""
+        """The number of frames of each utterance in the first version, after cropping; int64 `[utterances]`."""
         return self._views.lengths
 
     @property
     def epoch(self) -> int:
-        """Which epoch it is, from 0: random crops are others in each."""
-        return self._epoch
+        """The current epoch, from 0; random crops differ between epochs."""
+        return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch. `featcache.DataLoader` does that by itself, where its sampler has epochs.
+        """Set the epoch, also for the workers of torch's DataLoader.
 
-        Workers of torch's DataLoader that live on from epoch to epoch do not hear of it.
+        `featcache.DataLoader` calls this itself. With torch's DataLoader, also in Lightning, you must call it.
+
+        Raises:
+            ArgumentError: `epoch` is not a whole number, 0 or more.
         """
-        if operator.index(epoch) < 0:
-            raise ArgumentError(f"epoch is {epoch}: it must be at least 0")
-        self._epoch = operator.index(epoch)
+        self._epoch.fill_(whole("epoch", epoch, 0))
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Make a batch of items: a DataLoader's `collate_fn`. Of none, an empty one."""
+        """Make a batch of items: the `collate_fn` for a DataLoader. Without items, the batch is empty."""
         if isinstance(items, Items) and not items.were_read:
             return items.dataset.batch(items.rows)
         if not items:
             return self.batch([])
         rest = [{name: value for name, value in item.items() if name not in ("id", "features")} for item in items]
         features, lengths = [], []
+        has_one = isinstance(self.cache, Cache)
         for view in self._views.views:
-            one = isinstance(self.cache, Cache)
-            each = [item["features"] if one else item["features"][view.name] for item in items]
+            each = [item["features"] if has_one else item["features"][view.name] for item in items]
             features.append(pad_sequence(each, batch_first=True, padding_value=view.padding_value))
-            lengths.append(torch.from_numpy(np.array([len(one) for one in each], np.int64)))
+            lengths.append(torch.from_numpy(np.array([len(frames) for frames in each], np.int64)))
         return {
             "ids": [item["id"] for item in items],
             "features": self.named(features),
@@ -207,30 +226,29 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         }
 
     def batch(self, rows: Sequence[int]) -> dict[str, Any]:
-        """The batch of some rows, gathered straight into padded tensors; of none, an empty one."""
-        parts = self.parts(rows)
+        """The batch of the given rows, gathered straight into padded tensors. Without rows, the batch is empty."""
+        parts, ids, columns = self.contents(rows)
         return {
-            "ids": self.ids_of(rows),
+            "ids": ids,
             "features": self.named([part.gather() for part in parts]),
             "lengths": self.named([torch.from_numpy(part.counts) for part in parts]),
-            **self.columns_of(rows),
+            **columns,
         }
+
+    def contents(
+        self, rows: Sequence[int], epoch: int | None = None
+    ) -> tuple[list[Part], list[str], dict[str, list[str] | torch.Tensor]]:
+        """What a batch of some rows is made of: `parts` in an epoch, ids, and columns, as lists of text or tensors."""
+        at = self._at(rows)
+        columns = {
+            name: column.texts(at) if isinstance(column, Strings) else torch.from_numpy(column[at])
+            for name, column in self.columns.items()
+        }
+        return self._parts(at, epoch), self.ids.texts(at), columns
 
     def parts(self, rows: Sequence[int], epoch: int | None = None) -> list[Part]:
         """What a batch of some rows is to hold of each version, in an epoch; by default in the dataset's."""
-        return self._views.parts(self._at(rows), self._epoch if epoch is None else epoch)
-
-    def ids_of(self, rows: Sequence[int]) -> list[str]:
-        """The ids of some rows."""
-        return list(self.ids.take(self._at(rows)))
-
-    def columns_of(self, rows: Sequence[int]) -> dict[str, list[str] | torch.Tensor]:
-        """The columns of some rows: lists of text, and tensors."""
-        at = self._at(rows)
-        return {
-            name: list(column.take(at)) if isinstance(column, Strings) else torch.from_numpy(column[at])
-            for name, column in self.columns.items()
-        }
+        return self._parts(self._at(rows), epoch)
 
     def by_name(self, what: str, value: _Value | Mapping[str, _Value] | None) -> dict[str, _Value]:
         """An argument that may differ from version to version, by name, for those that it is given for.
@@ -255,15 +273,20 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             return values[0]
         return dict(zip(self.names, values, strict=True))
 
+    def _parts(self, at: NDArray[np.int64], epoch: int | None) -> list[Part]:
+        return self._views.parts(at, self.epoch if epoch is None else epoch)
+
     def _at(self, rows: Sequence[int]) -> NDArray[np.int64]:
         """Some rows, counted from the first one; int64 `[rows]`.
 
         Raises:
             IndexError: there is no such row.
         """
+        if not isinstance(rows, Sized):
+            raise ArgumentError(f"rows is {rows!r}: give a list of positions in the dataset")
         at = np.asarray(rows) if len(rows) else np.empty(0, np.int64)
         if at.dtype.kind not in "iu" or at.ndim != 1:
-            raise TypeError(f"rows are {at.dtype} {list(at.shape)}: give a list of positions in the dataset")
+            raise ArgumentError(f"rows are {at.dtype} {list(at.shape)}: give a list of positions in the dataset")
         outside = at[(at < -len(self)) | (at >= len(self))]
         if len(outside):
             raise IndexError(f"no row at {outside[0]}: the dataset has {len(self):,} utterances")
@@ -314,9 +337,9 @@ def _by_name(cache: Cache | Mapping[str, Cache]) -> dict[str, Cache]:
     if isinstance(cache, Cache):
         return {_FEATURES: cache}
     if not isinstance(cache, Mapping) or not all(isinstance(each, Cache) for each in cache.values()):
-        raise ArgumentError("cache is not opened: give what featcache.open returns, or several such by name")
+        raise ArgumentError("cache is not an opened cache: give the result of featcache.open, or several by name")
     if not cache:
-        raise ArgumentError("cache holds no version: give an opened cache, or several by name")
+        raise ArgumentError("cache is empty: give an opened cache, or several by name")
     return dict(cache)
 
 

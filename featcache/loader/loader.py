@@ -1,8 +1,7 @@
-"""Batches made ahead of training: gathered by threads, copied to the device while it is busy with the one before."""
+"""Batches made ahead of training: gathered by threads, copied to the device while it works on the previous batch."""
 
 from __future__ import annotations
 
-import operator
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,39 +14,40 @@ from typing import Any
 import numpy as np
 import torch
 
-from featcache.errors import ArgumentError
+from featcache.arguments import whole
+from featcache.errors import ArgumentError, FeatcacheError
 from featcache.loader.dataset import FeatureDataset
 from featcache.loader.transfer import Transfer, transfer_to
+from featcache.loader.view import Part
 
 __all__ = ["DataLoader"]
 
 
 class DataLoader:
-    """The batches of a dataset, in a sampler's order, on a device; each is a dictionary as `FeatureDataset` has it.
+    """The batches of a dataset, in a sampler's order, on a device; each is a dictionary, see `FeatureDataset`.
 
-    There is nothing to decode, so there are no worker processes: threads gather each batch straight into a padded
-    buffer that is used again, page-locked where it goes to a GPU, and copy it there on a stream of their own. Features,
-    lengths and columns of numbers are tensors on the device. On the CPU, a batch's memory is used again as soon as
-    nothing refers to its tensors any more.
+    There is nothing to decode, so there are no worker processes: threads gather each batch straight into a reused,
+    padded buffer. For a GPU, buffers are page-locked, and copied on a stream of their own. Features, lengths and
+    numeric columns are tensors on the device. On the CPU, a batch's memory is reused once nothing refers to its
+    tensors.
 
-    Random crops follow the sampler's epoch. The loader can be iterated over again and again; several iterations at
-    once do not disturb each other, but `state_dict` and `waited` are of the latest.
+    Random crops follow the sampler's epoch. The loader can be iterated over repeatedly. Simultaneous iterations do not
+    affect each other, but `state_dict` and `waited` are those of the latest.
 
     Args:
         dataset: what to read.
-        sampler: gives lists of the dataset's positions, one for each batch: a `BucketBatchSampler`, a
+        sampler: yields a list of positions in the dataset for each batch: a `BucketBatchSampler`, a
             `torch.utils.data.BatchSampler`, or a list of lists.
-        device: where batches are wanted.
-        prefetch: how many batches to have ready, or under way, while training works on one; as many threads make them,
-            at most one for each core.
-        dtype: to convert features to, on the device; as they are stored, by default. With several versions, one for
-            each that is to be converted, by name.
+        device: the device for the batches.
+        prefetch: how many batches to prepare while training works on one; with as many threads, at most one per core.
+        dtype: to convert features to, on the device; by default, they keep their stored dtype. With several versions, a
+            dictionary by name, or one dtype for all versions that it fits: a float dtype leaves codes as they are.
 
     Attributes:
         dataset: as given; so are `sampler`, `device` and `prefetch`.
 
     Raises:
-        ArgumentError: the dataset is none of featcache's, or the arguments do not fit it.
+        ArgumentError: the dataset is not a `FeatureDataset`, or the arguments do not fit it.
     """
 
     def __init__(
@@ -64,15 +64,13 @@ class DataLoader:
                 f"dataset is a {type(dataset).__name__}: featcache.DataLoader takes a FeatureDataset; "
                 "torch.utils.data.DataLoader takes any"
             )
-        if not hasattr(prefetch, "__index__") or operator.index(prefetch) < 1:
-            raise ArgumentError(f"prefetch is {prefetch!r}: it must be a whole number from 1 on")
+        if not isinstance(sampler, Iterable):
+            raise ArgumentError(f"sampler is {sampler!r}: give a BucketBatchSampler, or lists of positions")
         self.dataset = dataset
         self.sampler = sampler
         self.device = _device(device)
-        self.prefetch = operator.index(prefetch)
-        self._dtypes = dataset.by_name("dtype", dtype)
-        for part in dataset.parts([]):
-            _check_dtype(self._dtypes.get(part.view.name), part.dtype())
+        self.prefetch = whole("prefetch", prefetch, 1)
+        self._dtypes = _dtypes(dataset, dtype)
         self._threads = min(self.prefetch, len(os.sched_getaffinity(0)))
         self._transfer = self._new_transfer()
         self._latest = _Progress()
@@ -83,6 +81,9 @@ class DataLoader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._transfer = self._new_transfer()
+
+    def __repr__(self) -> str:
+        return f"DataLoader({self.dataset!r}, {self.sampler!r}, device={str(self.device)!r}, prefetch={self.prefetch})"
 
     @property
     def batch_sampler(self) -> Iterable[Iterable[int]]:
@@ -102,18 +103,18 @@ class DataLoader:
 
     @property
     def waited(self) -> float:
-        """Seconds that the training loop has waited for data, in the current iteration or in the last."""
+        """Seconds that the training loop has waited for batches in the current or latest iteration."""
         return self._latest.waited
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch: other batches, and other random crops. An iteration that is under way stays in its own."""
+        """Set the epoch, for new batches and new random crops. An iteration in progress keeps its epoch."""
         sampler = self._with("set_epoch")
         if sampler is not None:
             sampler.set_epoch(epoch)
         self.dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training is in the epoch: behind the batches that it has had, not behind those made ahead.
+        """The state of training in the epoch: after the batches that it has received, not after those made ahead.
 
         Raises:
             ArgumentError: the sampler keeps no state.
@@ -123,15 +124,15 @@ class DataLoader:
         return {"sampler": sampler.state_dict(consumed=max(0, sampler.given - self._latest.ahead))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next iteration give what was still to be seen when a state was taken; see `BucketBatchSampler`.
+        """Let the next iteration yield what was left when the state was taken; see `BucketBatchSampler`.
 
         Raises:
-            ArgumentError: it is no such state, or the sampler keeps none.
+            ArgumentError: `state` is not such a state, or the sampler keeps no state.
         """
         try:
             inner = state["sampler"]
         except (KeyError, TypeError) as error:
-            raise ArgumentError("this is no state of a DataLoader: give what its state_dict returned") from error
+            raise ArgumentError("this is not the state of a DataLoader: give what its state_dict returned") from error
         self._stateful().load_state_dict(inner)
 
     def _with(self, name: str) -> Any:
@@ -149,14 +150,18 @@ class DataLoader:
         return self.sampler
 
     def _batches(self, batches: Iterator[Iterable[int]], epoch: int, progress: _Progress) -> Iterator[dict[str, Any]]:
-        started = perf_counter()
+        started, process = perf_counter(), os.getpid()
         ahead: deque[Future[_Made]] = deque()
         with ThreadPoolExecutor(self._threads, "featcache-loader") as threads:
 
             def ask(count: int) -> None:
-                for batch in islice(batches, count):
-                    progress.ahead += 1
-                    ahead.append(threads.submit(self._make, _rows(batch), epoch))
+                try:
+                    for batch in islice(batches, count):
+                        ahead.append(threads.submit(self._make, _rows(batch), epoch))
+                        progress.ahead += 1
+                except Exception as error:  # noqa: BLE001 - raised where the batch would have come
+                    ahead.append(Future())
+                    ahead[-1].set_exception(error)
 
             try:
                 ask(self.prefetch)
@@ -168,6 +173,8 @@ class DataLoader:
                     del made  # nobody but training holds its memory
                     progress.waited += perf_counter() - started
                     yield batch
+                    if os.getpid() != process:
+                        raise FeatcacheError("an iteration cannot continue in a forked process: begin a new one there")
                     started = perf_counter()
                     del batch
             finally:
@@ -176,16 +183,15 @@ class DataLoader:
 
     def _make(self, rows: list[int], epoch: int) -> _Made:
         """Gather a batch and send it on its way."""
-        parts = self.dataset.parts(rows, epoch)
+        parts, ids, carried = self.dataset.contents(rows, epoch)
         bring, move = self._transfer.bring, self._transfer.move
         features = [bring(part, self._dtypes.get(part.view.name)) for part in parts]
         lengths = [move(torch.from_numpy(part.counts)) for part in parts]
         columns = {
-            name: move(column) if isinstance(column, torch.Tensor) else column
-            for name, column in self.dataset.columns_of(rows).items()
+            name: move(column) if isinstance(column, torch.Tensor) else column for name, column in carried.items()
         }
         batch = {
-            "ids": self.dataset.ids_of(rows),
+            "ids": ids,
             "features": self.dataset.named(features),
             "lengths": self.dataset.named(lengths),
             **columns,
@@ -200,22 +206,46 @@ def _device(device: str | torch.device) -> torch.device:
     except (RuntimeError, TypeError) as error:
         raise ArgumentError(f"device is {device!r}: not a torch device; use cpu, cuda, or cuda:0 and so on") from error
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        raise ArgumentError(f"device is {device!r}: there is none; torch sees {torch.cuda.device_count()} CUDA devices")
+        raise ArgumentError(
+            f"device is {device!r}: there is no such device; torch sees {torch.cuda.device_count()} CUDA devices"
+        )
     return found
 
 
-def _check_dtype(dtype: object, stored: np.dtype[Any]) -> None:
-    """Whether features can be converted without losing what they are.
+def _dtypes(dataset: FeatureDataset, dtype: torch.dtype | Mapping[str, torch.dtype] | None) -> dict[str, torch.dtype]:
+    """What to convert the versions' features to, by name. One dtype for all is for those that it can be for.
 
     Raises:
-        ArgumentError: they cannot; or it is no dtype of torch's.
+        ArgumentError: it is no dtype; or features cannot be converted to it without losing what they are.
     """
-    if dtype is None:
-        return
+    dtypes = dataset.by_name("dtype", dtype)
+    faults = {}
+    for part in dataset.parts([]):
+        name = part.view.name
+        if name in dtypes and (fault := _fault(dtypes[name], part)) is not None:
+            faults[name] = fault
+    if faults and (isinstance(dtype, Mapping) or len(faults) == len(dtypes)):
+        raise ArgumentError(next(iter(faults.values())))
+    return {name: wanted for name, wanted in dtypes.items() if name not in faults}
+
+
+def _fault(dtype: object, part: Part) -> str | None:
+    """Why a part's features cannot be converted to a dtype."""
     if not isinstance(dtype, torch.dtype):
-        raise ArgumentError(f"dtype is {dtype!r}: give one of torch's, such as torch.float32")
-    if stored.kind == "f" and not dtype.is_floating_point:
-        raise ArgumentError(f"dtype is {dtype}, which would cut off fractions: these features are {stored}")
+        return f"dtype is {dtype!r}: give one of torch's, such as torch.float32"
+    spec, stored = part.view.cache.spec, part.dtype()
+    if stored.kind == "f":
+        if dtype.is_floating_point:
+            return None
+        return f"dtype is {dtype}, which would cut off fractions: these features are {stored}"
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        return f"dtype is {dtype}, and these features are {spec.units}: give one of integers, such as torch.int64"
+    largest = max(
+        max(spec.codebook_sizes) - 1 if spec.codebook_sizes else np.iinfo(stored).max, part.view.padding_value
+    )
+    if largest > torch.iinfo(dtype).max:
+        return f"dtype is {dtype}, which ends at {torch.iinfo(dtype).max:,}: these features go up to {largest:,}"
+    return None
 
 
 @dataclass
@@ -257,6 +287,6 @@ def _rows(batch: Iterable[int]) -> list[int]:
         return [*batch]
     except TypeError:
         raise ArgumentError(
-            f"the sampler gives {batch!r}: featcache.DataLoader takes one of batches, which gives lists of positions; "
-            "torch.utils.data.BatchSampler makes them of single ones"
+            f"the sampler gives {batch!r}: featcache.DataLoader needs lists of positions; "
+            "torch.utils.data.BatchSampler makes them of single positions"
         ) from None

@@ -1,9 +1,10 @@
-"""Copies of shards' features on a disk of this machine, which all its processes share.
+"""Copies of shards' features on a local disk, shared by all processes of the machine.
 
     <folder>/featcache/
       lock                        held for a moment by whoever adds or removes something
-      <version>/                  called as the version's folder
-        users                     held, shared, by every process that reads the version's copies
+      <version>.<place>/          called as the version's folder, and by a hash of where it is: two caches of one config
+                                  have nothing in common
+        users                     held, shared, by every process that reads these copies
         <shard>-<checksum>        the file of the shard's features, whole
         <shard>-<checksum>.part   one that is being written: held by the process that writes it
 
@@ -16,9 +17,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -32,7 +34,7 @@ from featcache.store.mapping import map_file
 
 __all__ = ["LocalDisk", "NotNow", "PartialCopy"]
 
-_VERSION = re.compile(r".+-[0-9a-f]{12}")
+_VERSION = re.compile(r".+-[0-9a-f]{12}\.[0-9a-f]{8}")
 _COPY = re.compile(r"[0-9a-f]{12}-[0-9a-f]{8}(\.part)?")
 _LEFT_FREE = 0.1
 """Of the disk, where no limit is given."""
@@ -50,27 +52,31 @@ class LocalDisk:
 
     Args:
         folder: on a disk of this machine; made where there is none.
-        limit: bytes of everything that featcache has in the folder; by default, all but a tenth of the disk.
-        version: its folder's name.
+        limit: bytes of everything that featcache has in the folder; by default, all but a tenth of the disk. What is
+            beyond it, and not in use, is removed at once.
+        version: its folder's name, as it was made.
+        path: where the version is.
 
     Raises:
         OSError: from every method, where the disk is full, broken, read-only, or without locks.
     """
 
-    def __init__(self, folder: Path, limit: int | None, version: str) -> None:
+    def __init__(self, folder: Path, limit: int | None, version: str, path: Path) -> None:
+        place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:8]
         self._root = folder / "featcache"
-        self._home = self._root / version
+        self._home = self._root / f"{version}.{place}"
         self._limit = limit
         self._users = -1
         self._root.mkdir(parents=True, exist_ok=True)
-        with self.alone():  # so that it is not being removed
+        with self.alone():
+            self._make_room(self._survey(), 0)
             self._home.mkdir(exist_ok=True)
             self._users = os.open(self._home / "users", os.O_RDWR | os.O_CREAT, 0o666)
             fcntl.flock(self._users, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # which the interpreter's end may have taken
         if self._users >= 0:
-            os.close(self._users)
+            close(self._users)
 
     def path(self, name: str) -> Path:
         """Where the copy of that name is, or would be."""
@@ -124,21 +130,9 @@ class LocalDisk:
 
     def _survey(self) -> dict[Path, list[_Kept]]:
         """The files of each version. Parts that killed processes have left are removed."""
-        found: dict[Path, list[_Kept]] = {}
-        for home in os.scandir(self._root):
-            if not (_VERSION.fullmatch(home.name) and home.is_dir()):
-                continue
-            kept = found[Path(home.path)] = []
-            for entry in os.scandir(home):
-                path = Path(entry.path)
-                if not _COPY.fullmatch(entry.name):
-                    continue
-                if path.suffix and not is_held(path):
-                    path.unlink()
-                    continue
-                stat = entry.stat()
-                kept.append(_Kept(path, stat.st_size, stat.st_mtime_ns))
-        return found
+        with os.scandir(self._root) as homes:
+            paths = [Path(home.path) for home in homes if _VERSION.fullmatch(home.name) and home.is_dir()]
+        return {path: list(_survey_version(path)) for path in paths}
 
     def _make_room(self, found: dict[Path, list[_Kept]], num_bytes: int) -> bool:
         """Remove copies that nobody uses, the least recently used first, until there is room; none, if that won't do.
@@ -152,7 +146,7 @@ class LocalDisk:
             room = free - int(_LEFT_FREE * disk.f_blocks * disk.f_frsize)
         else:
             room = min(free, self._limit - sum(one.num_bytes for kept in found.values() for one in kept))
-        idle = [one for home, kept in found.items() if not _is_used(home) for one in kept]
+        idle = [one for home, kept in found.items() if not _is_used(home / "users") for one in kept]
         if room + sum(one.num_bytes for one in idle) < num_bytes:
             if self._limit is not None and room == free:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._root))
@@ -172,6 +166,20 @@ class _Kept:
     used: int
 
 
+def _survey_version(home: Path) -> Iterator[_Kept]:
+    with os.scandir(home) as entries:
+        for entry in entries:
+            path = Path(entry.path)
+            if not _COPY.fullmatch(entry.name):
+                continue
+            with suppress(FileNotFoundError):  # who gives a part up removes it, and waits for nobody
+                if path.suffix and not _is_used(path):
+                    path.unlink()
+                    continue
+                stat = entry.stat()
+                yield _Kept(path, stat.st_size, stat.st_mtime_ns)
+
+
 class PartialCopy:
     """A copy that is being written; nobody reads it before `commit`.
 
@@ -179,14 +187,18 @@ class PartialCopy:
         OSError: from every method, where the disk is full or broken.
     """
 
-    def __init__(self, disk: LocalDisk, path: Path, place: Path, num_bytes: int) -> None:
+    def __init__(self, disk: LocalDisk, path: Path, final_path: Path, num_bytes: int) -> None:
         self._disk = disk
         self._path = path
-        self._place = place
+        self._final_path = final_path
         self._num_bytes = num_bytes
         self._descriptor = open_own(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        os.truncate(self._descriptor, num_bytes)  # it counts from now on
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            os.truncate(self._descriptor, num_bytes)  # it counts from now on
+        except OSError:
+            self.discard()
+            raise
 
     def reserve(self) -> None:
         """Take all the room on the disk, so that it is not found to be full at the end."""
@@ -201,7 +213,7 @@ class PartialCopy:
         """Flush it to disk, and give it its name."""
         os.fsync(self._descriptor)
         with self._disk.alone():
-            self._path.rename(self._place)
+            self._path.rename(self._final_path)
         close_own(self._descriptor)
 
     def discard(self) -> None:
@@ -218,10 +230,10 @@ def _has_size(path: Path, num_bytes: int) -> bool:
         return False
 
 
-def _is_used(home: Path) -> bool:
-    """Whether a process has a version's copies open. None can open them just now."""
+def _is_used(path: Path) -> bool:
+    """Whether a process holds the lock on a file: on a version's `users`, or on a part. None can take it just now."""
     try:
-        return is_held(home / "users")
+        return is_held(path)
     except FileNotFoundError:
         return False
     except PermissionError:  # another user's

@@ -1,4 +1,4 @@
-"""Locks on files that die with their process, also where it has forked.
+"""File locks that end with their process, even if it has forked.
 
 A forked child shares its parent's descriptors, and with them the locks: a lock would outlive the parent that was
 killed. So the child closes them at once.

@@ -1,12 +1,13 @@
-"""Finding the version that is meant: by its name, by its folder, or by the config that makes it."""
+"""Finding the requested version: by name, by folder, or by config."""
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
-from featcache.errors import FeatcacheWarning, MissingDependencyError, StoreError, listing
+from featcache.errors import ArgumentError, FeatcacheWarning, MissingDependencyError, StoreError, listing
 from featcache.loader.cache import Cache
 from featcache.loader.tiers import Tiers
 from featcache.store.unfinished import find_unfinished
@@ -16,7 +17,7 @@ __all__ = ["open"]
 
 
 class ConfigLike(Protocol):
-    """What `open` asks of a `featcache.config.Config`, whose module is not there in training."""
+    """The part of `featcache.config.Config` that `open` needs; that module is not importable in training."""
 
     @property
     def name(self) -> str:
@@ -36,33 +37,35 @@ def open(  # noqa: A001
     config: str | Path | ConfigLike | None = None,
     check: bool = False,
     strict: bool = False,
-    ram: str | int | None = None,
+    ram: str | float | None = None,
     copy_to: str | Path | None = None,
-    copy_limit: str | int | None = None,
+    copy_limit: str | float | None = None,
 ) -> Cache:
     """Open a version of a cache for reading.
 
     Args:
         path: the cache, or one version's folder in it.
-        name: which version: its name or its folder's; not needed where there is but one.
-        config: the version that this config makes, and no other: a YAML file, a packaged config's name, or a
-            `Config`. The first two need the extra `extract`.
-        check: hold every utterance that is read against its checksum.
-        strict: refuse a version that extraction has not finished, instead of warning: something of a manifest that it
-            was to hold is neither there nor in the failure ledger.
-        ram: how much of this process's memory to keep hot utterances in, as "4GB", "512MiB", or a number of bytes;
-            none by default, as the page cache does the same for all processes.
-        copy_to: a folder on a disk of this machine, or in /dev/shm, to copy shards to while they are read.
-        copy_limit: how large all copies there may be; by default, a tenth of the disk stays free.
+        name: the version's name, or its folder's name; not needed if the cache has only one version.
+        config: open the version with this config's fingerprint: a YAML file, a packaged config's name, or a `Config`.
+            The first two need the extra `extract`.
+        check: compare every utterance that is read with its checksum.
+        strict: refuse an unfinished version instead of warning: one that lacks utterances of its manifest that are not
+            in the failure ledger either.
+        ram: how much of this process's memory to use for hot utterances: "4GB", "512MiB", or a number of bytes. None by
+            default, since the page cache does the same for all processes.
+        copy_to: a folder on a local disk, or in /dev/shm, to which shards are copied while they are read.
+        copy_limit: limit for all copies in that folder together; by default, a tenth of the disk stays free.
 
     Raises:
-        StoreError: there is no such version, or there are several; says which there are, and which config
-            keys tell them apart, or from `config`. With `strict`, the version is not finished.
+        StoreError: there is no such version, or there are several; the message lists them, and the config keys that
+            differ. With `strict`, also if the version is not finished.
         DamagedError: the version's metadata is damaged.
-        ConfigError: `config` cannot be read, or has faults.
-        MissingDependencyError: `config` is to be read, and the packages for it are not there.
-        ArgumentError: a size is none, or the machine has not so much memory.
+        ConfigError: `config` cannot be read, or has errors.
+        MissingDependencyError: `config` must be read from a file, and the packages for that are not installed.
+        ArgumentError: a size is invalid, or larger than the machine's memory.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentError(f"path is {path!r}: give the folder of a cache")
     tiers = Tiers.of(ram, copy_to, copy_limit)
     path = Path(path).absolute()  # the working directory may change while shards are still to be opened
     version = select_version(path, name) if config is None else _version_of(_load(config), path, name)
@@ -77,6 +80,8 @@ def open(  # noqa: A001
 
 def _load(config: str | Path | ConfigLike) -> ConfigLike:
     if not isinstance(config, (str, Path)):
+        if not hasattr(config, "fingerprint"):
+            raise ArgumentError(f"config is {config!r}: give a YAML file, the name of a packaged config, or a Config")
         return config
     try:
         from featcache.config import load_config
@@ -99,6 +104,4 @@ def _version_of(config: ConfigLike, path: Path, name: str | None) -> Version:
         raise StoreError(f"{path}: holds no version of this config, which would be {wanted}; it holds {there}")
     other = (namesakes or versions)[0]
     keys = listing(differing_keys(other.info.config, config.resolved())) or "their weights or revision"
-    raise StoreError(
-        f"{other.path}: made by another config than the one given, which would be {wanted}; they differ in {keys}"
-    )
+    raise StoreError(f"{other.path}: made with another config; the given config makes {wanted}; they differ in {keys}")

@@ -1,4 +1,4 @@
-"""Utterances at other speeds and with noise, as a dataset sees them: which there are, and what is said of each."""
+"""Copies at other speeds and with noise, as a dataset sees them: which exist, and their columns."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def of_manifest(
     own = _columns(common, np.arange(len(common)))
     if hidden := [name for name in own if (names is None or name in names) and name in manifest.columns]:
         raise ManifestError(
-            f"{manifest.source}: the column {hidden[0]!r} would hide that of the copies: rename it, leave it out of "
+            f"{manifest.source}: the column {hidden[0]!r} would hide the copies' own: rename it, leave it out of "
             "columns=, or take no copies: copies=False"
         )
     columns = select(manifest, _without(names, own))

@@ -1,4 +1,4 @@
-"""Hot utterances in this process's memory: the least recently used go first, and there is never more than a limit."""
+"""Hot utterances in this process's memory, within a limit: the least recently used are evicted first."""
 
 from __future__ import annotations
 

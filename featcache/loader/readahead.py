@@ -1,6 +1,6 @@
-"""Cold batches read side by side: the disk is asked for all of a batch before the first of it is waited for.
+"""Reads cold batches in parallel: all reads of a batch are requested before the first is waited for.
 
-Asking costs a little also where everything is in memory, so it is done only while the disk is being read.
+Requests cost a little even if everything is in memory, so they are made only while the disk is being read.
 """
 
 from __future__ import annotations

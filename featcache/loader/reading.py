@@ -1,10 +1,9 @@
-"""Frames of utterances, from wherever they are read fastest: this process's memory, or mapped shards."""
+"""Frames of utterances, from the fastest place that has them: this process's memory, or mapped shards."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -52,25 +51,27 @@ class Reader:
         kept = self._ram.get(position)
         return self._ram.keep(position, self._mapped(position)) if kept is None else kept
 
-    @contextmanager
     def parts(
         self, positions: NDArray[np.int64], firsts: NDArray[np.int64] | None, counts: NDArray[np.int64]
-    ) -> Iterator[list[NDArray[Any]]]:
-        """Frames of several utterances, `counts` of each from `firsts` on, or from its beginning; to be read within.
+    ) -> list[NDArray[Any]]:
+        """Frames of several utterances, `counts` of each from `firsts` on, or from its beginning; read-only.
 
         Raises:
             DamagedError: a shard is not what was written.
         """
-        begins = np.zeros_like(counts) if firsts is None else firsts
         if self._ram is not None:
             wholes = self._all_kept(self._ram, positions.tolist())
-            places = zip(wholes, begins.tolist(), counts.tolist(), strict=True)
-            yield [frames[first : first + count] for frames, first, count in places]
-            return
-        shards, begins = self._index.shard[positions], self._index.first_frame[positions] + begins
-        parts = list(map(self._shards.frames, shards.tolist(), begins.tolist(), counts.tolist()))
-        with self._readahead.over(parts):
-            yield parts
+            begins = [0] * len(wholes) if firsts is None else firsts.tolist()
+            places = zip(wholes, begins, counts.tolist(), strict=True)
+            return [frames[first : first + count] for frames, first, count in places]
+        begins = self._index.first_frame[positions]
+        if firsts is not None:
+            begins = begins + firsts
+        return self._shards.parts(self._index.shard[positions].tolist(), begins.tolist(), counts.tolist())
+
+    def reading(self, parts: list[NDArray[Any]]) -> AbstractContextManager[None]:
+        """What such parts are to be read within: where they are on a disk, it is asked for all of them at once."""
+        return self._readahead.over(parts) if self._ram is None else nullcontext()
 
     def _all_kept(self, ram: Ram, positions: list[int]) -> list[NDArray[Any]]:
         """All frames of several utterances, from memory; those that were not there are there now, if they fit."""

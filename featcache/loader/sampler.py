@@ -3,52 +3,56 @@
 from __future__ import annotations
 
 import hashlib
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
+from featcache.arguments import whole
 from featcache.errors import ArgumentError
 from featcache.loader.buckets import Batches, Rules, make_batches
 
 __all__ = ["BucketBatchSampler"]
 
+_NO_STATE = "this is not the state of a BucketBatchSampler: give what its state_dict returned"
+
 
 class BucketBatchSampler(Sampler[list[int]]):
     """Batches of utterances of similar length, as lists of positions; torch's DataLoader takes it as `batch_sampler`.
 
-    Every utterance is in exactly one batch of an epoch, over all ranks, and every rank gets the same number of
-    batches: where they do not come out even, the batches with the most rows are halved. The batches of one step,
-    over the ranks, are alike in length. Who shares a batch and the order of the batches are drawn anew in each
-    epoch, and are a function of the arguments and the epoch alone, on every machine.
+    Every utterance is in exactly one batch of an epoch, over all ranks, and every rank gets the same number of batches:
+    if the number of batches is not divisible by the number of ranks, the batches with the most rows are halved. In each
+    step, the ranks' batches are similar in length. The batches and their order are drawn anew in each epoch, and depend
+    only on the arguments and the epoch, on every machine.
 
-    Padding adds 1.4 % to the frames of 28,000 utterances with lengths as in LibriSpeech, and 1.5 % to log-normal ones
-    (`max_frames=20_000`, `scripts/bench_sampler.py`). Sorted by length it is 0.1 % and 0.2 %, at random 34 % and 122 %.
-    Of those that an utterance shares a batch with, it meets 6 % and 7 % again in the next epoch.
+    Padding adds 1.4 % to the frames of 28,000 utterances with lengths as in LibriSpeech, and 1.5 % with log-normal
+    lengths (`max_frames=20_000`, `scripts/bench_sampler.py`). In batches sorted by length it adds 0.1 % and 0.2 %, in
+    random batches 34 % and 122 %. Of the utterances that share a batch with a given one, 6 % and 7 % share one with it
+    again in the next epoch.
 
-    Where there are fewer utterances left than make a batch for each rank, even with one row to a batch, some ranks'
-    last batch is the empty list, so that no rank waits for ever for another. `drop_last=True` has none.
+    If fewer utterances are left than ranks, even with one row per batch, the last batch of some ranks is the empty
+    list, so that no rank waits forever for another. With `drop_last=True` there are no empty batches.
 
     Args:
-        lengths: of each utterance, in frames; integers `[utterances]`. They are not copied where they are int64.
-        max_frames: the most frames of a batch with its padding, rows × longest. An utterance of no frames
-            counts as one of one frame.
-        batch_size: the most rows of a batch. At least one of the two must be given.
-        shuffle: or else batches come with the longest first, the same in every epoch.
-        seed: of the order; not negative.
-        rank: whose batches to give, of `world_size`. All ranks must be given the same other arguments.
-        world_size: how many ranks there are.
-        drop_last: leave out, instead of halving, batches that do not make a whole round over the ranks; and with
-            `batch_size` alone, utterances that do not make a whole batch. Which ones is drawn in each epoch.
+        lengths: of each utterance, in frames; integers `[utterances]`. int64 is not copied.
+        max_frames: limit on the frames of a batch including padding, rows × longest. An utterance without frames counts
+            as one frame.
+        batch_size: limit on the rows of a batch. At least one of the two limits must be given.
+        shuffle: if false, the longest batches come first, in the same order in every epoch.
+        seed: seed of the order; not negative.
+        rank: which rank's batches to yield. All other arguments must be the same for all ranks.
+        world_size: number of ranks.
+        drop_last: drop batches that do not make a whole round over the ranks, instead of halving others; with
+            `batch_size` alone, also drop utterances that do not make a whole batch. Which ones are dropped is drawn in
+            each epoch.
 
     Raises:
-        ArgumentError: the arguments do not hold together, or utterances are longer than `max_frames`; also a
+        ArgumentError: the arguments contradict each other, or utterances are longer than `max_frames`; also a
             ValueError.
     """
 
@@ -64,17 +68,8 @@ class BucketBatchSampler(Sampler[list[int]]):
         world_size: int = 1,
         drop_last: bool = False,
     ) -> None:
-        if max_frames is None and batch_size is None:
-            raise ArgumentError("batches have no limit: give max_frames, batch_size or both")
-        self.rank = _at_least(0, "rank", rank)
-        self.rules = Rules(
-            None if max_frames is None else _at_least(1, "max_frames", max_frames),
-            None if batch_size is None else _at_least(1, "batch_size", batch_size),
-            bool(shuffle),
-            _at_least(0, "seed", seed),
-            _at_least(1, "world_size", world_size),
-            bool(drop_last),
-        )
+        self.rank = whole("rank", rank, 0)
+        self.rules = _checked_rules(max_frames, batch_size, shuffle, seed, world_size, drop_last)
         if self.rank >= self.rules.world_size:
             raise ArgumentError(f"rank is {rank}; with world_size={world_size} ranks are 0 to {world_size - 1}")
         self.lengths = _checked(lengths, self.rules.max_frames)
@@ -95,41 +90,45 @@ class BucketBatchSampler(Sampler[list[int]]):
             self._pass.batches = last.batches
         return self._pass
 
+    def __repr__(self) -> str:
+        rules = ", ".join(f"{name}={value}" for name, value in asdict(self.rules).items())
+        return f"BucketBatchSampler(<{len(self.lengths):,} lengths>, {rules}, rank={self.rank}) in epoch {self.epoch}"
+
     @property
     def sampler(self) -> BucketBatchSampler:
-        """Itself: Lightning and Fabric look for `set_epoch` at a batch sampler's `sampler`."""
+        """The sampler itself: Lightning and Fabric call `set_epoch` on a batch sampler's `sampler`."""
         return self
 
     @property
     def epoch(self) -> int:
-        """Which epoch it is, from 0."""
+        """The current epoch, from 0."""
         return self._pass.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch. In the one that it is in, nothing changes: a state that was loaded stays so."""
-        if _at_least(0, "epoch", epoch) != self.epoch:
+        """Set the epoch. Setting the current epoch changes nothing: a loaded state is kept."""
+        if whole("epoch", epoch, 0) != self.epoch:
             self._pass = _Pass(self, epoch)
 
     @property
     def given(self) -> int:
-        """How many batches this rank has been given in the pass that is under way."""
+        """How many batches this rank has received in the current pass."""
         return self._pass.done - self._pass.first
 
     def state_dict(self, *, consumed: int | None = None) -> dict[str, Any]:
-        """Which utterances of the epoch are still to be seen, by all ranks together; small, of plain numbers and text.
+        """Which utterances of the epoch are left, for all ranks together; small, of plain numbers and text.
 
-        All ranks must be at the same step, as they are in synchronous training; then all have the same state, and one
-        saves it.
+        All ranks must be at the same step, as in synchronous training. Then all have the same state, and one rank saves
+        it.
 
         Args:
-            consumed: how many batches training has had from this pass. By default as many as were asked for, which
-                is too many where a DataLoader's workers ask for some ahead.
+            consumed: how many batches of this pass training has consumed. By default, all that were yielded, which is
+                too many if a DataLoader's workers take batches ahead.
 
         Raises:
-            ArgumentError: the pass has not given that many.
+            ArgumentError: the pass has not yielded that many.
         """
         now = self._pass
-        consumed = self.given if consumed is None else _at_least(0, "consumed", consumed)
+        consumed = self.given if consumed is None else whole("consumed", consumed, 0)
         if consumed > self.given:
             raise ArgumentError(f"consumed is {consumed}; this pass has given {self.given} batches to this rank")
         parts = [*now.before, (self.rules, now.first + consumed)]
@@ -140,26 +139,24 @@ class BucketBatchSampler(Sampler[list[int]]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next pass give what was still to be seen when a state was taken.
+        """Let the next pass yield what was left when the state was taken.
 
-        Where the arguments are what they were then, but for the rank, these are the very batches that would have
-        followed. Otherwise, with another `world_size` say, or with a smaller `max_frames`, new batches are made of the
-        utterances that are left.
+        If all arguments except the rank are the same as then, these are exactly the batches that would have followed.
+        Otherwise, for example with another `world_size` or a smaller `max_frames`, new batches are made of the
+        remaining utterances.
 
         Raises:
-            ArgumentError: it is no state of such a sampler, or one over other utterances.
+            ArgumentError: `state` is not the state of such a sampler, or is for other utterances.
         """
         try:
-            digest, epoch = state["lengths"], _at_least(0, "epoch", state["epoch"])
-            parts = [(Rules(**part["rules"]), _at_least(0, "rounds", part["rounds"])) for part in state["parts"]]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ArgumentError(
-                "this is no state of a BucketBatchSampler: give what its state_dict returned"
-            ) from error
+            digest, epoch = state["lengths"], whole("epoch", state["epoch"], 0)
+            parts = [(_checked_rules(**part["rules"]), whole("rounds", part["rounds"], 0)) for part in state["parts"]]
+        except (KeyError, TypeError, AttributeError, ArgumentError) as error:
+            raise ArgumentError(_NO_STATE) from error
         if digest != self._digest:
             raise ArgumentError(
-                f"the state was taken over other utterances than these {len(self.lengths):,}: their lengths differ; "
-                "resume with the same dataset, in the same order, or begin the epoch anew"
+                f"the state is for other utterances than these {len(self.lengths):,}: their lengths differ; resume "
+                "with the same dataset, in the same order, or begin the epoch again"
             )
         if parts and parts[-1][0] == self.rules:
             self._pass = _Pass(self, epoch, before=parts[:-1], first=parts[-1][1])
@@ -207,19 +204,33 @@ class _Pass(Iterator[list[int]]):
         """All of the rules' batches, for all ranks."""
         left = None
         for rules, rounds in self.before:
-            left = make_batches(self._lengths, left, rules, self.epoch).after(rounds)
-        return make_batches(self._lengths, left, self._rules, self.epoch)
+            batches = make_batches(self._lengths, left, rules, self.epoch)
+            _check_rounds(batches, rounds)
+            left = batches.after(rounds)
+        batches = make_batches(self._lengths, left, self._rules, self.epoch)
+        _check_rounds(batches, self.first)
+        return batches
 
 
-def _at_least(least: int, name: str, value: SupportsIndex) -> int:
-    """An argument as an integer."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise ArgumentError(f"{name} is {value!r}: it must be an integer from {least}") from None
-    if number < least:
-        raise ArgumentError(f"{name} is {number}: it must be at least {least}")
-    return number
+def _checked_rules(
+    max_frames: int | None, batch_size: int | None, shuffle: bool, seed: int, world_size: int, drop_last: bool
+) -> Rules:
+    if max_frames is None and batch_size is None:
+        raise ArgumentError("batches have no limit: give max_frames, batch_size or both")
+    return Rules(
+        None if max_frames is None else whole("max_frames", max_frames, 1),
+        None if batch_size is None else whole("batch_size", batch_size, 1),
+        bool(shuffle),
+        whole("seed", seed, 0),
+        whole("world_size", world_size, 1),
+        bool(drop_last),
+    )
+
+
+def _check_rounds(batches: Batches, seen: int) -> None:
+    """Refuse a state by which more rounds of an epoch were seen than it has."""
+    if seen > len(batches):
+        raise ArgumentError(_NO_STATE)
 
 
 def _checked(lengths: Sequence[int] | NDArray[Any] | torch.Tensor, max_frames: int | None) -> NDArray[np.int64]:
@@ -234,7 +245,7 @@ def _checked(lengths: Sequence[int] | NDArray[Any] | torch.Tensor, max_frames: i
     array = np.ascontiguousarray(array, np.int64)
     longest = int(array.argmax())
     if array.min() < 0:
-        raise ArgumentError(f"lengths has {array.min()} at {array.argmin()}: there are no negative ones")
+        raise ArgumentError(f"lengths has {array.min()} at {array.argmin()}: lengths cannot be negative")
     if max_frames is not None and array[longest] > max_frames:
         count = int((array > max_frames).sum())
         raise ArgumentError(

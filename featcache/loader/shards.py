@@ -1,4 +1,4 @@
-"""A version's shards as the loader reads them: opened when they are first needed, every fault with its remedy."""
+"""A version's shards as the loader reads them: opened when first needed; every error names its remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from featcache.store.shard import Shard
 from featcache.store.side import Side
 from featcache.store.version import Version
 
-__all__ = ["Shards", "damaged"]
+__all__ = ["Shards"]
 
 
 class Shards:
@@ -56,20 +56,27 @@ class Shards:
         Raises:
             DamagedError: the shard is not what was written, or ends before.
         """
+        (frames,) = self.parts([shard], [first], [count])
+        return frames
+
+    def parts(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
+        """What `frames` gives, for a batch: of several shards, or of one several times.
+
+        Raises:
+            DamagedError: a shard is not what was written, or ends before.
+        """
         if self._copier is not None and self._copier.has_news:
             self._copier.attend()
-        features = self._features.get(shard)
-        if features is None:
-            features = self._features.setdefault(shard, self._open(shard))  # or another thread's, or a copy by now
-            if self._copier is not None:
-                self._copier.want(shard)
-        frames = features[first : first + count]
-        if len(frames) != count:
-            path = self._version.path
-            raise damaged(
-                f"{path}: damaged: shard {self._index.shards[shard]} ends before frame {first + count}", self._version
+        maps = {shard: self._map(shard) for shard in set(shards)}
+        places = zip(shards, firsts, counts, strict=True)
+        parts = [maps[shard][first : first + count] for shard, first, count in places]
+        if list(map(len, parts)) != counts:
+            at = next(at for at, part in enumerate(parts) if len(part) != counts[at])
+            name, end = self._index.shards[shards[at]], firsts[at] + counts[at]
+            raise DamagedError(
+                f"{self._version.path}: damaged: shard {name} ends before frame {end}", self._version.path
             )
-        return frames
+        return parts
 
     def side(self, name: str, position: int) -> NDArray[Any]:
         """The entries of a side array that an item has, `[entries, *item_shape]`; read-only.
@@ -93,8 +100,8 @@ class Shards:
         """
         entries = self.side(QUANTIZATION, position)
         if len(entries) != 1:
-            shard = self._shard(int(self._index.shard[position]))
-            raise damaged(f"{shard.folder}: damaged: not one scale and offset for each item", self._version)
+            folder = self._shard(int(self._index.shard[position])).folder
+            raise DamagedError(f"{folder}: damaged: not one scale and offset for each item", self._version.path)
         parameters: NDArray[np.float32] = entries[0]
         return parameters
 
@@ -117,18 +124,27 @@ class Shards:
             what = (
                 f"{self._index.ids[position]}: damaged: its features in {copy or shard.folder} are not what was written"
             )
-            raise DamagedError(f"{what}; remove this copy") if copy else damaged(what, self._version)
+            raise DamagedError(f"{what}; remove this copy") if copy else DamagedError(what, self._version.path)
 
     def _shard(self, number: int) -> Shard:
         return self._version.shard(self._index.shards[number])
+
+    def _map(self, number: int) -> NDArray[Any]:
+        """A shard's features, opened when they are first needed."""
+        features = self._features.get(number)
+        if features is None:
+            features = self._features.setdefault(number, self._open(number))  # or another thread's, or a copy by now
+            if self._copier is not None:
+                self._copier.want(number)
+        return features
 
     def _open(self, number: int) -> NDArray[Any]:
         shard = self._shard(number)
         with self._reading(shard):
             features = shard.features
         if (features.shape[1:], features.dtype) != (self._version.info.spec.item_shape, self._version.dtype):
-            raise damaged(
-                f"{shard.folder}: damaged: features are {features.dtype} {list(features.shape)}", self._version
+            raise DamagedError(
+                f"{shard.folder}: damaged: features are {features.dtype} {list(features.shape)}", self._version.path
             )
         return features
 
@@ -142,20 +158,13 @@ class Shards:
             side = shard.side(name, check)
         if (side.entries.shape[1:], side.entries.dtype) != (spec.item_shape, np.dtype(spec.dtype)):
             found = f"{side.entries.dtype} {list(side.entries.shape)}"
-            raise damaged(f"{shard.folder}: damaged: side array {name} is {found}", self._version)
+            raise DamagedError(f"{shard.folder}: damaged: side array {name} is {found}", self._version.path)
         return side
 
     @contextmanager
     def _reading(self, shard: Shard) -> Iterator[None]:
-        """What goes wrong within is said as the loader says it."""
+        """Errors of the system within become featcache's."""
         try:
             yield
-        except DamagedError as error:
-            raise damaged(str(error), self._version) from error
         except OSError as error:
             raise StoreError(f"{error.filename or shard.folder}: cannot be read: {error.strerror}") from error
-
-
-def damaged(what: str, version: Version) -> DamagedError:
-    """The error that says so, and what helps."""
-    return DamagedError(f"{what}; `featcache repair {version.path} --manifest MANIFEST` extracts it again")

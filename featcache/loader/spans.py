@@ -1,18 +1,18 @@
-"""Parts of utterances: which frames belong to a span of time, and how many codebooks are wanted.
+"""Parts of utterances: the frames of a span of time, and the number of codebooks.
 
-Frame `i` of a version with `rate` frames a second stands for the time from `i / rate` to `(i + 1) / rate`. So the
-frames of one moment in versions of different rates begin within half a frame of each other.
+Frame `i` of a version with `rate` frames a second covers the time from `i / rate` to `(i + 1) / rate`. So a span of
+time begins within half a frame of the same point in versions of different rates.
 """
 
 from __future__ import annotations
 
 import operator
-from numbers import Real
 from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from featcache.arguments import is_number
 from featcache.errors import ArgumentError, listing
 from featcache.spec import FeatureSpec
 
@@ -31,20 +31,22 @@ def frames_between(
         duration: of the span in seconds, likewise; to the end by default.
 
     Returns:
-        The first frame, and how many: as many as the duration has, rounded, or as there are. int64 `[n]`, both.
+        The first frame, and how many: as many as the duration has, rounded, but at least one, or as there are.
+        int64 `[n]`, both.
 
     Raises:
         ArgumentError: a span is negative, not a number, or begins where its utterance has ended.
     """
     starts = _seconds("start", start, len(lengths))
-    first = np.rint(starts * rate).astype(np.int64)
-    late = np.flatnonzero(first >= lengths)
+    late = np.flatnonzero(starts * rate >= lengths)
     if len(late):
         spans = [f"{starts[i]:g} s of {lengths[i] / rate:g} s (number {i})" for i in late.tolist()]
         raise ArgumentError(f"start lies beyond the end of {len(late)} of {len(lengths)} utterances: {listing(spans)}")
+    first = np.minimum(np.rint(starts * rate).astype(np.int64), lengths - 1)  # half a frame before the end is the last
     counts = lengths - first
     if duration is not None:
-        wanted = np.rint(_seconds("duration", duration, len(lengths)) * rate).astype(np.int64)
+        durations = _seconds("duration", duration, len(lengths))
+        wanted = np.maximum(np.rint(durations * rate), durations > 0).astype(np.int64)
         counts = np.minimum(counts, wanted)
     return first, counts
 
@@ -72,12 +74,14 @@ def check_padding(spec: FeatureSpec, value: float) -> None:
         ArgumentError: it is no number that their dtype holds.
     """
     dtype = np.dtype(spec.dtype)
-    if not _is_number(value):
+    if not is_number(value):
         raise ArgumentError(f"padding_value is {value!r}: give a number")
     if dtype.kind == "f":
         largest = float(np.finfo(dtype).max)
         if largest < abs(value) < np.inf:
-            raise ArgumentError(f"padding_value is {value}: these features are {dtype}, which ends at {largest:g}")
+            raise ArgumentError(
+                f"padding_value is {value}: these features are {dtype}, whose largest value is {largest:g}"
+            )
         return
     limits = np.iinfo(dtype)
     if not (limits.min <= value <= limits.max and int(value) == value):
@@ -85,10 +89,6 @@ def check_padding(spec: FeatureSpec, value: float) -> None:
             f"padding_value is {value}: these features are {dtype}, so it must be a whole number from {limits.min} to "
             f"{limits.max}; lengths tell where padding begins"
         )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real)
 
 
 def _seconds(name: str, value: ArrayLike, count: int) -> NDArray[np.float64]:
@@ -100,5 +100,5 @@ def _seconds(name: str, value: ArrayLike, count: int) -> NDArray[np.float64]:
     array = np.broadcast_to(array, count)
     wrong = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
     if len(wrong):
-        raise ArgumentError(f"{name} is {array[wrong[0]]:g}: it must be seconds from 0 on")
+        raise ArgumentError(f"{name} is {array[wrong[0]]:g}: it must be seconds, 0 or more")
     return array

@@ -1,4 +1,4 @@
-"""The way of a batch to the device: gathered by any thread into memory that is used again, and copied from there."""
+"""Moves a batch to the device: any thread gathers it into reused memory, from which it is copied."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _InMemory:
         self._converted = Buffers(kept=batches)
 
     def bring(self, part: Part, dtype: torch.dtype | None) -> torch.Tensor:
-        gathered = part.gather(torch.from_numpy(self._gathered.take(part.shape, part.dtype())))
+        gathered = part.gather(self._gathered)
         if self._device.type != "cpu":
             return gathered.to(self._device, dtype)
         if dtype is None or dtype == gathered.dtype:

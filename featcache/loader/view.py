@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from featcache.loader.buffers import Buffers
 from featcache.loader.cache import Cache
 from featcache.loader.crop import Crop
 from featcache.loader.spans import check_codebooks, check_padding
@@ -81,7 +82,7 @@ class Part:
         """Of the frames; of quantised ones as levels, if `raw`."""
         return self.view.cache.version.dtype if raw else np.dtype(self.view.cache.spec.dtype)
 
-    def gather(self, out: torch.Tensor | None = None, raw: bool = False) -> torch.Tensor:
+    def gather(self, out: torch.Tensor | Buffers | None = None, raw: bool = False) -> torch.Tensor:
         """The padded frames, `[batch, frames, *item_shape]`; quantised ones as levels, padded with 0, if `raw`."""
         view = self.view
         return view.cache.gather(

@@ -3,11 +3,11 @@
 Three formats, told apart by suffix; standard input and files with another suffix, by their first line:
 
 * CSV (`.csv`): comma-separated, with a header; a quoted field may hold commas, quotes and newlines.
-* TSV (`.tsv`): tab-separated, with a header; quotes mean nothing, a cell is what stands between two tabs.
+* TSV (`.tsv`): tab-separated, with a header; quotes have no meaning: a cell is everything between two tabs.
 * JSON lines (`.jsonl`, `.json`): an object on each line; its keys are the columns.
 
-All are UTF-8, with or without a byte order mark; blank lines are skipped. A manifest may have 10^7 rows: they
-are read and checked in batches, and what stays of them are flat arrays.
+All are UTF-8, with or without a byte order mark; a file may be compressed by gzip (`train.csv.gz`). Blank lines are
+skipped. A manifest may have 10^7 rows: they are read and checked in batches, and what stays of them are flat arrays.
 """
 
 from featcache.manifest.columns import SPELLINGS

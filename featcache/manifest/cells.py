@@ -1,4 +1,4 @@
-"""What the cells of a manifest mean, and what is wrong with one: a parser for each column, whose ValueError says it."""
+"""The cells of a manifest: a parser for each column, whose ValueError says what is wrong."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def _channel(cell: Any) -> int:
 
 
 def carried(cell: Any) -> str:
-    """A cell of a column that is carried: its text, or what JSON makes of it."""
+    """A cell of a column that is carried: its text, or what JSON makes of it; empty where it is `null`, not given."""
+    if cell is None:
+        return ""
     return cell if isinstance(cell, str) else json.dumps(cell, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Sequence
 
 from featcache.errors import listing
 from featcache.manifest.faults import Faults
@@ -25,6 +26,25 @@ Names that do not say seconds are left out on purpose: a `length` is as often in
 
 _COLUMN_OF = {spelling: column for column, spellings in SPELLINGS.items() for spelling in spellings}
 _ENDS = {"end", "end_time", "stop", "stop_time"}  # not read, so a fault where one stands for a duration
+
+_AUDIO = re.compile(r"\.(wav|flac|mp3|ogg|opus|sph|aiff?|m4a)\s*\|?$", re.IGNORECASE)
+
+
+def no_header(cells: Sequence[str], required: Collection[str]) -> str | None:
+    """Why the first row of a table names no columns, where it is plain to see; None where it is not."""
+    if all(column in map(_meaning, cells) for column in required):
+        return None
+    if len(cells) == 1:
+        for separator, name, remedy in (
+            (";", "semicolons", "write commas for them"),
+            ("\t", "tabs", "name the file .tsv"),
+            (" ", "spaces, as in Kaldi's wav.scp and segments", "docs/manifest.md says how to convert these"),
+        ):
+            if separator in cells[0].strip():
+                return f"fields are separated by {name}: {remedy}"
+    if any(map(_AUDIO.search, cells)):
+        return "there is no header, but a file's name: name the columns in a line above it, id and path for instance"
+    return None
 
 
 def meanings(names: Collection[str], line: int, faults: Faults) -> list[str]:

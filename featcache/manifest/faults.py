@@ -1,4 +1,4 @@
-"""The faults of a manifest, all of them counted and the first shown."""
+"""The errors in a manifest: all are counted, the first are shown."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Faults:
         """Raise a ManifestError that says how many there are, and lists the first by line."""
         if not self.count:
             return
-        message = [f"{self._source}: {counted(self.count, 'fault')}"]
+        message = [f"{self._source}: {counted(self.count, 'error')}"]
         message += [f"  line {line}: {what}" if line else f"  {what}" for line, what in self._first]
         if self.count > _SHOWN:
             message.append(f"  … and {self.count - _SHOWN} more")

@@ -12,7 +12,7 @@ from reprlib import repr as shown
 from typing import Any, BinaryIO
 
 from featcache.errors import counted
-from featcache.manifest.columns import meanings, require
+from featcache.manifest.columns import meanings, no_header, require
 from featcache.manifest.faults import Faults
 
 _ROWS_PER_BATCH = 1024
@@ -57,6 +57,9 @@ def _decoded(stream: BinaryIO, faults: Faults) -> Iterator[str]:
     """The lines as text; a faulty one as some other text, so that all the rest is checked too."""
     for number, raw in enumerate(stream, 1):
         if number == 1:
+            if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                faults.add(1, "UTF-16, and UTF-8 is expected: iconv -f UTF-16 -t UTF-8 converts it")
+                return
             raw = raw.removeprefix(codecs.BOM_UTF8)
         try:
             line = raw.decode()
@@ -92,6 +95,9 @@ def _table_batches(rows: _Rows, required: Collection[str], faults: Faults) -> It
     rows = (row for row in rows if len(row[1]) > 1 or "".join(row[1]).strip())
     line, header = next(rows, (0, []))
     if not header:
+        return
+    if (fault := no_header(header, required)) is not None:
+        faults.add(line, fault)
         return
     for name, count in Counter(header).items():
         if count > 1:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import sys
+import zlib
 from array import array
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -19,6 +21,8 @@ from featcache.manifest.formats import Batch, batches
 from featcache.manifest.rows import Manifest
 from featcache.strings import Strings
 
+_GZIP = b"\x1f\x8b"
+
 
 def read_manifest(
     source: str | Path, *, root: str | Path | None = None, audio: bool = True, carry: bool = True
@@ -26,7 +30,7 @@ def read_manifest(
     """Read and check a manifest.
 
     Args:
-        source: a file, or `-` for standard input.
+        source: a file, which may be compressed by gzip, or `-` for standard input.
         root: the folder that relative paths are relative to; by default the manifest's own, and for standard
             input the current one.
         audio: whether paths are required; ids always are.
@@ -40,11 +44,11 @@ def read_manifest(
     required = ("id", "path") if audio else ("id",)
     faults = Faults(name)
     try:
-        with nullcontext(sys.stdin.buffer) if is_stdin else Path(source).open("rb") as stream:
-            found = batches(stream, Path(source).suffix.lower(), required, faults)
+        with nullcontext(sys.stdin.buffer) if is_stdin else _opened(Path(source)) as stream:
+            found = batches(stream, _suffix(Path(source)), required, faults)
             parts, lines = _gather(found, required, carry, faults)
-    except OSError as error:
-        raise ManifestError(f"{name}: cannot be read: {error.strerror or error}") from error
+    except (OSError, EOFError, zlib.error) as error:  # the latter two, of a gzip file that is cut off or damaged
+        raise ManifestError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not lines and not faults.count:
         faults.add(0, "there are no rows")
     ids = Strings.concatenate(parts.pop("id"))
@@ -60,6 +64,22 @@ def read_manifest(
         channel=np.concatenate(parts.pop("channel")),
         columns={column: Strings.concatenate(parts.pop(column)) for column in list(parts)},
     )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """The bytes of a file, or those that it is the gzip of."""
+    with path.open("rb") as file:
+        if not file.peek(2).startswith(_GZIP):
+            yield file
+            return
+        with gzip.GzipFile(fileobj=file) as unpacked:
+            yield cast(BinaryIO, unpacked)
+
+
+def _suffix(path: Path) -> str:
+    """What tells the format: `.csv` also of `train.csv.gz`."""
+    return (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
 
 
 def _gather(

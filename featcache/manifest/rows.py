@@ -1,4 +1,4 @@
-"""What a manifest is, once read: rows of utterances, as flat columns."""
+"""A manifest in memory: rows of utterances, as flat columns."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One batch of utterances after the other, from files to features as they are stored: `batch.process` does it."""
+"""Batches of utterances, from files to features as stored; see `batch.process`."""

@@ -63,7 +63,10 @@ def _extract(
         elif refused := _refusal(target, decoded, len(waveform)):
             failures.append(failure_of(decoded.utterance, root, refused))
         else:
-            items.append(decoded.item(len(waveform)))
+            item = decoded.item(len(waveform))
+            if item.sample_rate != target.config.audio.sample_rate:
+                spent.count_resampled(target, item.id)
+            items.append(item)
             clips.append(waveform)
             utterances.append(decoded.utterance)
     if row_extractor(target):

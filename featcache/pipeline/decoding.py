@@ -1,8 +1,9 @@
-"""A batch of utterances decoded, part by part, and made into waveforms once for each distinct way of making them."""
+"""Decodes a batch of utterances, part by part, into waveforms, once for each distinct preparation."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio import Segment, Source, decode
-from featcache.errors import AudioError
+from featcache.errors import AudioError, Reason
 from featcache.manifest import Utterance
 from featcache.memory import SMALL_BYTES
 from featcache.pipeline.target import Spent
@@ -24,6 +25,7 @@ from featcache.store.shard import Item
 _SMALLEST = 8
 """How many times smaller than the others a task's last batches are, so that all workers end at about one time."""
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _DECODED_FROM_START = frozenset({".mp3", ".ogg", ".opus"})
 
 
@@ -142,7 +144,6 @@ class Waveforms:
         self.part = part
         self._spent = spent
         self._made: dict[Preparation, list[NDArray[np.float32] | AudioError]] = {}
-        self._resampled: set[str] = set()
 
     def under(self, preparation: Preparation) -> list[NDArray[np.float32] | AudioError]:
         """A mono waveform at the config's rate, or what was wrong, for each decoded utterance; of any length."""
@@ -168,15 +169,11 @@ class Waveforms:
         if decoded.samples is None or decoded.source is None:
             assert decoded.error is not None
             return decoded.error
-        id_, rate = decoded.utterance.id, decoded.source.sample_rate
+        row, rate = decoded.utterance, decoded.source.sample_rate
         try:
-            waveform = preparation.at_speed(decoded.samples, rate, id_, decoded.utterance.channel)
+            return preparation.at_speed(decoded.samples, rate, row.id, row.channel)
         except AudioError as error:
             return error
-        if rate != preparation.audio.sample_rate and id_ not in self._resampled:
-            self._resampled.add(id_)
-            self._spent.resampled += 1
-        return waveform
 
 
 def failure_of(utterance: Utterance, root: Path, error: AudioError) -> Failure:
@@ -195,7 +192,16 @@ def failure_of(utterance: Utterance, root: Path, error: AudioError) -> Failure:
         duration=utterance.duration,
         channel=utterance.channel,
         reason=error.reason.value,
-        message=str(error),
+        message=str(error) + (where(utterance.path, root) if error.reason == Reason.FILE_MISSING else ""),
         size=size,
         mtime_ns=mtime_ns,
     )
+
+
+def where(path: str, root: Path) -> str:
+    """What to say of a path at which there is no file, behind it: where it was looked for, or why it cannot be one."""
+    if _URL.match(path):
+        return ": URLs are not read, only files"
+    if path.startswith("~"):
+        return ": ~ stands for no folder in a manifest"
+    return "" if os.path.isabs(path) else f": {root / path}"

@@ -1,4 +1,4 @@
-"""Features of waveforms, as they are stored: extracted, cast or quantised, and checked."""
+"""From waveforms to features as stored: extracted, cast or quantised, and checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows: pieces of clips, computed together with pieces of other clips, and put together again."""
+"""Rows: pieces of clips, computed together with pieces of other clips, and then reassembled."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from featcache.device import Device
-from featcache.errors import AudioError, ExtractorError, Reason, listing
+from featcache.errors import AudioError, ExtractorError, listing
 from featcache.extractors import Params
 from featcache.extractors.rows import Piece, RowExtractor
 from featcache.pipeline.features import cast, without_non_finite
+from featcache.pipeline.fitting import DoesNotFitError, Fitting
 from featcache.pipeline.target import Extracted, Target
 from featcache.quantize import is_quantized, quantize
 from featcache.spec import QUANTIZATION
@@ -169,26 +170,17 @@ def compute_rows(rows: Sequence[Row], device: Device) -> list[RowResult | AudioE
     extractor = row_extractor(target)
     assert extractor is not None
     results: list[RowResult | AudioError] = []
-    alone = False
-    while len(results) < len(rows):
-        count = extractor.rows(length, device.torch_device)
+
+    def compute_next(count: int, alone: bool) -> list[RowResult | AudioError]:
         batch = rows[len(results) : len(results) + count]
+        return _compute_batch(batch, count, extractor, target.config.dtype, device, alone)
+
+    fitting = Fitting(extractor, length, device)
+    while len(results) < len(rows):
         try:
-            results += _compute_batch(batch, count, extractor, target.config.dtype, device, alone)
-            continue
-        except RuntimeError as error:
-            if not _is_out_of_memory(error):
-                raise
-        # What the batch held is free by now, as the exception is.
-        torch.cuda.empty_cache()
-        if extractor.shrink(count, length, device.torch_device):
-            continue
-        if not alone:
-            alone = True
-        else:
-            seconds = length / extractor.spec.sample_rate
-            message = f"{seconds:.0f} s do not fit on {device.label} at once: params.chunk of the config would cut them"
-            results += [AudioError(Reason.TOO_LONG, message)] * len(batch)
+            results += fitting.run(compute_next)
+        except DoesNotFitError as error:  # the next row
+            results.append(error)
     return results
 
 
@@ -234,11 +226,6 @@ def _compute_batch(
         error.add_note(f"featcache: while {type(extractor).__name__} extracted {ids}")
         raise
     return [_cut(row, features[i], {name: array[i] for name, array in side.items()}) for i, row in enumerate(rows)]
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether the device's memory has run out: torch says so, and its libraries in words of their own."""
-    return isinstance(error, torch.OutOfMemoryError) or "_STATUS_ALLOC_FAILED" in str(error)
 
 
 def _check_frames(extractor: RowExtractor[Params], rows: Sequence[Row], num_frames: int) -> None:

@@ -1,4 +1,4 @@
-"""What a batch is computed for, and what came of it."""
+"""What a batch is computed for, and the results."""
 
 from __future__ import annotations
 
@@ -75,13 +75,22 @@ class Spent:
         decode: reading and decoding files.
         waveform: mixing down, resampling, adding noise.
         extract: computing features, with their way to the device and back, by the version's name.
-        resampled: utterances whose source had another rate.
+        resampled: utterances whose source had another rate, by the version's name; their copies do not count.
     """
 
     decode: float = 0.0
     waveform: float = 0.0
     extract: dict[str, float] = field(default_factory=dict)
-    resampled: int = 0
+    resampled: dict[str, int] = field(default_factory=dict)
+    _last_resampled: dict[str, str] = field(default_factory=dict)
+
+    def count_resampled(self, target: Target, id_: str) -> None:
+        """Count an utterance whose source has another rate than a version's; once, if its copies follow each other."""
+        name, copies = target.config.name, target.preparation.copies
+        utterance = id_.removesuffix(copies.of(id_).suffix)
+        if self._last_resampled.get(name) != utterance:
+            self._last_resampled[name] = utterance
+            self.resampled[name] = self.resampled.get(name, 0) + 1
 
     @contextmanager
     def extracting(self, target: Target) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Rows of several batches, gathered by their padded length until there are enough of them to be computed together."""
+"""Rows of several batches, collected by padded length until there are enough to compute together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a probe found."""
+"""The result of a probe."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a probe found.
+    """The result of a probe.
 
     Attributes:
         config: its name.

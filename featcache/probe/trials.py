@@ -1,4 +1,4 @@
-"""Every policy at one precision: how it fares against each utterance alone."""
+"""Every policy at one precision, compared with each utterance alone."""
 
 from __future__ import annotations
 

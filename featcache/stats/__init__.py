@@ -1,4 +1,4 @@
-"""What a version's values are like: `moments` of features, `usage` of codes; what `featcache stats` prints."""
+"""Statistics of a version: `moments` of features, `usage` of codes, as printed by `featcache stats`."""
 
 from featcache.stats.codes import Usage, usage
 from featcache.stats.features import moments

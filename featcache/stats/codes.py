@@ -1,4 +1,4 @@
-"""How the codes of a version are used: how often each occurs, how many of a codebook do, and how evenly."""
+"""How the codes of a version are used: how often each occurs, how many are used, and how evenly."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def usage(
     shards, adding = Shards(cache.version, cache.index), Lock()
 
     def work(task: Task) -> None:
-        codes = task.read(shards)
+        codes = task.read(cache, shards)
         steps = np.zeros(len(codes) + 1, np.int8)  # up and down where pieces begin and end
         np.add.at(steps, task.starts - task.first, 1)
         np.add.at(steps, task.starts - task.first + task.counts, -1)

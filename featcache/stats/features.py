@@ -2,8 +2,8 @@
 
 One pass over the cache, in the order of its shards. An utterance is cut into pieces of 256 frames, counted from its own
 beginning; of each piece, the sums of x - c and of (x - c)² are taken in float64, where c is about the mean; and these
-are added without any rounding (`featcache.stats.exact`). So the same utterances give the same bits, however they lie
-in shards, in whatever order they are read, and by however many threads.
+are added without any rounding (`featcache.stats.exact`). So the same utterances give the same bits, however they are
+spread over shards, in whatever order they are read, and with any number of threads.
 
 The shift c is for the variance of features whose mean is far from zero, which would lose its digits (Chan, Golub and
 LeVeque 1983, "Algorithms for computing the sample variance", The American Statistician 37). It is the mean of the
@@ -64,15 +64,17 @@ def moments(
     """
     spec = cache.spec
     if spec.codebook_sizes or np.dtype(spec.dtype).kind != "f":
-        raise StoreError(f"{cache.version.path}: holds codes, {spec.dtype}: they have no mean; see how they are used")
+        raise StoreError(
+            f"{cache.version.path}: holds codes, {spec.dtype}: they have no mean; featcache.stats.usage counts them"
+        )
     selection = select(cache, manifest, by)
-    reader = _Reader(cache)
-    shift = _shift(reader, selection)
+    summing = _Sums(cache)
+    shift = _shift(summing, selection)
     sums, squares = (ExactSums(len(selection.names), len(shift)) for _ in range(2))
     adding = Lock()
 
     def work(task: Task) -> None:
-        of_pieces = reader.sums(task, shift)
+        of_pieces = summing.sums(task, shift)
         with adding:
             sums.add(task.groups, of_pieces[0])
             squares.add(task.groups, of_pieces[1])
@@ -109,25 +111,25 @@ def moments(
     )
 
 
-def _shift(reader: _Reader, selection: Selection) -> Array:
+def _shift(summing: _Sums, selection: Selection) -> Array:
     """About the mean of every dimension, a value of the features' dtype: float64 `[dims]`.
 
     Differences of float16 values fit into float64 whole, so that means of float16 features are exact to the last bit.
     """
-    index = reader.cache.index
+    index = summing.cache.index
     selected = np.zeros(len(index), bool)
     selected[selection.positions] = True
     by_hash = index.by_hash[selected[index.by_hash]][:_SHIFT_UTTERANCES].astype(np.int64)
-    total, frames = np.zeros(reader.columns), 0
+    total, frames = np.zeros(summing.columns), 0
     for position in by_hash:
         count = index.num_frames[position, None].clip(max=PIECE_FRAMES)
         task = Task(int(index.shard[position]), index.first_frame[position, None], count, position[None], count)
-        total += reader.sums(task, np.zeros(reader.columns))[0][0]
+        total += summing.sums(task, np.zeros(summing.columns))[0][0]
         frames += int(count[0])
-    return (total / frames).astype(reader.dtype).astype(np.float64)
+    return (total / frames).astype(summing.dtype).astype(np.float64)
 
 
-class _Reader:
+class _Sums:
     """Sums pieces of a version's features, in any thread."""
 
     def __init__(self, cache: Cache) -> None:
@@ -142,7 +144,7 @@ class _Reader:
         Raises:
             StoreError: an utterance holds NaN or infinity.
         """
-        features = task.read(self._shards)
+        features = task.read(self.cache, self._shards)
         sums, squares = np.empty((2, len(task.starts), self.columns))
         with np.errstate(invalid="ignore"):
             for first in range(0, self.columns, _BLOCK_COLUMNS):
@@ -163,7 +165,8 @@ class _Reader:
         if not finite.all():
             utterance = self.cache.ids[int(task.positions[finite.argmin()])]
             raise StoreError(
-                f"{utterance}: holds NaN or infinity in {self.cache.version.path}: `featcache verify` finds all that do"
+                f"{utterance}: holds NaN or infinity in {self.cache.version.path}: `featcache verify` finds all such "
+                "utterances"
             )
         return sums, squares
 

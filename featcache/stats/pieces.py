@@ -1,4 +1,4 @@
-"""A version's utterances, cut into pieces to be read by threads, in the order in which they lie in the shards."""
+"""A version's utterances, cut into pieces and read by threads, in the order of the shards."""
 
 from __future__ import annotations
 
@@ -66,12 +66,20 @@ class Task:
         """Where the first piece begins in the shard's features."""
         return int(self.starts[0])
 
-    def read(self, shards: Shards) -> NDArray[Any]:
+    def read(self, cache: Cache, shards: Shards) -> NDArray[Any]:
         """The shard's features from the first piece to the end of the last, `[frames, dims]`, read-only.
+
+        Args:
+            cache: says whether utterances are to be held against their checksums.
+            shards: of the cache.
 
         Raises:
             DamagedError: the shard is damaged.
         """
+        if cache.check:
+            begins = self.starts == cache.index.first_frame[self.positions]
+            for position in self.positions[begins].tolist():
+                cache.item(position, raw=True)
         frames = shards.frames(self.shard, self.first, int(self.starts[-1] + self.counts[-1]) - self.first)
         return frames.reshape(len(frames), -1)
 

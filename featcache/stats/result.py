@@ -99,15 +99,15 @@ class Stats:
         except OSError as error:
             raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
         except (ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
-            raise StoreError(f"{path}: not a file of `featcache stats`, which makes them") from error
+            raise StoreError(f"{path}: not a file written by `featcache stats`") from error
         if str(arrays.pop("format", "")) != FORMAT:
-            raise StoreError(f"{path}: not a file of `featcache stats`, which makes them")
+            raise StoreError(f"{path}: not a file written by `featcache stats`")
         scalar = ("version", "fingerprint", "units", "frames", "utterances")
         try:
             scalars = {name: arrays[name].item() for name in scalar}
             stats = cls(**{**arrays, **scalars, "by": arrays["by"].item() or None, "groups": _names(arrays)})
         except (KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"{path}: damaged: not a whole file of `featcache stats` ({error})") from error
+            raise StoreError(f"{path}: damaged: an incomplete file of `featcache stats` ({error})") from error
         if (fault := stats._fault()) is not None:
             raise StoreError(f"{path}: damaged: {fault}")
         return stats
@@ -130,7 +130,7 @@ def refuse_to_replace(path: Path, overwrite: bool) -> None:
         ArgumentError: there is such a file.
     """
     if path.exists() and not overwrite:
-        raise ArgumentError(f"{path}: is there already: give another name, or --force to replace it")
+        raise ArgumentError(f"{path}: already exists: give another name, or --force to replace it")
 
 
 def _names(arrays: dict[str, NDArray[Any]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Whether a shard's bytes are the bytes that were written, and make sense."""
+"""Checks that a shard's bytes are as written, and consistent."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_shard(
     try:
         problems = list(_check_structure(shard, spec))
         if not problems:
-            problems = list(_check_columns(shard, spec))
+            problems = list(check_columns(shard, spec))
         if data and not problems:
             problems = list(_check_features(shard, stopped))
     except PermissionError as error:
@@ -70,7 +70,7 @@ def _check_structure(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
     try:
         info = shard.info
     except DamagedError as error:
-        yield Problem("metadata", str(error), shard.name)
+        yield Problem("metadata", error.what, shard.name)
         return
     if info.digest[:12] != shard.name:
         yield Problem("metadata", f"{shard.folder}: holds the shard {info.digest[:12]}", shard.name)
@@ -99,7 +99,7 @@ def _check_structure(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
             yield Problem("structure", f"{error.filename}: damaged: the file is missing", shard.name)
             continue
         except DamagedError as error:
-            yield Problem("structure", str(error), shard.name)
+            yield Problem("structure", error.what, shard.name)
             continue
         if name == "features":
             yield from _check_form(shard, name, array, spec.stored_dtype, (info.frames, *spec.item_shape))
@@ -120,8 +120,14 @@ def _check_form(shard: Shard, name: str, array: NDArray[Any], dtype: str, shape:
             yield Problem("structure", message, shard.name)
 
 
-def _check_columns(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
-    """Offsets that rise, ids that differ, and as many frames as the audio should give."""
+def check_columns(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
+    """Offsets that rise, ids that differ, and as many frames as the audio should give.
+
+    A problem with an `id` is that item's alone; any other is the whole shard's.
+
+    Raises:
+        DamagedError: a column is not what was written.
+    """
     items, frames = shard.info.items, shard.info.frames
     ends = {"offsets": (items, frames), "id_offsets": (items, len(shard.column("ids")))}
     ends["path_offsets"] = items, len(shard.column("paths"))
@@ -134,7 +140,7 @@ def _check_columns(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
         steps = np.diff(offsets)
         if len(offsets) != count + 1 or offsets[0] != 0 or offsets[-1] != last or (steps < fewest[name]).any():
             yield Problem(
-                "offsets", f"{shard.folder / name}: do not rise from 0 to {last} in {count} steps", shard.name
+                "offsets", f"{shard.folder / name}: do not increase from 0 to {last} in {count} steps", shard.name
             )
             return
     each = ["crc32c", "num_samples", "segments", "channels", "sources"]
@@ -149,7 +155,7 @@ def _check_columns(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
         yield Problem("ids", f"{shard.folder / 'ids'}: not UTF-8", shard.name)
         return
     if len(np.unique(ids.hashes())) < items and len(set(ids)) < items:
-        yield Problem("ids", f"{shard.folder / 'ids'}: an id is there twice", shard.name)
+        yield Problem("ids", f"{shard.folder / 'ids'}: an id occurs twice", shard.name)
     if spec.is_quantized:
         parameters = shard.column(column_names(QUANTIZATION)[0]).reshape(items, -1)
         for item in np.flatnonzero(~np.isfinite(parameters).all(axis=1)).tolist():

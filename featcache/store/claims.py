@@ -1,14 +1,15 @@
 """Claims: several runs work on one version without a coordinator, and without doing a shard twice.
 
-A run that is about to do a shard locks a file named after the work. A lock dies with its process, so
-what a killed run had claimed is free at once. Where the file system has no locks, every claim succeeds:
-two runs may then do the same shard, and the second to finish finds it there and drops its own.
+Before a run makes a shard, it locks a file named after the work. A lock ends with its process, so the claims
+of a killed run are free at once. If the file system has no locks, every claim succeeds: two runs may then
+make the same shard, and the second to finish finds it in place and drops its own.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -28,24 +29,28 @@ class Claim:
     def take(self, *, wait: bool = False) -> bool:
         """Try to take the claim; with `wait`, until whoever has it lets go. Returns whether it is ours."""
         while True:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                os.close(descriptor)
-                return False
-            except OSError:  # no locks on this file system
-                self._descriptor = descriptor
+            with ExitStack() as opened:
+                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+                opened.callback(os.close, descriptor)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                except BlockingIOError:
+                    return False
+                except OSError:
+                    locked = False  # no locks on this file system
+                else:
+                    locked = True
+                    if not _is_still(self._path, descriptor):
+                        continue  # its last holder removed the file before we got the lock: once more
+                self._descriptor, self.locked = descriptor, locked
+                opened.pop_all()
                 return True
-            if _is_still(self._path, descriptor):
-                self._descriptor, self.locked = descriptor, True
-                return True
-            os.close(descriptor)  # its last holder removed the file before we got the lock: once more
 
     def release(self) -> None:
-        """Let go, and remove the file."""
+        """Let go, and remove the file, if it can be removed: what holds the claim is the lock."""
         if self._descriptor >= 0:
-            self._path.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._path.unlink()
             os.close(self._descriptor)
             self._descriptor, self.locked = -1, False
 

@@ -1,4 +1,4 @@
-"""The checksum of a whole from the checksums of its parts, without a second look at the bytes.
+"""The checksum of a whole from the checksums of its parts, without reading the bytes again.
 
 To a CRC's state, another zero byte is a linear map over GF(2). So the CRC of A followed by B is that of A, taken
 through as many zero bytes as B has, plus (exclusive or) that of B.

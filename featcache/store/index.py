@@ -1,4 +1,4 @@
-"""The index: what it takes to open 10^7 items at once, as flat arrays that all processes share.
+"""The index, which makes opening 10^7 items fast: flat arrays shared by all processes.
 
 It is derived from the shards, and lies in `index/<signature>/`, where the signature is a hash of the
 shards' names: shards never change, so an index that matches the folder's listing is right, and one that
@@ -117,14 +117,14 @@ def open_index(version: Version, names: Sequence[str] | None = None) -> Index:
     """
     names = version.shard_names() if names is None else names
     folder = index_folder(version, names)
-    if (index := _load_if_sound(folder)) is not None:
+    if (index := load_if_sound(folder)) is not None:
         return index
     index = build_index(map(version.shard, names))
     with suppress(OSError):  # a read-only cache, a full disk: it does without
         (version.path / "work").mkdir(exist_ok=True)  # a copy of a version may have come without it
         with version.claim("index") as claim:
             if claim.take():
-                if (kept := _load_if_sound(folder)) is not None:  # by another process, in the meantime
+                if (kept := load_if_sound(folder)) is not None:  # by another process, in the meantime
                     return kept
                 if claim.locked:
                     for left in (version.path / "work").glob("index.*/"):  # by a killed process
@@ -299,7 +299,7 @@ def _checksum(path: Path) -> str:
     return f"{crc:08x}"
 
 
-def _load_if_sound(folder: Path) -> Index | None:
+def load_if_sound(folder: Path) -> Index | None:
     """The index in `folder`; None where there is none, or it is damaged."""
     try:
         if damaged_arrays(folder):

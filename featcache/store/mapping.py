@@ -1,4 +1,4 @@
-"""Files as memory, without keeping them open.
+"""Memory maps of files that are not kept open.
 
 Python's `mmap` holds a duplicate of the file's descriptor for as long as the map lives (3.13 is the first
 that can do without), so a cache of some thousand shards would meet `ulimit -n`. The system call needs the

@@ -1,4 +1,4 @@
-"""What was measured of a version's extractor: how batches, padding and precision change its values on some device.
+"""Saved probes of a version's extractor: how batching and precision change its values on a device.
 
     probes/<UTC time>-<4 hex>.json      a document of any form under `probe`, sealed by a `checksum`
 

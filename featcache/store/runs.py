@@ -1,10 +1,10 @@
 """What each run did, and the failure ledger: every utterance that is in no shard, and why.
 
     runs/<UTC time>-<4 hex>/
-      run.json          what was asked, and, once it has ended, what came of it
+      run.json          the request and, once the run has ended, the outcome
       failures.jsonl    one `Failure` a line
 
-A run holds a lock on its folder for as long as it is going on, where the file system has locks.
+While it is running, a run holds a lock on its folder, if the file system has locks.
 
 The latest record of an utterance counts. Records reach the disk before the shard that lacks the
 utterances, so that a kill in between loses none.
@@ -16,7 +16,7 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -96,9 +96,9 @@ class Run:
         self._write()
         self._end()
 
-    def _end(self) -> None:
+    def _end(self, close: Callable[[int], None] = os.close) -> None:  # a default: `os` may be gone at the exit
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            close(self._descriptor)
             self._descriptor = -1
 
     def _write(self) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError
+from featcache.spec import FeatureSpec
 from featcache.store import zarr3
 from featcache.store.side import Side, column_names
 from featcache.strings import Strings
@@ -103,7 +105,7 @@ class Shard:
     """A committed shard. Opening it reads nothing; each property reads what it needs, time and again.
 
     Raises:
-        DamagedError: from every property and method, where the files are not what was written.
+        DamagedError: from every property and method, where the files are not what was written; says what mends them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -117,17 +119,19 @@ class Shard:
     @cached_property
     def info(self) -> ShardInfo:
         """The group's attributes, checked against their seal."""
-        try:
-            return ShardInfo(**zarr3.read_group(self.folder))
-        except FileNotFoundError as error:
-            raise DamagedError(f"{error.filename}: damaged: the file is missing") from error
-        except TypeError as error:
-            raise DamagedError(f"{self.folder / 'zarr.json'}: damaged: not a shard of format 1 ({error})") from error
+        with self._naming_remedy():
+            try:
+                return ShardInfo(**zarr3.read_group(self.folder))
+            except FileNotFoundError as error:
+                raise DamagedError(f"{error.filename}: damaged: the file is missing") from error
+            except TypeError as error:
+                path = self.folder / "zarr.json"
+                raise DamagedError(f"{path}: damaged: not a shard of format 1 ({error})") from error
 
     @property
     def features(self) -> NDArray[Any]:
         """All items' frames, one after the other, memory-mapped: `[frames, *item_shape]`."""
-        return zarr3.map_array(self.folder / "features")
+        return self._map("features")
 
     @property
     def offsets(self) -> NDArray[np.int64]:
@@ -146,9 +150,10 @@ class Shard:
 
     def column(self, name: str) -> NDArray[Any]:
         """Any array but the features, read whole and held against its checksum."""
-        array, checksum = zarr3.read_array(self.folder / name)
-        if zarr3.crc32c(array) != checksum:
-            raise DamagedError(f"{self.folder / name}: damaged: its checksum does not match")
+        with self._naming_remedy():
+            array, checksum = zarr3.read_array(self.folder / name)
+            if zarr3.crc32c(array) != checksum:
+                raise DamagedError(f"{self.folder / name}: damaged: its checksum does not match")
         return array
 
     def side(self, name: str, check: bool = False) -> Side:
@@ -156,11 +161,17 @@ class Shard:
         their checksum.
         """
         entries_name, offsets_name = column_names(name)
-        entries = self.column(entries_name) if check else zarr3.map_array(self.folder / entries_name)
+        entries = self.column(entries_name) if check else self._map(entries_name)
         offsets = self.column(offsets_name).astype(np.int64)
-        if offsets[-1] != len(entries):
-            raise DamagedError(f"{self.folder / offsets_name}: damaged: does not end at {len(entries)} entries")
+        with self._naming_remedy():
+            if offsets[-1] != len(entries):
+                raise DamagedError(f"{self.folder / offsets_name}: damaged: does not end at {len(entries)} entries")
         return Side(entries, offsets)
+
+    def num_bytes(self, spec: FeatureSpec) -> int:
+        """Bytes of features as they are stored, with the side arrays' entries; all else is small beside them."""
+        entries = (self._map(column_names(side.name)[0]).nbytes for side in spec.side)
+        return self.info.frames * spec.bytes_per_frame + sum(entries)
 
     def items(self, numbers: Sequence[int] | None = None) -> Iterator[Item]:
         """What the shard keeps of its items (of those of the given numbers) besides their features."""
@@ -181,3 +192,16 @@ class Shard:
                 mtime_ns=mtime_ns,
                 sample_rate=sample_rate,
             )
+
+    def _map(self, name: str) -> NDArray[Any]:
+        """Any array, memory-mapped."""
+        with self._naming_remedy():
+            return zarr3.map_array(self.folder / name)
+
+    @contextmanager
+    def _naming_remedy(self) -> Iterator[None]:
+        """Damage that is found within is said with the version that is to be repaired."""
+        try:
+            yield
+        except DamagedError as error:
+            raise DamagedError(error.what, version=self.folder.parent.parent) from error

@@ -1,11 +1,11 @@
-"""Writes one shard: beside its place, flushed, and renamed into it."""
+"""Writes one shard: in `work/`, flushed, and renamed into place."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,8 @@ class ShardWriter:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of features so far."""
-        return self._offsets[-1] * math.prod(self._item_shape) * self._dtype.itemsize
+        """Bytes of features so far, with the side arrays' entries."""
+        return self._offsets[-1] * math.prod(self._item_shape) * self._dtype.itemsize + self._side.num_bytes
 
     def append(
         self,
@@ -119,7 +119,7 @@ class ShardWriter:
             items=len(self._items),
             frames=self._offsets[-1],
             seconds=round(self.num_samples / sample_rate, 6),
-            digest=self._digest(supersedes),
+            digest=digest_of(self._items, supersedes),
             row=row,
             supersedes=dict(supersedes),
             metadata={name: f"{_crc_of(data):08x}" for name, data in metadata.items()},
@@ -162,13 +162,15 @@ class ShardWriter:
             "sources": np.array([(item.size, item.mtime_ns, item.sample_rate) for item in self._items], np.int64),
         }
 
-    def _digest(self, supersedes: Mapping[str, list[int]]) -> str:
-        digest = hashlib.sha256()
-        for item in self._items:
-            digest.update(repr((item.id, item.path, item.start, item.duration, item.channel)).encode())
-            digest.update(repr((item.num_samples, item.size, item.mtime_ns)).encode())
-        digest.update(repr(sorted(supersedes.items())).encode())
-        return digest.hexdigest()
+
+def digest_of(items: Iterable[Item], supersedes: Mapping[str, list[int]]) -> str:
+    """What a shard of these items is named after: `ShardInfo.digest`."""
+    digest = hashlib.sha256()
+    for item in items:
+        digest.update(repr((item.id, item.path, item.start, item.duration, item.channel)).encode())
+        digest.update(repr((item.num_samples, item.size, item.mtime_ns)).encode())
+    digest.update(repr(sorted(supersedes.items())).encode())
+    return digest.hexdigest()
 
 
 def _or_nan(seconds: float | None) -> float:

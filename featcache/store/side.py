@@ -1,9 +1,9 @@
-"""Side arrays: what an extractor gives beside the features, some entries for each item of a shard, or none.
+"""Side arrays: an extractor's outputs besides the features, with any number of entries for each item of a shard.
 
     side_<name>/           [entries, *item_shape] of the spec's dtype: the items' entries, one item after the other
     side_<name>_offsets/   uint64 [items + 1]: item i has entries[offsets[i]:offsets[i + 1]]
 
-They are small beside the features: a writer keeps them in memory until its shard is committed.
+They are small compared with the features: a writer keeps them in memory until its shard is committed.
 """
 
 from __future__ import annotations
@@ -78,6 +78,11 @@ class SideWriter:
             for count in counts:
                 offsets.append(offsets[-1] + count)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all entries so far."""
+        return sum(self._offsets[name][-1] * spec.bytes_per_entry for name, spec in self._specs.items())
+
     def columns(self) -> dict[str, NDArray[Any]]:
         """The arrays, by their names in the shard."""
         columns: dict[str, NDArray[Any]] = {}
@@ -108,7 +113,9 @@ def check_specs(specs: Sequence[SideSpec]) -> None:
             raise ExtractorError(f"side array {spec.name}: entries of shape {list(spec.item_shape)} hold no value")
     columns = [column for spec in specs for column in column_names(spec.name)]
     if len(set(columns)) < len(columns):
-        raise ExtractorError(f"side arrays {listing(spec.name for spec in specs)}: two of them are one on disk")
+        raise ExtractorError(
+            f"side arrays {listing(spec.name for spec in specs)}: two of them have the same name on disk"
+        )
 
 
 def _named(names: Iterable[str]) -> str:

@@ -1,7 +1,8 @@
-"""Whether a version holds all that it was to hold, by what its runs have recorded.
+"""Whether a version holds everything that its runs were to add, according to their records.
 
 No run's record says "in progress", which could be wrong after a kill. A run records what it is about to add, and how
-many items there were before; and at its end, what came of it. What a killed one has added is the difference.
+many items there were before; and at its end, what came of it, and how many items there are. What a killed one has
+added is the difference. A version that has fewer items than a run once found there has lost some.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ _LATEST = 64
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A run that has not done what it was asked to.
+    """What a version lacks of what a run was asked to do, or has done.
 
     Attributes:
-        manifest: that it was given.
-        utterances: in the manifest.
+        manifest: that the run was given.
+        utterances: in the manifest; or where some were lost, in the version, when the run found them there.
         missing: those that are neither there nor in the failure ledger.
         failed: those that are in the ledger, by this run or later ones.
         is_going_on: whether the run is alive, as far as can be seen from here.
+        were_there: whether the missing ones were there once: their shards have been removed.
     """
 
     manifest: str
@@ -37,20 +39,27 @@ class Unfinished:
     missing: int
     failed: int
     is_going_on: bool
+    were_there: bool = False
 
     def __str__(self) -> str:
+        if self.were_there:
+            return (
+                f"{self.missing:,} of the {self.utterances:,} utterances that it held are no longer there: shards "
+                "have been removed; run the same `featcache extract` again to restore them"
+            )
         failed = f", {self.failed:,} failed" if self.failed else ""
-        what = "it is being extracted" if self.is_going_on else "its extraction was interrupted, or goes on elsewhere"
+        what = "extraction is running" if self.is_going_on else "extraction was interrupted, or is running elsewhere"
         return (
-            f"{self.missing:,} of the {self.utterances:,} utterances of {self.manifest} are not there{failed}: {what}; "
-            "the same `featcache extract` again does the rest"
+            f"{self.missing:,} of the {self.utterances:,} utterances of {self.manifest} are missing{failed}: {what}; "
+            "run the same `featcache extract` again to add the rest"
         )
 
 
 def find_unfinished(version: Version, index: Index) -> list[Unfinished]:
-    """The runs of a version that are not finished, where something of what they were to add is missing.
+    """The runs of a version that are not finished, where something of what they were to add is missing; or else the run
+    that found more in it than there is now.
 
-    Reads a small file for each run, and the failure ledger only of one that was not finished.
+    Reads a small file for each run, and the failure ledger only where something is missing.
 
     Args:
         version: whose.
@@ -71,12 +80,28 @@ def find_unfinished(version: Version, index: Index) -> list[Unfinished]:
         others = [other for other in runs[:number] if other.manifest != run.manifest]
         missing = run.asked["new"] - (len(index) - run.asked["held"] - sum(other.extracted for other in others))
         if missing > 0:
-            failed = int((index.find(Strings.of(set[str]().union(*(other.failed_ids() for other in same)))) < 0).sum())
+            failed = _failed(same, index)
             missing -= failed
         if missing > 0:
             path, utterances = run.manifest[0], run.asked["utterances"]
             found.append(Unfinished(path, utterances, missing, failed, is_going_on(version, run.name)))
-    return found
+    return found or _lost(runs, index)
+
+
+def _lost(runs: list[_Run], index: Index) -> list[Unfinished]:
+    """What is missing of what was there: at most one entry."""
+    fullest = max(range(len(runs)), key=lambda number: runs[number].items, default=None)
+    if fullest is None or runs[fullest].items <= len(index):
+        return []
+    failed = _failed(runs[:fullest], index)  # since then: say in a repair, when their audio was gone
+    run = runs[fullest]
+    missing = run.items - len(index) - failed
+    return [Unfinished(run.manifest[0], run.items, missing, failed, False, were_there=True)] if missing > 0 else []
+
+
+def _failed(runs: list[_Run], index: Index) -> int:
+    """How many utterances these runs have in the ledger, and the version has not."""
+    return int((index.find(Strings.of(set[str]().union(*(run.failed_ids() for run in runs)))) < 0).sum())
 
 
 def _latest(version: Version) -> list[str]:
@@ -127,6 +152,12 @@ class _Run:
     def extracted(self) -> int:
         """Utterances; 0 where it was killed."""
         count = self.outcome.get("extracted", 0)
+        return count if isinstance(count, int) else 0
+
+    @property
+    def items(self) -> int:
+        """How many items there were in the version, by what it last saw."""
+        count = self.outcome.get("items", self.asked["held"])
         return count if isinstance(count, int) else 0
 
     def failed_ids(self) -> set[str]:

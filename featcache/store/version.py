@@ -89,13 +89,15 @@ class Version:
         """Open the version in the folder `path`.
 
         Raises:
-            StoreError: there is none, or it was written by a newer featcache.
-            DamagedError: its metadata is damaged.
+            StoreError: it was written by a newer featcache.
+            DamagedError: its metadata is damaged, or missing.
         """
         try:
             attributes = zarr3.read_group(path)
         except FileNotFoundError as error:
-            raise DamagedError(f"{path / 'zarr.json'}: damaged: the file is missing") from error
+            raise DamagedError(f"{path / 'zarr.json'}: damaged: the file is missing", path) from error
+        except DamagedError as error:
+            raise DamagedError(error.what, path) from error
         if attributes.get("format") != FORMAT:
             raise StoreError(
                 f"{path}: has format {attributes.get('format')!r}; this featcache reads format {FORMAT}: upgrade it"
@@ -103,7 +105,7 @@ class Version:
         try:
             return cls(path, VersionInfo(**{**attributes, "spec": _spec_of(attributes["spec"])}))
         except (TypeError, KeyError) as error:
-            raise DamagedError(f"{path / 'zarr.json'}: damaged: not a version of format 1 ({error})") from error
+            raise DamagedError(f"{path / 'zarr.json'}: damaged: not a version of format 1 ({error})", path) from error
 
     @classmethod
     def create(cls, cache: Path, info: VersionInfo) -> Version:
@@ -125,7 +127,7 @@ class Version:
             raise StoreError(f"{error.filename or path}: cannot be written: {error.strerror}") from error
         version = cls.open(path)
         if version.info.fingerprint != info.fingerprint:
-            raise StoreError(f"{path}: its fingerprint is not the one its name says: move it away and run again")
+            raise StoreError(f"{path}: its fingerprint does not match its name: move it away and run again")
         return version
 
     @classmethod
@@ -159,11 +161,23 @@ class Version:
             entries = [entry for entry in os.scandir(self.path / "shards") if _SHARD_NAME.fullmatch(entry.name)]
             return sorted(entry.name for entry in entries if entry.is_dir())
         except FileNotFoundError as error:
-            raise DamagedError(f"{error.filename}: damaged: the folder is missing") from error
+            raise DamagedError(
+                f"{error.filename}: damaged: the folder is missing, and every shard with it: move {self.path} away, "
+                "and extract again"
+            ) from error
 
     def shard(self, name: str) -> Shard:
         """A committed shard."""
         return Shard(self.path / "shards" / name)
+
+    def bytes_on_disk(self) -> int:
+        """The sizes of all files in the version's folder."""
+        num_bytes = 0
+        for parent, _, names in os.walk(self.path):
+            for name in names:
+                with suppress(FileNotFoundError):  # a run has moved it meanwhile
+                    num_bytes += os.lstat(os.path.join(parent, name)).st_size
+        return num_bytes
 
     def write_probe(self, document: dict[str, Any]) -> None:
         """Keep what a probe of the version's extractor has found: any document that JSON can hold.
@@ -230,7 +244,7 @@ def version_folders(path: Path) -> list[Path]:
         hint = f"; {path.parent} holds {listing(there)}" if there else ""
         raise StoreError(f"{path}: there is no such cache folder{hint}") from error
     if not folders:
-        raise StoreError(f"{path}: holds no version: `featcache extract` makes one")
+        raise StoreError(f"{path}: holds no version: `featcache extract` creates one")
     return folders
 
 

@@ -4,8 +4,8 @@ Every array is one chunk with the codecs `bytes` (little endian) and `crc32c`: i
 array followed by four bytes of checksum, so it can be memory-mapped, and stock Zarr refuses it after one
 flipped bit. An array without a value has no chunk, and so no such file. Writing it takes a JSON file and a
 stream of bytes, which is why it is done here: zarr-python takes 2 ms an array, wants a shard's features
-whole in memory, leaves all-zero chunks out by default and does not flush to disk. Tests hold what is
-written here to zarr-python's reader.
+whole in memory, leaves all-zero chunks out by default and does not flush to disk. Tests check what is written here with
+zarr-python's reader.
 
 Source: the Zarr core specification v3, and the crc32c codec's (zarr-specs.readthedocs.io).
 """
@@ -18,7 +18,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -199,7 +199,7 @@ def _chunk(folder: Path) -> Iterator[tuple[BinaryIO | None, tuple[int, ...], np.
         chunk = chunk_path(folder, len(shape))
         if 0 in shape:
             if chunk.exists():
-                raise DamagedError(f"{chunk}: damaged: a chunk of an array that has no value")
+                raise DamagedError(f"{chunk}: damaged: a chunk of an array without values")
             yield None, shape, dtype
             return
         with chunk.open("rb", buffering=0) as file:
@@ -248,7 +248,8 @@ def write_file(path: Path, data: bytes) -> None:
         beside.replace(path)
         sync(path.parent)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # not there, or on a disk that is read-only by now
+            beside.unlink()
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
 
 

@@ -3,10 +3,10 @@
     import featcache.testing
 
     class TestMine(featcache.testing.ExtractorSuite):
-        config = "my.yaml"  # or what is in it, as a dict
+        config = "my.yaml"  # or its content, as a dict
 
-pytest then runs each of its checks, and a failure says what does not hold and for which clip. It needs pytest, and
-nothing else that extraction does not need.
+pytest then runs each check; a failure says what is violated, and by which clip. The suite needs pytest and the extra
+`extract`.
 """
 
 from featcache.testing.suite import ExtractorSuite

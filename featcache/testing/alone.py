@@ -1,4 +1,4 @@
-"""What a value depends on: every bit of it, on the clip alone. And what a call must leave alone."""
+"""Checks that values depend on the clip alone, bit for bit, and that a call does not modify its inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether features are the same: bit for bit, or but for rounding and ties."""
+"""Compares features: bit for bit, or up to rounding and ties."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def assert_same(found: Sequence[NDArray[Any]], wanted: Sequence[NDArray[Any]], c
         assert ours.shape == theirs.shape, f"{what(clip)} has {len(ours)} frames {how}, and {len(theirs)} else"
         wrong = (ours != theirs).reshape(len(ours), -1).any(axis=1)
         raise AssertionError(
-            f"{what(clip)} has other values {how}: frames {listed(wrong)} of {len(ours)}, by "
-            f"{difference(ours, theirs):.2g} of the largest; not a bit may depend on that"
+            f"{what(clip)} has different values {how}: frames {listed(wrong)} of {len(ours)}, by "
+            f"{difference(ours, theirs):.2g} of the largest; no bit may depend on that"
         )
 
 

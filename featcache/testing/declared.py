@@ -1,4 +1,4 @@
-"""What an extractor says of itself, in its spec, its class and its config."""
+"""Checks of what an extractor declares, in its spec, its class and its config."""
 
 from __future__ import annotations
 

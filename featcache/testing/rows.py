@@ -1,4 +1,4 @@
-"""Extractors that work on rows: padded, cut into pieces, in chunks."""
+"""Checks of extractors that work on rows: padded, cut into pieces, in chunks."""
 
 from __future__ import annotations
 

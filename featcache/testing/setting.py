@@ -1,4 +1,4 @@
-"""What the checks of an extractor share: what a test class says, its clips, and a call as a run makes it."""
+"""Shared by the checks of an extractor: the attributes of a test class, its clips, and a call as in extraction."""
 
 from __future__ import annotations
 

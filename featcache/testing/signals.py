@@ -1,4 +1,4 @@
-"""Waveforms for tests: a little like speech, or as unlike it as files are now and then."""
+"""Waveforms for tests: some like speech, some as unlike speech as real files can be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold of an extractor, as a class of pytest's tests."""
+"""The guarantees of an extractor, as a class of pytest tests."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from featcache.testing.values import ValueChecks
 
 
 class ExtractorSuite(RowChecks, ValueChecks, AloneChecks, DeclaredChecks):
-    """Inherit it, in a class whose name begins with `Test`, and say which config.
+    """Inherit from it in a class whose name begins with `Test`, and set `config`.
 
-    What cannot be checked of any extractor, that its values are the right ones, is checked where the class has
-    a `reference`.
+    Whether values are correct is checked only if the class defines `reference`.
 
     Attributes:
-        config: a YAML file, a packaged config's name, or what is in such a file. Where it is only known when
-            tests run, override the fixture `loaded` instead.
+        config: a YAML file, the name of a packaged config, or the content of a config as a dict. If it is only known
+            when tests run, override the fixture `loaded` instead.
         device: to run on.
-        tolerance: of floats, in parts of a clip's largest: how far two ways to compute them may lie apart where
-            they round differently, in batches of other shapes and in `reference`.
-        ties: of codes, the share of frames that may differ there. Of two codewords that are equally near, rounding
-            chooses. Where anything else is wrong, it is some per cent.
-        seconds: the longest clip's, about. Give more where something begins later: chunks, say.
-        lengths: of further clips, in samples.
+        tolerance: for floats, relative to a clip's largest value: how far values may differ by rounding, in batches of
+            other shapes and in `reference`.
+        ties: for codes, the share of frames that may differ there, since rounding decides between equally near
+            codewords. Real errors change several per cent.
+        seconds: approximate length of the longest clip. Increase it to reach effects in long clips, such as chunks.
+        lengths: lengths of further clips, in samples.
     """

@@ -1,4 +1,4 @@
-"""How many frames a clip has, and what their values are."""
+"""Checks of the number of frames of a clip, and of their values."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A model's weights: where they are, the hash of what they hold, and the model loaded from them.
+"""A model's weights: their location, the hash of their content, and the model loaded from them.
 
-Nothing here unpickles, and no code that came with weights is run, unless `allow_remote_code` was called.
+Nothing is unpickled, and no code that comes with weights is run unless `allow_remote_code` was called.
 """
 
 from featcache.weights.content import digest, state_dict

@@ -1,4 +1,4 @@
-"""What weights hold: their tensors, never by unpickling, and a hash of what decides values."""
+"""The content of weights: their tensors, never unpickled, and a hash of what decides values."""
 
 from __future__ import annotations
 

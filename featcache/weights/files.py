@@ -74,6 +74,12 @@ def candidates(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
 
 
+def with_weights(folder: Path) -> Path | None:
+    """The folder that holds weights: this one, or the one folder in it that does; None where there is none."""
+    found = [one for one in (folder, *sorted(folder.iterdir())) if one.is_dir() and candidates(one)]
+    return found[0] if found and (found[0] == folder or len(found) == 1) else None
+
+
 def weight_files(located: Located) -> list[Path]:
     """The files that hold the tensors: the one that was named, or what transformers would take from the folder.
 
@@ -88,12 +94,14 @@ def weight_files(located: Located) -> list[Path]:
             return [folder / name]
         if shards := _shards(located, name):
             if missing := [file.name for file in shards if not file.is_file()]:
-                raise fault(folder, f"lacks {listing(missing)}, which its index names")
+                raise fault(folder, f"lacks {listing(missing)}, which its index lists")
             return shards
     found = candidates(folder)
     if len(found) != 1:
         names = listing(path.name for path in found)
-        raise fault(folder, f"which of its files? name one: {names}" if found else "the folder holds no weights")
+        raise fault(
+            folder, f"it holds several files of weights; name one: {names}" if found else "the folder holds no weights"
+        )
     return found
 
 

@@ -1,4 +1,4 @@
-"""A transformers model from its weights: whole, silent, and with weight norm folded."""
+"""A transformers model from its weights: complete, without messages, and with weight norm folded."""
 
 from __future__ import annotations
 
@@ -108,10 +108,10 @@ def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
     """The config, and the class to build: for an auto class, the one that config.json names."""
     raw = read_json(located, "config.json")
     if not raw:
-        raise fault(located.folder, "holds no config.json, which says what model its weights are of")
+        raise fault(located.folder, "holds no config.json, which says what the model is")
     if raw.get("auto_map") and not _remote_code:
         raise fault(
-            located.folder, "the model brings its own Python code: --trust-remote-code runs it, if you trust it"
+            located.folder, "the model comes with its own Python code: if you trust it, --trust-remote-code runs it"
         )
     elsewhere = [name for name in (raw.get("auto_map") or {}).values() if "--" in str(name)]
     if elsewhere:

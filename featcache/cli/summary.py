@@ -1,0 +1,129 @@
+"""What `extract` and `repair` print about a run: the plan before it, the summary after it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from featcache.cli.common import hours, megabytes, print_json
+from featcache.errors import counted
+
+if TYPE_CHECKING:
+    from featcache.extraction import Extraction
+    from featcache.summary import Summary, VersionSummary
+
+_TELLING_SECONDS = 5.0
+"""How long a run is, at least, for its stages' shares to say what would make it faster."""
+
+
+def print_plan(extraction: Extraction, as_json: bool) -> None:
+    """What a run would do."""
+    versions: list[dict[str, Any]] = [
+        {
+            "name": work.config.name,
+            "path": str(work.path),
+            "fingerprint": work.info.fingerprint,
+            "utterances": len(work.manifest),
+            "present": int(work.todo.present.sum()),
+            "failed": int(work.todo.failed.sum()),
+            "failed_before": work.failed_before,
+            "changed": work.replaced,
+            "missing": int(work.todo.missing.sum()),
+            "hours": round(extraction.expected_seconds(work) / 3600, 4),
+            "bytes": round(extraction.expected_bytes(work)),
+        }
+        for work in extraction.work
+    ]
+    if as_json:
+        print_json({"dry_run": True, "versions": versions})
+        return
+    for row in versions:
+        changed = f", {row['changed']:,} of them changed" if row["changed"] else ""
+        amount = f": about {hours(row['hours'] * 3600)} of audio, {megabytes(row['bytes'])} of features"
+        click.echo(
+            f"{row['path']}: {row['missing']:,} of {counted(row['utterances'], 'utterance')} to extract{changed}"
+            f"{amount if row['missing'] else ''}; {row['present']:,} are there, {row['failed']:,} have failed before"
+        )
+        if row["failed_before"]:
+            click.echo(f"  {_not_tried_again(row['failed_before'])}")
+
+
+def print_summary(summary: Summary) -> None:
+    """What a run did, for a person."""
+    for version in summary.versions:
+        click.echo(version.path)
+        click.echo(f"  {_outcome(version, summary.interrupted)}")
+        if version.failed_before:
+            click.echo(f"  {_not_tried_again(version.failed_before)}")
+    if summary.elsewhere:
+        click.echo(
+            counted(summary.elsewhere, "utterance was", "utterances were") + " done by another run in the meantime"
+        )
+    if summary.resampled:
+        resampled = counted(summary.resampled, "utterance was", "utterances were")
+        click.echo(f"{resampled} resampled to the config's rate")
+    if summary.failures:
+        click.echo(f"failures: {_by_reason(summary.failures)}")
+    if summary.stages and summary.audio_hours:
+        with_copies = any(version.utterances != summary.utterances for version in summary.versions)
+        click.echo(
+            f"{hours(summary.audio_hours * 3600)} of audio{', with its copies,' if with_copies else ''} in "
+            f"{summary.seconds:.1f} s: {summary.times_real_time:,.0f} × real time on {summary.device}, "
+            f"{counted(summary.threads, 'thread')}"
+        )
+        if summary.seconds >= _TELLING_SECONDS:
+            _print_stages(summary)
+    if with_failures := [version.path for version in summary.versions if version.failed]:
+        where = with_failures[0] if len(with_failures) == 1 else str(Path(with_failures[0]).parent)
+        click.echo(f"why utterances failed: featcache info {shlex.quote(where)} --failures")
+    left = max(version.left for version in summary.versions) - summary.elsewhere
+    if summary.interrupted and left > 0:
+        click.echo(f"interrupted: {counted(left, 'utterance')} left: run the same command again")
+
+
+def _outcome(version: VersionSummary, interrupted: bool) -> str:
+    if not (version.extracted or version.failed or version.left or interrupted):
+        if version.utterances == 1:
+            return "nothing to do: the utterance is already there"
+        return f"nothing to do: all {version.utterances:,} utterances are already there"
+    size = f" ({megabytes(version.num_bytes)})" if version.extracted else ""
+    return (
+        f"{counted(version.utterances, 'utterance')}: {version.extracted:,} extracted{size}, "
+        f"{version.present:,} already there, {version.failed:,} failed"
+    )
+
+
+def _not_tried_again(failed: Mapping[str, int]) -> str:
+    count = sum(failed.values())
+    not_tried = "was not tried" if count == 1 else "were not tried"
+    return f"{count:,} failed before and {not_tried} again (--retry-failed does): {_by_reason(failed)}"
+
+
+def _by_reason(failed: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {count:,}" for reason, count in failed.items())
+
+
+def _print_stages(summary: Summary) -> None:
+    """Where the time went, and what would help."""
+    shares = ", ".join(f"{stage} {share:.0%}" for stage, share in summary.stages.items() if share >= 0.005)
+    click.echo(f"time in stages: {shares}; bottleneck: {_bottleneck(summary)}")
+    if len(summary.versions) > 1:
+        parts = ", ".join(f"{version.name} {version.seconds:.1f} s" for version in summary.versions)
+        click.echo(f"threads' time in extracting: {parts}")
+
+
+def _bottleneck(summary: Summary) -> str:
+    """The stage that held a run back, and what would help."""
+    on_cpu = summary.device == "cpu"
+    remedy = {
+        "decode": "more threads, or a faster disk",
+        "resample": "more threads" + (", or files at the config's rate" if summary.resampled else ""),
+        "extract": "a GPU, or more threads" if on_cpu else "a faster GPU",
+        "write": "a faster disk",
+        "wait": "a faster disk" if on_cpu else "a faster GPU, or disk",
+    }
+    return f"{summary.bottleneck} ({remedy[summary.bottleneck]} would help)"

@@ -1,0 +1,157 @@
+"""A hub on loopback, which says over HTTP what huggingface_hub wants to hear, and has the faults that hubs have.
+
+Source: what huggingface_hub asks (`HfApi.model_info`, `hf_hub_download`), and what huggingface.co answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+LARGE = {".safetensors", ".bin", ".pt"}
+"""Files that a hub keeps elsewhere, by the SHA-256 of what they hold."""
+
+
+@dataclass
+class Hub:
+    """One repository with one commit.
+
+    Attributes:
+        address: for `HF_ENDPOINT`.
+        files: of the repository, by name.
+        name: of the repository.
+        commit: its only one.
+        requests: what was asked: `GET /api/models/org/name/revision/…`.
+        answers: a status and headers for requests that match a regular expression, instead of what they ask for.
+        drop: what becomes of a large file in the middle: `close` ends the connection, `reset` breaks it, `hold` sends
+            no more.
+        drops: how many times.
+        corrupt: whether large files arrive with a bit flipped.
+    """
+
+    address: str
+    files: dict[str, bytes]
+    name: str = "org/name"
+    commit: str = "c1dbe2ae3f1de713481a3b3e7c47f357092ee040"
+    requests: list[str] = field(default_factory=list)
+    answers: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
+    drop: str = "close"
+    drops: int = 0
+    corrupt: bool = False
+
+    def asked_for(self, what: str) -> list[str]:
+        """The requests that match."""
+        return [request for request in self.requests if re.search(what, request)]
+
+
+@contextmanager
+def serve(folder: Path) -> Iterator[Hub]:
+    """Serve the files of a folder as a hub's repository."""
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
+        server.hub = hub = Hub(f"http://127.0.0.1:{server.server_port}", files)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield hub
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def _answer(self) -> None:
+        hub: Hub = self.server.hub
+        request = f"{self.command} {self.path}"
+        hub.requests.append(request)
+        for pattern, (status, headers) in hub.answers.items():
+            if re.search(pattern, request):
+                return self._send(status, headers)
+        repository, _, rest = self.path.partition("/revision/" if "/api/" in self.path else "/resolve/")
+        if self.path.startswith("/large/"):
+            (content,) = [one for one in hub.files.values() if _sha256(one) == self.path.rpartition("/")[2]]
+            return self._send_large(content)
+        if repository.removeprefix("/api/models") != f"/{hub.name}":
+            return self._send(401, {"X-Error-Message": "Invalid username or password."})
+        revision, _, file = rest.partition("?")[0].partition("/")
+        if revision != hub.commit:
+            return self._send(404, {"X-Error-Code": "RevisionNotFound"})
+        if not file:
+            siblings = [_described(name, content) for name, content in hub.files.items()]
+            document = {"id": hub.name, "modelId": hub.name, "sha": hub.commit, "siblings": siblings}
+            return self._send(200, {"Content-Type": "application/json"}, json.dumps(document).encode())
+        headers = {"X-Repo-Commit": hub.commit}
+        if file not in hub.files:
+            return self._send(404, headers | {"X-Error-Code": "EntryNotFound"})
+        content = hub.files[file]
+        if Path(file).suffix not in LARGE:
+            return self._send(200, headers | {"ETag": f'"{_blob_id(content)}"'}, content)
+        headers |= {"X-Linked-Size": str(len(content)), "X-Linked-ETag": f'"{_sha256(content)}"'}
+        # By another name of this machine: huggingface_hub takes what stays on the hub's own host for the file itself.
+        elsewhere = f"http://localhost:{self.server.server_port}/large/{_sha256(content)}"
+        return self._send(302, headers | {"Location": elsewhere})
+
+    def _send_large(self, content: bytes) -> None:
+        hub: Hub = self.server.hub
+        if hub.corrupt:
+            content = bytes([content[0] ^ 1]) + content[1:]
+        start = int(re.search(r"\d+", self.headers.get("Range", "0"))[0])
+        headers = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}
+        whole, rest = len(content) - start, content[start:]
+        if hub.drops:
+            hub.drops -= 1
+            rest = rest[: len(rest) // 2]
+            self.close_connection = True
+        self._send(206 if start else 200, headers, rest, whole)
+        if len(rest) < whole and hub.drop == "hold":
+            self.rfile.read(1)  # until the other side goes
+        if len(rest) < whole and hub.drop == "reset":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            os.close(self.connection.detach())  # at once, before the server ends the connection in peace
+
+    def _send(self, status: int, headers: dict[str, str], content: bytes = b"", length: int | None = None) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content) if length is None else length))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+
+def _described(name: str, content: bytes) -> dict[str, Any]:
+    one: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": _blob_id(content)}
+    if Path(name).suffix in LARGE:
+        one["lfs"] = {"sha256": _sha256(content), "size": len(content), "pointerSize": 134}
+    return one
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _blob_id(content: bytes) -> str:
+    """As git names what a file holds."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()

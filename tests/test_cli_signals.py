@@ -1,0 +1,84 @@
+"""How a command ends that is not let go to its end: by a signal, or by a reader that has gone."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    """A manifest that never comes: whoever reads it waits."""
+    path = tmp_path / "manifest"
+    os.mkfifo(path)
+    return path
+
+
+def reader_of(path):
+    """The writing end of a pipe, once somebody reads it; None before."""
+    with suppress(OSError):  # ENXIO
+        return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    return None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["extract", "{pipe}", "-o", "{cache}"],
+        ["verify", "{cache}", "--manifest", "{pipe}"],
+        ["repair", "{cache}", "--manifest", "{pipe}"],
+        ["stats", "{cache}", "--manifest", "{pipe}"],
+        ["probe", "fbank80", "{pipe}"],
+    ],
+    ids=lambda args: args[0],
+)
+def test_a_signal_ends_a_command_with_130_while_it_only_reads(cli, cache, pipe, args, number):
+    running = cli.start(*(arg.format(cache=cache, pipe=pipe) for arg in args))
+    opened = []
+    running.wait_until(lambda: opened.append(reader_of(pipe)) or opened[-1] is not None)
+    try:
+        running.send(number)
+        ended = running.wait()
+    finally:
+        os.close(opened[-1])
+    assert (ended.code, ended.out) == (130, "")
+    assert ended.err.endswith("featcache: interrupted\n")  # python may have said that a file was not closed
+
+
+def test_a_signal_that_is_ignored_stays_ignored(cache, tmp_path, pipe):
+    """As `nohup` and its like have it: the command goes on, and ends by what it reads."""
+    code = """
+import os, signal, sys, threading
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+from featcache.cli import main
+def write():
+    with open(sys.argv[2], "w") as file:
+        os.kill(os.getpid(), signal.SIGTERM)
+        file.write("id,path\\n")
+threading.Thread(target=write).start()
+main(["verify", sys.argv[1], "--manifest", sys.argv[2]])
+"""
+    ended = subprocess.run([sys.executable, "-c", code, cache, pipe], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "there are no rows" in ended.stderr
+
+
+def test_a_reader_that_has_gone_is_told_as_shells_tell_it():
+    """128 + SIGPIPE, and nothing on stderr."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing) as stdout:
+        command = [sys.executable, "-m", "featcache", "configs"]
+        ended = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_a_full_disk_below_stdout_is_named():
+    with open("/dev/full", "w") as stdout:
+        command = [sys.executable, "-m", "featcache", "configs"]
+        ended = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "featcache: standard output: No space left on device\n")

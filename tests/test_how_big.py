@@ -1,0 +1,57 @@
+"""How many bytes there are of a version: every command means the same, and counts all that was extracted."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+import zarr
+from conftest import only_version
+
+KINDS = {
+    "features": {"extractor": "fbank"},
+    "quantised": {"extractor": "fbank", "store": {"dtype": "uint8"}},
+    "with a side array": {"extractor": "row_extractors:Moments", "store": {"dtype": "float16"}},
+}
+"""What is quantised has a side array too: scales and offsets."""
+
+
+def bytes_held(cache):
+    """Of features and side arrays, as stock Zarr sees them."""
+    version = only_version(cache)
+    arrays = ["features", *(f"side_{side.name}" for side in version.info.spec.side)]
+    shards = [zarr.open_group(version.shard(name).folder, mode="r") for name in version.shard_names()]
+    return sum(shard[name].nbytes for shard in shards for name in arrays)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_command_counts_the_same_bytes(cli, plain, scratch, kind):
+    config, cache = scratch / "some.yaml", scratch / "features"
+    config.write_text(yaml.safe_dump({"name": "some", **KINDS[kind]}))
+    five = plain.manifest(plain.rows[:5], "five.csv")
+    of_five = cli("extract", five, "-c", config, "-o", cache, "--json").json()["versions"][0]
+    assert of_five["num_bytes"] == bytes_held(cache) > 0
+    of_all = cli("extract", plain.manifest(), "-c", config, "-o", cache, "--json").json()["versions"][0]
+    held = of_five["num_bytes"] + of_all["num_bytes"]
+    (info,) = cli("info", cache, "--json").json()["versions"]
+    (verified,) = cli("verify", cache, "--json").json()["versions"]
+    assert info["bytes"] == verified["num_bytes"] == bytes_held(cache) == held
+
+
+@pytest.mark.parametrize("kind", ["features", "quantised"])
+def test_a_dry_run_expects_what_is_then_written(cli, plain, scratch, kind):
+    config, cache = scratch / "some.yaml", scratch / "features"
+    config.write_text(yaml.safe_dump({"name": "some", **KINDS[kind]}))
+    (planned,) = cli("extract", plain.manifest(), "-c", config, "-o", cache, "--dry-run", "--json").json()["versions"]
+    cli("extract", plain.manifest(), "-c", config, "-o", cache)
+    assert planned["bytes"] == pytest.approx(bytes_held(cache), rel=0.06)  # a clip has two frames less than it lasts
+
+
+def test_info_says_what_a_version_takes_on_disk(cli, plain, scratch):
+    cli("extract", plain.manifest(), "-c", "fbank80", "-o", scratch)
+    (info,) = cli("info", scratch, "--json").json()["versions"]
+    files = [path for path in only_version(scratch).path.rglob("*") if path.is_file()]
+    assert info["bytes_on_disk"] == sum(path.stat().st_size for path in files) > info["bytes"]
+    shown = (
+        f"{info['bytes'] / 1e3:.3g} kB of features in 1 shard, {info['bytes_on_disk'] / 1e3:.3g} kB on disk in all; "
+    )
+    assert shown in cli("info", scratch).out
