@@ -46,7 +46,7 @@ def slow(plain, scratch):
     return ("extract", plain.manifest(), "-o", scratch / "c", "-c", config, "--threads", 1, "--shard-size", 0.0003)
 
 
-@pytest.mark.parametrize("columns", [80, 100, 200])
+@pytest.mark.parametrize("columns", [80, 200])
 def test_on_a_terminal_there_is_a_bar(slow, columns):
     """Hours done, time left, failures, times real time fit in 80 columns; and none of it is left at the end."""
     shown = on_terminal(columns, *slow)

@@ -93,7 +93,7 @@ def test_killed_at_random_moments_and_resumed_it_ends_as_if_it_had_not_been(cli,
 def test_killed_before_each_change_of_a_file_and_resumed_it_ends_as_if_it_had_not_been(
     cli, plain, slow_config, scratch
 ):
-    """Not left to chance: dead just before every fifth folder, file, rename or removal of a run, one after another."""
+    """Not left to chance: dead just before every eighth folder, file, rename or removal of a run, one after another."""
     manifest = plain.manifest(plain.rows[:3], "three.csv")
     job = ("extract", manifest, "-c", slow_config, "--shard-size", ONE_EACH, "--threads", 2)
     assert cli(*job, "-o", scratch / "whole").code == 0
@@ -111,7 +111,7 @@ def test_killed_before_each_change_of_a_file_and_resumed_it_ends_as_if_it_had_no
         assert check(cache).problems == []
         assert not [path for path in only_version(cache).path.glob("work/*") if path.is_dir()]
         shutil.rmtree(cache)
-        operation += 5
+        operation += 8
     assert operation > 100
     assert deaths == {0, 1, 2, 3}
 

@@ -190,7 +190,7 @@ class TestFeatureDataset:
                 cache = featcache.open(sys.argv[1])
                 dataset = featcache.FeatureDataset(cache, sys.argv[2])
                 expected = [dataset.collate(dataset.__getitems__([n, n + 1])) for n in (0, 2, 4)]
-                for method in ("fork", "spawn", "forkserver"):
+                for method in ("fork", "spawn"):
                     loader = DataLoader(
                         dataset, 2, collate_fn=dataset.collate, num_workers=2, multiprocessing_context=method
                     )

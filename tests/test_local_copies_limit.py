@@ -83,6 +83,7 @@ class TestLimit:
         settle(featcache.open(new.path, copy_to=disk, copy_limit=sum(self.sizes(new))))
         assert sorted(name[:12] for name in copies_in(disk)) == new.shard_names()
 
+    @pytest.mark.filterwarnings("ignore:.*has no room for a shard")
     def test_a_lower_limit_than_before_holds_at_once(self, slow_folder, version, disk):
         settle(featcache.open(slow_folder, copy_to=disk))
         limit = sum(self.sizes(version)[:2])

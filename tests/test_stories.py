@@ -57,7 +57,7 @@ def test_keywords_trains_on_the_same_codes_whenever_they_are_made(digits, tmp_pa
 
     png = tmp_path / "keywords.png"
     options = ["--data", digits, "--weights", encodec_24khz(tmp_path / "weights"), "--png", png]
-    sizes = ["--epochs", 2, "--more-epochs", 3, "--channels", 8, "--batch-size", 9, "--threads", 1]
+    sizes = ["--epochs", 1, "--more-epochs", 1, "--channels", 8, "--batch-size", 9, "--threads", 1]
     done = run("train_keywords.py", *options, *sizes)
     assert done.returncode == 0, done.stderr
     assert "27 digits to train on, 9 to test with" in done.stdout

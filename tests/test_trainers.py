@@ -22,8 +22,7 @@ def made(tmp_path_factory):
 
 
 class TestTorch:
-    @pytest.mark.parametrize("crop", [0, 7])
-    def test_persistent_workers_under_every_start_method(self, made, tmp_path, crop):
+    def test_persistent_workers_under_every_start_method(self, made, tmp_path):
         toolkits.run_script(
             tmp_path,
             """
@@ -34,7 +33,7 @@ class TestTorch:
 
             if __name__ == "__main__":
                 cache = featcache.open(sys.argv[1], "fbank80")
-                dataset = featcache.FeatureDataset(cache, sys.argv[2], crop=int(sys.argv[3]) or None)
+                dataset = featcache.FeatureDataset(cache, sys.argv[2], crop=7)
                 sampler = featcache.BucketBatchSampler(dataset.lengths, max_frames=100)
                 expected = {}
                 for method in (None, "fork", "spawn"):
@@ -57,7 +56,6 @@ class TestTorch:
             """,
             made.folder / "features",
             made.manifest,
-            crop,
         )
 
 
