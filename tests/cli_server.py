@@ -1,8 +1,8 @@
 """Forks `featcache` processes out of one that has imported everything: 20 ms each instead of three seconds.
 
 What is forked is a real process in every other way: its own interpreter state, files, signals and limits, and it
-may be killed at any moment. Started by `conftest.py` as `python cli_server.py SOCKET`; each connection asks for one
-process, is told its pid, and then how it ended.
+may be killed at any moment. Started by `conftest.py` as `python cli_server.py SOCKET PARENT`, by the process of that
+pid; each connection asks for one process, is told its pid, and then how it ended.
 """
 
 from __future__ import annotations
@@ -45,13 +45,12 @@ def preload() -> None:
     assert zarr
 
 
-def serve(path: str) -> None:
+def serve(path: str, parent: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the handlers of connections
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
         server.listen()
         server.settimeout(5)
-        parent = os.getppid()
         while os.getppid() == parent:  # it does not outlive the tests, however they end
             try:
                 connection, _ = server.accept()
@@ -154,4 +153,4 @@ def saboteur(folder: str, before: int, error: int):
 if __name__ == "__main__":
     preload()
     gc.freeze()  # so that collections in a fork do not copy all of it
-    serve(sys.argv[1])
+    serve(sys.argv[1], int(sys.argv[2]))

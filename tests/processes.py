@@ -81,7 +81,8 @@ class Cli:
         self._started: list[Running] = []
         path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error"}
-        self._server = subprocess.Popen([sys.executable, TESTS / "cli_server.py", self._socket], env=environment)
+        command = [sys.executable, TESTS / "cli_server.py", self._socket, str(os.getpid())]
+        self._server = subprocess.Popen(command, env=environment)
 
     def __call__(self, *args: object, **options: Any) -> Finished:
         """Run a command to its end; the options are those of `start`."""
