@@ -18,12 +18,12 @@ pad_sequence is slower. For Hugging Face datasets, Array2D is what its documenta
 with_format converts to float32 unless told otherwise. A flat list, told so and reshaped by hand, is its fastest:
 a slice of a memory map.
 
-Seen on 2 shared cores, Python 3.11, torch 2.11, numpy 2.4, in one run: the limit 43,100 utterances/s (8.7 GB/s) with
-one buffer and 37,200 with three; featcache.DataLoader 41,700/s, 0.97 of the first and 1.12 of the second. That is
-5.5 × one .npy each, 26 × zarr-python, 31 × Lhotse, and of HF datasets 17 × (Array2D, numpy), 12 × (Array2D, torch),
-6.5 × (Array2D, numpy float16) and 1.9 × (flat list). In torch's DataLoader 0.75 of the limit, with 2 workers 0.11.
+Seen on 2 shared cores, Python 3.11, torch 2.11, numpy 2.4, in one run: the limit 42,500 utterances/s (8.6 GB/s) with
+one buffer and 36,100 with three; featcache.DataLoader 41,000/s, 0.96 of the first and 1.14 of the second. That is
+5.9 × one .npy each, 31 × zarr-python, 33 × Lhotse, and of HF datasets 17 × (Array2D, numpy), 12 × (Array2D, torch),
+7.2 × (Array2D, numpy float16) and 2.7 × (flat list). In torch's DataLoader 0.80 of the limit, with 2 workers 0.10.
 Opening 10^6 utterances took 10 ms. With --seconds 1 a batch is 1 MB, and what is done in Python for each counts: of
-the limit, cache.batch 0.93, featcache.DataLoader 0.6.
+the limit, cache.batch 0.95, featcache.DataLoader 0.53, since threads hand each batch over, and in torch's 0.68.
 """
 
 from __future__ import annotations
