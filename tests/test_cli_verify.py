@@ -19,6 +19,13 @@ def test_utterances_of_a_damaged_shard_are_counted_apart(cli, plain, cache):
     assert (version["items"], version["damaged_items"]) == (utterances - inside, inside)
 
 
+def test_where_every_shard_is_damaged_none_is_counted_as_sound(cli, cache):
+    version = only_version(cache)
+    for name in version.shard_names():
+        flip(version.shard(name).folder / CHUNKS["features"], 10)
+    assert ": 3 shards, all damaged; every byte read\n" in cli("verify", cache).out
+
+
 def test_a_shard_that_does_not_say_how_many_it_holds_is_not_counted(cli, cache):
     (victim(cache).folder / "zarr.json").write_text("{}")
     told = cli("verify", cache)

@@ -169,11 +169,14 @@ def _print(result: Report, again: Recomputed | None, manifest: str | None) -> No
 def _print_counts(result: Report) -> None:
     checked = "every byte read" if result.data else "features not read"
     damaged = len({problem.shard for problem in result.problems if problem.shard and problem.kind != "duplicate"})
-    which = f", {damaged:,} of them damaged; the others hold" if damaged else ","
-    click.echo(
-        f"{result.path}: {counted(result.shards, 'shard')}{which} {counted(result.items, 'utterance')}, "
-        f"{counted(result.frames, 'frame')}, {megabytes(result.num_bytes)}; {checked}"
-    )
+    shards = counted(result.shards, "shard")
+    sound = f"{counted(result.items, 'utterance')}, {counted(result.frames, 'frame')}, {megabytes(result.num_bytes)}"
+    if not damaged:
+        click.echo(f"{result.path}: {shards}, {sound}; {checked}")
+    elif damaged < result.shards:
+        click.echo(f"{result.path}: {shards}, {damaged:,} of them damaged; the others hold {sound}; {checked}")
+    else:
+        click.echo(f"{result.path}: {shards}, {'all ' if damaged > 1 else ''}damaged; {checked}")
     if damaged and result.damaged_items:
         are = "shard holds" if damaged == 1 else "shards hold"
         click.echo(f"  the damaged {are} {counted(result.damaged_items, 'utterance')}: repair keeps the sound ones")

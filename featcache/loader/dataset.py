@@ -6,6 +6,7 @@ import operator
 import os
 from collections import UserList
 from collections.abc import Collection, Mapping, Sequence, Sized
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from types import NoneType
@@ -145,7 +146,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         ]
         self._views = Views(views, crop if crop is None or isinstance(crop, Crop) else Crop(frames=crop))
         if self._views.crop is not None:
-            self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # of workers that live on from epoch to epoch
+            with suppress(RuntimeError):  # without shared memory, workers that live on stay in the epoch they began in
+                self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         self._leave_out_missing(skip_missing, source)
         self._leave_out_short(source)
 
