@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import ArgumentError, MissingItemError, StoreError, listing
 from featcache.loader.buffers import Buffers
-from featcache.loader.reading import Reader
+from featcache.loader.reading import Reader, cut
 from featcache.loader.shards import Shards
 from featcache.loader.spans import check_codebooks, check_padding, frames_between
 from featcache.loader.tiers import Tiers
@@ -325,8 +325,7 @@ class Cache:
         wholes = self._reader.parts(positions, None, self.lengths[positions])
         for position, frames in zip(positions.tolist(), wholes, strict=True):
             self._shards.verify(position, frames)
-        begins = [0] * len(wholes) if firsts is None else firsts.tolist()
-        return [frames[first : first + n] for frames, first, n in zip(wholes, begins, counts.tolist(), strict=True)]
+        return cut(wholes, firsts, counts)
 
     def _position(self, key: str | SupportsIndex) -> int:
         if isinstance(key, str):

@@ -15,7 +15,7 @@ from featcache.loader.shards import Shards
 from featcache.store.index import Index
 from featcache.store.version import Version
 
-__all__ = ["Reader"]
+__all__ = ["Reader", "cut"]
 
 
 class Reader:
@@ -60,10 +60,7 @@ class Reader:
             DamagedError: a shard is not what was written.
         """
         if self._ram is not None:
-            wholes = self._all_kept(self._ram, positions.tolist())
-            begins = [0] * len(wholes) if firsts is None else firsts.tolist()
-            places = zip(wholes, begins, counts.tolist(), strict=True)
-            return [frames[first : first + count] for frames, first, count in places]
+            return cut(self._all_kept(self._ram, positions.tolist()), firsts, counts)
         begins = self._index.first_frame[positions]
         if firsts is not None:
             begins = begins + firsts
@@ -87,3 +84,9 @@ class Reader:
         return self._shards.frames(
             int(index.shard[position]), int(index.first_frame[position]), int(index.num_frames[position])
         )
+
+
+def cut(wholes: list[NDArray[Any]], firsts: NDArray[np.int64] | None, counts: NDArray[np.int64]) -> list[NDArray[Any]]:
+    """Of all frames of several utterances, `counts` of each from `firsts` on, or from its beginning."""
+    begins = [0] * len(wholes) if firsts is None else firsts.tolist()
+    return [frames[first : first + n] for frames, first, n in zip(wholes, begins, counts.tolist(), strict=True)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -182,10 +183,8 @@ def keep(version: Version, remains: Remains, numbers: Sequence[int]) -> str:
 def _read(descriptor: int, size: int, offset: int) -> bytes:
     """Bytes of a file; fewer, where the file ends or cannot be read any further."""
     parts = []
-    try:
+    with suppress(OSError):  # a bad sector: the caller finds that bytes are missing, and leaves the item out
         while size and (part := os.pread(descriptor, size, offset)):
             parts.append(part)
             size, offset = size - len(part), offset + len(part)
-    except OSError:
-        pass
     return b"".join(parts)
