@@ -352,6 +352,15 @@ def disk(scratch):
 # What is in a cache
 
 
+WORK = "work"
+"""Where a version holds what is being written, and claims."""
+
+
+def being_written(cache: Path, pattern: str = "*") -> list[Path]:
+    """What runs have begun to write in the versions of a cache, and their claims."""
+    return list(cache.glob(f"[!.]*/{WORK}/{pattern}"))
+
+
 def only_version(cache: Path) -> Version:
     """The one version in a cache."""
     (folder,) = version_folders(cache)

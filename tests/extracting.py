@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
-from processes import Finished
+from processes import MOST_SECONDS, Finished
+
+from featcache.extraction import Extraction
+from featcache.summary import Summary
 
 
 def extracted(finished: Finished, number: int = 0) -> int:
@@ -15,3 +19,15 @@ def extracted(finished: Finished, number: int = 0) -> int:
 def versions_in(cache: Path) -> set[str]:
     """The names of a cache's versions."""
     return {path.name for path in cache.iterdir()}
+
+
+def run_to_its_end(extraction: Extraction) -> Summary:
+    """Run an extraction that waits for nobody: should it wait for ever, it is stopped, and the test fails."""
+    stop = threading.Event()
+    limit = threading.Timer(MOST_SECONDS, stop.set)
+    limit.daemon = True
+    limit.start()
+    summary = extraction.run(stop=stop)
+    limit.cancel()
+    assert not summary.interrupted
+    return summary

@@ -6,8 +6,11 @@ import itertools
 import signal
 import time
 from pathlib import Path
+from typing import ClassVar
 
 from processes import Finished, Running
+
+from featcache.extractors import Params
 
 
 class Gate:
@@ -35,6 +38,21 @@ class Gate:
             return int(self._path.read_text() or 0)
         except FileNotFoundError:
             return float("inf")
+
+
+class GatedParams(Params):
+    locations: ClassVar[frozenset[str]] = frozenset({"gate"})
+
+    gate: str
+    """The file of a `Gate`."""
+
+
+class Gated:
+    """Beside an extractor whose parameters are `GatedParams`: what it computes goes through `gate.enter()`."""
+
+    def __init__(self, params, sample_rate, device):
+        super().__init__(params, sample_rate, device)
+        self.gate = Gate(params.gate)
 
 
 def interrupt(running: Running, gate: Path, number: signal.Signals = signal.SIGINT) -> Finished:

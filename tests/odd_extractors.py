@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import ClassVar
 
+import gate
 import torch
-from gate import Gate
 
 from featcache import weights
 from featcache.errors import AudioError, Reason
@@ -49,24 +48,17 @@ class Slow(Extractor[SlowParams]):
         return torch.stack([frames.mean(1), frames.square().mean(1)], dim=1)
 
 
-class GatedParams(SlowParams):
-    locations: ClassVar[frozenset[str]] = frozenset({"gate"})
-
-    gate: str
-    """The file of a `Gate`."""
+class GatedSlowParams(gate.GatedParams, SlowParams):
+    """Those of `Gated`."""
 
 
-class Gated(Slow):
+class Gated(gate.Gated, Slow):
     """The same, and every clip goes through a gate."""
 
-    Params = GatedParams
-
-    def __init__(self, params, sample_rate, device):
-        super().__init__(params, sample_rate, device)
-        self._gate = Gate(params.gate)
+    Params = GatedSlowParams
 
     def one(self, clip):
-        self._gate.enter()
+        self.gate.enter()
         return super().one(clip)
 
 

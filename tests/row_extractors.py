@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import ClassVar
 
+import gate
 import torch
-from gate import Gate
 
 from featcache.extractors import Params
 from featcache.extractors.rows import Piece, RowExtractor, Rows
@@ -71,24 +70,17 @@ class Shapes(Moments):
         return rows
 
 
-class GatedParams(MomentsParams):
-    locations: ClassVar[frozenset[str]] = frozenset({"gate"})
-
-    gate: str
-    """The file of a `Gate`."""
+class GatedMomentsParams(gate.GatedParams, MomentsParams):
+    """Those of `Gated`."""
 
 
-class Gated(Shapes):
+class Gated(gate.Gated, Shapes):
     """The same, and every batch goes through a gate."""
 
-    Params = GatedParams
-
-    def __init__(self, params, sample_rate, device):
-        super().__init__(params, sample_rate, device)
-        self._gate = Gate(params.gate)
+    Params = GatedMomentsParams
 
     def encode(self, waveforms, num_samples):
-        self._gate.enter()
+        self.gate.enter()
         return super().encode(waveforms, num_samples)
 
 

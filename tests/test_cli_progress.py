@@ -4,39 +4,23 @@ from __future__ import annotations
 
 import io
 import os
-import pty
 import re
-import subprocess
 import sys
-import termios
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from conftest import write_config
+from terminal import on_terminal
 
 from featcache.cli import progress
 from featcache.engines.progress import Counted, Progress
 
 
-def on_terminal(columns, *command):
-    """What a command writes on a terminal of that width, 0 being one that does not know its size."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24 if columns else 0, columns))
-    with subprocess.Popen(
-        [sys.executable, "-m", "featcache", *map(str, command)],
-        stdout=subprocess.DEVNULL,
-        stderr=theirs,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
-    ) as process:
-        os.close(theirs)
-        shown = b""
-        with suppress(OSError):  # the other end is closed
-            while chunk := os.read(ours, 4096):
-                shown += chunk
-        os.close(ours)
-    assert process.returncode == 0
-    return shown.decode()
+def shown_on_terminal(columns, *command):
+    """What a command writes that ends well."""
+    code, shown = on_terminal(columns, *command, env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)})
+    assert code == 0
+    return shown
 
 
 @pytest.fixture
@@ -49,7 +33,7 @@ def slow(plain, scratch):
 @pytest.mark.parametrize("columns", [80, 200])
 def test_on_a_terminal_there_is_a_bar(slow, columns):
     """Hours done, time left, failures, times real time fit in 80 columns; and none of it is left at the end."""
-    shown = on_terminal(columns, *slow)
+    shown = shown_on_terminal(columns, *slow)
     for words in ("of 6.1 s", " left", "0 failed", "× real time"):
         assert words in shown
     lines = re.split("[\r\n]", shown)
@@ -59,7 +43,7 @@ def test_on_a_terminal_there_is_a_bar(slow, columns):
 
 
 def test_on_a_narrow_terminal_the_first_words_are_shown(slow):
-    shown = on_terminal(40, *slow)
+    shown = shown_on_terminal(40, *slow)
     assert "of 6.1 s" in shown
     assert max(map(len, re.split("[\r\n]", shown))) <= 40
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import soundfile
-from conftest import Corpus, check, chunk_files, items, only_version, shard_folders, speech
+from conftest import Corpus, being_written, check, chunk_files, items, only_version, shard_folders, speech
 from gate import interrupt
 
 from featcache.config import load_config
@@ -185,11 +185,6 @@ def test_an_interrupt_commits_what_is_whole_and_exits_with_130(
     resumed = cli(*job, "--json")
     assert (resumed.code, resumed.json()["versions"][0]["extracted"]) == (0, len(plain.rows) - there)
     assert chunk_files(scratch) == uninterrupted
-
-
-def being_written(cache, pattern="*"):
-    """What a run has begun to write in the versions of a cache."""
-    return list(cache.glob(f"[!.]*/work/{pattern}"))
 
 
 def test_a_second_interrupt_stops_at_once(cli, plain, gate, gated_config, scratch):

@@ -10,8 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from conftest import WORK, being_written
 from damage import flip
-from processes import MOST_SECONDS
+from extracting import run_to_its_end
 
 from featcache.config import load_config
 from featcache.errors import DamagedError, StoreError
@@ -60,25 +61,19 @@ def open_in_work(cache: Path) -> list[str]:
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # what lists them is open too
             found.append(os.readlink(descriptor))
-    return [path for path in found if path.startswith(str(cache)) and "/work/" in path]
+    return [path for path in found if path.startswith(str(cache)) and WORK in Path(path).parts]
 
 
 def assert_nothing_is_held(cache: Path) -> None:
     """No claim, no open file, nothing half written, and no thread."""
-    assert list(cache.glob("*/work/*")) == []
+    assert being_written(cache) == []
     assert open_in_work(cache) == []
     assert [thread.name for thread in threading.enumerate() if OURS.fullmatch(thread.name)] == []
 
 
 def assert_all_is_done(extraction: Extraction) -> None:
-    """By a run that waits for nobody: `stop` ends it, should it wait for itself."""
-    stop = threading.Event()
-    limit = threading.Timer(MOST_SECONDS, stop.set)
-    limit.daemon = True
-    limit.start()
-    summary = extraction.run(stop=stop)
-    limit.cancel()
-    assert not summary.interrupted
+    """By a run that does not wait for what an earlier one holds."""
+    summary = run_to_its_end(extraction)
     assert [one.present + one.extracted for one in summary.versions] == [len(extraction.manifest)] * len(CONFIGS)
     assert_nothing_is_held(extraction.cache)
 

@@ -5,15 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
-import pty
 import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
-import termios
-from contextlib import suppress
 
 import hub_server
 import pytest
@@ -21,6 +16,7 @@ import small_models
 from conftest import items
 from extracting import versions_in
 from processes import MOST_SECONDS
+from terminal import on_terminal
 
 from featcache.cli import downloads
 from featcache.cli.common import megabytes
@@ -219,22 +215,10 @@ def test_a_terminal_has_a_bar(scratch, home, hub):
     """Which goes when all is there."""
     config = scratch / "encodec.yaml"
     config.write_text(CONFIG.format(weights=hub.name, revision=hub.commit))
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 120))
-    with subprocess.Popen(
-        [sys.executable, "-m", "featcache", "extract", "gone.csv", "-c", config],
-        stdout=subprocess.DEVNULL,
-        stderr=theirs,
-        env=os.environ | environment(hub, home),
-        cwd=scratch,
-    ):
-        os.close(theirs)
-        shown = b""
-        with suppress(OSError):  # the other end is closed
-            while chunk := os.read(ours, 4096):
-                shown += chunk
-        os.close(ours)
-    first, bar, *_ = shown.decode().split("\n")
+    _, shown = on_terminal(
+        120, "extract", "gone.csv", "-c", config, env=os.environ | environment(hub, home), cwd=scratch
+    )
+    first, bar, *_ = shown.split("\n")
     assert first.startswith("downloading org/name at ")
     assert re.search(r"\r +\d+%\|.*/1\.02M \[.*B/s\]", bar)
     assert re.search(r"\r +\rloading encodec: ", bar)

@@ -13,6 +13,7 @@ import pytest
 import soundfile
 import torch
 from conftest import TINY, Corpus, items, only_version, shard_folders, speech, write_config
+from extracting import run_to_its_end
 from gate import interrupt
 from processes import MOST_SECONDS
 from row_extractors import HOP, Moments, MomentsParams, Shapes, Small
@@ -137,13 +138,7 @@ def test_a_window_that_is_full_lets_nothing_wait_for_ever(corpus, config, truth,
     monkeypatch.setitem(device.BATCH_SECONDS, "cpu", 0.01)
     monkeypatch.setattr(local, "_WINDOW_PER_WORKER", 1)
     job = Extraction(read_manifest(corpus.manifest()), [load_config(config)], scratch, Options(threads=2))
-    stop = threading.Event()
-    limit = threading.Timer(MOST_SECONDS, stop.set)
-    limit.daemon = True
-    limit.start()
-    summary = job.run(stop=stop)
-    limit.cancel()
-    assert not summary.interrupted
+    run_to_its_end(job)
     assert items(scratch) == truth
 
 
@@ -289,10 +284,11 @@ def test_as_many_as_there_are_slots_are_on_the_device_together():
 
     def hold(_):
         with shared.slot(False):
-            together.wait(MOST_SECONDS)  # for the others, who are let in meanwhile
+            return together.wait(MOST_SECONDS)  # for the others, who are let in meanwhile: each gets another number
 
     with ThreadPoolExecutor(shared.slots) as pool:
-        list(pool.map(hold, range(3 * shared.slots)))
+        numbers = list(pool.map(hold, range(3 * shared.slots)))
+    assert sorted(numbers) == sorted(3 * [*range(shared.slots)])
 
 
 def test_too_few_frames_are_the_extractors_fault(corpus, scratch, tmp_path):

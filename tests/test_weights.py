@@ -1,69 +1,43 @@
-"""Weights: found, hashed by their content, and loaded whole or not at all, by models of the real classes."""
+"""Weights: found, hashed by their content, and loaded whole, by models of the real classes."""
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
 import shutil
 import sys
 import threading
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from saved_models import (
+    COMMIT,
+    CPU,
+    PREPROCESSOR,
+    digest,
+    edit_json,
+    edit_tensors,
+    encodec_model,
+    fault,
+    hubert_model,
+    located,
+    save_models,
+)
 from transformers import (
     AutoModel,
-    EncodecConfig,
     EncodecModel,
-    HubertConfig,
-    HubertForCTC,
     HubertModel,
 )
 
 from featcache import weights
-from featcache.errors import ConfigError, MissingDependencyError
-from featcache.weights import content, loading
+from featcache.errors import MissingDependencyError
+from featcache.weights import content
 from featcache.weights.hub import wanted_files
-
-CPU = torch.device("cpu")
-COMMIT = "c1dbe2ae3f1de713481a3b3e7c47f357092ee040"
-PREPROCESSOR = {"feature_extractor_type": "Wav2Vec2FeatureExtractor", "do_normalize": True, "sampling_rate": 16000}
-
-
-def encodec_model():
-    config = EncodecConfig(
-        num_filters=4, hidden_size=8, codebook_size=16, num_lstm_layers=1, target_bandwidths=[1.5, 3.0]
-    )
-    return EncodecModel(config).eval()
-
-
-def hubert_model(model_class=HubertModel):
-    config = HubertConfig(
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        conv_dim=[8, 8],
-        conv_kernel=[10, 3],
-        conv_stride=[5, 2],
-        num_conv_pos_embeddings=16,
-        num_conv_pos_embedding_groups=4,
-        vocab_size=8,
-    )
-    return model_class(config).eval()
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Folders as `save_pretrained` makes them: encodec, hubert, ctc."""
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("saved")
-    models = {"encodec": encodec_model(), "hubert": hubert_model(), "ctc": hubert_model(HubertForCTC)}
-    for name, model in models.items():
-        model.save_pretrained(folder / name)
-        (folder / name / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
-    return folder
+    return save_models(tmp_path_factory.mktemp("saved"))
 
 
 @pytest.fixture
@@ -80,38 +54,6 @@ def hub(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return tmp_path / "hub"
-
-
-def located(folder):
-    return weights.locate(str(folder), None)
-
-
-def digest(folder):
-    return weights.digest(located(folder))
-
-
-def fault(call, *arguments):
-    """What is said of weights that are refused: one line, which begins with the parameter."""
-    with pytest.raises(ConfigError) as raised:
-        call(*arguments)
-    message = str(raised.value)
-    assert message.startswith("params.")
-    assert "\n" not in message
-    return message
-
-
-def load_fault(model_class, folder):
-    return fault(weights.load, model_class, located(folder), CPU)
-
-
-def edit_json(path, **changes):
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def edit_tensors(folder, change):
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
 
 
 # Where they are
@@ -392,107 +334,3 @@ def test_models_are_loaded_by_several_threads(saved):
     for thread in threads:
         thread.join()
     assert len(found) == 4
-
-
-# What is refused
-
-
-def test_a_model_that_is_not_whole_is_refused(hubert):
-    """transformers would draw what is missing at random, and only warn."""
-    edit_tensors(hubert, lambda tensors: tensors.pop("encoder.layer_norm.bias"))
-    assert "lacks encoder.layer_norm.bias" in load_fault(HubertModel, hubert)
-    edit_tensors(hubert, lambda tensors: tensors.update({"encoder.layer_norm.bias": torch.zeros(5)}))
-    assert "encoder.layer_norm.bias (5,) for (16,)" in load_fault(HubertModel, hubert)
-
-
-def test_what_only_training_needs_may_be_missing(hubert):
-    """facebook/wav2vec2-base-960h lacks it. It is zero then, and not random."""
-    edit_tensors(hubert, lambda tensors: tensors.pop("masked_spec_embed"))
-    assert not weights.load(HubertModel, located(hubert), CPU).masked_spec_embed.any()
-
-
-def test_a_model_of_another_class_is_refused(saved, hubert):
-    """By config.json, before weights are read."""
-    assert "holds a model of type 'hubert', not 'encodec'" in load_fault(EncodecModel, saved / "hubert")
-    edit_json(hubert / "config.json", model_type="")
-    assert "config.json names no model_type, not 'hubert'" in load_fault(HubertModel, hubert)
-    edit_json(hubert / "config.json", model_type="fancy")
-    assert "config.json" in load_fault(AutoModel, hubert)
-    edit_json(hubert / "config.json", model_type="hubert", conv_stride="fast")
-    load_fault(HubertModel, hubert)
-    (hubert / "config.json").write_text("{")
-    assert "cannot be read" in load_fault(HubertModel, hubert)
-    (hubert / "config.json").unlink()
-    assert "holds no config.json" in load_fault(HubertModel, hubert)
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
-@pytest.mark.parametrize("damage", ["truncated", "garbage", "empty"])
-def test_a_damaged_file_is_refused(hubert, name, damage):
-    """Whatever was done to it."""
-    if name == "pytorch_model.bin":
-        torch.save(load_file(hubert / "model.safetensors"), hubert / name)
-        (hubert / "model.safetensors").unlink()
-    whole = (hubert / name).read_bytes()
-    (hubert / name).write_bytes({"truncated": whole[:-100], "garbage": b"garbage" * 100, "empty": b""}[damage])
-    assert f"{name}: damaged" in load_fault(HubertModel, hubert)
-    assert f"{name}: damaged" in fault(digest, hubert)
-
-
-def test_a_missing_shard_is_named(saved, tmp_path):
-    """And not taken for missing keys."""
-    HubertModel.from_pretrained(saved / "hubert").save_pretrained(tmp_path, max_shard_size="5KB")
-    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
-    shard.unlink()
-    assert f"lacks {shard.name}" in load_fault(HubertModel, tmp_path)
-
-
-class Malicious:
-    """Unpickled, it makes a file."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return open, (str(self.path), "w")
-
-
-@pytest.mark.parametrize("pack", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
-@pytest.mark.parametrize("suffix", [".bin", ".pt", ".pth", ".ckpt"])
-def test_no_pickle_is_run(hubert, tmp_path, pack, suffix):
-    """Not even to find out that it is none of ours."""
-    trace = tmp_path / "it ran"
-    file = hubert / f"weights{suffix}"
-    pack({"weight": Malicious(trace)}, file)
-    for message in (load_fault(HubertModel, file), fault(digest, file)):
-        assert "never unpickled: save it as safetensors" in message
-    assert not trace.exists()
-
-
-def test_a_checkpoint_with_more_than_tensors_is_refused(hubert):
-    """A trainer's, say, with its step beside the weights."""
-    torch.save({"step": 5, "model": load_file(hubert / "model.safetensors")}, hubert / "last.ckpt")
-    assert "expected tensors by name" in load_fault(HubertModel, hubert / "last.ckpt")
-
-
-def test_no_remote_code_is_run_unless_the_user_says_so(hubert, tmp_path, monkeypatch):
-    """`--trust-remote-code` is what says so."""
-    trace = tmp_path / "it ran"
-    (hubert / "theirs.py").write_text(
-        "from transformers import HubertModel\n"
-        f"open({str(trace)!r}, 'w').close()\n"
-        "class TheirModel(HubertModel):\n    theirs = True\n"
-    )
-    edit_json(hubert / "config.json", auto_map={"AutoModel": "theirs.TheirModel"})
-    for model_class in (AutoModel, HubertModel):
-        assert "--trust-remote-code" in load_fault(model_class, hubert)
-    assert not trace.exists()
-
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(loading, "_remote_code", False)
-    weights.allow_remote_code()
-    assert weights.load(AutoModel, located(hubert), CPU).theirs
-    assert trace.exists()
-    edit_json(hubert / "config.json", auto_map={"AutoModel": "org/name--theirs.TheirModel"})
-    assert "in another repository" in load_fault(AutoModel, hubert)
