@@ -61,7 +61,7 @@ def decode(
     segments: Sequence[Segment],
     *,
     max_seconds: float | None = None,
-    reserve: Callable[[int], None] | None = None,
+    reserve: Callable[[int, float], None] | None = None,
 ) -> Iterator[tuple[NDArray[np.float32], Source] | AudioError]:
     """Cut segments out of one file, which stays open until the iterator is exhausted or closed.
 
@@ -76,8 +76,8 @@ def decode(
         path: the file.
         segments: in any order; they may overlap.
         max_seconds: longer ones fail, before they are decoded where the header tells.
-        reserve: called with the bytes that the longest segment will take, before any is decoded, so that the
-            caller can wait for room; 0 where the header does not tell.
+        reserve: called with the bytes that the longest segment will take, and its seconds, before any is decoded, so
+            that the caller can wait for room; 0 where the header does not tell.
 
     Yields:
         For each segment, in the order given, its samples, float32 `[num_samples, channels]` at the file's rate,
@@ -94,15 +94,23 @@ def decode(
         good = [span for span in spans if not isinstance(span, AudioError)]
         if reserve is not None:
             longest = max((stop - first for first, stop in good if stop != UNKNOWN), default=0)
-            reserve(longest * recording.num_channels * np.dtype(np.float32).itemsize)
+            num_bytes = longest * recording.num_channels * np.dtype(np.float32).itemsize
+            reserve(num_bytes, longest / recording.sample_rate)
         cuts = recording.cut(good)
-        for segment, span in zip(segments, spans, strict=True):
+        for number, (segment, span) in enumerate(zip(segments, spans, strict=True)):
             if isinstance(span, AudioError):
                 yield span
-            else:
+                continue
+            try:
                 samples = next(cuts)
-                yield _fault(recording, samples, span, segment, max_seconds) or (samples, source)
-                del samples  # not held while the next ones are decoded
+            except MemoryError:
+                yield AudioError(
+                    Reason.OUT_OF_MEMORY, f"decoding it takes more memory than there is{_size(recording, span)}"
+                )
+                yield from decode(path, segments[number + 1 :], max_seconds=max_seconds, reserve=reserve)
+                return
+            yield _fault(recording, samples, span, segment, max_seconds) or (samples, source)
+            del samples  # not held while the next ones are decoded
 
 
 def to_waveform(
@@ -136,6 +144,11 @@ def to_waveform(
         AudioError: RATE_REFUSED, TOO_LONG or NO_SUCH_CHANNEL.
         MissingDependencyError: the rates differ, or the speed is not 1, and soxr is not installed.
     """
+    if source_rate < policy.min_source_rate:
+        raise AudioError(
+            Reason.RATE_REFUSED,
+            f"sampled at {source_rate} Hz, by its header: below {policy.min_source_rate} Hz (audio.min_source_rate)",
+        )
     if source_rate != policy.sample_rate and policy.resample == "forbid":
         wanted = f"the config wants {policy.sample_rate} Hz and forbids resampling"
         raise AudioError(Reason.RATE_REFUSED, f"sampled at {source_rate} Hz; {wanted}")
@@ -166,6 +179,15 @@ def probe_seconds(path: str | Path) -> float | None:
         return None
 
 
+def probe_rate(path: str | Path) -> int | None:
+    """The sample rate of a file in Hz, by its header; None where it cannot be read."""
+    try:
+        with closing(Recording(path)) as recording:
+            return recording.sample_rate
+    except AudioError:
+        return None
+
+
 def _span(recording: Recording, held: int, segment: Segment, max_seconds: float | None) -> Span | AudioError:
     """Where a segment lies in a recording that holds `held` samples, or why it does not."""
     rate = recording.sample_rate
@@ -185,6 +207,14 @@ def _span(recording: Recording, held: int, segment: Segment, max_seconds: float 
     if stop == UNKNOWN and max_seconds is not None:
         return first, first + int(max_seconds * rate) + 1  # enough to see that it is too long
     return is_too_long(stop - first, rate, max_seconds) or (first, stop)
+
+
+def _size(recording: Recording, span: Span) -> str:
+    """How long a span of a recording is, for the end of a message; nothing where the header does not say."""
+    first, stop = span
+    if stop == UNKNOWN:
+        return ""
+    return f": {(stop - first) / recording.sample_rate:,.0f} s at {recording.sample_rate} Hz"
 
 
 def _fault(
@@ -215,7 +245,7 @@ def is_too_long(num_samples: int, rate: float, max_seconds: float | None) -> Aud
     """The error that so many samples are, where they last longer than `max_seconds`."""
     if max_seconds is None or num_samples <= max_seconds * rate:
         return None
-    lasts = f"lasts {num_samples / rate:.3f} s or more, but may last at most {max_seconds:g} s"
+    lasts = f"lasts {num_samples / rate:.3f} s or more at {rate:g} Hz, but may last at most {max_seconds:g} s"
     return AudioError(Reason.TOO_LONG, f"{lasts}: see audio.max_seconds and params.chunk")
 
 

@@ -40,9 +40,12 @@ class AudioPolicy(BaseModel):
     manifest's row takes precedence."""
     resample: Resampler = "soxr_hq"
     """Quality with which files at another rate are resampled; with `forbid`, such files fail."""
-    max_seconds: float | None = Field(default=None, gt=0)
-    """Longer utterances fail. This decides which utterances there are, not their values, so it is not in the
-    fingerprint."""
+    max_seconds: float | None = Field(default=21600.0, gt=0)
+    """Longer utterances fail; null is no limit. This decides which utterances there are, not their values, so it is not
+    in the fingerprint."""
+    min_source_rate: int = Field(default=1000, ge=1)
+    """Files at a lower sample rate, in Hz, fail: such a header is wrong, and would make hours of a few samples. Not in
+    the fingerprint either."""
 
 
 class StorePolicy(BaseModel):

@@ -3,9 +3,9 @@ manifest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,6 +21,8 @@ from featcache.errors import AudioError, ConfigError, DamagedError, Reason, list
 from featcache.extractors import Extractor, Params
 from featcache.extractors.units import Units
 from featcache.manifest import Manifest, Utterance, row_hashes
+from featcache.memory import AudioMemory
+from featcache.pipeline.batch import process
 from featcache.pipeline.decoding import failure_of
 from featcache.pipeline.features import cast
 from featcache.pipeline.rows import Pending
@@ -33,6 +35,9 @@ from featcache.store.runs import latest_failures
 from featcache.store.shard import Item
 from featcache.store.version import Version, select_versions
 from featcache.strings import Strings
+
+Produce = Callable[[Sequence[Utterance], Spent], Iterable[list[Extracted | Pending]]]
+"""Makes features of a batch of utterances: for one part of it after the other, what each target gets."""
 
 _UTTERANCES = 64
 """Whose features are on the device at once, at most."""
@@ -157,6 +162,13 @@ class _Columns:
     num_samples: NDArray[np.uint64]
     sources: NDArray[np.int64]
     parameters: NDArray[np.float32] | None
+
+
+def producer(root: Path, targets: Sequence[Target], device: Device, source: Source | None) -> Produce:
+    """What makes features of a batch for every target: from audio, or if there is a source, from its features."""
+    if source is not None:
+        return partial(derive, root, targets, device, source)
+    return partial(process, root, targets, device, AudioMemory())
 
 
 def derive(

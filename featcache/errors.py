@@ -98,6 +98,8 @@ class Reason(StrEnum):
     NON_FINITE_AUDIO = "non_finite_audio"
     NON_FINITE_FEATURES = "non_finite_features"
     EXTRACTOR_REFUSED = "extractor_refused"
+    OUT_OF_MEMORY = "out_of_memory"
+    CRASHED = "crashed"
     NOT_IN_SOURCE = "not_in_source"
 
 

@@ -6,7 +6,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import partial
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,9 +17,10 @@ from numpy.typing import NDArray
 
 from featcache.config import Config
 from featcache.copies import Copies, expand
-from featcache.derived import derive, source_of
+from featcache.derived import producer, source_of
 from featcache.device import Device
-from featcache.engines.local import LocalEngine, Produce
+from featcache.engines.apart import Apart, Recipe
+from featcache.engines.local import LocalEngine
 from featcache.engines.others import Others
 from featcache.engines.progress import Counted, Progress, Watch
 from featcache.engines.shards import Fill
@@ -26,15 +28,14 @@ from featcache.errors import ConfigError
 from featcache.extractors.rows import RowExtractor
 from featcache.extractors.units import Units
 from featcache.manifest import Manifest
-from featcache.memory import AudioMemory
-from featcache.notes import about_chunks, about_missing_files, about_siblings
-from featcache.pipeline.batch import process
+from featcache.notes import about_chunks, about_missing_files, about_siblings, about_suspects
 from featcache.pipeline.target import Target, longest
 from featcache.plan import ShardTask, compare, tasks
 from featcache.policy import Choice, choose_policy
 from featcache.preparation import Preparation
 from featcache.provenance import library_versions
 from featcache.sources import refuse_another_corpus, row_seconds, with_changed_sources, would_fail_again
+from featcache.store.in_flight import InFlight, find_suspects, forget_suspects
 from featcache.store.index import build_index, open_index
 from featcache.store.runs import Failure, Run, latest_failures
 from featcache.store.version import Version
@@ -182,12 +183,13 @@ class Extraction:
             return Work(config, manifest, info, path, compare(manifest, index, {}), index, choice)
         version = Version.open(path)
         index = open_index(version)
-        failures = {} if self.options.retry_failed else latest_failures(version)
+        recorded = latest_failures(version)
+        failures = {} if self.options.retry_failed else recorded
         limit = self._max_seconds(config)
 
         def is_unchanged(failure: Failure) -> bool:
             seconds = None if limit is None else limit * preparation.speed(failure.id)
-            return would_fail_again(manifest, failure, seconds)
+            return would_fail_again(manifest, failure, config.audio, seconds)
 
         todo = compare(manifest, index, failures, is_unchanged)
         if self.options.check_sources:
@@ -201,7 +203,9 @@ class Extraction:
             todo = replace(todo, wanted=wanted, present=todo.present & ~wanted, replaces=older)
         reasons = Counter(failures[manifest.ids[row]].reason for row in np.flatnonzero(todo.failed).tolist())
         choice = self._choose(config, version.probes())
-        return Work(config, manifest, info, path, todo, index, choice, dict(sorted(reasons.items())))
+        suspects = find_suspects(version, recorded)
+        self.notes += about_suspects(manifest, todo.missing, suspects, path)
+        return Work(config, manifest, info, path, todo, index, choice, dict(sorted(reasons.items())), suspects)
 
     def _choose(self, config: Config, probes: Sequence[dict[str, Any]]) -> Choice:
         """Decide how a version's rows are put together, and tell its extractor."""
@@ -253,11 +257,6 @@ class Extraction:
         ]
         for target in targets:
             target.version.sweep()
-        produce: Produce
-        if self._source is None:
-            produce = partial(process, self.manifest.root, targets, self.device, AudioMemory())
-        else:
-            produce = partial(derive, self.manifest.root, targets, self.device, self._source)
         fills = [
             Fill(
                 target,
@@ -267,12 +266,21 @@ class Extraction:
             )
             for target, work in zip(targets, group, strict=True)
         ]
-        engine = LocalEngine(fills, produce, self.device, Watch(progress, report, stop))
-        engine.run(self._tasks(group))
+        produce = producer(self.manifest.root, targets, self.device, self._source)
+        recipe = Recipe.of(self.manifest.root, targets, self.device, self._source)
+        suspects = reduce(or_, (work.suspects for work in group))
+        with (
+            InFlight([fill.run.folder for fill in fills], self.device.workers) as in_flight,
+            Apart(targets, recipe, suspects) as apart,
+        ):
+            engine = LocalEngine(fills, produce, self.device, Watch(progress, report, stop), in_flight, apart)
+            engine.run(self._tasks(group))
         for fill in fills:
             outcome = asdict(progress.versions.get(fill.target.config.name, Counted()))
             if not stop.is_set():
-                outcome["items"] = len(open_index(fill.target.version))  # built now, so that training opens it at once
+                index = open_index(fill.target.version)  # built now, so that training opens it at once
+                outcome["items"] = len(index)
+                forget_suspects(fill.target.version, index)
             fill.run.finish({**outcome, "interrupted": stop.is_set()})
 
     def _tasks(self, group: Sequence[Work]) -> Iterator[ShardTask]:

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.config import Config
-from featcache.errors import ArgumentError, FeatcacheError
+from featcache.errors import ArgumentError, FeatcacheError, counted, listing
 from featcache.extractors import Extractor, Params, find
 from featcache.extractors.model import ModelExtractor
 from featcache.manifest import Manifest
 from featcache.pipeline.decoding import where
+from featcache.store.in_flight import Suspects
 from featcache.store.version import VersionInfo, differing_keys, select_versions
 
 _LOOKED_AT = 256
@@ -82,6 +83,26 @@ def about_missing_files(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str
     hint = "" if Path(paths[0]).is_absolute() else "; --root says what relative paths are relative to"
     example = f"for example {paths[0]}{where(paths[0], manifest.root)}"
     return [f"none of {len(paths):,} audio files checked exists, {example}{hint}"]
+
+
+def about_suspects(manifest: Manifest, missing: NDArray[np.bool_], suspects: Suspects, path: Path) -> list[str]:
+    """That some of what is to be extracted may have crashed an earlier run, and what is done about it.
+
+    Args:
+        manifest: `[rows]`.
+        missing: bool `[rows]`, which are to be extracted.
+        suspects: what was in flight in runs that have died.
+        path: the folder of the version.
+    """
+    if not suspects.ids:
+        return []
+    here = [id_ for id_ in manifest.ids.take(np.flatnonzero(missing)) if id_ in suspects.ids]
+    if not here:
+        return []
+    return [
+        f"{path.name}: an earlier run died with {counted(len(here), 'utterance')} in flight ({listing(here, 3)}): "
+        "extracted one by one, in a process of their own"
+    ]
 
 
 def about_space(cache: Path, num_bytes: float) -> list[str]:

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.audio import probe_seconds
+from featcache.audio import probe_rate, probe_seconds
+from featcache.config import AudioPolicy
 from featcache.errors import ManifestError, Reason
 from featcache.manifest import Manifest
 from featcache.plan import Todo
@@ -105,17 +106,25 @@ def refuse_another_corpus(manifest: Manifest, todo: Todo, index: Index, version:
         )
 
 
-def would_fail_again(manifest: Manifest, failure: Failure, max_seconds: float | None) -> bool:
-    """Whether what failed would fail again: its file is still the same, and it still too long, if it was.
+_MAY_PASS = frozenset({Reason.FILE_UNREADABLE, Reason.NOT_IN_SOURCE, Reason.OUT_OF_MEMORY})
+"""Reasons that are gone when the disk, the source version or the machine is another."""
 
-    An unreadable file may be readable by now, and what was not in the source be there.
+
+def would_fail_again(manifest: Manifest, failure: Failure, audio: AudioPolicy, max_seconds: float | None) -> bool:
+    """Whether what failed would fail again: its file is still the same, and still refused if it was.
+
+    Args:
+        manifest: whose root the failure's path is relative to.
+        failure: of an earlier run.
+        audio: the config's policy now.
+        max_seconds: the longest that the recording may be now; None for no limit.
     """
     path = manifest.resolve(failure.path)
-    if failure.reason in (Reason.FILE_UNREADABLE, Reason.NOT_IN_SOURCE) or _stat(path) != (
-        failure.size,
-        failure.mtime_ns,
-    ):
+    if failure.reason in _MAY_PASS or _stat(path) != (failure.size, failure.mtime_ns):
         return False
+    if failure.reason == Reason.RATE_REFUSED and audio.resample != "forbid":
+        rate = probe_rate(path)
+        return rate is not None and rate < audio.min_source_rate
     if failure.reason != Reason.TOO_LONG:
         return True
     held = math.inf if failure.duration else probe_seconds(path)  # infinite: at least its duration

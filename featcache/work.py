@@ -15,6 +15,7 @@ from featcache.policy import Choice
 from featcache.provenance import library_versions
 from featcache.quantize import is_quantized, stored_spec
 from featcache.spec import FeatureSpec
+from featcache.store.in_flight import Suspects
 from featcache.store.index import Index
 from featcache.store.version import VersionInfo
 
@@ -60,6 +61,7 @@ class Work:
         index: of what is there.
         choice: how its extractor's rows are put together.
         failed_before: how many of the rows that `todo` has as failed have failed for which reason.
+        suspects: what may have crashed earlier runs.
     """
 
     config: Config
@@ -70,6 +72,7 @@ class Work:
     index: Index
     choice: Choice
     failed_before: dict[str, int] = field(default_factory=dict)
+    suspects: Suspects = Suspects()  # noqa: RUF009 (it is frozen)
 
     @property
     def replaced(self) -> int:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 import threading
 import time
 
 import gate
+import numpy as np
 import torch
 
 from featcache import weights
@@ -214,3 +218,21 @@ class OrderUnseen(Slow):
     """Frame by frame."""
 
     batching = "frames"
+
+
+class Crashing(Slow):
+    """Ends its process at the clips whose id says how: by a signal, or with that exit code."""
+
+    def one(self, clip):
+        how = clip.id.partition("!")[2]
+        if how.startswith("SIG"):
+            os.kill(os.getpid(), getattr(signal, how))
+        elif how == "segfault":
+            ctypes.string_at(0)
+        elif how == "memory":
+            torch.empty(1 << 60, dtype=torch.uint8)
+        elif how == "numpy":
+            np.empty(1 << 60, np.uint8)
+        elif how:
+            os._exit(int(how))
+        return super().one(clip)

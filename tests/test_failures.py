@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import struct
 from collections import Counter
 
 import numpy as np
@@ -169,6 +170,40 @@ def test_a_raised_limit_of_seconds_lets_in_what_was_too_long(cli, plain, scratch
     assert (made.code, extracted(made)) == (3, 2)
     config.write_text("name: limited\nextractor: fbank\n")
     assert cli("extract", plain.manifest(), "-o", scratch / "c", "-c", config).code == 0
+
+
+def test_headers_that_promise_hours_of_a_few_samples_cost_nothing(cli, plain, scratch):
+    """1 Hz, by a flipped bit, say; and a file that is all hole. A config may lift either bound, and lets them in."""
+    corpus = plain.copy(scratch / "corpus")
+    soundfile.write(corpus.folder / "slow.wav", speech(0.05), 1)
+    soundfile.write(corpus.folder / "low.wav", speech(0.05), 999)
+    shutil.copy(corpus.folder / "00.wav", corpus.folder / "sparse.wav")
+    grow_wav(corpus.folder / "sparse.wav", 7 * 3600 * 16000 * 2)
+    for name in ("slow", "low", "sparse"):
+        corpus.add(name, f"{name}.wav")
+    config = scratch / "default.yaml"
+    config.write_text("name: bounded\nextractor: fbank\n")
+    job = ("extract", corpus.manifest(), "-o", scratch / "c", "-c", config)
+    made = cli(*job, "--json", limits={"DATA": 2 << 30})
+    assert made.code == 3, made.err
+    assert made.json()["failures"] == {"rate_refused": 2, "too_long": 1}
+    assert cli(*job, "--json").json()["failures"] == {}
+    config.write_text("name: bounded\nextractor: fbank\naudio: {min_source_rate: 999}\n")
+    made = cli(*job, "--json")
+    assert (extracted(made), made.json()["versions"][0]["failed"]) == (1, 2)
+    told = cli("info", scratch / "c", "--failures").out
+    assert "sampled at 1 Hz" in told
+    assert "audio.min_source_rate" in told
+
+
+def grow_wav(path, num_bytes):
+    """Let a WAV file of 16 bits hold so many bytes of samples, most of them a hole in the file."""
+    with path.open("r+b") as file:
+        file.seek(4)
+        file.write(struct.pack("<I", 36 + num_bytes))
+        file.seek(40)
+        file.write(struct.pack("<I", num_bytes))
+        file.truncate(44 + num_bytes)
 
 
 # What extractors get wrong

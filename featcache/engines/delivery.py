@@ -29,6 +29,7 @@ class Batch:
         shard: that they are for.
         utterances: at least one.
         is_last: of its shard.
+        is_suspect: whether it is one utterance that may have crashed an earlier run.
         parts: what each target got, part by part; rows may be missing.
         waiting: how many of these lack rows.
     """
@@ -37,6 +38,7 @@ class Batch:
     shard: OpenShard
     utterances: Sequence[Utterance]
     is_last: bool
+    is_suspect: bool = False
     parts: list[list[Extracted | Pending]] = field(default_factory=list)
     waiting: int = 0
 

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from time import perf_counter
 
+from featcache.derived import Produce
 from featcache.device import Device
+from featcache.engines.apart import Apart
 from featcache.engines.claiming import claimed
 from featcache.engines.delivery import Batch, Delivery
 from featcache.engines.progress import Watch
@@ -21,9 +25,10 @@ from featcache.engines.shards import Fill
 from featcache.manifest import Utterance
 from featcache.pipeline.decoding import batches
 from featcache.pipeline.rows import Pending, Row, compute_rows
-from featcache.pipeline.target import Extracted, Spent
+from featcache.pipeline.target import Spent
 from featcache.pipeline.window import Window
 from featcache.plan import ShardTask
+from featcache.store.in_flight import InFlight
 
 _WINDOW_PER_WORKER = 4
 """Batches that may wait for one before them: bounds memory where one takes much longer, or rows wait for others."""
@@ -35,10 +40,21 @@ _POLL_SECONDS = 0.2
 
 _END = object()
 
-Produce = Callable[[Sequence[Utterance], Spent], Iterable[list[Extracted | Pending]]]
-"""Makes features of a batch of utterances: for one part of it after the other, what each target gets."""
 
-_Job = Callable[[Spent], None]
+@dataclass
+class _Worker:
+    """A worker thread.
+
+    Attributes:
+        number: from 0.
+        spent: what it did so far.
+    """
+
+    number: int
+    spent: Spent = field(default_factory=Spent)
+
+
+_Job = Callable[[_Worker], None]
 
 
 class LocalEngine:
@@ -49,12 +65,24 @@ class LocalEngine:
         produce: what makes a batch's features, or its rows: `pipeline.batch.process`, say.
         device: to extract on.
         watch: what it tells of its progress, and what stops it.
+        in_flight: marks what its workers work on.
+        apart: makes the features of suspects, in place of `produce`.
     """
 
-    def __init__(self, fills: Sequence[Fill], produce: Produce, device: Device, watch: Watch) -> None:
+    def __init__(
+        self,
+        fills: Sequence[Fill],
+        produce: Produce,
+        device: Device,
+        watch: Watch,
+        in_flight: InFlight,
+        apart: Apart,
+    ) -> None:
         self._fills = fills
         self._produce = produce
         self._device = device
+        self._in_flight = in_flight
+        self._apart = apart
         self._progress = watch.progress
         self._stop = watch.stop
         self._batches: Iterator[Batch | None] = iter(())  # one worker at a time takes from it
@@ -82,7 +110,10 @@ class LocalEngine:
             ExtractorError: the extractor broke its contract.
         """
         self._batches = self._cut(tasks)
-        workers = [threading.Thread(target=self._work, name=f"featcache-{i}") for i in range(self._device.workers)]
+        workers = [
+            threading.Thread(target=self._work, args=[_Worker(number)], name=f"featcache-{number}")
+            for number in range(self._device.workers)
+        ]
         with self._delivery:
             try:
                 for worker in workers:
@@ -100,15 +131,14 @@ class LocalEngine:
         if self._error is not None:
             raise self._error
 
-    def _work(self) -> None:
-        spent = Spent()
+    def _work(self, worker: _Worker) -> None:
         try:
             while (job := self._next()) is not None:
-                job(spent)
+                job(worker)
         except BaseException as error:  # noqa: BLE001 - it is raised again in the thread that called run
             self._fail(error)
         with self._state:
-            self._progress.spend(spent)
+            self._progress.spend(worker.spent)
 
     def _fail(self, error: BaseException) -> None:
         with self._state:
@@ -164,7 +194,7 @@ class LocalEngine:
 
     # Taking: batches are cut from tasks as they are wanted, by one worker at a time.
 
-    def _take(self, spent: Spent) -> None:
+    def _take(self, worker: _Worker) -> None:
         """Take a batch, decode it, extract what is not for rows, and put the rest into the window."""
         if self._is_starved:
             self._stop.wait(_POLL_SECONDS)
@@ -179,7 +209,9 @@ class LocalEngine:
             self._state.notify_all()
         if not isinstance(batch, Batch):
             return
-        parts = list(self._produce(batch.utterances, spent))
+        produce: Produce = self._apart.extract if batch.is_suspect else self._produce
+        with self._in_flight.working_on(worker.number, (one.id for one in batch.utterances), batch.is_suspect):
+            parts = list(produce(batch.utterances, worker.spent))
         with self._state:
             self._decoding -= 1
             batch.parts = parts
@@ -190,9 +222,10 @@ class LocalEngine:
             self._complete(batch)
         self._delivery.append()
 
-    def _compute(self, rows: list[Row], spent: Spent) -> None:
+    def _compute(self, rows: list[Row], worker: _Worker) -> None:
         """Compute rows of one length."""
-        with spent.extracting(rows[0].pending.target):
+        ids = (row.pending.id_of(row) for row in rows)
+        with worker.spent.extracting(rows[0].pending.target), self._in_flight.working_on(worker.number, ids):
             results = compute_rows(rows, self._device)
         with self._state:
             self._computing -= 1
@@ -219,7 +252,19 @@ class LocalEngine:
                 yield None
                 continue
             self._delivery.begin(shard)
-            cut = list(batches(shard.task.utterances, shard.task.seconds, self._device.batch_seconds))
-            for utterances in cut:
-                yield Batch(number, shard, utterances, utterances is cut[-1])
+            cut = list(
+                self._suspects_alone(batches(shard.task.utterances, shard.task.seconds, self._device.batch_seconds))
+            )
+            for utterances, is_suspect in cut:
+                yield Batch(number, shard, utterances, utterances is cut[-1][0], is_suspect)
                 number += 1
+
+    def _suspects_alone(self, batches: Iterable[Sequence[Utterance]]) -> Iterator[tuple[Sequence[Utterance], bool]]:
+        """The same batches, but that each suspect is one of its own; and whether it is that."""
+        suspects = self._apart.suspects.ids
+        for batch in batches:
+            for is_suspect, group in groupby(batch, key=lambda utterance: utterance.id in suspects):
+                if is_suspect:
+                    yield from (([utterance], True) for utterance in group)
+                else:
+                    yield list(group), False

@@ -14,6 +14,9 @@ from typing import Any
 
 from featcache.extractors.base import Params, find
 
+SELECTING = frozenset({"max_seconds", "min_source_rate"})
+"""Keys of a config's `audio` section that decide which utterances there are, and not their values."""
+
 
 def fingerprint(config: Mapping[str, Any]) -> str:
     """SHA-256, in hex, of what decides the values of a config, as canonical JSON.
@@ -29,7 +32,7 @@ def fingerprint(config: Mapping[str, Any]) -> str:
     params = extractor.Params.model_validate(config["params"])
     decides = {key: value for key, value in config.items() if key != "name"}
     decides["params"] = _deciding(params)
-    decides["audio"] = {key: value for key, value in config["audio"].items() if key != "max_seconds"}
+    decides["audio"] = {key: value for key, value in config["audio"].items() if key not in SELECTING}
     if "augment" in config:
         decides["augment"] = _without_places(config["augment"])
     decides["revision"] = extractor.revision

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from featcache.errors import AudioError, ConfigError, Reason, listing
 from featcache.extractors.base import Batching, Clip, Extractor, Params, absolute, find
 from featcache.extractors.codebook import Codebook, Nearest, read_codebook
-from featcache.extractors.fingerprint import fingerprint
+from featcache.extractors.fingerprint import SELECTING, fingerprint
 from featcache.extractors.precision import computing
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 from featcache.quantize import dequantize, is_quantized, quantize
@@ -113,7 +113,7 @@ class Units(RowExtractor[UnitsParams]):
             ConfigError: waveforms are made in another way.
         """
         for key, value in audio.items():
-            if key != "max_seconds" and value != self.source_audio[key]:
+            if key not in SELECTING and value != self.source_audio[key]:
                 raise ConfigError(
                     f"audio.{key}: {value}; these units are of {self.source_name}, whose audio.{key} is "
                     f"{self.source_audio[key]}"

@@ -20,6 +20,7 @@ from featcache.manifest import Utterance
 from featcache.memory import AudioMemory
 from featcache.pipeline.decoding import Decoded, Waveforms, decode_all, failure_of, parts
 from featcache.pipeline.features import compute
+from featcache.pipeline.fitting import is_out_of_memory
 from featcache.pipeline.rows import Pending, compute_alone, row_extractor
 from featcache.pipeline.target import Extracted, Spent, Target
 from featcache.store.runs import Failure
@@ -42,12 +43,50 @@ def process(
     """
     limits = [target.max_source_seconds for target in targets]
     max_seconds = None if None in limits else max(limit for limit in limits if limit)
+    bytes_per_second = 4 * max(target.config.audio.sample_rate for target in targets)
     with memory.lease() as reserve:
-        for part in parts(decode_all(batch, root, max_seconds, reserve), device.batch_seconds, spent):
-            waveforms = Waveforms(part, spent)
-            is_large = any(one.is_large for one in part)
-            yield [_extract(target, waveforms, root, device, spent, is_large) for target in targets]
-            del part, waveforms  # before the next part is decoded
+
+        def reserve_all(num_bytes: int, seconds: float) -> None:
+            reserve(num_bytes + int(seconds * bytes_per_second))
+
+        for part in parts(decode_all(batch, root, max_seconds, reserve_all), device.batch_seconds, spent):
+            yield from _extract_part(targets, part, root, device, spent)
+            del part  # before the next one is decoded
+
+
+def _extract_part(
+    targets: Sequence[Target], part: Sequence[Decoded], root: Path, device: Device, spent: Spent
+) -> Iterator[list[Extracted | Pending]]:
+    """What each target gets of a part; clip by clip, where they do not fit into memory together."""
+    is_large = any(one.is_large for one in part)
+    try:
+        waveforms = Waveforms(part, spent)
+        results = [_extract(target, waveforms, root, device, spent, is_large) for target in targets]
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+    else:
+        del waveforms
+        yield results
+        return
+    if len(part) > 1:
+        for decoded in part:
+            yield from _extract_part(targets, [decoded], root, device, spent)
+    else:
+        yield [_extract_if_it_fits(target, part[0], root, device, spent) for target in targets]
+
+
+def _extract_if_it_fits(
+    target: Target, decoded: Decoded, root: Path, device: Device, spent: Spent
+) -> Extracted | Pending:
+    """What a target gets of one clip, whose failure it is where there is not enough memory for it."""
+    try:
+        return _extract(target, Waveforms([decoded], spent), root, device, spent, True)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+    too_large = AudioError(Reason.OUT_OF_MEMORY, "extracting it takes more memory than there is")
+    return Extracted.of_failures(target, [failure_of(decoded.utterance, root, too_large)])
 
 
 def _extract(

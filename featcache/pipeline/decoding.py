@@ -90,7 +90,7 @@ def decode_all(
     utterances: Sequence[Utterance],
     root: Path,
     max_seconds: float | None = None,
-    reserve: Callable[[int], None] | None = None,
+    reserve: Callable[[int, float], None] | None = None,
 ) -> Iterator[Decoded]:
     """Decode utterances one by one, in order; neighbours that cut the same file share its decoder.
 

@@ -14,6 +14,9 @@ from featcache.extractors.rows import RowExtractor
 
 T = TypeVar("T")
 
+_OUT_OF_MEMORY = ("_STATUS_ALLOC_FAILED", "DefaultCPUAllocator")
+"""What messages of cuBLAS and cuDNN, and of torch on the CPU, hold then."""
+
 
 class DoesNotFitError(AudioError):
     """A clip, or a chunk of one, that a device's memory does not hold though nothing is beside it."""
@@ -55,8 +58,8 @@ class Fitting:
             rows = self._rows()
             try:
                 return compute(rows, self._alone)
-            except RuntimeError as error:
-                if not _is_out_of_memory(error):
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
                     raise
             # What the batch held is free by now, as the exception is.
             torch.cuda.empty_cache()
@@ -77,6 +80,8 @@ class Fitting:
         return self._extractor.shrink(rows, self._num_samples, self._device.torch_device)
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether the device's memory has run out: torch says so, and its libraries in words of their own."""
-    return isinstance(error, torch.OutOfMemoryError) or "_STATUS_ALLOC_FAILED" in str(error)
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory has run out, of the device or of the machine: torch's libraries say so in words of their own."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)

@@ -9,6 +9,7 @@ from functools import cached_property
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from featcache.config import Config
@@ -66,6 +67,13 @@ class Extracted:
     failures: list[Failure]
     side: dict[str, tuple[NDArray[Any], list[int]]] = field(default_factory=dict)
 
+    @classmethod
+    def of_failures(cls, target: Target, failures: list[Failure]) -> Extracted:
+        """What a target got where everything has failed."""
+        spec = target.version.info.spec
+        side = {one.name: (np.empty((0, *one.item_shape), one.dtype), list[int]()) for one in spec.side}
+        return cls([], [], np.empty((0, *spec.item_shape), target.version.dtype), failures, side)
+
 
 @dataclass
 class Spent:
@@ -91,6 +99,15 @@ class Spent:
         if self._last_resampled.get(name) != utterance:
             self._last_resampled[name] = utterance
             self.resampled[name] = self.resampled.get(name, 0) + 1
+
+    def add(self, other: Spent) -> None:
+        """Count what was done elsewhere."""
+        self.decode += other.decode
+        self.waveform += other.waveform
+        for name, seconds in other.extract.items():
+            self.extract[name] = self.extract.get(name, 0.0) + seconds
+        for name, count in other.resampled.items():
+            self.resampled[name] = self.resampled.get(name, 0) + count
 
     @contextmanager
     def extracting(self, target: Target) -> Iterator[None]:

@@ -5,7 +5,13 @@ Nothing is unpickled, and no code that comes with weights is run unless `allow_r
 
 from featcache.weights.content import digest, state_dict
 from featcache.weights.files import Located, read_json, read_preprocessing
-from featcache.weights.loading import allow_remote_code, fold_weight_norm, load, transformers_class
+from featcache.weights.loading import (
+    allow_remote_code,
+    fold_weight_norm,
+    is_remote_code_allowed,
+    load,
+    transformers_class,
+)
 from featcache.weights.location import locate
 
 __all__ = [
@@ -13,6 +19,7 @@ __all__ = [
     "allow_remote_code",
     "digest",
     "fold_weight_norm",
+    "is_remote_code_allowed",
     "load",
     "locate",
     "read_json",

@@ -31,6 +31,11 @@ def allow_remote_code() -> None:
     _remote_code = True
 
 
+def is_remote_code_allowed() -> bool:
+    """Whether `allow_remote_code` was called."""
+    return _remote_code
+
+
 def transformers_class(name: str, needed_for: str) -> Any:
     """A class of transformers, by its name.
 

@@ -1,0 +1,183 @@
+"""What a run has in flight: marks that outlive the process, for the run after a crash.
+
+    runs/<run>/
+      in_flight.<n>   what worker n works on: one line of JSON, written over in place
+      crash.txt       what the interpreter wrote when a fatal signal ended it; empty while all is well
+
+A worker's mark is the ids of the utterances that it decodes or computes, and whether that happens apart, in a process
+of their own. It is written by one `pwrite` before the work begins and cleared by another when it ends, and never
+flushed: it is to survive the process, not the machine. A run that ends by itself removes its marks.
+
+Utterances are suspects, to be extracted apart, if they were in flight in a run that a fatal signal ended, or in two
+that were killed: one `kill -9`, or one lost node, says nothing about what was in flight. Where an utterance has crashed
+before, one is enough: crashes come in series.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from featcache.errors import Reason, StoreError
+from featcache.store.index import Index
+from featcache.store.runs import Failure, is_going_on, latest_failures
+from featcache.store.version import Version
+from featcache.strings import Strings
+
+_MARK = "in_flight."
+_CRASH = "crash.txt"
+_FATAL_APART = 2
+"""Runs that ended while an utterance was extracted apart, after which it is not tried again: with its own process, it
+ends that of the run."""
+
+
+class InFlight:
+    """The marks of one run, removed when the `with` block ends; but not by a MemoryError, which the next run is to see
+    the suspects of.
+
+    Args:
+        folders: of the run, in each version that it fills.
+        workers: how many workers there are, each with marks of its own.
+
+    Raises:
+        StoreError: the marks cannot be written.
+    """
+
+    def __init__(self, folders: Sequence[Path], workers: int) -> None:
+        self._folders = folders
+        self._workers = workers
+        self._files: list[list[FileIO]] = []
+        self._crash: FileIO | None = None
+
+    def __enter__(self) -> InFlight:
+        try:
+            self._files = [
+                [FileIO(folder / f"{_MARK}{worker}", "w") for folder in self._folders]
+                for worker in range(self._workers)
+            ]
+            if not faulthandler.is_enabled():  # else somebody else wants to know
+                self._crash = FileIO(self._folders[0] / _CRASH, "w")
+                faulthandler.enable(self._crash)
+        except OSError as error:
+            self._close(forget=True)
+            raise StoreError(f"{error.filename}: cannot be written: {error.strerror}") from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(forget=not isinstance(error, MemoryError))
+
+    @contextmanager
+    def working_on(self, worker: int, ids: Iterable[str], apart: bool = False) -> Iterator[None]:
+        """Mark what a worker works on within."""
+        self._write(worker, json.dumps({"ids": list(ids), "apart": apart}).encode() + b"\n")
+        yield
+        self._write(worker, b"\n")  # not where an error rises: `__exit__` decides
+
+    def _write(self, worker: int, line: bytes) -> None:
+        with suppress(OSError):  # a disk that takes no mark takes no shard either, which says so
+            for file in self._files[worker]:
+                os.pwrite(file.fileno(), line, 0)
+
+    def _close(self, forget: bool) -> None:
+        if self._crash is not None:
+            faulthandler.disable()
+            self._crash.close()
+        for file in (file for files in self._files for file in files):
+            file.close()
+        if forget:
+            for folder in self._folders:
+                _remove_marks(folder)
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """Utterances that may have crashed earlier runs.
+
+    Attributes:
+        ids: of utterances to be extracted apart.
+        fatal: of those that are not to be extracted at all: they ended runs even so.
+    """
+
+    ids: frozenset[str] = frozenset()
+    fatal: frozenset[str] = frozenset()
+
+    def __or__(self, other: Suspects) -> Suspects:
+        return Suspects(self.ids | other.ids, self.fatal | other.fatal)
+
+
+def find_suspects(version: Version, failures: Mapping[str, Failure]) -> Suspects:
+    """What runs of a version that have died had in flight, and what crashed before.
+
+    Args:
+        version: the version.
+        failures: the ledger's latest record of each utterance.
+    """
+    suspects = {id_ for id_, failure in failures.items() if failure.reason == Reason.CRASHED}
+    has_crashed = bool(suspects)
+    killed, apart = set[str](), Counter[str]()
+    for run in _dead_runs(version):
+        marks = list(_marks(run))
+        ids = {id_ for mark in marks for id_ in mark.ids}
+        suspects |= ids if has_crashed or _was_fatal(run) else ids & killed
+        killed |= ids
+        apart.update({id_ for mark in marks if mark.apart for id_ in mark.ids})
+    fatal = frozenset(id_ for id_, count in apart.items() if count >= _FATAL_APART)
+    return Suspects(frozenset(suspects), fatal)
+
+
+def forget_suspects(version: Version, index: Index) -> None:
+    """Remove the marks of dead runs whose utterances are all extracted by now, or in the failure ledger.
+
+    Args:
+        version: the version.
+        index: the index of what it holds.
+    """
+    for run in _dead_runs(version):
+        ids = Strings.of({id_ for mark in _marks(run) for id_ in mark.ids})
+        missing = {*ids.take(np.flatnonzero(index.find(ids) < 0))}
+        if not missing or missing <= latest_failures(version).keys():
+            _remove_marks(run)
+
+
+@dataclass(frozen=True)
+class _Mark:
+    ids: list[str]
+    apart: bool
+
+
+def _dead_runs(version: Version) -> list[Path]:
+    """The folders of runs that have left marks and are not alive, the earliest first."""
+    folders = sorted({path.parent for path in (version.path / "runs").glob(f"*/{_MARK}*")})
+    return [folder for folder in folders if not is_going_on(version, folder.name)]
+
+
+def _marks(run: Path) -> Iterator[_Mark]:
+    for path in sorted(run.glob(f"{_MARK}*")):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # cleared, or not as we write it
+            document = json.loads(path.read_bytes().partition(b"\n")[0])
+            yield _Mark([str(id_) for id_ in document["ids"]], bool(document["apart"]))
+
+
+def _was_fatal(run: Path) -> bool:
+    try:
+        return (run / _CRASH).stat().st_size > 0
+    except OSError:
+        return False
+
+
+def _remove_marks(run: Path) -> None:
+    with suppress(OSError):  # on a disk that is read-only by now, they stay
+        for path in (*run.glob(f"{_MARK}*"), run / _CRASH):
+            path.unlink(missing_ok=True)
