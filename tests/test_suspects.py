@@ -17,7 +17,7 @@ from featcache.extraction import Extraction
 from featcache.manifest import read_manifest
 from featcache.store.in_flight import InFlight, Suspects, find_suspects, forget_suspects
 from featcache.store.index import open_index
-from featcache.store.runs import Run
+from featcache.store.runs import Run, latest_failures
 from featcache.store.version import Version
 from featcache.work import Options
 
@@ -177,6 +177,19 @@ def test_what_is_extracted_apart_is_bit_for_bit_the_same(plain, scratch):
 def chunks(shard: Path) -> dict[str, bytes]:
     """The bytes of all arrays of a shard."""
     return {str(path.relative_to(shard)): path.read_bytes() for path in shard.glob("*/c/**/*") if path.is_file()}
+
+
+def test_suspects_fail_where_no_other_process_can_begin(plain, slow_config, scratch, monkeypatch):
+    """Better than to crash everything again: the rest is extracted, and the ledger says why."""
+    monkeypatch.setattr("featcache.engines.apart._START", "raise SystemExit(5)")
+    config = load_config(slow_config)
+    Extraction(read_manifest(plain.manifest(plain.rows[:1], "one.csv")), [config], scratch, Options("cpu", 1)).run()
+    as_if_killed(only_version(scratch), plain.ids[2:5], crash="Fatal Python error: Aborted")
+    Extraction(read_manifest(plain.manifest()), [config], scratch, Options("cpu", 2)).run()
+    found = latest_failures(only_version(scratch))
+    assert {*found} == {*plain.ids[2:5]}
+    assert found[plain.ids[2]].message == "a process of its own cannot begin: it ended: exit code 5"
+    assert len(items(scratch)) == len(plain.rows) - 3
 
 
 # Marks

@@ -104,6 +104,7 @@ class Apart:
         self._recipe = recipe
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
+        self._obstacle = ""  # why there can be none
         self._turn = threading.Lock()
 
     def __enter__(self) -> Apart:
@@ -117,8 +118,11 @@ class Apart:
     def extract(self, batch: Sequence[Utterance], spent: Spent) -> Iterator[list[Extracted | Pending]]:
         """What every target gets of each utterance of a batch: a failure, where it crashes the other process.
 
+        Where the other process cannot even begin (a GPU without room for a second model, say), suspects fail: in this
+        process they may crash everything again.
+
         Raises:
-            ExtractorError: the other process could not begin, or the extractor broke its contract there.
+            ExtractorError: the extractor broke its contract there.
         """
         for utterance in batch:
             with self._turn:
@@ -129,11 +133,14 @@ class Apart:
             return self._crashed(
                 number, utterance, "it was extracted in a process of its own, and even so the run died"
             )
-        connection = self._connection or self._begin()
+        if self._connection is None:
+            self._begin()
+        if self._connection is None:
+            return self._crashed(number, utterance, f"a process of its own cannot begin: {self._obstacle}")
         kills = _kills_for_memory()
         try:
-            connection.send((number, utterance))
-            answer = connection.recv()
+            self._connection.send((number, utterance))
+            answer = self._connection.recv()
         except (EOFError, OSError):
             ended = self._stop()
             if ended == "SIGKILL" and _kills_for_memory() > kills:
@@ -150,8 +157,10 @@ class Apart:
         failure = failure_of(utterance, self._recipe.root, AudioError(Reason.CRASHED, message))
         return Extracted.of_failures(self._targets[number], [failure])
 
-    def _begin(self) -> Connection:
-        """Start the other process, and wait until it is ready."""
+    def _begin(self) -> None:
+        """Start the other process, and wait until it is ready, unless it could not begin before."""
+        if self._obstacle:
+            return
         ours, theirs = Pipe()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # which the other process inherits
         try:
@@ -168,14 +177,12 @@ class Apart:
         try:
             ours.send(self._recipe)
             answer = ours.recv()
-        except (EOFError, OSError) as error:
-            raise ExtractorError(
-                "the process that extracts what was in flight in a crash could not begin, and ended before the first "
-                f"utterance: {self._stop()}"
-            ) from error
-        if isinstance(answer, _Fault):
-            raise answer.error()
-        return ours
+        except (EOFError, OSError):
+            self._obstacle = f"it ended: {self._stop()}"
+        else:
+            if isinstance(answer, _Fault):
+                self._stop()
+                self._obstacle = answer.message.strip().rpartition("\n")[2]
 
     def _stop(self) -> str:
         """End the other process, if there is one; how it ended: a signal's name, or its exit code."""

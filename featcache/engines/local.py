@@ -9,7 +9,7 @@ writer thread. One thread beyond the budget waits for the disk, flushing finishe
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -252,19 +252,20 @@ class LocalEngine:
                 yield None
                 continue
             self._delivery.begin(shard)
-            cut = list(
-                self._suspects_alone(batches(shard.task.utterances, shard.task.seconds, self._device.batch_seconds))
-            )
-            for utterances, is_suspect in cut:
-                yield Batch(number, shard, utterances, utterances is cut[-1][0], is_suspect)
+            cut = batches(shard.task.utterances, shard.task.seconds, self._device.batch_seconds)
+            parts = list(_suspects_alone(cut, self._apart.suspects.ids))
+            for utterances, is_suspect in parts:
+                yield Batch(number, shard, utterances, utterances is parts[-1][0], is_suspect)
                 number += 1
 
-    def _suspects_alone(self, batches: Iterable[Sequence[Utterance]]) -> Iterator[tuple[Sequence[Utterance], bool]]:
-        """The same batches, but that each suspect is one of its own; and whether it is that."""
-        suspects = self._apart.suspects.ids
-        for batch in batches:
-            for is_suspect, group in groupby(batch, key=lambda utterance: utterance.id in suspects):
-                if is_suspect:
-                    yield from (([utterance], True) for utterance in group)
-                else:
-                    yield list(group), False
+
+def _suspects_alone(
+    batches: Iterable[Sequence[Utterance]], suspects: Set[str]
+) -> Iterator[tuple[Sequence[Utterance], bool]]:
+    """The same batches, except that each suspect is one of its own; and whether it is a suspect's."""
+    for batch in batches:
+        for is_suspect, group in groupby(batch, key=lambda utterance: utterance.id in suspects):
+            if is_suspect:
+                yield from (([utterance], True) for utterance in group)
+            else:
+                yield list(group), False

@@ -160,7 +160,7 @@ class _Mark:
 def _dead_runs(version: Version) -> list[Path]:
     """The folders of runs that have left marks and are not alive, the earliest first."""
     folders = sorted({path.parent for path in (version.path / "runs").glob(f"*/{_MARK}*")})
-    return [folder for folder in folders if not is_going_on(version, folder.name)]
+    return [folder for folder in folders if not (folder.is_symlink() or is_going_on(version, folder.name))]
 
 
 def _marks(run: Path) -> Iterator[_Mark]:
