@@ -295,6 +295,10 @@ def select_version(cache: Path, name: str | None = None) -> Version:
 
 def differing_keys(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:
     """The dotted paths at which two resolved configs differ, with both values: `params.low_freq: 20.0 -> 0.0`."""
+
+    def shown(config: dict[str, Any]) -> str:
+        return json.dumps(config[key]) if key in config else "not given"
+
     if not prefix and one.get("extractor") != other.get("extractor"):  # whose parameters have nothing in common
         return [f"extractor: {json.dumps(one.get('extractor'))} -> {json.dumps(other.get('extractor'))}"]
     lines = []
@@ -303,5 +307,5 @@ def differing_keys(one: dict[str, Any], other: dict[str, Any], prefix: str = "")
         if isinstance(a, dict) and isinstance(b, dict):
             lines += differing_keys(a, b, f"{path}.")
         elif a != b:
-            lines.append(f"{path}: {json.dumps(a)} -> {json.dumps(b)}")
+            lines.append(f"{path}: {shown(one)} -> {shown(other)}")
     return lines
