@@ -37,6 +37,7 @@ FINGERPRINTS = {
     "wav2vec2-base-l7": "4580179d226580e3cfae5d54169b880c11d35b3e7b0f48bb6b66743c0ec6fb33",
     "wavlm-large-l6": "418adb341b2b9b366bd8cbd8420422811ac8399f756d687362ed59eebc242086",
     "whisper-mel80": "ed9b99abd2d46b4b982c86dbfa0f86f14d90c494c97ecb26d922966519b2cf7f",
+    "whisper-mel80-30s": "d39734744451eb839b109f2efe67cdfe5b6f4007747028ed1cad83422ff2ff1e",
     "whisper-small": "5e97f6db068c3ba63320f7140343fb41b236ed8f3578c8ab0ab58835e8d2c101",
     "xcodec": "19d9723b72198f12d17e0ef8f0f89ba79c760e52f9e055bdede2aa95bbea2ab7",
 }

@@ -65,10 +65,12 @@ class VersionInfo:
         return f"{self.name}-{self.fingerprint[:12]}"
 
     def attributes(self) -> dict[str, Any]:
-        """As JSON; `spec.side` is left out where there are no side arrays."""
+        """As JSON; `spec.side` is left out where it is empty, and `spec.padded_to` where it is 0."""
         attributes = asdict(self)
         if not self.spec.side:
             del attributes["spec"]["side"]
+        if not self.spec.padded_to:
+            del attributes["spec"]["padded_to"]
         return attributes
 
 
