@@ -246,7 +246,7 @@ def is_too_long(num_samples: int, rate: float, max_seconds: float | None) -> Aud
     if max_seconds is None or num_samples <= max_seconds * rate:
         return None
     lasts = f"lasts {num_samples / rate:.3f} s or more at {rate:g} Hz, but may last at most {max_seconds:g} s"
-    return AudioError(Reason.TOO_LONG, f"{lasts}: see audio.max_seconds and params.chunk")
+    return AudioError(Reason.TOO_LONG, f"{lasts}: see audio.max_seconds, params.chunk and params.pad_to_seconds")
 
 
 def _mono(samples: NDArray[np.float32], channel: Literal["mix", "first"] | int) -> NDArray[np.float32]:

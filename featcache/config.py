@@ -114,7 +114,7 @@ class Config:
             raise ConfigError(f"config {self.source or self.name}: {error}") from error
 
     def resolved(self) -> dict[str, Any]:
-        """The config with every default filled in, as plain JSON values."""
+        """The config as plain JSON values, with every default filled in, except of `Params.added_later`."""
         return {
             "name": self.name,
             "extractor": self.extractor,

@@ -46,6 +46,8 @@ class FeatureSpec:
         units: what a value means, for a reader: "log mel energy (natural log)".
         codebook_sizes: of each codebook, for codes; empty for features.
         side: arrays that are kept beside the features.
+        padded_to: samples to which the extractor pads shorter clips with zeros, so that these have as many frames; 0 if
+            it does not.
     """
 
     item_shape: tuple[int, ...]
@@ -56,6 +58,7 @@ class FeatureSpec:
     units: str
     codebook_sizes: tuple[int, ...] = ()
     side: tuple[SideSpec, ...] = ()
+    padded_to: int = 0
 
     @property
     def is_quantized(self) -> bool:

@@ -23,7 +23,7 @@ def by_featcache(waveform: np.ndarray, sample_rate: int, params: KaldiParams) ->
 
 def exact(waveform: np.ndarray, sample_rate: int, params: KaldiParams) -> np.ndarray:
     """In float64, one frame after the other, as the Kaldi sources read."""
-    samples = waveform.astype(np.float64) * 32768
+    samples = waveform.astype(np.float64) * params.waveform_scale
     length = int(sample_rate * 0.001 * params.frame_length)
     shift = int(sample_rate * 0.001 * params.frame_shift)
     fft_length = length
@@ -57,8 +57,9 @@ def exact(waveform: np.ndarray, sample_rate: int, params: KaldiParams) -> np.nda
 def by_torchaudio(waveform: np.ndarray, sample_rate: int, params: KaldiParams) -> np.ndarray:
     """`torchaudio.compliance.kaldi`."""
     function = getattr(torchaudio.compliance.kaldi, _name(params))
-    samples = torch.from_numpy(waveform)[None] * 32768
-    return function(samples, sample_frequency=sample_rate, **params.model_dump()).numpy()
+    samples = torch.from_numpy(waveform)[None] * params.waveform_scale
+    options = params.model_dump(exclude={"waveform_scale"})
+    return function(samples, sample_frequency=sample_rate, **options).numpy()
 
 
 def by_native(waveform: np.ndarray, sample_rate: int, params: KaldiParams) -> np.ndarray:
@@ -80,7 +81,7 @@ def by_native(waveform: np.ndarray, sample_rate: int, params: KaldiParams) -> np
         for name in same_names.split():
             setattr(part, name, getattr(params, name))
     online = knf.OnlineFbank(options) if is_fbank else knf.OnlineMfcc(options)
-    online.accept_waveform(sample_rate, (waveform * 32768).tolist())
+    online.accept_waveform(sample_rate, (waveform * params.waveform_scale).tolist())
     online.input_finished()
     return np.array([online.get_frame(t) for t in range(online.num_frames_ready)])
 

@@ -65,7 +65,7 @@ class TestRows:
         assert dtypes == {
             **dict.fromkeys(["id", "path", "text", "speaker"], "string"),
             **dict.fromkeys(["channel", "digit"], "int64"),
-            **dict.fromkeys(["start", "score"], "float64"),
+            **dict.fromkeys(["start", "duration", "score"], "float64"),
         }
         assert types["features"] == CachedFeatures(str(made.cache().version.path))
 

@@ -120,6 +120,9 @@ class TestDataset:
         for row, expected in zip(rows, dataset, strict=True):
             features, num_frames = expected.pop("features"), row.pop("num_frames")
             assert num_frames == len(features["fbank"])
+            duration = row.pop("duration")
+            assert duration == made.fbank[row["id"]].shape[0] / 100
+            assert expected.pop("duration") == duration or not made.rows[row["id"]]["duration"]
             assert all(torch.equal(row.pop(name), features[name]) for name in ("fbank", "codes"))
             assert row == expected
 
@@ -127,6 +130,14 @@ class TestDataset:
         rows = to_dynamic_item_dataset(made.cache(), provides="x")
         assert list(rows[0]) == ["id", "x", "num_frames"]
         assert [len(row["x"]) for row in rows] == made.cache().lengths.tolist()
+
+    def test_empty_cells_of_start_and_duration_are_filled(self, made, tmp_path):
+        """They stand for the whole file: SpeechBrain sorts and filters by seconds, and would lose what is NaN."""
+        (tmp_path / "m.csv").write_text("id,path,start,duration\nutt-3,a.wav,,\nutt-7,b.wav,1.5,0.25\n")
+        rows = to_dynamic_item_dataset(featcache.FeatureDataset(made.cache(), tmp_path / "m.csv"))
+        seconds = len(made.fbank["utt-3"]) / 100
+        assert [(row["start"], row["duration"]) for row in rows] == [(0, seconds), (1.5, 0.25)]
+        assert len(rows.filtered_sorted(sort_key="duration", key_max_value={"duration": 60})) == 2
 
     def test_refuses_columns_that_would_hide_something(self, made, tmp_path):
         (tmp_path / "m.csv").write_text("id,num_frames,feats\nutt-3,4,5\n")

@@ -47,6 +47,12 @@ class TestLogMelOfWhisper(ExtractorSuite):
     config = "whisper-mel80"
 
 
+class TestLogMelPadded(ExtractorSuite):
+    """To less than the thirty seconds of whisper-mel80-30s, which would take them; some clips are longer."""
+
+    config = {"name": "padded", "extractor": "log_mel", "params": {"pad_to_seconds": 0.5}}  # noqa: RUF012
+
+
 class TestLogMelOfHifigan(ExtractorSuite):
     config = "hifigan-mel80"
 

@@ -1,6 +1,9 @@
+import warnings
+
 import kaldi_reference as reference
 import numpy as np
 import pytest
+import soxr
 import speech
 import torch
 from hypothesis import given, settings
@@ -40,6 +43,9 @@ OPTIONS = [
     {"use_power": False},
     {"use_log_fbank": False},
     {"use_log_fbank": False, "use_power": False},
+    {"waveform_scale": 1.0},
+    {"waveform_scale": 1.0, "use_energy": True, "energy_floor": 1.0},
+    {"waveform_scale": 1000.0},
 ]
 
 
@@ -83,6 +89,7 @@ def test_every_rate_is_kaldis(sample_rate, snip_edges):
             "energy_floor": st.sampled_from([0.0, 1.0]),
             "htk_compat": st.booleans(),
             "use_power": st.booleans(),
+            "waveform_scale": st.sampled_from([32768.0, 1.0]),
         }
     ),
 )
@@ -158,9 +165,9 @@ def test_silence_is_the_floor():
 
 def test_dither_is_the_ids():
     """Gaussian, as strong as asked for, new in every frame, and the same wherever the clip is extracted."""
-    extractor = Fbank(FbankParams(dither=2.0), 16000, CPU)
+    extractor = Fbank(FbankParams(dither=2.0, waveform_scale=100.0), 16000, CPU)
     silence, other = Clip("a", torch.zeros(48000)), Clip("b", torch.zeros(48000))
-    noise = extractor.frames(silence) * 32768
+    noise = extractor.frames(silence) * 100
     assert noise.shape == (298, 400)
     assert float(noise.std()) == pytest.approx(2.0, rel=0.01)
     assert abs(float(noise.mean())) < 0.02
@@ -175,7 +182,7 @@ def test_dither_is_the_ids():
 
 
 def test_dither_is_added_to_the_frame():
-    """Before anything else is done to it, in 16-bit units."""
+    """Before anything else is done to it."""
     waveform = torch.from_numpy(noise(16000))
     dithered = Fbank(FbankParams(dither=1.0), 16000, CPU)
     frames = dithered.frames(Clip("a", waveform))
@@ -191,7 +198,64 @@ def test_the_packaged_config_is_torchaudios_default():
     theirs = reference.by_torchaudio(waveform, 16000, FbankParams())
     assert reference.max_error(ours, theirs) < 1e-3
     assert config.dtype == "float16"
-    assert config.params.model_fields_set == set(FbankParams.model_fields), "it shows every parameter"
+
+
+@pytest.mark.parametrize("name", ["fbank80", "fbank80-lhotse", "fbank80-speed", "fbank80-uint8"])
+def test_packaged_configs_show_every_parameter(name):
+    assert load_config(name).params.model_fields_set == set(FbankParams.model_fields)
+
+
+LHOTSE = load_config("fbank80-lhotse")
+
+
+def by_lhotse(waveform: np.ndarray) -> np.ndarray:
+    """Of a clip alone, with Lhotse's defaults."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("lhotse").Fbank().extract(waveform, 16000)
+
+
+@pytest.mark.parametrize("num_samples", [140, 159, 239, 240, 399, 400, 401, 559, 560, 16000, 16079, 16080, 54321])
+def test_lhotses_config_is_lhotses_fbank(num_samples):
+    """To the rounding of two float32 computations, edges and all. Lhotse takes no shorter clips."""
+    waveform = noise(num_samples)
+    ours, theirs = reference.by_featcache(waveform, 16000, LHOTSE.params), by_lhotse(waveform)
+    assert ours.shape == theirs.shape == ((num_samples + 80) // 160, 80)
+    assert reference.max_error(ours, theirs) < 2e-3
+    assert reference.rms_error(ours, theirs) < 1e-4
+
+
+def test_lhotses_config_has_lhotses_floor():
+    """Which lies far higher in speech whose samples are in [-1, 1]."""
+    quiet = noise(16000) / 3000
+    ours, theirs = reference.by_featcache(quiet, 16000, LHOTSE.params), by_lhotse(quiet)
+    assert 0.2 < np.mean(theirs == np.log(np.float32(reference.EPSILON))) < 0.9
+    assert reference.max_error(ours, theirs) < 2e-3
+
+
+def test_lhotses_config_on_real_speech():
+    """And as float16 it is nearer to Lhotse's than what Lhotse's own lilcom keeps, in steps of 1/32."""
+    for clips in speech.sentences(5), speech.digits(40):
+        for waveform, sample_rate in clips:
+            waveform = soxr.resample(waveform, sample_rate, 16000)
+            ours, theirs = reference.by_featcache(waveform, 16000, LHOTSE.params), by_lhotse(waveform)
+            assert ours.shape == theirs.shape
+            assert reference.max_error(ours, theirs) < 1e-2
+            assert reference.rms_error(ours, theirs) < 1e-4
+            truth = reference.exact(waveform, 16000, LHOTSE.params)
+            assert reference.rms_error(ours, truth) <= 1.1 * reference.rms_error(theirs, truth)
+            assert reference.max_error(ours.astype(LHOTSE.dtype), ours) <= 1 / 2**8
+
+
+def test_a_scale_shifts_log_energies():
+    """By the logarithm of its square, where no floor is met."""
+    waveform = noise(16000)
+    kaldis = reference.by_featcache(waveform, 16000, FbankParams())
+    ours = reference.by_featcache(waveform, 16000, FbankParams(waveform_scale=1.0))
+    above = ours > np.log(reference.EPSILON) + 0.01
+    assert above.mean() > 0.8
+    assert np.abs((kaldis - ours)[above] - np.log(32768.0**2)).max() < 1e-3
+    assert (kaldis[~above] < np.log(reference.EPSILON * 32768.0**2) + 0.02).all()
 
 
 def test_spec():
@@ -199,6 +263,7 @@ def test_spec():
     assert (spec.item_shape, spec.dtype, spec.sample_rate) == ((81,), "float32", 22050)
     assert (spec.frame_length, spec.frame_rate) == (551, 22050 / 220)
     assert spec.units == "log mel energy (natural log), 16-bit scale"
+    assert Fbank(LHOTSE.params, 16000, CPU).spec.units == "log mel energy (natural log), scale [-1, 1]"
 
 
 @pytest.mark.parametrize(
@@ -229,6 +294,7 @@ def test_parameters_that_do_not_go_with_the_rate(options, message):
         {"frame_shift": -10},
         {"low_freq": -1},
         {"dither": -1},
+        {"waveform_scale": 0},
         {"preemphasis_coefficient": 1.1},
         {"window_type": "hann"},
         {"mel_bins": 80},

@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+import soundfile
+import soxr
 import speech
 import torch
 import torchaudio
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from transformers import WhisperFeatureExtractor
 
+import featcache
 from featcache.config import load_config
 from featcache.errors import ConfigError
 from featcache.extractors import Clip, mel
@@ -113,11 +116,67 @@ def test_whisper_on_real_speech():
         assert np.sqrt(np.mean((ours.numpy() - theirs) ** 2)) < 2e-6
 
 
-def whisper(waveform: np.ndarray, num_mel_bins: int) -> np.ndarray:
-    """Without filling the clip up to 30 s."""
+def whisper(waveform: np.ndarray, num_mel_bins: int, padding: str = "do_not_pad") -> np.ndarray:
+    """By default without filling the clip up to 30 s."""
     function = WhisperFeatureExtractor(feature_size=num_mel_bins)
-    outputs = function(waveform, sampling_rate=16000, padding="do_not_pad", truncation=False, return_tensors="np")
+    outputs = function(waveform, sampling_rate=16000, padding=padding, truncation=False, return_tensors="np")
     return outputs["input_features"][0].T
+
+
+@pytest.mark.parametrize("num_mel_bins", [80, 128])
+@pytest.mark.parametrize("num_samples", [1, 200, 399, 16000, 16039, 16121, 479_801, 480_000])
+def test_padded_clips_are_whispers_input(num_mel_bins, num_samples):
+    """Every frame: those of the clip, those behind it that still see it, and those of silence."""
+    waveform = noise(num_samples)
+    ours = extract(waveform, LogMelParams(num_mel_bins=num_mel_bins, pad_to_seconds=30), 16000)
+    theirs = whisper(waveform, num_mel_bins, "max_length")
+    assert ours.shape == theirs.shape == (3000, num_mel_bins)
+    assert np.abs(ours - theirs).max() < 2e-5
+
+
+def test_a_batch_of_padded_clips_is_what_whisper_takes(cli, scratch):
+    """From files to `input_features`, as float16 rounds them: a clip of 30 s is whole, and a longer one fails."""
+    lengths = {"a": 40, "b": 250, "c": 16_000, "d": 100_123, "e": 480_000, "silent": 20_000, "long": 480_001}
+    waveforms = {id_: noise(length, seed) for seed, (id_, length) in enumerate(lengths.items())}
+    waveforms["silent"][:] = 0
+    waveforms["c"][8000:] = 0
+    for id_, waveform in waveforms.items():
+        soundfile.write(scratch / f"{id_}.wav", waveform, 16000, subtype="FLOAT")
+    (scratch / "train.csv").write_text("id,path\n" + "".join(f"{id_},{id_}.wav\n" for id_ in lengths))
+    done = cli("extract", scratch / "train.csv", "-o", scratch / "features", "-c", "whisper-mel80-30s")
+    assert done.code == 3, done.err
+    failures = cli("info", scratch / "features", "--failures").out
+    assert "too_long" in failures
+    assert "may last at most 30 s: see audio.max_seconds, params.chunk and params.pad_to_seconds" in failures
+    del waveforms["long"]
+    batch, counts = featcache.open(scratch / "features").batch(list(waveforms))
+    theirs = WhisperFeatureExtractor()(list(waveforms.values()), sampling_rate=16000, return_tensors="np")
+    assert counts.tolist() == [3000] * 6
+    assert np.abs(np.swapaxes(np.asarray(batch), 1, 2) - theirs["input_features"]).max() < 1e-3
+    assert (np.asarray(batch)[-1] == -1.5).all()
+    verified = cli("verify", scratch / "features", "--recompute", "3", "--manifest", scratch / "train.csv")
+    assert verified.code == 3, verified.out
+    assert "no damage found" in verified.out
+
+
+def test_padded_real_speech_is_whispers_input():
+    for waveform, sample_rate in speech.sentences(4):
+        waveform = soxr.resample(waveform, sample_rate, 16000)
+        ours = extract(waveform, LogMelParams(pad_to_seconds=30), 16000)
+        assert np.abs(ours - whisper(waveform, 80, "max_length")).max() < 2e-4
+
+
+def test_frames_of_a_clip_alone_are_not_whispers_input():
+    """As the packaged config says: the last and up to three behind it see the clip's end, and all others are equal."""
+    for num_samples in (16000, 16020, 16100, 16130, 16159):
+        waveform = noise(num_samples)
+        alone, padded = extract(waveform, LogMelParams(), 16000), whisper(waveform, 80, "max_length")
+        inside = np.abs(alone - padded[: len(alone)]).max(axis=1) < 2e-5
+        assert inside[:-1].all()
+        assert inside[-1] == (num_samples % 160 >= 40)
+        silence = padded[-1]
+        behind = np.flatnonzero((padded[len(alone) :] != silence).any(axis=1))
+        assert 1 <= behind[-1] + 1 <= 3
 
 
 def test_hifigan_on_real_speech():
@@ -141,13 +200,14 @@ def hifigan(waveform: torch.Tensor) -> torch.Tensor:
     return (bank.T @ magnitude)[0].clamp(min=1e-5).log().T
 
 
-@pytest.mark.parametrize("name", ["whisper-mel80", "hifigan-mel80"])
+@pytest.mark.parametrize("name", ["whisper-mel80", "whisper-mel80-30s", "hifigan-mel80"])
 def test_packaged_configs_show_every_parameter(name):
     assert load_config(name).params.model_fields_set == set(LogMelParams.model_fields)
 
 
 def test_whispers_parameters_are_the_defaults():
     assert load_config("whisper-mel80").params == LogMelParams()
+    assert load_config("whisper-mel80-30s").params == LogMelParams(pad_to_seconds=30)
 
 
 @pytest.mark.parametrize("scale", ["htk", "slaney"])
@@ -187,22 +247,27 @@ def test_mel_scales(hertz, scale):
     num_samples=st.integers(0, 3000),
     padding=st.sampled_from(["center", "same", "none"]),
     drop_last_frame=st.booleans(),
+    padded_to=st.none() | st.integers(1, 2000),
 )
-def test_num_frames(n_fft, hop_length, num_samples, padding, drop_last_frame):
-    """As many as can be cut from the reflected clip; none where it is too short to be reflected."""
+def test_num_frames(n_fft, hop_length, num_samples, padding, drop_last_frame, padded_to):
+    """As many as can be cut from the padded and reflected clip; none where it is too short to be reflected."""
     if padding == "same" and hop_length > n_fft:
         return
     options = {"n_fft": n_fft, "hop_length": hop_length, "padding": padding, "num_mel_bins": 1}
+    if padded_to:
+        options["pad_to_seconds"] = padded_to / 16000
     extractor = LogMel(LogMelParams(**options, drop_last_frame=drop_last_frame), 16000, CPU)
+    given = num_samples
+    num_samples = max(num_samples, padded_to or 0) if num_samples else 0
     added = {"center": n_fft // 2, "same": (n_fft - hop_length) // 2, "none": 0}[padding]
-    num_frames = extractor.num_frames(num_samples)
+    num_frames = extractor.num_frames(given)
     if num_samples <= added:
         assert num_frames == 0
     else:
         firsts = [t for t in range(0, num_samples + 2 * added, hop_length) if t + n_fft <= num_samples + 2 * added]
         assert num_frames == max(0, len(firsts) - drop_last_frame)
     if num_frames:
-        features = extractor.extract([Clip("", torch.zeros(num_samples))])[0]
+        features = extractor.extract([Clip("", torch.zeros(given))])[0]
         assert features.shape == (num_frames, 1)
 
 
@@ -244,7 +309,15 @@ def test_parameters_that_do_not_go_together(options, message):
 
 @pytest.mark.parametrize(
     "options",
-    [{"n_fft": 1}, {"hop_length": 0}, {"floor": 0}, {"power": 3}, {"log": "ln"}, {"mel_norm": None}],
+    [
+        {"pad_to_seconds": 0},
+        {"n_fft": 1},
+        {"hop_length": 0},
+        {"floor": 0},
+        {"power": 3},
+        {"log": "ln"},
+        {"mel_norm": None},
+    ],
     ids=str,
 )
 def test_parameters_that_are_never_right(options):

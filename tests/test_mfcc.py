@@ -25,6 +25,7 @@ OPTIONS = [
     {"num_ceps": 1},
     {"num_ceps": 40, "num_mel_bins": 40, "high_freq": -400.0, "use_energy": False},
     {"snip_edges": False, "window_type": "hamming"},
+    {"waveform_scale": 1.0},
 ]
 
 
@@ -91,6 +92,18 @@ def test_the_packaged_config_is_torchaudios_default():
     assert ours.shape == (98, 13)
     assert reference.max_error(ours, theirs) < 1e-3
     assert config.params.model_fields_set == set(MfccParams.model_fields), "it shows every parameter"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("num_samples", [140, 400, 16079, 54321])
+def test_lhotses_mfcc(num_samples):
+    """With its defaults, to rounding."""
+    lhotse = pytest.importorskip("lhotse")
+    waveform = noise(num_samples)
+    params = MfccParams(waveform_scale=1.0, high_freq=-400.0, snip_edges=False, use_energy=False)
+    ours, theirs = reference.by_featcache(waveform, 16000, params), lhotse.Mfcc().extract(waveform, 16000)
+    assert ours.shape == theirs.shape
+    assert reference.max_error(ours, theirs) < 5e-3
 
 
 def test_more_cepstra_than_filters():

@@ -1,4 +1,4 @@
-"""The packaged configs of models, whose weights are on the hub: they hold together here, where there are none."""
+"""The packaged configs: their fingerprints stay, and those of models hold together here, where there are no weights."""
 
 import re
 
@@ -7,7 +7,7 @@ import yaml
 from click.testing import CliRunner
 
 from featcache.cli import main as cli
-from featcache.config import load_config, packaged_configs
+from featcache.config import config_from, load_config, packaged_configs
 from featcache.extractors import find
 from featcache.extractors.base import _BUILT_IN
 
@@ -16,6 +16,32 @@ OF_HUB = {name for name, document in DOCUMENTS.items() if document["params"].get
 
 WITHOUT_HUB = {"fbank", "log_mel", "mfcc", "torchaudio", "units"}
 """Extractors without weights, with torchaudio's own, or with yours."""
+
+FINGERPRINTS = {
+    "dac16k": "1d04ff727f25cef46f7bb774bf3d7e149b4286789bc795080a417bb7f77916d6",
+    "dac24k": "a1affd4abfc94be5f84792dc12b67cec47e17905cfd9ec7e5d0b7e468e4a51a2",
+    "dac44k": "fe0db5227541c83f678eb1f8c7ce64fe8795fcaa5a390879a6ffda0b6c7fc9c9",
+    "encodec24k-6kbps": "e0995185b836d29aad0d3043d5cb72c655d810d3b7f705d62b922a44ce904f7e",
+    "encodec48k-6kbps": "3d0100450102a5a61b39d4e7e99303e37ad03df1112c6de8c21ca53acd9d4bd1",
+    "fbank80": "2a8b3903b2667ed138736649c8c46f81af719cfc36e0148853887a0ed7c80071",
+    "fbank80-lhotse": "c7113388174080e48b113cfcc567309784a02c0614a6a9250468f4cd25ca8302",
+    "fbank80-speed": "6241deab9d8259c06e9a5a6b8fefb6ef2619714ed3e331748a2243f2124f2730",
+    "fbank80-uint8": "fef8c77494ca890a4296bff613349605f43faa6a6697df6a46da6c8fef1ea951",
+    "hifigan-mel80": "06dc88440f69f3533995295b25632fbb5fa25c7435891b3bb3fcc08325556e6a",
+    "hubert-base-l6": "418adb341b2b9b366bd8cbd8420422811ac8399f756d687362ed59eebc242086",
+    "mfcc13": "9bc148a852d9fc807f9d18a6b27f09f5eb26d9591fc8650b02f378639a04e9e9",
+    "mimi": "aff911855d16084ca9df4d03e1dc0677eab9a1edc772a3a901b0f182fe1667ae",
+    "speechtokenizer": "cd8b8a6baa83f95987b506911e0d470be888875b44afa011ec0804390197bb9f",
+    "torchaudio-hubert-base": "a8a5ea6d82b7d6f774f7b1bf063179e6d3dc48a4e154e5b138229f525077f525",
+    "w2v-bert2-l17": "2e025374421d0a8d18dfbb57995ab4aa4ec7e4d1cf238ed5bab76a0fd40985c3",
+    "wav2vec2-base-l7": "4580179d226580e3cfae5d54169b880c11d35b3e7b0f48bb6b66743c0ec6fb33",
+    "wavlm-large-l6": "418adb341b2b9b366bd8cbd8420422811ac8399f756d687362ed59eebc242086",
+    "whisper-mel80": "ed9b99abd2d46b4b982c86dbfa0f86f14d90c494c97ecb26d922966519b2cf7f",
+    "whisper-mel80-30s": "d39734744451eb839b109f2efe67cdfe5b6f4007747028ed1cad83422ff2ff1e",
+    "whisper-small": "5e97f6db068c3ba63320f7140343fb41b236ed8f3578c8ab0ab58835e8d2c101",
+    "xcodec": "19d9723b72198f12d17e0ef8f0f89ba79c760e52f9e055bdede2aa95bbea2ab7",
+}
+"""Of every packaged config, with `of its weights` for the digest of the weights of those that load any."""
 
 every_config = pytest.mark.parametrize("name", sorted(OF_HUB))
 
@@ -27,6 +53,26 @@ def no_hub(tmp_path, monkeypatch):
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+def fingerprint(document, monkeypatch) -> str:
+    """Of a config, whatever its weights are."""
+    config = config_from(document)
+    if "weights" in document["params"]:
+        monkeypatch.setattr(config.extractor_class, "weights_digest", lambda params: "of its weights")
+    return config.fingerprint()
+
+
+def test_fingerprints_are_what_they_were(monkeypatch):
+    """A cache of years ago opens: no change to the code may move the fingerprint of a config that did not change."""
+    assert {name: fingerprint(document, monkeypatch) for name, document in DOCUMENTS.items()} == FINGERPRINTS
+
+
+def test_the_fingerprint_with_chunks_is_what_it_was(monkeypatch):
+    """No packaged config has any: parameters within parameters are in the fingerprint too."""
+    document = DOCUMENTS["hubert-base-l6"]
+    chunked = {**document, "params": {**document["params"], "chunk": {"seconds": 20.0, "overlap": 4.0}}}
+    assert fingerprint(chunked, monkeypatch) == "6a1be50dcf2ce9c47fec19ee2dff1d0aae63ba3f7d77063005e56c1fe53ff33a"
 
 
 def test_there_is_one_for_each_extractor_of_models():

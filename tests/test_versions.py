@@ -117,6 +117,7 @@ def test_configs_differ_from_themselves_in_nothing(config):
     """And from others in what differs."""
     assert differing_keys(config, config) == []
     assert differing_keys({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}) == ["a.c: 2 -> 3"]
+    assert differing_keys({"a": {"b": 1}}, {"a": {"b": 1, "c": 3}}) == ["a.c: not given -> 3"]
 
 
 def test_two_processes_create_one_version(scratch):

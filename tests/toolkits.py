@@ -24,7 +24,8 @@ class Made:
         folder: where everything is; the cache is `features` in it.
         fbank: what was stored, float16 `[frames, 80]` at 100 Hz, by id.
         codes: uint16 `[frames, 8]` at 75 Hz.
-        manifest: with the columns `path`, `start`, `channel`, `text`, `speaker`, `digit`, `score`.
+        manifest: with the columns `path`, `start`, `duration` (some cells are empty), `channel`, `text`, `speaker`,
+            `digit`, `score`.
         rows: of the manifest, by id.
     """
 
@@ -58,6 +59,7 @@ def make(folder: Path) -> Made:
             "id": id_,
             "path": f"speech/{number // 4}.flac",
             "start": f"{number % 4 * 1.5:g}",
+            "duration": f"{len(fbank[id_]) / 100}" if number % 3 else "",
             "channel": str(number % 2),
             "text": f"wörd, {number}",
             "speaker": f"s{number % 3}",

@@ -47,7 +47,8 @@ def to_dynamic_item_dataset(given: Cache | FeatureDataset, *, provides: str | No
     """A `DynamicItemDataset` of the same utterances, in the same order.
 
     It has the dataset's columns, how long each utterance is as `num_frames`, and the features as a dynamic item. All of
-    them are among its output keys; leave out the features where `Collate` is to gather them.
+    them are among its output keys; leave out the features where `Collate` is to gather them. Empty cells of `start` are
+    0, and those of `duration` the seconds that the features last: SpeechBrain sorts and filters by them.
 
     Args:
         given: a cache, or a dataset.
@@ -67,7 +68,9 @@ def to_dynamic_item_dataset(given: Cache | FeatureDataset, *, provides: str | No
     if hidden:
         raise ArgumentError(f"the columns {listing(hidden)} would hide what the dataset itself provides: rename them")
     names = [*dataset.columns, "num_frames"]
-    columns = [list(column) if isinstance(column, Strings) else column.tolist() for column in dataset.columns.values()]
+    frame_rate = next(iter(caches_of(dataset).values())).spec.frame_rate
+    if_empty = {"start": np.zeros(len(dataset)), "duration": dataset.lengths / frame_rate}
+    columns = [_values(column, if_empty.get(name)) for name, column in dataset.columns.items()]
     rows = zip(*columns, dataset.lengths.tolist(), strict=True)
     data = {id_: dict(zip(names, row, strict=True)) for id_, row in zip(dataset.ids, rows, strict=True)}
     return DynamicItemDataset(data, [features], ["id", *features.provides, *names])
@@ -175,6 +178,14 @@ class _Reader:
 
     def _of(self, values: Any) -> list[torch.Tensor]:
         return list(values.values()) if isinstance(values, dict) else [values]
+
+
+def _values(column: Strings | NDArray[Any], if_nan: NDArray[np.float64] | None) -> list[Any]:
+    """A column as plain values, with others in place of NaN."""
+    if isinstance(column, Strings):
+        return list(column)
+    values: list[Any] = (column if if_nan is None else np.where(np.isnan(column), if_nan, column)).tolist()
+    return values
 
 
 def _relative(counts: torch.Tensor) -> torch.Tensor:

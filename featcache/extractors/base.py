@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationInfo, model_serializer
 
 from featcache.errors import ConfigError
 from featcache.spec import FeatureSpec
@@ -59,6 +59,18 @@ class Params(BaseModel):
     locations: ClassVar[frozenset[str]] = frozenset()
     """Names of parameters that say where something is, and not what: not in the fingerprint, which holds the
     digest of what is there."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset()
+    """Names of parameters that were added after versions had been made without them. Their default is what the
+    extractor did before. While they have it they are left out of configs as versions keep them, and of the
+    fingerprint, so that those versions keep theirs."""
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        plain: dict[str, Any] = serialize(self)
+        fields = type(self).model_fields
+        left_out = {name for name in self.added_later if getattr(self, name) == fields[name].get_default()}
+        return {name: value for name, value in plain.items() if name not in left_out}
 
 
 def absolute(value: str, info: ValidationInfo) -> str:

@@ -1,8 +1,8 @@
 """The fingerprint: a hash of everything that decides the *values*, and of nothing else.
 
-It covers the extractor and its revision, its parameters with defaults filled in, the content of its weights, the audio
-policy, the copies and the content of their noise, and the stored dtype. Batch size, threads, shard size, paths and
-device are options of the run, and not included.
+It covers the extractor and its revision, its parameters with defaults filled in (but for parameters that were added
+later, while they have their default), the content of its weights, the audio policy, the copies and the content of their
+noise, and the stored dtype. Batch size, threads, shard size, paths and device are options of the run, and not included.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
 The formulas are those of Kaldi's `src/feat/`: `feature-window.cc` (frames, and what is done to each),
 `mel-computations.cc` (the mel bank), `feature-fbank.cc` and `feature-mfcc.cc`; the MFCC is Davis and
 Mermelstein's (1980). Parameters have Kaldi's names and, unless they say otherwise, Kaldi's defaults. Kaldi
-reads samples as 16-bit integers: waveforms, in [-1, 1] here, count 32768 times as much.
+reads samples as 16-bit integers: waveforms, in [-1, 1] here, are multiplied by `waveform_scale`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from pydantic import Field
@@ -21,8 +21,8 @@ from featcache.extractors.frames import FrameExtractor, with_whole_columns
 from featcache.spec import FeatureSpec
 from featcache.strings import Strings
 
-_SCALE = 32768.0
-"""From [-1, 1] to 16-bit units. A power of two: it may be multiplied in wherever that is cheapest."""
+_SIXTEEN_BITS = 32768.0
+"""The `waveform_scale` of Kaldi."""
 
 _EPSILON = torch.finfo(torch.float32).eps
 """Kaldi's floor under every logarithm."""
@@ -31,6 +31,11 @@ _EPSILON = torch.finfo(torch.float32).eps
 class KaldiParams(Params):
     """What fbank and MFCC have in common: frames, and the mel bank."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"waveform_scale"})
+
+    waveform_scale: float = Field(default=_SIXTEEN_BITS, gt=0)
+    """Factor by which samples, in [-1, 1], are multiplied first. Kaldi and most tools after it compute on 16-bit
+    integers: 32768. Lhotse and icefall compute on [-1, 1]: 1, which makes log energies 20.794 (ln 32768²) lower."""
     frame_length: float = Field(default=25.0, gt=0)
     """In milliseconds; rounded down to whole samples."""
     frame_shift: float = Field(default=10.0, gt=0)
@@ -39,8 +44,8 @@ class KaldiParams(Params):
     """If true, only frames that lie inside the clip. If false, round(num_samples / shift) frames, each centred on its
     part of the clip, which is reflected at its ends."""
     dither: float = Field(default=0.0, ge=0)
-    """Standard deviation, in 16-bit units, of Gaussian noise added to every frame. It is seeded by the utterance's id,
-    so a clip always gets the same noise. Kaldi's default is 1, with noise that differs between runs."""
+    """Standard deviation, in units of the scaled waveform, of Gaussian noise added to every frame. It is seeded by the
+    utterance's id, so a clip always gets the same noise. Kaldi's default is 1, with noise that differs between runs."""
     remove_dc_offset: bool = True
     """Subtract each frame's mean."""
     preemphasis_coefficient: float = Field(default=0.97, ge=0, le=1)
@@ -63,7 +68,8 @@ class KaldiParams(Params):
     raw_energy: bool = True
     """Compute this energy before pre-emphasis and windowing."""
     energy_floor: float = Field(default=0.0, ge=0)
-    """Floor of this energy before the logarithm, in 16-bit units squared. torchaudio's default is 1."""
+    """Floor of this energy before the logarithm, in units of the scaled waveform, squared. torchaudio's default is
+    1."""
     htk_compat: bool = False
     """Put the energy (or the zeroth cepstrum) last."""
 
@@ -113,7 +119,7 @@ class _Kaldi(FrameExtractor[K]):
         filters = mel.kaldi_filters(params.num_mel_bins, band, self._fft_length, sample_rate)
         self._mel_bank = mel.MelBank(filters, device)
         window = _window(params.window_type, self._length, params.blackman_coeff)
-        self._scaled_window = (window * _SCALE).to(device, torch.float32)
+        self._scaled_window = (window * params.waveform_scale).to(device, torch.float32)
         self._sample_rate = sample_rate
 
     def num_frames(self, num_samples: int) -> int:
@@ -136,13 +142,13 @@ class _Kaldi(FrameExtractor[K]):
         """The dither of frames `[T, L]`: seeded by the id's FNV-1a hash, and drawn on the CPU for every device."""
         generator = torch.Generator().manual_seed(int(Strings.of([clip_id]).hashes()[0]))
         noise = torch.randn(frames.shape, generator=generator, dtype=torch.float32)
-        return noise.mul_(self._params.dither / _SCALE).to(frames.device)
+        return noise.mul_(self._params.dither / self._params.waveform_scale).to(frames.device)
 
     def _windowed(self, frames: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """`ProcessWindow` in `feature-window.cc`.
 
         Returns:
-            Frames `[B, N]`, in 16-bit units, windowed and filled with zeros; and their log energies `[B]`, if
+            Frames `[B, N]`, scaled, windowed and filled with zeros; and their log energies `[B]`, if
             `use_energy`. The frames `[B, L]` given, in [-1, 1], are overwritten.
         """
         if self._params.remove_dc_offset:
@@ -156,17 +162,18 @@ class _Kaldi(FrameExtractor[K]):
         filled[:, self._length :] = 0
         if not self._params.use_energy:
             return filled, None
-        energy = (frames * _SCALE if self._params.raw_energy else windowed).square().sum(dim=1)
+        energy = (frames * self._params.waveform_scale if self._params.raw_energy else windowed).square().sum(dim=1)
         return filled, energy.clamp_(min=max(_EPSILON, self._params.energy_floor)).log_()
 
     def _spec(self, num_values: int, units: str) -> FeatureSpec:
+        scale = self._params.waveform_scale
         return FeatureSpec(
             item_shape=(num_values,),
             dtype="float32",
             frame_rate=self._sample_rate / self._shift,
             frame_length=self._length,
             sample_rate=self._sample_rate,
-            units=f"{units}, 16-bit scale",
+            units=f"{units}, {'16-bit scale' if scale == _SIXTEEN_BITS else f'scale [-{scale:g}, {scale:g}]'}",
         )
 
 

@@ -8,7 +8,7 @@ HiFi-GAN's `meldataset.py` (`mel_spectrogram`).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -21,8 +21,13 @@ from featcache.spec import FeatureSpec
 
 
 class LogMelParams(Params):
-    """The parameters of `log_mel`. The defaults are Whisper's."""
+    """The parameters of `log_mel`. The defaults are Whisper's, but for `pad_to_seconds`."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"pad_to_seconds"})
+
+    pad_to_seconds: float | None = Field(default=None, gt=0)
+    """Pad clips with zeros to this length before anything else, as Whisper does to 30 s. Longer clips fail. Default: no
+    zeros."""
     n_fft: int = Field(default=400, ge=2)
     """Length of the Fourier transform, in samples."""
     win_length: int | None = Field(default=None, ge=2)
@@ -58,9 +63,9 @@ class LogMelParams(Params):
 class LogMel(FrameExtractor[LogMelParams]):
     """The logarithm of a mel spectrogram.
 
-    Features are float32 `[T, num_mel_bins]`. Without parameters they are Whisper's, but of the clip alone:
-    Whisper fills clips up to 30 s with silence, and frames of that are not worth storing. (Where less than
-    40 of its samples are left over, a clip's last frame looks beyond its end: here at its reflection.)
+    Features are float32 `[T, num_mel_bins]`. Without parameters they are what Whisper's formula gives for the clip
+    alone. With `pad_to_seconds: 30` they are Whisper's input: 3,000 frames, of which the clip's last one, and up to
+    three behind it, see both the clip's end and zeros. A clip alone is reflected there.
 
     Args:
         params: see `LogMelParams`.
@@ -85,6 +90,8 @@ class LogMel(FrameExtractor[LogMelParams]):
             )
         added = {"center": params.n_fft, "same": params.n_fft - params.hop_length, "none": 0}
         self._padding = added[params.padding] // 2
+        self.max_seconds = params.pad_to_seconds
+        padded_to = round((params.pad_to_seconds or 0) * sample_rate)
         band = mel.frequency_band(params.low_freq, params.high_freq, sample_rate)
         filters = mel.hertz_filters(
             params.num_mel_bins, band, params.n_fft, sample_rate, params.mel_scale, params.mel_norm
@@ -99,10 +106,13 @@ class LogMel(FrameExtractor[LogMelParams]):
             frame_length=length,
             sample_rate=sample_rate,
             units=f"log mel {'energy' if params.power == 2 else 'magnitude'} ({logarithms[params.log]})",
+            padded_to=padded_to,
         )
 
     def num_frames(self, num_samples: int) -> int:
         """How many frames `num_samples` samples give; 0 where there are too few to reflect."""
+        if num_samples:
+            num_samples = max(num_samples, self.spec.padded_to)
         beyond_first = num_samples + 2 * self._padding - self._params.n_fft
         if num_samples <= self._padding or beyond_first < 0:
             return 0
@@ -111,6 +121,8 @@ class LogMel(FrameExtractor[LogMelParams]):
     def frames(self, clip: Clip) -> torch.Tensor:
         """The clip's frames, float32 `[T, L]`."""
         waveform = clip.waveform
+        if len(waveform) < self.spec.padded_to:
+            waveform = torch.nn.functional.pad(waveform, (0, self.spec.padded_to - len(waveform)))
         if self._padding:
             padding = (self._padding, self._padding)
             waveform = torch.nn.functional.pad(waveform[None], padding, mode="reflect")[0]

@@ -94,6 +94,7 @@ class Units(RowExtractor[UnitsParams]):
             sample_rate=sample_rate,
             units=f"number of the nearest of {k} centroids of {self.source_name}",
             codebook_sizes=(k,),
+            padded_to=source.spec.padded_to,
         )
 
     @classmethod

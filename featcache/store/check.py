@@ -164,7 +164,7 @@ def check_columns(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
     # A frame more or less at either end is the extractor's business; beyond that, frames are not this audio's.
     num_frames = np.diff(shard.offsets)
     per_sample = spec.frame_rate / spec.sample_rate
-    expected = shard.column("num_samples") * per_sample
+    expected = np.maximum(shard.column("num_samples"), spec.padded_to) * per_sample
     for item in np.flatnonzero(np.abs(num_frames - expected) > spec.frame_length * per_sample + 2).tolist():
         seconds = int(shard.column("num_samples")[item]) / spec.sample_rate
         yield Problem(

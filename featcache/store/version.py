@@ -65,10 +65,12 @@ class VersionInfo:
         return f"{self.name}-{self.fingerprint[:12]}"
 
     def attributes(self) -> dict[str, Any]:
-        """As JSON; `spec.side` is left out where there are no side arrays."""
+        """As JSON; `spec.side` is left out where it is empty, and `spec.padded_to` where it is 0."""
         attributes = asdict(self)
         if not self.spec.side:
             del attributes["spec"]["side"]
+        if not self.spec.padded_to:
+            del attributes["spec"]["padded_to"]
         return attributes
 
 
@@ -295,6 +297,10 @@ def select_version(cache: Path, name: str | None = None) -> Version:
 
 def differing_keys(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:
     """The dotted paths at which two resolved configs differ, with both values: `params.low_freq: 20.0 -> 0.0`."""
+
+    def shown(config: dict[str, Any]) -> str:
+        return json.dumps(config[key]) if key in config else "not given"
+
     if not prefix and one.get("extractor") != other.get("extractor"):  # whose parameters have nothing in common
         return [f"extractor: {json.dumps(one.get('extractor'))} -> {json.dumps(other.get('extractor'))}"]
     lines = []
@@ -303,5 +309,5 @@ def differing_keys(one: dict[str, Any], other: dict[str, Any], prefix: str = "")
         if isinstance(a, dict) and isinstance(b, dict):
             lines += differing_keys(a, b, f"{path}.")
         elif a != b:
-            lines.append(f"{path}: {json.dumps(a)} -> {json.dumps(b)}")
+            lines.append(f"{path}: {shown(one)} -> {shown(other)}")
     return lines
