@@ -67,6 +67,11 @@ def repair(
             if one.removed:
                 shards, kept = counted(len(one.removed), "damaged shard"), counted(one.kept, "utterance")
                 click.echo(f"{one.path}: {shards}: {kept} kept, {one.extracted:,} extracted again")
+            for folder, fingerprint in one.aside.items():
+                click.echo(
+                    f"{one.path}: set aside {folder}: this shard belongs to the version {fingerprint[:12]}, which has "
+                    "no sound one of its name in this cache: move it there, into shards, or remove it"
+                )
             if one.summary:
                 print_summary(one.summary)
             elif not one.metadata and not one.removed:

@@ -156,7 +156,7 @@ def _print(result: Report, again: Recomputed | None, manifest: str | None) -> No
     if damaged:
         shards = counted(len(damaged), "shard is", "shards are")
         note(f"{shards} damaged: {mend}")
-    elif any(problem.kind in ("metadata", "index") for problem in problems):
+    elif any(problem.kind == "metadata" for problem in problems):
         note(f"the metadata of the version is damaged: {mend}")
     elif not problems:
         click.echo("  no damage found")
