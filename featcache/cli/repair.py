@@ -37,7 +37,9 @@ def repair(
 
     The undamaged utterances of a damaged shard are kept, bit for bit: they are written to a new shard before
     the damaged shard is removed. If a shard's own description is damaged (any array except the features, or the
-    group's zarr.json), all its utterances are re-extracted.
+    group's zarr.json), all its utterances are re-extracted. A shard that belongs to another version is taken away, and
+    its utterances are re-extracted; if that version is not in the same cache, or has no sound shard of the same name,
+    the shard is moved to the folder `aside` of the version.
 
     Only the damaged utterances need to be in the manifest, and their audio files must exist. Otherwise nothing
     is removed.

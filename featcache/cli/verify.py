@@ -56,7 +56,7 @@ def verify(
     as_json: bool,
 ) -> None:
     """Check all versions of a cache, or one: structure, metadata, offsets, the checksum of every
-    utterance, non-finite values, frame counts, duplicate ids.
+    utterance, non-finite values, frame counts, duplicate ids, shards of other versions.
 
     Exits with 1 if something is damaged, missing or changed; with 3 if not, but utterances are in the
     failure ledger. `featcache repair` repairs damage; `featcache extract` adds what is missing.
