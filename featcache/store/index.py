@@ -18,6 +18,7 @@ that does not is another folder. Deleting it loses nothing, and whatever is wron
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -256,9 +257,7 @@ def _save(index: Index, version: Version, folder: Path) -> None:
     try:
         arrays = {"ids": index.ids.blob, "id_offsets": index.ids.offsets}
         arrays |= {name: getattr(index, name) for name in _ARRAYS}
-        for name, array in arrays.items():
-            np.save(work / f"{name}.npy", array, allow_pickle=False)
-        checksums = {name: _checksum(work / f"{name}.npy") for name in arrays}
+        checksums = {name: _write(work / f"{name}.npy", array) for name, array in arrays.items()}
         document = {"fingerprint": version.info.fingerprint, "shards": index.shards, "crc32c": checksums}
         (work / "index.json").write_bytes(zarr3.seal({**document, "checksum": zarr3.UNSEALED}))
         zarr3.sync_tree(work)
@@ -271,6 +270,16 @@ def _save(index: Index, version: Version, folder: Path) -> None:
             remove_from_version(version.path, "index", old.name)
     finally:
         remove_from_version(version.path, "work", work.name)
+
+
+def _write(path: Path, array: NDArray[Any]) -> str:
+    """Write an array's `.npy` file. Returns the CRC-32C of what was to be written, as eight hex digits."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+    with path.open("wb") as file:
+        file.write(header.getvalue())
+        array.tofile(file)
+    return f"{zarr3.crc32c(array, zarr3.crc32c(np.frombuffer(header.getvalue(), np.uint8))):08x}"
 
 
 def load_index(version: Version, names: Sequence[str]) -> Index | None:
