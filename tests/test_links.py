@@ -138,6 +138,20 @@ def test_a_version_elsewhere_is_written_there(cli, plain, sound, lacking, tmp_pa
     assert len(list((tmp_path / path.name / "index").iterdir())) == 3
 
 
+def test_shards_behind_a_link_are_read_and_not_added_to(cli, plain, sound, lacking, tmp_path):
+    """Though they are the version's own, a run does not write there."""
+    shards = only_version(lacking).path / "shards"
+    elsewhere = Path(shutil.move(shards, tmp_path / "elsewhere"))
+    shards.symlink_to(elsewhere)
+    before = tree(elsewhere)
+    assert items(lacking).keys() < items(sound).keys()
+    for command in (("extract", plain.manifest(), "-o"), ("repair", "--manifest", plain.manifest())):
+        refused = cli(*command, lacking)
+        assert refused.code == 1
+        assert f"{shards}: is a symbolic link to {elsewhere}" in refused.err
+    assert tree(elsewhere) == before
+
+
 def test_a_shard_that_is_a_link_is_read(cli, plain, sound, cache, tmp_path):
     """And when it is damaged, the link goes, and what it leads to stays."""
     shard = only_version(cache).shard(only_version(cache).shard_names()[0])

@@ -7,6 +7,7 @@
   runs/           what each run did, and the failure ledger; see `featcache.store.runs`
   probes/         what was measured of the extractor; see `featcache.store.probes`
   work/           shards that are being written; nothing in it is data
+  aside/          shards of other versions that `featcache repair` found in `shards/`
 """
 
 from __future__ import annotations
