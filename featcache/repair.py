@@ -7,11 +7,11 @@ moment leaves the damaged shard, or what was sound in it, or both; never neither
 from __future__ import annotations
 
 import json
-import shutil
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +25,14 @@ from featcache.errors import DamagedError, FeatcacheError, StoreError, counted, 
 from featcache.extraction import Extraction
 from featcache.manifest import Manifest
 from featcache.store import zarr3
+from featcache.store.check import check_shard
 from featcache.store.claims import Claim
-from featcache.store.index import index_folder
+from featcache.store.index import open_index
+from featcache.store.own_folders import WRITTEN, refuse_links, remove_from_version
 from featcache.store.remains import Remains, keep
 from featcache.store.salvage import Salvage, find_sound
-from featcache.store.version import Version, VersionInfo
+from featcache.store.shard import Shard
+from featcache.store.version import Version, VersionInfo, select_versions
 from featcache.strings import Strings
 from featcache.summary import Summary
 from featcache.verify import Report, verify
@@ -43,12 +46,14 @@ class Repaired:
     Attributes:
         path: of the version.
         removed: names of the damaged shards.
-        metadata: whether metadata or the index had to be written anew.
+        metadata: whether metadata had to be written anew.
         summary: of the extraction that followed; None where nothing had to be extracted.
         missing: utterances of the manifest that were in no shard, damaged or not: extract adds them.
         interrupted: whether it was stopped before it removed anything.
         kept: utterances of the damaged shards that were sound, and are what they were.
         extracted: utterances that were extracted again.
+        aside: other versions' shards that were found in this one, and not in their own: where each has been put, and
+            the fingerprint of the version that it belongs to.
     """
 
     path: str
@@ -59,6 +64,7 @@ class Repaired:
     interrupted: bool = False
     kept: int = 0
     extracted: int = 0
+    aside: dict[str, str] = field(default_factory=dict)
 
 
 def repair(
@@ -69,42 +75,39 @@ def repair(
     stop: threading.Event | None = None,
 ) -> Repaired:
     """Verify the version at `path` down to every byte, keep the sound utterances of damaged shards, remove these
-    shards, and extract what else was in them again.
+    shards, and extract what else was in them again. A shard of another version is taken away too; if that version has
+    no sound one of its name, or is not in the same cache, it is kept in the folder `aside`.
 
     Where all utterances are sound, it needs neither their audio nor the extractor.
 
     Raises:
-        StoreError: the manifest lacks damaged utterances, or their files are gone, or this featcache would extract
-            them into another version; or another repair is going on; or the cache cannot be written; or the version's
-            own metadata is damaged and no run's record tells what it was. Nothing has been removed then.
+        StoreError: a folder of the version is a link; or the manifest lacks damaged utterances, or their files are
+            gone, or this featcache would extract them into another version; or another repair is going on; or the cache
+            cannot be written; or the version's own metadata is damaged and no run's record tells what it was. Nothing
+            has been removed then.
     """
     path = path.resolve()  # what is extracted goes beside it, by its name
+    refuse_links(path, *WRITTEN, "aside")
     stop = stop or threading.Event()
     restored = restore_metadata(path)
     version = Version.open(path)
-    names = version.shard_names()
     found = verify(version, threads=options.threads or 1, manifest=manifest, stop=stop)
     if stop.is_set():
         return Repaired(str(path), [], restored, None, interrupted=True)
-    index_damaged = any(problem.kind == "index" for problem in found.problems)
-    if index_damaged:
-        shutil.rmtree(index_folder(version, names), ignore_errors=True)
-    restored |= index_damaged
     if not found.damaged_shards:
+        open_index(version)  # builds it if it is damaged
         missing = sum(problem.kind == "missing" for problem in found.problems)
         return Repaired(str(path), [], restored, None, missing)
     with _claim(version) as claim:
         if claim.locked:
-            for left in (path / "work").glob("repair.*/"):  # by a killed repair
-                shutil.rmtree(left, ignore_errors=True)
+            version.remove_work("repair")
         return _mend(version, found, restored, manifest, options, report, stop)
 
 
 def _claim(version: Version) -> Claim:
     """The right to repair a version; it also keeps others from sweeping what is being copied."""
-    claim = version.claim("repair")
     try:
-        (version.path / "work").mkdir(exist_ok=True)
+        claim = version.claim("repair")
         is_ours = claim.take()
     except OSError as error:
         raise StoreError(f"{version.path}: cannot be written: {error.strerror}; nothing has been removed") from error
@@ -125,27 +128,52 @@ def _mend(
     path, damaged = version.path, found.damaged_shards
     salvaged = find_sound(version, damaged, stop.is_set)
     again = _ids_to_extract(salvaged)
+    held = _ids_to_extract(one for one in salvaged if one.was_held)
     config = None if again is not None and not len(again) else _config_for(version, options)
-    if config is not None and again is not None:
-        _refuse_loss(again, expand(manifest, config.copies), damaged)
+    if config is not None and held is not None:
+        _refuse_loss(held, expand(manifest, config.copies), damaged)
     for one in salvaged:
         if one.kept and isinstance(one.shard, Remains) and not stop.is_set():
             keep(version, one.shard, one.kept)
     if stop.is_set():
         return Repaired(str(path), [], restored, None, interrupted=True)
     missing = 0 if again is None else _in_no_shard(found, salvaged)
-    for one in salvaged:
-        gone = version.work_folder(one.shard.name)
-        with suppress(FileNotFoundError):  # without locks, another repair may have been faster
-            one.shard.folder.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)  # a run that begins just now may sweep it
+    aside = _take_away(version, (one.shard for one in salvaged))
     removed, kept = [one.shard.name for one in salvaged], sum(len(one.kept) for one in salvaged)
     if config is None:
-        return Repaired(str(path), removed, restored, None, missing, kept=kept)
+        return Repaired(str(path), removed, restored, None, missing, kept=kept, aside=aside)
     options = replace(options, retry_failed=True)  # they were there, whatever the ledger once said of them
     summary = Extraction(manifest, [config], path.parent, options, only=again).run(report, stop)
     extracted = sum(one.extracted for one in summary.versions)
-    return Repaired(str(path), removed, restored, summary, missing, kept=kept, extracted=extracted)
+    return Repaired(str(path), removed, restored, summary, missing, kept=kept, extracted=extracted, aside=aside)
+
+
+def _take_away(version: Version, shards: Iterable[Shard]) -> dict[str, str]:
+    """Remove damaged shards. Returns which of them were another version's and have been set aside; see `Repaired`."""
+    aside: dict[str, str] = {}
+    for shard in shards:
+        with suppress(FileNotFoundError):  # without locks, another repair may have been faster
+            stated = shard.stated_version
+            if shard.folder.is_symlink():
+                shard.folder.unlink()  # what it leads to is not ours to remove
+            elif stated in (None, version.info.fingerprint) or _has_sound(version.path.parent, stated, shard.name):
+                gone = version.work_folder(shard.name)
+                shard.folder.rename(gone)
+                remove_from_version(version.path, "work", gone.name)  # a run that begins just now may sweep it
+            else:
+                place = version.folder("aside") / f"{shard.name}.{uuid.uuid4().hex[:8]}"
+                shard.folder.rename(place)
+                aside[str(place)] = stated
+    return aside
+
+
+def _has_sound(cache: Path, fingerprint: str, name: str) -> bool:
+    """Whether the version of this fingerprint, in the same cache, has a sound shard of this name."""
+    try:
+        own = [version for version in select_versions(cache) if version.info.fingerprint == fingerprint]
+        return any(not [*check_shard(version.shard(name), version.info.spec)] for version in own)
+    except StoreError:
+        return False  # there is damage elsewhere in the cache: nothing is removed that may still be needed
 
 
 def _ids_to_extract(salvaged: Iterable[Salvage]) -> Strings | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,12 +13,12 @@ import zarr
 from numpy.typing import NDArray
 
 from featcache.copies import copies_of, expand
-from featcache.errors import FeatcacheError, StoreError
+from featcache.errors import FeatcacheError, StoreError, counted
 from featcache.manifest import Manifest
 from featcache.plan import compare
 from featcache.store import zarr3
 from featcache.store.check import Problem, check_shard
-from featcache.store.index import Repeat, build_index, damaged_arrays, find_repeats, index_folder
+from featcache.store.index import Repeat, build_index, find_repeats, index_folder, load_index
 from featcache.store.runs import latest_failures
 from featcache.store.shard import Shard
 from featcache.store.version import Version
@@ -99,7 +100,6 @@ def verify(
     superseded_or_repeated = sum(shard.info.items for shard in sound) > len(index)
     repeats = find_repeats(sound) if superseded_or_repeated else []
     problems += _check_repeats(repeats)
-    problems += _check_index(version, names)
     failures = latest_failures(version)
     failed = len(failures) - int((index.find(Strings.of(failures)) >= 0).sum())
     surplus = 0
@@ -122,7 +122,7 @@ def verify(
         failed=failed,
         surplus=surplus,
         repeated=sum(repeat.alike for repeat in repeats),
-        notes=list(_notes(version)),
+        notes=[*_notes(version), *_notes_on_shards(sound), *_notes_on_index(version, names)],
         damaged_items=_count_items(shard for shard, found in checked if found),
     )
 
@@ -201,15 +201,24 @@ def _check_repeats(repeats: list[Repeat]) -> Iterator[Problem]:
             yield Problem("duplicate", message, one, repeat.id)
 
 
-def _check_index(version: Version, names: list[str]) -> Iterator[Problem]:
+def _notes_on_shards(shards: list[Shard]) -> Iterator[str]:
+    silent = sum("fingerprint" not in shard.info.made_by for shard in shards)
+    if silent:
+        yield (
+            f"{silent:,} of {counted(len(shards), 'shard')}, written by an earlier featcache, do not say which version "
+            "they belong to: whether they were exchanged with another version's cannot be told"
+        )
+
+
+def _notes_on_index(version: Version, names: list[str]) -> Iterator[str]:
+    """What is wrong with an index is mended by whoever opens it next, and costs nothing but time."""
     folder = index_folder(version, names)
-    if not folder.is_dir():
-        return
-    try:
-        for name in damaged_arrays(folder):
-            yield Problem("index", f"{folder / name}.npy: damaged: its checksum does not match")
-    except (OSError, ValueError, KeyError) as error:
-        yield Problem("index", f"{folder}: damaged: {error}")
+    for path in (folder.parent, folder):
+        if path.is_symlink():
+            yield f"{path}: is a symbolic link, which is not followed: the index is built in memory at every opening"
+            return
+    if os.path.lexists(folder) and load_index(version, names) is None:
+        yield f"{folder}: damaged: this index is built anew when the version is opened next"
 
 
 def _lacking(manifest: Manifest, rows: NDArray[np.bool_], kind: str, what: str) -> Iterator[Problem]:

@@ -114,8 +114,9 @@ def add_shard(version, features, *, row=0, supersedes=None):
         stored, sides[QUANTIZATION] = levels.numpy(), (parameters.numpy(), [1] * len(lengths))
     writer = ShardWriter(version.work_folder("made-up"), spec.item_shape, version.dtype, spec.side)
     writer.append(items, stored, lengths, sides)
+    made_by = {"fingerprint": version.info.fingerprint}
     return writer.commit(
-        version.path / "shards", sample_rate=spec.sample_rate, row=row, supersedes=supersedes or {}, made_by={}
+        version.path / "shards", sample_rate=spec.sample_rate, row=row, supersedes=supersedes or {}, made_by=made_by
     )
 
 

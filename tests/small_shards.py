@@ -39,8 +39,9 @@ def write(
     spec = version.info.spec
     writer = ShardWriter(version.work_folder("shard"), spec.item_shape, version.dtype, spec.side)
     writer.append(items, np.ascontiguousarray(values, version.dtype), counts, side or {})
+    made_by = {"run": run, "fingerprint": version.info.fingerprint}
     name = writer.commit(
-        version.path / "shards", sample_rate=16000, row=row, supersedes=supersedes or {}, made_by={"run": run}
+        version.path / "shards", sample_rate=16000, row=row, supersedes=supersedes or {}, made_by=made_by
     )
     return version.shard(name)
 

@@ -135,3 +135,24 @@ class TestTrouble:
         settle(cache)
         shutil.rmtree(disk)
         assert read_all(cache, expected)
+
+    def test_links_in_the_folder_of_copies_are_not_followed(self, slow_folder, version, disk, tmp_path):
+        """Neither to write a copy, nor to make room for one: what they lead to is not featcache's."""
+        settle(featcache.open(slow_folder, copy_to=disk))
+        (home,) = disk.glob("featcache/*-*")
+        victim = tmp_path / "victim"
+        victim.mkdir()
+        for name in (*copies_in(disk), "0123456789ab-00c0ffee", "0123456789ab-11c0ffee.part"):
+            (victim / name).write_bytes(b"the only copy")
+        before = {path: path.read_bytes() for path in victim.iterdir()}
+        shutil.rmtree(home)
+        home.symlink_to(victim)
+        (disk / "featcache" / "another-0123456789ab.00c0ffee").symlink_to(victim)
+        expected = [array.copy() for array in featcache.open(slow_folder)]
+        cache = featcache.open(slow_folder, copy_to=disk, copy_limit=20_000)
+        with told() as messages:
+            settle(cache)
+            assert read_all(cache, expected)
+        (message,) = messages
+        assert f"{home}: Too many levels of symbolic links: no more shards are copied" in message
+        assert {path: path.read_bytes() for path in victim.iterdir()} == before

@@ -58,7 +58,8 @@ def test_a_shard_of_the_sound_items_is_what_the_damaged_one_was(version, shard):
     assert list(kept.items()) == expected
     assert [kept.features[3 * number : 3 * number + 3].tobytes() for number in range(3)] == features
     assert np.array_equal(kept.column("crc32c"), checksums)
-    assert (kept.info.row, kept.info.made_by, kept.info.seconds) == (3, {"run": "1"}, 0.09)
+    made_by = {"run": "1", "fingerprint": version.info.fingerprint}
+    assert (kept.info.row, kept.info.made_by, kept.info.seconds) == (3, made_by, 0.09)
     assert kept.info.supersedes == {shard.name: [0, 2, 4]}
     assert list(check_shard(kept, version.info.spec)) == []
     # Until the damaged one is removed, both are there: the new one's count, and just the damaged are left of the other.
@@ -132,12 +133,12 @@ def test_columns_of_another_shard_are_not_believed(version, shard):
     open_index(version)
     assert only(version, shard).kept == []
     with pytest.raises(DamagedError, match="items of another shard"):
-        Remains(shard.folder, version.info.spec).check()
+        Remains(shard.folder, version.info.fingerprint, version.info.spec).check()
 
 
 def test_a_shard_under_another_name_is_not_believed(version, shard):
     moved = shard.folder.rename(shard.folder.with_name("0" * 12))
-    assert only(version, Shard(moved)).kept == []
+    assert only(version, version.shard(moved.name)).kept == []
 
 
 def test_what_is_whole_and_makes_no_sense_is_not_kept(version):

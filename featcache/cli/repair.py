@@ -37,7 +37,9 @@ def repair(
 
     The undamaged utterances of a damaged shard are kept, bit for bit: they are written to a new shard before
     the damaged shard is removed. If a shard's own description is damaged (any array except the features, or the
-    group's zarr.json), all its utterances are re-extracted.
+    group's zarr.json), all its utterances are re-extracted. A shard that belongs to another version is taken away, and
+    its utterances are re-extracted; if that version is not in the same cache, or has no sound shard of the same name,
+    the shard is moved to the folder `aside` of the version.
 
     Only the damaged utterances need to be in the manifest, and their audio files must exist. Otherwise nothing
     is removed.
@@ -67,6 +69,11 @@ def repair(
             if one.removed:
                 shards, kept = counted(len(one.removed), "damaged shard"), counted(one.kept, "utterance")
                 click.echo(f"{one.path}: {shards}: {kept} kept, {one.extracted:,} extracted again")
+            for folder, fingerprint in one.aside.items():
+                click.echo(
+                    f"{one.path}: set aside {folder}: this shard belongs to the version {fingerprint[:12]}, which has "
+                    "no sound one of its name in this cache: move it there, into shards, or remove it"
+                )
             if one.summary:
                 print_summary(one.summary)
             elif not one.metadata and not one.removed:

@@ -56,7 +56,7 @@ def verify(
     as_json: bool,
 ) -> None:
     """Check all versions of a cache, or one: structure, metadata, offsets, the checksum of every
-    utterance, non-finite values, frame counts, duplicate ids.
+    utterance, non-finite values, frame counts, duplicate ids, shards of other versions.
 
     Exits with 1 if something is damaged, missing or changed; with 3 if not, but utterances are in the
     failure ledger. `featcache repair` repairs damage; `featcache extract` adds what is missing.
@@ -156,7 +156,7 @@ def _print(result: Report, again: Recomputed | None, manifest: str | None) -> No
     if damaged:
         shards = counted(len(damaged), "shard is", "shards are")
         note(f"{shards} damaged: {mend}")
-    elif any(problem.kind in ("metadata", "index") for problem in problems):
+    elif any(problem.kind == "metadata" for problem in problems):
         note(f"the metadata of the version is damaged: {mend}")
     elif not problems:
         click.echo("  no damage found")

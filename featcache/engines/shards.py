@@ -91,16 +91,17 @@ class OpenShard:
             fill.run.fail(failures)
             if not writer.items:
                 continue
+            version = fill.target.version
             try:
                 name = writer.commit(
-                    fill.target.version.path / "shards",
+                    version.path / "shards",
                     sample_rate=fill.target.config.audio.sample_rate,
                     row=self.task.row,
                     supersedes=self.task.supersedes(writer.ids),
-                    made_by={**fill.made_by, "run": fill.run.id},
+                    made_by={**fill.made_by, "run": fill.run.id, "fingerprint": version.info.fingerprint},
                 )
             except OSError as error:
-                raise cannot_write(fill.target.version, error) from error
+                raise cannot_write(version, error) from error
             fill.others.ours(name)
             progress.shards += 1
         self._held.close()

@@ -10,7 +10,8 @@
 
 Shards never change, so a copy is right for ever. Its name tells what it holds: the version's, what decides the
 values; the shard's, what they were made from; and the checksum, what came of it. All locks are `flock`'s and die with
-their processes: a part that nobody holds is what a killed process has left, and goes.
+their processes: a part that nobody holds is what a killed process has left, and goes. What is a link in there is not
+featcache's: nothing is read, written or removed through it.
 """
 
 from __future__ import annotations
@@ -70,8 +71,10 @@ class LocalDisk:
         self._root.mkdir(parents=True, exist_ok=True)
         with self.alone():
             self._make_room(self._survey(), 0)
+            if self._home.is_symlink():
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(self._home))
             self._home.mkdir(exist_ok=True)
-            self._users = os.open(self._home / "users", os.O_RDWR | os.O_CREAT, 0o666)
+            self._users = os.open(self._home / "users", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             fcntl.flock(self._users, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # which the interpreter's end may have taken
@@ -85,7 +88,7 @@ class LocalDisk:
     def find(self, name: str, num_bytes: int) -> NDArray[np.uint8] | None:
         """The copy of that name and size, memory-mapped, which is now the last to go; None where there is none."""
         try:
-            descriptor = os.open(self.path(name), os.O_RDONLY)
+            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
             return None
         try:
@@ -121,7 +124,7 @@ class LocalDisk:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Nobody else adds or removes anything here."""
-        descriptor = open_own(self._root / "lock", os.O_RDWR | os.O_CREAT)
+        descriptor = open_own(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -131,7 +134,8 @@ class LocalDisk:
     def _survey(self) -> dict[Path, list[_Kept]]:
         """The files of each version. Parts that killed processes have left are removed."""
         with os.scandir(self._root) as homes:
-            paths = [Path(home.path) for home in homes if _VERSION.fullmatch(home.name) and home.is_dir()]
+            own = [home for home in homes if _VERSION.fullmatch(home.name) and home.is_dir(follow_symlinks=False)]
+            paths = [Path(home.path) for home in own]
         return {path: list(_survey_version(path)) for path in paths}
 
     def _make_room(self, found: dict[Path, list[_Kept]], num_bytes: int) -> bool:
@@ -170,7 +174,7 @@ def _survey_version(home: Path) -> Iterator[_Kept]:
     with os.scandir(home) as entries:
         for entry in entries:
             path = Path(entry.path)
-            if not _COPY.fullmatch(entry.name):
+            if not _COPY.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
                 continue
             with suppress(FileNotFoundError):  # who gives a part up removes it, and waits for nobody
                 if path.suffix and not _is_used(path):

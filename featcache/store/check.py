@@ -28,7 +28,7 @@ class Problem:
     """Something wrong in a version.
 
     Attributes:
-        kind: `metadata`, `structure`, `checksum`, `offsets`, `ids`, `frames`, `non_finite`, `index`,
+        kind: `metadata`, `structure`, `checksum`, `offsets`, `ids`, `frames`, `non_finite`,
             `duplicate`, `missing`, `changed`, `source` or `recompute`.
         message: what, where.
         shard: the shard's name, where it is in one.

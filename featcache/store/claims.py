@@ -30,7 +30,7 @@ class Claim:
         """Try to take the claim; with `wait`, until whoever has it lets go. Returns whether it is ours."""
         while True:
             with ExitStack() as opened:
-                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
                 opened.callback(os.close, descriptor)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -65,6 +65,6 @@ class Claim:
 
 def _is_still(path: Path, descriptor: int) -> bool:
     try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False

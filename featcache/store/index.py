@@ -1,10 +1,10 @@
 """The index, which makes opening 10^7 items fast: flat arrays shared by all processes.
 
-It is derived from the shards, and lies in `index/<signature>/`, where the signature is a hash of the
-shards' names: shards never change, so an index that matches the folder's listing is right, and one that
-does not is another folder. Deleting it loses nothing.
+It is derived from the shards, and lies in `index/<signature>/`, where the signature is a hash of the version's
+fingerprint and the shards' names: shards never change, so an index that matches the folder's listing is right, and one
+that does not is another folder. Deleting it loses nothing, and whatever is wrong with one, it is built anew.
 
-    index.json            the shards' names in the cache's order, and a CRC-32C of each array
+    index.json            the fingerprint, the shards' names in the cache's order, and a CRC-32C of each file; sealed
     ids.npy, id_offsets.npy
                           the ids, in the cache's order: by manifest row of the run that wrote them
     shard.npy, item.npy   uint32 `[items]`: where an item is: number of the shard, number in the shard
@@ -18,8 +18,9 @@ does not is another folder. Deleting it loses nothing.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import shutil
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,8 +30,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.errors import StoreError
 from featcache.manifest import row_hashes
 from featcache.store import zarr3
+from featcache.store.own_folders import remove_from_version
 from featcache.store.shard import Shard
 from featcache.store.version import Version
 from featcache.strings import Strings, hash_of
@@ -116,28 +119,25 @@ def open_index(version: Version, names: Sequence[str] | None = None) -> Index:
         DamagedError: a shard's metadata or columns are damaged.
     """
     names = version.shard_names() if names is None else names
-    folder = index_folder(version, names)
-    if (index := load_if_sound(folder)) is not None:
+    if (index := load_index(version, names)) is not None:
         return index
     index = build_index(map(version.shard, names))
-    with suppress(OSError):  # a read-only cache, a full disk: it does without
-        (version.path / "work").mkdir(exist_ok=True)  # a copy of a version may have come without it
+    with suppress(OSError, StoreError):  # a read-only cache, a full disk, a link for a folder: it does without
+        version.folder("index")
         with version.claim("index") as claim:
             if claim.take():
-                if (kept := load_if_sound(folder)) is not None:  # by another process, in the meantime
+                if (kept := load_index(version, names)) is not None:  # by another process, in the meantime
                     return kept
                 if claim.locked:
-                    for left in (version.path / "work").glob("index.*/"):  # by a killed process
-                        shutil.rmtree(left, ignore_errors=True)
-                shutil.rmtree(folder, ignore_errors=True)
-                _save(index, folder, version.work_folder("index"))
-                return load_index(folder)
+                    version.remove_work("index")
+                _save(index, version, index_folder(version, names))
+                index = load_index(version, names) or index
     return index
 
 
 def index_folder(version: Version, names: Iterable[str]) -> Path:
-    """Where the index of shards of these names belongs."""
-    signature = hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
+    """Where the index of the version's shards of these names belongs."""
+    signature = hashlib.sha256("\n".join([version.info.fingerprint, *sorted(names)]).encode()).hexdigest()
     return version.path / "index" / signature[:12]
 
 
@@ -250,63 +250,88 @@ def _equal(a: Strings, at_a: NDArray[np.int64], b: Strings, at_b: NDArray[np.int
     return equal
 
 
-def _save(index: Index, folder: Path, work: Path) -> None:
-    """Write the index in `work` and rename it to `folder`, unless there is one by now."""
+def _save(index: Index, version: Version, folder: Path) -> None:
+    """Write the index in `work/` and rename it to `folder`, in place of a damaged one."""
+    work = version.work_folder("index")
     work.mkdir()
     try:
         arrays = {"ids": index.ids.blob, "id_offsets": index.ids.offsets}
         arrays |= {name: getattr(index, name) for name in _ARRAYS}
-        for name, array in arrays.items():
-            np.save(work / f"{name}.npy", array, allow_pickle=False)
-        checksums = {name: f"{zarr3.crc32c(array):08x}" for name, array in arrays.items()}
-        (work / "index.json").write_text(json.dumps({"shards": index.shards, "crc32c": checksums}, indent=1))
+        checksums = {name: _write(work / f"{name}.npy", array) for name, array in arrays.items()}
+        document = {"fingerprint": version.info.fingerprint, "shards": index.shards, "crc32c": checksums}
+        (work / "index.json").write_bytes(zarr3.seal({**document, "checksum": zarr3.UNSEALED}))
         zarr3.sync_tree(work)
-        folder.parent.mkdir(exist_ok=True)
-        if not folder.is_dir():
-            work.rename(folder)
+        remove_from_version(version.path, "index", folder.name)
+        work.rename(folder)
         # Training may still have an older index mapped, so the latest few stay.
-        by_age = sorted(folder.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-        for old in by_age[:-_KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
+        others = [entry for entry in os.scandir(folder.parent) if entry.name != folder.name]
+        by_age = sorted(others, key=lambda entry: entry.stat(follow_symlinks=False).st_mtime_ns)
+        for old in by_age[: 1 - _KEPT]:
+            remove_from_version(version.path, "index", old.name)
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        remove_from_version(version.path, "work", work.name)
 
 
-def load_index(folder: Path) -> Index:
-    """The index that `open_index` kept in `folder`, memory-mapped."""
-    meta = json.loads((folder / "index.json").read_text())
-    arrays = {path.stem: np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)) for path in folder.glob("*.npy")}
-    ids = Strings(arrays.pop("ids"), arrays.pop("id_offsets"))
-    return Index(meta["shards"], ids, **arrays)
+def _write(path: Path, array: NDArray[Any]) -> str:
+    """Write an array's `.npy` file. Returns the CRC-32C of what was to be written, as eight hex digits."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+    with path.open("wb") as file:
+        file.write(header.getvalue())
+        array.tofile(file)
+    return f"{zarr3.crc32c(array, zarr3.crc32c(np.frombuffer(header.getvalue(), np.uint8))):08x}"
 
 
-def damaged_arrays(folder: Path) -> list[str]:
-    """The names of an index's arrays whose bytes are not what was written.
-
-    They are read and not mapped, so that looking at 10^7 items does not leave them in a process's memory.
+def load_index(version: Version, names: Sequence[str]) -> Index | None:
+    """The index on disk of the version's shards of these names, memory-mapped; None if there is none, or if anything is
+    wrong with it: it is then to be built.
     """
-    expected = json.loads((folder / "index.json").read_text())["crc32c"]
-    return [name for name in _FILES if _checksum(folder / f"{name}.npy") != expected[name]]
+    folder = index_folder(version, names)
+    if folder.is_symlink() or folder.parent.is_symlink():  # nothing is kept there, see `own_folders`
+        return None
+    try:
+        data = (folder / "index.json").read_bytes()
+        document = json.loads(data)
+        if not zarr3.is_sealed(data, document["checksum"]) or document["fingerprint"] != version.info.fingerprint:
+            return None
+        if sorted(document["shards"]) != sorted(names) or any(
+            _checksum(folder / f"{name}.npy") != document["crc32c"][name] for name in _FILES
+        ):
+            return None
+        arrays = {name: _map(folder / f"{name}.npy") for name in _FILES}
+        index = Index(document["shards"], Strings(arrays.pop("ids"), arrays.pop("id_offsets")), **arrays)
+        return index if _fits_together(index) else None
+    except Exception:  # noqa: BLE001 (of a garbled file, parsers raise whatever they meet)
+        return None
+
+
+def _map(path: Path) -> NDArray[Any]:
+    array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")  # refuses dtypes that hold objects: no pickle
+    return np.asarray(array)
+
+
+def _fits_together(index: Index) -> bool:
+    """Whether the arrays have the dtypes and lengths of an index, and point only to shards and items that there are.
+
+    It does not look into `item`, `first_frame` and `num_frames`: reading finds out if these point beyond a shard.
+    """
+    ids, offsets, count = index.ids.blob, index.ids.offsets, len(index.shard)
+    found = [(ids.dtype, ids.ndim), (offsets.dtype, offsets.shape)]
+    found += [(array.dtype, array.shape) for array in (getattr(index, name) for name in _ARRAYS)]
+    expected = [(np.dtype(np.uint8), 1), (np.dtype(np.int64), (count + 1,))]
+    expected += [(np.dtype(dtype), (count,)) for dtype in _ARRAYS.values()]
+    return found == expected and bool(
+        offsets[0] == 0
+        and offsets[-1] == len(ids)
+        and index.shard.max(initial=0) < max(1, len(index.shards))
+        and index.by_hash.max(initial=0) < max(1, count)
+    )
 
 
 def _checksum(path: Path) -> str:
-    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    """CRC-32C of a whole file: read and not mapped, so that 10^7 items do not stay in a process's memory."""
     crc, block = 0, np.empty(_BLOCK_BYTES, np.uint8)
     with path.open("rb", buffering=0) as file:
-        file.seek(array.offset)
         while got := file.readinto(block.data):
             crc = zarr3.crc32c(block[:got], crc)
     return f"{crc:08x}"
-
-
-def load_if_sound(folder: Path) -> Index | None:
-    """The index in `folder`; None where there is none, or it is damaged."""
-    try:
-        if damaged_arrays(folder):
-            return None
-        index = load_index(folder)
-    except Exception:  # noqa: BLE001 (a garbled header makes numpy raise whatever its parser meets)
-        return None
-    expected = [(len(index), dtype) for dtype in _ARRAYS.values()]
-    found = [(len(array), array.dtype) for array in (getattr(index, name) for name in _ARRAYS)]
-    return index if found == expected else None

@@ -15,22 +15,22 @@ from typing import Any
 
 from featcache.errors import StoreError
 from featcache.store import zarr3
+from featcache.store.own_folders import folder_to_write
 
 
 def write_probe(version: Path, document: dict[str, Any]) -> None:
     """Add a record to the version in the folder `version`; it appears whole or not at all.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: it cannot be written, or `probes/` is a link.
         ValueError: the document holds NaN or infinity, which JSON has not.
     """
     sealed = zarr3.seal({"probe": document, "checksum": zarr3.UNSEALED})
-    folder = version / "probes"
     try:
-        folder.mkdir(exist_ok=True)
+        folder = folder_to_write(version, "probes")
         zarr3.sync(version)
     except OSError as error:
-        raise StoreError(f"{folder}: cannot be written: {error.strerror}") from error
+        raise StoreError(f"{version / 'probes'}: cannot be written: {error.strerror}") from error
     zarr3.write_file(folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}Z-{secrets.token_hex(2)}.json", sealed)
 
 

@@ -47,14 +47,15 @@ class Remains(Shard):
 
     Args:
         folder: the shard's.
+        fingerprint: the version's.
         spec: the version's.
 
     Raises:
         DamagedError: from every property and method, where the seal or a column is not what was written.
     """
 
-    def __init__(self, folder: Path, spec: FeatureSpec) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, fingerprint: str | None, spec: FeatureSpec) -> None:
+        super().__init__(folder, fingerprint)
         self._spec = spec
         self._forms = dict(_FORMS)
         for side in spec.side:

@@ -24,6 +24,7 @@ from typing import Any
 
 from featcache.errors import StoreError
 from featcache.store import zarr3
+from featcache.store.own_folders import refuse_links
 from featcache.store.version import Version
 
 
@@ -61,6 +62,7 @@ class Run:
     def __init__(self, version: Version, asked: dict[str, Any]) -> None:
         started = datetime.now(UTC)
         self.id = f"{started:%Y%m%dT%H%M%S.%f}Z-{secrets.token_hex(2)}"
+        refuse_links(version.path, "runs")
         self.folder = version.path / "runs" / self.id
         self._record: dict[str, Any] = {"started": started.isoformat(), "asked": asked}
         self._descriptor = -1

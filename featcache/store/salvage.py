@@ -1,4 +1,9 @@
-"""The plan for each damaged shard: which of its items are kept, and which must be extracted again."""
+"""The plan for each damaged shard: which of its items are kept, and which must be extracted again.
+
+A shard of another version is in the place of one of this version, which is lost; or it is one too many. If the index on
+disk is of these shards' names, it knows this version's items of that shard. If not, the names of the items that the
+other version's shard holds are all there is to go by: a shard's name follows from its items.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ import numpy as np
 
 from featcache.errors import DamagedError
 from featcache.spec import FeatureSpec
-from featcache.store.index import Index, build_index, index_folder, load_if_sound
+from featcache.store.index import Index, build_index, load_index
 from featcache.store.remains import Remains
 from featcache.store.shard import Shard
 from featcache.store.version import Version
@@ -24,11 +29,13 @@ class Salvage:
         shard: the damaged shard.
         kept: numbers of the sound items, rising; there are none where the shard is no `Remains`.
         again: ids of the others, to be extracted again; None where nothing tells which they were.
+        was_held: whether the version is known to have held these; not where only another version's shard names them.
     """
 
     shard: Shard
     kept: list[int]
     again: Strings | None
+    was_held: bool = True
 
 
 def find_sound(version: Version, damaged: Sequence[str], stopped: Callable[[], bool] = lambda: False) -> list[Salvage]:
@@ -44,7 +51,7 @@ def find_sound(version: Version, damaged: Sequence[str], stopped: Callable[[], b
     """
     names = version.shard_names()
     opened = {name: _open(version.shard(name), version.info.spec) for name in damaged if name in names}
-    index = load_if_sound(index_folder(version, names))
+    index = load_index(version, names)
     if index is None:
         index = build_index(_readable(version, names, opened))
     found = []
@@ -57,7 +64,7 @@ def find_sound(version: Version, damaged: Sequence[str], stopped: Callable[[], b
 
 def _open(shard: Shard, spec: FeatureSpec) -> tuple[Shard, set[str]]:
     """A shard as `Remains`, where all but its features is whole, and the ids of items to be left out all the same."""
-    remains = Remains(shard.folder, spec)
+    remains = Remains(shard.folder, shard.fingerprint, spec)
     try:
         return remains, remains.check()
     except (DamagedError, OSError):
@@ -72,7 +79,7 @@ def _readable(version: Version, names: Sequence[str], opened: Mapping[str, tuple
 def _sort(shard: Shard, faulty: set[str], index: Index, name: str) -> Salvage:
     """Which of a shard's current items are sound."""
     if name not in index.shards:
-        return Salvage(shard, [], _ids_of(shard))
+        return _unknown(shard, index)
     inside = np.flatnonzero(index.shard == index.shards.index(name))
     ids = index.ids.take(inside)
     if not isinstance(shard, Remains):
@@ -83,8 +90,15 @@ def _sort(shard: Shard, faulty: set[str], index: Index, name: str) -> Salvage:
     return Salvage(shard, kept, ids.take(np.flatnonzero(~np.isin(numbers, kept))))
 
 
-def _ids_of(shard: Shard) -> Strings | None:
+def _unknown(shard: Shard, index: Index) -> Salvage:
+    """A shard that is not in the index, and of which nothing can be kept: what it holds goes by what it says itself."""
+    other = Shard(shard.folder, None)
     try:
-        return shard.ids
+        ids = other.ids
+        if shard.stated_version in (None, shard.fingerprint):
+            return Salvage(shard, [], ids)
+        # Of what its namesake may have taken the place of, the index has the older items: these are no longer right.
+        again = ids if other.info.supersedes else ids.take(np.flatnonzero(index.find(ids) < 0))
+        return Salvage(shard, [], again, was_held=False)
     except (DamagedError, OSError):
-        return None
+        return Salvage(shard, [], None)

@@ -88,7 +88,8 @@ class ShardInfo:
         row: manifest row of the first item, in the run that wrote the shard: orders the cache.
         supersedes: items of other shards that this shard's replace: shard name -> item numbers there.
         metadata: CRC-32C of each array's `zarr.json`, by array, as eight hex digits.
-        made_by: versions, device and run that wrote the shard.
+        made_by: versions, device and run that wrote the shard; and the `fingerprint` of the version that it was written
+            for, which the shards of 0.1.0 lack.
     """
 
     items: int
@@ -102,14 +103,21 @@ class ShardInfo:
 
 
 class Shard:
-    """A committed shard. Opening it reads nothing; each property reads what it needs, time and again.
+    """A committed shard. Opening it reads nothing; each property reads what it needs, time and again, and the group's
+    attributes once.
+
+    Args:
+        folder: the shard's.
+        fingerprint: of the version that it is to belong to; None to read it whatever it belongs to.
 
     Raises:
-        DamagedError: from every property and method, where the files are not what was written; says what mends them.
+        DamagedError: from every property and method but `stated_version`, where the files are not what was written, or
+            the shard belongs to another version; says what mends it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, fingerprint: str | None) -> None:
         self.folder = folder
+        self.fingerprint = fingerprint
 
     @property
     def name(self) -> str:
@@ -121,12 +129,28 @@ class Shard:
         """The group's attributes, checked against their seal."""
         with self._naming_remedy():
             try:
-                return ShardInfo(**zarr3.read_group(self.folder))
+                info = ShardInfo(**zarr3.read_group(self.folder))
             except FileNotFoundError as error:
                 raise DamagedError(f"{error.filename}: damaged: the file is missing") from error
             except TypeError as error:
                 path = self.folder / "zarr.json"
                 raise DamagedError(f"{path}: damaged: not a shard of format 1 ({error})") from error
+            stated = info.made_by.get("fingerprint")
+            if stated is not None and self.fingerprint not in (None, stated):
+                raise DamagedError(
+                    f"{self.folder}: belongs to another version ({str(stated)[:12]}), not to this one "
+                    f"({str(self.fingerprint)[:12]})"
+                )
+            return info
+
+    @property
+    def stated_version(self) -> str | None:
+        """The fingerprint of the version that the shard says it belongs to; None if it says nothing, or is damaged."""
+        try:
+            stated = Shard(self.folder, None).info.made_by.get("fingerprint")
+        except (DamagedError, OSError):
+            return None
+        return None if stated is None else str(stated)
 
     @property
     def features(self) -> NDArray[Any]:
@@ -150,6 +174,7 @@ class Shard:
 
     def column(self, name: str) -> NDArray[Any]:
         """Any array but the features, read whole and held against its checksum."""
+        self._require_own()
         with self._naming_remedy():
             array, checksum = zarr3.read_array(self.folder / name)
             if zarr3.crc32c(array) != checksum:
@@ -195,8 +220,14 @@ class Shard:
 
     def _map(self, name: str) -> NDArray[Any]:
         """Any array, memory-mapped."""
+        self._require_own()
         with self._naming_remedy():
             return zarr3.map_array(self.folder / name)
+
+    def _require_own(self) -> None:
+        """Read nothing of another version: its values would be taken for this one's."""
+        if self.fingerprint is not None:
+            _ = self.info
 
     @contextmanager
     def _naming_remedy(self) -> Iterator[None]:

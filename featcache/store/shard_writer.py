@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from featcache.errors import ExtractorError, StoreError
 from featcache.spec import SideSpec
 from featcache.store import zarr3
+from featcache.store.own_folders import remove_from_version
 from featcache.store.shard import Item, Shard, ShardInfo
 from featcache.store.side import SideWriter
 from featcache.strings import Strings
@@ -25,7 +25,7 @@ class ShardWriter:
     """Writes one shard into `folder`, item by item; `commit` makes it visible.
 
     Args:
-        folder: where to write; on the file system of the final place. Emptied first.
+        folder: where to write, a folder in a version's `work/` that does not exist yet.
         item_shape: of one frame.
         dtype: of the stored features.
         side: the version's side arrays.
@@ -37,7 +37,6 @@ class ShardWriter:
     def __init__(
         self, folder: Path, item_shape: tuple[int, ...], dtype: np.dtype[Any], side: Sequence[SideSpec] = ()
     ) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
         self._folder = folder
         self._item_shape = item_shape
         self._dtype = dtype.newbyteorder("<")
@@ -108,7 +107,19 @@ class ShardWriter:
         """Write the columns, flush everything to disk, and rename the folder to `shards/<name>`.
 
         Where a shard of these very items is there already, written by another run, that one stays.
-        Returns the shard's name.
+
+        Args:
+            shards: the version's folder of shards.
+            sample_rate: of the extractor's input, in Hz.
+            row: manifest row of the first item.
+            supersedes: items of other shards that these replace, by the shard's name.
+            made_by: what is recorded with the shard; `fingerprint` is that of its version.
+
+        Returns:
+            The shard's name.
+
+        Raises:
+            StoreError: there is a shard of other items, or of another version, under this name.
         """
         self._features.close()
         metadata = {"features": zarr3.array_metadata((self._offsets[-1], *self._item_shape), self._dtype)}
@@ -133,18 +144,21 @@ class ShardWriter:
         except OSError:
             if not place.is_dir():
                 raise
-            if Shard(place).info.digest != info.digest:
+            if Shard(place, info.made_by.get("fingerprint")).info.digest != info.digest:
                 raise StoreError(
                     f"{place}: holds other items under the same name: move it away and run again"
                 ) from None
-            shutil.rmtree(self._folder)
+            self._remove()
         zarr3.sync(shards)
         return place.name
 
     def discard(self) -> None:
         """Leave nothing behind."""
         self._features.discard()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove()
+
+    def _remove(self) -> None:
+        remove_from_version(self._folder.parent.parent, self._folder.parent.name, self._folder.name)
 
     def _columns(self) -> dict[str, NDArray[Any]]:
         ids = Strings.of(item.id for item in self._items)

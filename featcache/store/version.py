@@ -7,6 +7,7 @@
   runs/           what each run did, and the failure ledger; see `featcache.store.runs`
   probes/         what was measured of the extractor; see `featcache.store.probes`
   work/           shards that are being written; nothing in it is data
+  aside/          shards of other versions that `featcache repair` found in `shards/`
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import time
 import uuid
 from contextlib import suppress
@@ -28,13 +28,22 @@ from featcache.errors import DamagedError, StoreError, listing
 from featcache.spec import FeatureSpec, SideSpec
 from featcache.store import zarr3
 from featcache.store.claims import Claim
+from featcache.store.own_folders import (
+    WRITTEN,
+    folder_to_write,
+    is_being_made,
+    refuse_links,
+    remove_from_cache,
+    remove_from_version,
+)
 from featcache.store.probes import read_probes, write_probe
 from featcache.store.shard import Shard
 from featcache.store.side import check_specs
 
 FORMAT = 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_FINGERPRINT = re.compile("[0-9a-f]{64}")
 _SHARD_NAME = re.compile("[0-9a-f]{12}")
-_BEING_MADE = re.compile(r"\..+-[0-9a-f]{12}\.[0-9a-f]{8}")
 _ABANDONED_SECONDS = 3600.0
 """After which a version that is still being made is nobody's: making one takes milliseconds."""
 
@@ -105,8 +114,11 @@ class Version:
                 f"{path}: has format {attributes.get('format')!r}; this featcache reads format {FORMAT}: upgrade it"
             )
         try:
-            return cls(path, VersionInfo(**{**attributes, "spec": _spec_of(attributes["spec"])}))
-        except (TypeError, KeyError) as error:
+            info = VersionInfo(**{**attributes, "spec": _spec_of(attributes["spec"])})
+            if not (_NAME.fullmatch(info.name) and _FINGERPRINT.fullmatch(info.fingerprint)):
+                raise ValueError(f"its name is {info.name!r}, its fingerprint {info.fingerprint!r}")
+            return cls(path, info)
+        except (TypeError, KeyError, ValueError) as error:
             raise DamagedError(f"{path / 'zarr.json'}: damaged: not a version of format 1 ({error})", path) from error
 
     @classmethod
@@ -114,17 +126,19 @@ class Version:
         """Open the version that `info` describes, making it where there is none yet.
 
         Raises:
-            StoreError: the cache cannot be written, or its version is of another fingerprint.
+            StoreError: the cache cannot be written, its version is of another fingerprint, or a folder of the version
+                is a link.
             ExtractorError: the specs of the side arrays do not do.
         """
         check_specs(info.spec.side)
         path = cache / info.folder_name
+        refuse_links(path, *WRITTEN)
         _sweep_cache(cache)
         try:
             if not (path / "zarr.json").exists():
                 cls._lay_out(path, info)
             for folder in ("runs", "work"):  # a copy of a version may have come without them
-                (path / folder).mkdir(exist_ok=True)
+                folder_to_write(path, folder)
         except OSError as error:
             raise StoreError(f"{error.filename or path}: cannot be written: {error.strerror}") from error
         version = cls.open(path)
@@ -149,7 +163,7 @@ class Version:
             if not (path / "zarr.json").exists():
                 (beside / "zarr.json").rename(path / "zarr.json")
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            remove_from_cache(beside.parent, beside.name)
         zarr3.sync(path.parent)
 
     @property
@@ -170,7 +184,7 @@ class Version:
 
     def shard(self, name: str) -> Shard:
         """A committed shard."""
-        return Shard(self.path / "shards" / name)
+        return Shard(self.path / "shards" / name, self.info.fingerprint)
 
     def bytes_on_disk(self) -> int:
         """The sizes of all files in the version's folder."""
@@ -194,23 +208,45 @@ class Version:
         """What `write_probe` has kept, the earliest first; records that are damaged are left out."""
         return read_probes(self.path)
 
+    def folder(self, name: str) -> Path:
+        """One of the folders in the version's folder, to write in; it is made if it is missing.
+
+        Raises:
+            StoreError: it is a link: what is written there would lie outside the cache.
+            OSError: it cannot be made.
+        """
+        return folder_to_write(self.path, name)
+
     def claim(self, work: str) -> Claim:
-        """A claim on a piece of work, by its name."""
-        return Claim(self.path / "work" / f"{work}.lock")
+        """A claim on a piece of work, by its name.
+
+        Raises:
+            StoreError, OSError: as `folder`.
+        """
+        return Claim(self.folder("work") / f"{work}.lock")
 
     def work_folder(self, work: str) -> Path:
-        """A fresh folder to write in for a piece of work; it does not exist yet."""
-        return self.path / "work" / f"{work}.{uuid.uuid4().hex[:8]}"
+        """A fresh folder to write in for a piece of work; it does not exist yet.
+
+        Raises:
+            StoreError, OSError: as `folder`.
+        """
+        return self.folder("work") / f"{work}.{uuid.uuid4().hex[:8]}"
+
+    def remove_work(self, work: str) -> None:
+        """Remove what killed processes have left of a piece of work; the caller holds its claim."""
+        for entry in list(os.scandir(self.folder("work"))):
+            if entry.name.partition(".")[0] == work:
+                remove_from_version(self.path, "work", entry.name)
 
     def sweep(self) -> None:
         """Remove what killed runs left in `work/`: whatever nobody holds a claim on."""
-        for entry in list(os.scandir(self.path / "work")):
-            work = entry.name.partition(".")[0]
-            claim = self.claim(work)
+        for entry in list(os.scandir(self.folder("work"))):
+            claim = self.claim(entry.name.partition(".")[0])
             with suppress(OSError):  # on a full disk it stays
                 if claim.take():
-                    if entry.is_dir() and claim.locked:
-                        shutil.rmtree(entry.path, ignore_errors=True)
+                    if claim.locked:
+                        remove_from_version(self.path, "work", entry.name)
                     claim.release()
 
 
@@ -218,8 +254,9 @@ def _sweep_cache(cache: Path) -> None:
     """Remove the versions that killed processes were about to make."""
     with suppress(OSError):  # there is no cache yet, or it is read-only
         for entry in list(os.scandir(cache)):
-            if _BEING_MADE.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > _ABANDONED_SECONDS:
-                shutil.rmtree(entry.path, ignore_errors=True)
+            age = time.time() - entry.stat(follow_symlinks=False).st_mtime
+            if is_being_made(entry.name) and age > _ABANDONED_SECONDS:
+                remove_from_cache(cache, entry.name)
 
 
 def _spec_of(document: dict[str, Any]) -> FeatureSpec:
