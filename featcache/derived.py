@@ -31,7 +31,8 @@ from featcache.quantize import dequantize_array
 from featcache.spec import QUANTIZATION
 from featcache.store import zarr3
 from featcache.store.index import open_index
-from featcache.store.runs import latest_failures
+from featcache.store.join import Rows, item_at, join, what_changed
+from featcache.store.runs import Failure, standing_failures
 from featcache.store.shard import Item
 from featcache.store.version import Version, select_versions
 from featcache.strings import Strings
@@ -72,30 +73,35 @@ class Source:
     def __init__(self, version: Version) -> None:
         self.version = version
         self._index = open_index(version)
-        self._failures = latest_failures(version)
+        self._failures = standing_failures(version, self._index)
         self._shard = lru_cache(_SHARDS_HELD)(self._open_shard)
 
     def read(self, utterances: Sequence[Utterance]) -> list[Given | AudioError]:
         """What the version has of each utterance; held against its checksum.
 
-        An utterance is there if an item of its id was made from a row of the same path, start, duration and channel.
-        For any other there is an `AudioError` with the reason NOT_IN_SOURCE.
+        An utterance is there if an item of its id was made from a row of the same path, start, duration and channel,
+        and its file has not changed and failed since. For any other there is an `AudioError` with the reason
+        NOT_IN_SOURCE.
 
         Raises:
             DamagedError: a shard is damaged.
         """
-        positions = self._index.find(Strings.of(utterance.id for utterance in utterances))
-        rows = row_hashes(
+        ids = Strings.of(utterance.id for utterance in utterances)
+        hashes = row_hashes(
             Strings.of(utterance.path for utterance in utterances),
             np.array([_or_nan(utterance.start) for utterance in utterances]),
             np.array([_or_nan(utterance.duration) for utterance in utterances]),
             np.array([-1 if utterance.channel is None else utterance.channel for utterance in utterances], np.int32),
         )
+        failures = {one.id: self._failures[one.id] for one in utterances if one.id in self._failures}
+        joined = join(self._index, Rows(ids, hashes, np.ones(len(ids), bool)), failures)
         return [
             self._given(utterance, position)
-            if position >= 0 and self._index.row_hash[position] == row
-            else self._missing(utterance, position)
-            for utterance, position, row in zip(utterances, positions.tolist(), rows, strict=True)
+            if position >= 0 and not is_changed
+            else self._missing(utterance, position, joined.failures.get(number))
+            for number, (utterance, position, is_changed) in enumerate(
+                zip(utterances, joined.positions.tolist(), joined.is_changed.tolist(), strict=True)
+            )
         ]
 
     def seconds(self, manifest: Manifest) -> NDArray[np.float64]:
@@ -132,12 +138,12 @@ class Source:
         )
         return Given(item, features)
 
-    def _missing(self, utterance: Utterance, position: int) -> AudioError:
+    def _missing(self, utterance: Utterance, position: int, failure: Failure | None) -> AudioError:
         where = f"not in {self.version.path.name}"
-        failure = self._failures.get(utterance.id)
         if position >= 0:
-            where += ", where this id has another path, start, duration or channel"
-        elif failure is not None:
+            item = item_at(self.version, self._index, position)
+            where += f", whose features of this id are of another row or file: {what_changed(item, utterance, failure)}"
+        elif (failure := self._failures.get(utterance.id)) is not None:
             where += f", where it failed: {failure.reason}: {failure.message}"
         return AudioError(Reason.NOT_IN_SOURCE, where)
 

@@ -2,7 +2,7 @@
 
     FeatcacheError                 exit code 1
     ├── ConfigError                2   a config that cannot be read or is invalid
-    ├── ManifestError              2   a manifest that cannot be read or has errors
+    ├── ManifestError              2   a manifest that cannot be read, has errors, or is not the cache's
     ├── MissingDependencyError     2   an optional package that this command needs
     ├── ArgumentError              2   invalid arguments of a call; also a ValueError
     ├── AudioError                 1   one utterance that cannot be extracted; carries its `Reason`
@@ -59,7 +59,9 @@ class ConfigError(FeatcacheError):
 
 
 class ManifestError(FeatcacheError):
-    """A manifest that cannot be read or has faults; the message lists them with their lines."""
+    """A manifest that cannot be read, or has faults: the message lists them with their lines. Or its rows are not those
+    that a cache was extracted from, or its files are not there.
+    """
 
     exit_code = 2
 

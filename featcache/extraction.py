@@ -28,16 +28,22 @@ from featcache.errors import ConfigError
 from featcache.extractors.rows import RowExtractor
 from featcache.extractors.units import Units
 from featcache.manifest import Manifest
-from featcache.notes import about_chunks, about_missing_files, about_siblings, about_suspects
+from featcache.notes import about_chunks, about_missing_files, about_replaced, about_siblings, about_suspects
 from featcache.pipeline.target import Target, longest
 from featcache.plan import ShardTask, compare, tasks
 from featcache.policy import Choice, choose_policy
 from featcache.preparation import Preparation
 from featcache.provenance import library_versions
-from featcache.sources import refuse_another_corpus, row_seconds, with_changed_sources, would_fail_again
+from featcache.sources import (
+    refuse_another_corpus,
+    refuse_other_files,
+    row_seconds,
+    with_changed_sources,
+    would_fail_again,
+)
 from featcache.store.in_flight import InFlight, find_suspects, forget_suspects
 from featcache.store.index import build_index, open_index
-from featcache.store.runs import Failure, Run, latest_failures
+from featcache.store.runs import Failure, Run, standing_failures
 from featcache.store.version import Version
 from featcache.strings import Strings
 from featcache.summary import Summary, summarize
@@ -63,6 +69,8 @@ class Extraction:
 
     Raises:
         ConfigError: the device does not exist, or a parameter does not go with the sample rate.
+        ManifestError: it looks like another corpus with the same ids, or like one of another root: none of its files is
+            there.
         ArgumentError: a version's folder has been renamed.
         DamagedError: a version's metadata or columns are damaged.
     """
@@ -96,12 +104,8 @@ class Extraction:
         self._made_by = library_versions()
         self._source = source_of(configs, self._extractors, options.source) if options.source else None
         self.work = [self._compare(config) for config in configs]
-        self.notes += [
-            f"{work.info.folder_name}: {work.replaced:,} utterances are extracted again: their path, start, duration, "
-            "channel or file is not what it was"
-            for work in self.work
-            if work.replaced and only is None
-        ]
+        if only is None:
+            self.notes += [about_replaced(work) for work in self.work if work.replaced]
         if self._source is None and only is None:
             lacking = [work for work in self.work if work.todo.missing.any()]
             for work in lacking[:1]:  # the others' files are the same
@@ -183,11 +187,12 @@ class Extraction:
             return Work(config, manifest, info, path, compare(manifest, index, {}), index, choice)
         version = Version.open(path)
         index = open_index(version)
-        recorded = latest_failures(version)
-        failures = {} if self.options.retry_failed else recorded
+        failures = standing_failures(version, index)
         limit = self._max_seconds(config)
 
         def is_unchanged(failure: Failure) -> bool:
+            if self.options.retry_failed:
+                return False
             seconds = None if limit is None else limit * preparation.speed(failure.id)
             return would_fail_again(manifest, failure, config.audio, seconds)
 
@@ -196,6 +201,8 @@ class Extraction:
             todo = with_changed_sources(manifest, todo, index, version)
         elif self._only is None:
             refuse_another_corpus(manifest, todo, index, version)
+        if self._only is None and not self.options.replace:
+            refuse_other_files(manifest, todo, index, version, len(copies))
         if self._only is not None:
             wanted = np.isin(manifest.ids.hashes(), self._only.hashes())
             # What is there of them is what the items that are gone had replaced.
@@ -203,7 +210,7 @@ class Extraction:
             todo = replace(todo, wanted=wanted, present=todo.present & ~wanted, replaces=older)
         reasons = Counter(failures[manifest.ids[row]].reason for row in np.flatnonzero(todo.failed).tolist())
         choice = self._choose(config, version.probes())
-        suspects = find_suspects(version, recorded)
+        suspects = find_suspects(version, failures)
         self.notes += about_suspects(manifest, todo.missing, suspects, path)
         return Work(config, manifest, info, path, todo, index, choice, dict(sorted(reasons.items())), suspects)
 

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.config import Config
-from featcache.errors import ArgumentError, FeatcacheError, counted, listing
+from featcache.errors import ArgumentError, FeatcacheError, ManifestError, counted, listing
 from featcache.extractors import Extractor, Params, find
 from featcache.extractors.model import ModelExtractor
 from featcache.manifest import Manifest
 from featcache.pipeline.decoding import where
+from featcache.sources import stat_of
 from featcache.store.in_flight import Suspects
-from featcache.store.version import VersionInfo, differing_keys, select_versions
+from featcache.store.join import differences, item_at
+from featcache.store.shard import Item
+from featcache.store.version import Version, VersionInfo, differing_keys, select_versions
+from featcache.work import Work
 
 _LOOKED_AT = 256
 """Files that are looked for, of all that are to be extracted."""
+
+_TOLD = 5
+"""Utterances that a note names."""
 
 
 def about_siblings(cache: Path, info: VersionInfo) -> list[str]:
@@ -68,21 +76,63 @@ def about_chunks(config: Config, extractor: Extractor[Params]) -> list[str]:
     ]
 
 
+def about_replaced(work: Work) -> str:
+    """Which utterances of a version are extracted again though there are items of them, and what is different; at least
+    one is.
+
+    Raises:
+        DamagedError: the shard of such an item is not what was written.
+    """
+    rows = np.flatnonzero(work.todo.missing & (work.todo.replaces >= 0)).tolist()
+    version = Version.open(work.path)
+    told = []
+    for row in rows[:_TOLD]:
+        item = item_at(version, work.index, int(work.todo.replaces[row]))
+        differ = differences(item, work.manifest[row]) or _of_file(item, work.manifest)
+        told.append(f"{item.id}: {differ}")
+    more = f" … and {len(rows) - _TOLD:,} more" if len(rows) > _TOLD else ""
+    again = counted(len(rows), "utterance is", "utterances are")
+    return f"{work.info.folder_name}: {again} extracted again: {'; '.join(told)}{more}"
+
+
+def _of_file(item: Item, manifest: Manifest) -> str:
+    """What is different of the file that an item was extracted from, and of the file at that path now."""
+    size, mtime_ns = stat_of(manifest.resolve(item.path))
+    differ = [name for name, same in (("size", size == item.size), ("mtime", mtime_ns == item.mtime_ns)) if not same]
+    return f"its file's {' and '.join(differ)}" if differ else "its file, which has failed meanwhile"
+
+
 def about_missing_files(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]:
-    """That no audio file is where it should be, by some of them: the root is another than was meant, most likely.
+    """That none of the audio files to be extracted is where it should be, by some of them.
 
     Args:
         manifest: `[rows]`.
         rows: bool `[rows]`, which are to be extracted.
+
+    Raises:
+        ManifestError: nor is any other file of the manifest, by some: the root is another than was meant, most likely.
+            A single file that is missing may be just that.
     """
-    wanted = np.flatnonzero(rows)
-    some = wanted[np.unique(np.linspace(0, len(wanted) - 1, min(len(wanted), _LOOKED_AT)).astype(np.int64))]
-    paths = list(dict.fromkeys(manifest.paths[row] for row in some.tolist()))
-    if len(paths) < 2 or any(map(_may_be_there, map(manifest.resolve, paths))):
+    paths = _some_paths(manifest, rows)
+    if len(paths) < 2 or _may_any_be_there(manifest, paths):
         return []
     hint = "" if Path(paths[0]).is_absolute() else "; --root says what relative paths are relative to"
     example = f"for example {paths[0]}{where(paths[0], manifest.root)}"
-    return [f"none of {len(paths):,} audio files checked exists, {example}{hint}"]
+    note = f"none of {len(paths):,} audio files checked exists, {example}{hint}"
+    if not _may_any_be_there(manifest, _some_paths(manifest, ~rows)):
+        raise ManifestError(f"{manifest.source}: {note}")
+    return [note]
+
+
+def _some_paths(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]:
+    """The different paths of some of these rows, from the first to the last."""
+    there = np.flatnonzero(rows)
+    some = there[np.unique(np.linspace(0, len(there) - 1, min(len(there), _LOOKED_AT)).astype(np.int64))]
+    return list(dict.fromkeys(manifest.paths[row] for row in some.tolist()))
+
+
+def _may_any_be_there(manifest: Manifest, paths: Iterable[str]) -> bool:
+    return any(map(_may_be_there, map(manifest.resolve, paths)))
 
 
 def about_suspects(manifest: Manifest, missing: NDArray[np.bool_], suspects: Suspects, path: Path) -> list[str]:

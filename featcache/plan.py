@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.manifest import Manifest, Utterance, row_hashes
-from featcache.store.index import Index
+from featcache.manifest import Manifest, Utterance
+from featcache.store.index import Index, Place
+from featcache.store.join import Rows, join
 from featcache.store.runs import Failure
-from featcache.strings import Strings
 
 MAX_ITEMS = 100_000
 """Utterances in a shard, at most: short clips are many to a megabyte."""
@@ -29,7 +29,8 @@ class Todo:
     """What a version lacks of a manifest; all arrays have one entry a row.
 
     Attributes:
-        present: bool, rows whose features are there, as the row now is.
+        present: bool, rows whose features are there, as the row now is; unless its file has changed since, and has
+            failed.
         failed: bool, rows that failed in an earlier run and need not be tried again.
         replaces: int64, position in the index of the item of the same id that another row (other path,
             start, duration or channel) or another file made; -1 where there is none.
@@ -56,23 +57,23 @@ class ShardTask:
         row: manifest row of the first utterance.
         utterances: to extract, in the manifest's order.
         seconds: of audio, of each utterance: known or estimated.
-        replaces: where the item is that an utterance replaces, by its id: shard name, item number there.
+        replaces: the item that an utterance replaces, by its id.
     """
 
     name: str
     row: int
     utterances: tuple[Utterance, ...]
     seconds: tuple[float, ...]
-    replaces: dict[str, tuple[str, int]]
+    replaces: dict[str, Place]
 
     def supersedes(self, extracted: Iterable[str]) -> dict[str, list[int]]:
         """The items that are obsolete once these ids are extracted: shard name -> item numbers there.
 
-        Not those of utterances that failed: what there is of them stays, and `verify` says that it is not their row.
+        Not those of utterances that failed: what there is of them stays, and the ledger says that it is older.
         """
         obsolete: dict[str, list[int]] = {}
-        for name, number in (self.replaces[id_] for id_ in extracted if id_ in self.replaces):
-            obsolete.setdefault(name, []).append(number)
+        for place in (self.replaces[id_] for id_ in extracted if id_ in self.replaces):
+            obsolete.setdefault(place.shard, []).append(place.item)
         return obsolete
 
     def only(self, numbers: Set[int]) -> ShardTask:
@@ -96,23 +97,15 @@ def compare(
     Args:
         manifest: what is wanted.
         index: of the version.
-        failures: the ledger's latest record of each utterance; empty to try all of them again.
-        is_unchanged: whether a failed utterance's file is still the one that failed.
+        failures: those that stand, by id.
+        is_unchanged: whether a failed utterance's file is still the one that failed; else it is tried again.
     """
-    positions = index.find(manifest.ids)
-    found = positions >= 0
-    rows = row_hashes(manifest.paths, manifest.start, manifest.duration, manifest.channel)
-    present = found.copy()
-    present[found] = index.row_hash[positions[found]] == rows[found]
+    joined = join(index, Rows.of(manifest), failures)
+    present = (joined.positions >= 0) & ~joined.is_changed
     failed = np.zeros(len(manifest), bool)
-    if failures:
-        known = np.isin(manifest.ids.hashes(), Strings.of(failures).hashes())
-        for row in np.flatnonzero(known & ~present).tolist():
-            utterance = manifest[row]
-            failure = failures.get(utterance.id)
-            if failure is not None and _same_row(failure, utterance) and is_unchanged(failure):
-                failed[row] = True
-    return Todo(present, failed, np.where(present, -1, positions), np.ones(len(manifest), bool))
+    for row, failure in joined.failures.items():
+        failed[row] = is_unchanged(failure)
+    return Todo(present, failed, np.where(present, -1, joined.positions), np.ones(len(manifest), bool))
 
 
 def partition(seconds: NDArray[np.float64], seconds_per_shard: float) -> NDArray[np.int64]:
@@ -156,17 +149,8 @@ def _task(
     utterances = tuple(manifest[row] for row in rows.tolist())
     name = hashlib.sha256("\n".join(map(repr, utterances)).encode()).hexdigest()[:12]
     replaces = {
-        utterance.id: (index.shards[index.shard[position]], int(index.item[position]))
+        utterance.id: index.place(position)
         for utterance, position in zip(utterances, todo.replaces[rows].tolist(), strict=True)
         if position >= 0
     }
     return ShardTask(name, int(rows[0]), utterances, tuple(seconds[rows].tolist()), replaces)
-
-
-def _same_row(failure: Failure, utterance: Utterance) -> bool:
-    return (failure.path, failure.start, failure.duration, failure.channel) == (
-        utterance.path,
-        utterance.start,
-        utterance.duration,
-        utterance.channel,
-    )

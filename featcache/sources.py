@@ -1,4 +1,5 @@
-"""The current state of a manifest's files: their length, and whether they have changed since extraction."""
+"""The current state of a manifest's files: their length, whether they have changed since extraction, and whether they
+are the files that a version was extracted from at all."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from featcache.errors import ManifestError, Reason
 from featcache.manifest import Manifest
 from featcache.plan import Todo
 from featcache.store.index import Index
+from featcache.store.join import item_at
 from featcache.store.runs import Failure, roots
 from featcache.store.version import Version
 
@@ -25,6 +27,12 @@ _PROBED = 256
 """Files that are looked at where not all need to be."""
 
 _STAT_THREADS = 16
+
+_MAY_PASS = frozenset({Reason.FILE_UNREADABLE, Reason.NOT_IN_SOURCE, Reason.OUT_OF_MEMORY})
+"""Reasons that are gone when the disk, the source version or the machine is another."""
+
+_FEW = 0.05
+"""Of a version's utterances: as many may get another file without a word from the user."""
 
 
 def row_seconds(manifest: Manifest, known: NDArray[np.float64], speed: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -64,7 +72,7 @@ def with_changed_sources(
         sources[inside] = column[index.item[positions[inside]], :2]
 
     def look(some: NDArray[np.int64]) -> list[tuple[int | None, int | None]]:
-        return [_stat(manifest.resolve(path)) for path in manifest.paths.take(some)]
+        return [stat_of(manifest.resolve(path)) for path in manifest.paths.take(some)]
 
     with ThreadPoolExecutor(_STAT_THREADS) as pool:
         now = list(chain.from_iterable(pool.map(look, np.array_split(rows, 1 + len(rows) // 1024))))
@@ -106,8 +114,50 @@ def refuse_another_corpus(manifest: Manifest, todo: Todo, index: Index, version:
         )
 
 
-_MAY_PASS = frozenset({Reason.FILE_UNREADABLE, Reason.NOT_IN_SOURCE, Reason.OUT_OF_MEMORY})
-"""Reasons that are gone when the disk, the source version or the machine is another."""
+def refuse_other_files(manifest: Manifest, todo: Todo, index: Index, version: Version, copies: int) -> None:
+    """Refuse to replace more than a few per cent of a version, and more than one utterance, by what other files hold:
+    that is another corpus with the same ids, it seems.
+
+    Args:
+        manifest: `[rows]`.
+        todo: what is missing of it, and what that replaces.
+        index: of the version.
+        version: that is to be filled.
+        copies: how many rows there are of each utterance, which differ in speed and noise.
+
+    Raises:
+        ManifestError: says what to do in either case.
+    """
+    rows = np.flatnonzero(todo.missing & (todo.replaces >= 0))
+    utterances = len(index) // copies
+    most = max(1.0, _FEW * utterances)
+    if len(np.unique(rows // copies)) <= most:
+        return
+    rows = rows[_have_other_paths(manifest, rows, todo.replaces[rows], index, version)]
+    count = len(np.unique(rows // copies))
+    if count <= most:
+        return
+    row = manifest[int(rows[0])]
+    item = item_at(version, index, int(todo.replaces[rows[0]]))
+    raise ManifestError(
+        f"{manifest.source}: names other files for {count:,} of the {utterances:,} utterances in {version.path}, for "
+        f"example {row.id}: path {item.path} → {row.path}. If this is another corpus with the same ids, such as dev "
+        "beside train, give it its own cache with -o. If its features are to take the place of those there, --replace "
+        "extracts them"
+    )
+
+
+def _have_other_paths(
+    manifest: Manifest, rows: NDArray[np.int64], positions: NDArray[np.int64], index: Index, version: Version
+) -> NDArray[np.bool_]:
+    """Which rows have another path than the items at these positions were extracted from; bool `[rows]`."""
+    differ = np.zeros(len(rows), bool)
+    shards = index.shard[positions]
+    for number in np.unique(shards).tolist():
+        inside = np.flatnonzero(shards == number)
+        paths = version.shard(index.shards[number]).paths.take(index.item[positions[inside]].astype(np.int64))
+        differ[inside] = paths.hashes() != manifest.paths.take(rows[inside]).hashes()
+    return differ
 
 
 def would_fail_again(manifest: Manifest, failure: Failure, audio: AudioPolicy, max_seconds: float | None) -> bool:
@@ -120,7 +170,7 @@ def would_fail_again(manifest: Manifest, failure: Failure, audio: AudioPolicy, m
         max_seconds: the longest that the recording may be now; None for no limit.
     """
     path = manifest.resolve(failure.path)
-    if failure.reason in _MAY_PASS or _stat(path) != (failure.size, failure.mtime_ns):
+    if failure.reason in _MAY_PASS or stat_of(path) != (failure.size, failure.mtime_ns):
         return False
     if failure.reason == Reason.RATE_REFUSED and audio.resample != "forbid":
         rate = probe_rate(path)
@@ -138,7 +188,7 @@ def _at_even_steps(count: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, count - 1, _PROBED).astype(np.int64))
 
 
-def _stat(path: Path) -> tuple[int | None, int | None]:
+def stat_of(path: Path) -> tuple[int | None, int | None]:
     """A file's size in bytes and mtime in ns; None where there is no such file."""
     try:
         stat = os.stat(path)

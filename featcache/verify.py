@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -19,10 +19,9 @@ from featcache.plan import compare
 from featcache.store import zarr3
 from featcache.store.check import Problem, check_shard
 from featcache.store.index import Repeat, build_index, find_repeats, index_folder, load_index
-from featcache.store.runs import latest_failures
+from featcache.store.runs import Failure, standing_failures
 from featcache.store.shard import Shard
 from featcache.store.version import Version
-from featcache.strings import Strings
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,8 @@ class Report:
         num_bytes: of features as they are stored, with side arrays, of the sound ones.
         data: whether the features' bytes were read.
         problems: damage; and with a manifest, what the version lacks of it.
-        failed: utterances in the failure ledger and in no shard (of the manifest's, where there is one).
+        failed: utterances whose failure stands: they are in no shard, or an older item of them is (of the manifest's,
+            where there is one).
         surplus: utterances that are there and not in the manifest.
         repeated: utterances that two runs have extracted alike; they cost space and do no harm.
         notes: what is no damage and worth knowing.
@@ -100,8 +100,8 @@ def verify(
     superseded_or_repeated = sum(shard.info.items for shard in sound) > len(index)
     repeats = find_repeats(sound) if superseded_or_repeated else []
     problems += _check_repeats(repeats)
-    failures = latest_failures(version)
-    failed = len(failures) - int((index.find(Strings.of(failures)) >= 0).sum())
+    failures = standing_failures(version, index)
+    failed = len(failures)
     surplus = 0
     if manifest is not None:
         manifest = expand(manifest, copies_of(version.info.config))
@@ -109,8 +109,9 @@ def verify(
         failed = int(todo.failed.sum())
         surplus = len(index) - int((todo.present | (todo.replaces >= 0)).sum())
         problems += _lacking(manifest, todo.missing & (todo.replaces < 0), "missing", "is in no shard")
-        changed = todo.replaces >= 0
-        problems += _lacking(manifest, changed, "changed", "its row is not the one that was extracted")
+        older = todo.replaces >= 0
+        problems += _lacking(manifest, older & ~todo.failed, "changed", "its row is not the one that was extracted")
+        problems += _failed(manifest, older & todo.failed, failures)
     return Report(
         path=str(version.path),
         shards=len(names),
@@ -224,3 +225,11 @@ def _notes_on_index(version: Version, names: list[str]) -> Iterator[str]:
 def _lacking(manifest: Manifest, rows: NDArray[np.bool_], kind: str, what: str) -> Iterator[Problem]:
     for row in np.flatnonzero(rows).tolist():
         yield Problem(kind, f"{manifest.ids[row]}: {what}", id=manifest.ids[row])
+
+
+def _failed(manifest: Manifest, rows: NDArray[np.bool_], failures: Mapping[str, Failure]) -> Iterator[Problem]:
+    """Rows of which there is an item, but an older one, since what they ask for has failed."""
+    for row in np.flatnonzero(rows).tolist():
+        failure = failures[manifest.ids[row]]
+        message = f"{failure.id}: what is there of it is older: extracting {failure.path} failed: {failure.reason}: "
+        yield Problem("changed", message + failure.message, id=failure.id)

@@ -33,6 +33,7 @@ class Options:
         shard_megabytes: a shard's size, about.
         retry_failed: try failures of earlier runs again, whether or not their files changed.
         check_sources: extract again where a file's size or mtime is not what it was.
+        replace: extract again where rows name other files than before, however many do.
         source: a version, or the cache that holds it, to make features from instead of audio; for `units` alone.
         batching: how rows are put together: `single`, `equal_length`, `padded`; None for the loosest that is clean.
         allow_mismatch: take that, though it was neither declared nor found to be clean.
@@ -43,6 +44,7 @@ class Options:
     shard_megabytes: float = SHARD_MEGABYTES
     retry_failed: bool = False
     check_sources: bool = False
+    replace: bool = False
     source: Path | None = None
     batching: str | None = None
     allow_mismatch: bool = False

@@ -41,6 +41,7 @@ def make_version(
     side=(),
     quantized=False,
     frame_rate=100.0,
+    rows=None,
 ):
     """Make a version of one or more shards.
 
@@ -53,6 +54,7 @@ def make_version(
         side: specs of side arrays; see `made_up_side` for what they hold.
         quantized: store the features, which are floats, quantised.
         frame_rate: frames per second. Integers of several columns are codes of codebooks of 1,024.
+        rows: what the manifest says of utterances, by id, such as `{"path": "a.wav", "start": 1.5}`.
     """
     config = {"name": name, "extractor": "made_up", "params": params or {}}
     if augment:
@@ -67,7 +69,7 @@ def make_version(
     version = Version.create(Path(cache), VersionInfo(name, fingerprint, config, spec, {}))
     row = 0
     for features in shards:
-        add_shard(version, features, row=row)
+        add_shard(version, features, row=row, rows=rows)
         row += len(features)
     return version
 
@@ -95,13 +97,26 @@ def made_up_side(spec, features):
     return values.reshape(count, *spec.item_shape).astype(spec.dtype)
 
 
-def add_shard(version, features, *, row=0, supersedes=None):
+def add_shard(version, features, *, row=0, supersedes=None, rows=None):
     """Commit one more shard; returns its name."""
     spec = version.info.spec
     arrays: Sequence[np.ndarray] = list(features.values())
     lengths = [len(array) for array in arrays]
     items = [
-        Item(name, f"audio/{name}.wav", None, None, None, length * 160 + 240, 1000, 5, spec.sample_rate)
+        Item(
+            name,
+            **{
+                "path": f"audio/{name}.wav",
+                "start": None,
+                "duration": None,
+                "channel": None,
+                **(rows or {}).get(name, {}),
+            },
+            num_samples=length * 160 + 240,
+            size=1000,
+            mtime_ns=5,
+            sample_rate=spec.sample_rate,
+        )
         for name, length in zip(features, lengths, strict=True)
     ]
     sides = {}

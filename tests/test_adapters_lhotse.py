@@ -120,7 +120,8 @@ class TestCuts:
         spec = FeatureSpec((3,), "float16", 100.0, 400, 16000, "made up")
         version = Version.create(tmp_path / "features", VersionInfo("fast", "ab" * 32, config, spec, {}))
         names = [f"{id_}{suffix}" for id_ in "ab" for suffix in ("", "_sp0.9", "_sp1.1")]
-        add_shard(version, dict(zip(names, make_features(6, (3,)).values(), strict=True)))
+        rows = {id_: {"path": f"{id_[0]}.wav", "start": 9.0 if id_[0] == "a" else None} for id_ in names}
+        add_shard(version, dict(zip(names, make_features(6, (3,)).values(), strict=True)), rows=rows)
         cut_set = list(cuts(featcache.FeatureDataset(featcache.open(version.path), manifest)))
         assert [cut.id for cut in cut_set] == names
         assert [cut.recording_id for cut in cut_set[:3]] == ["a.wav", "a.wav_sp0.9", "a.wav_sp1.1"]
@@ -134,7 +135,8 @@ def long(tmp_path_factory):
     """Two utterances of a thousand frames; the second begins 3.21 s into its recording."""
     folder = tmp_path_factory.mktemp("long")
     stored = {name: np.random.default_rng(1).standard_normal((1000, 4)).astype(np.float16) for name in "ab"}
-    make_version(folder / "features", stored)
+    rows = {"a": {"path": "a.wav", "start": 0.0}, "b": {"path": "b.wav", "start": 3.21}}
+    make_version(folder / "features", stored, rows=rows)
     (folder / "m.csv").write_text("id,path,start\na,a.wav,0\nb,b.wav,3.21\n")
     dataset = featcache.FeatureDataset(featcache.open(folder / "features"), folder / "m.csv")
     return stored, cuts(dataset).to_eager()

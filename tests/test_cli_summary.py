@@ -11,6 +11,7 @@ from gate import interrupt
 from manifests import manifest_of
 
 from featcache import notes
+from featcache.errors import ManifestError
 from featcache.manifest import read_manifest
 
 
@@ -84,15 +85,30 @@ def test_hints_are_commands_that_a_shell_takes(cli, plain, scratch):
 # Missing files
 
 
-def test_where_no_file_is_found_the_root_is_doubted_before_the_run(cli, plain, scratch):
-    """With the place where one was looked for; and not where the first is there, or nothing is to be done."""
-    note = f"00.wav: {scratch}/00.wav; --root says what relative paths are relative to\n"
-    lost = cli("extract", plain.manifest(), "-o", scratch / "c", "--root", scratch)
-    assert lost.code == 3
-    assert note in lost.err
-    assert note in cli("extract", plain.manifest(), "-o", scratch / "d", "--root", scratch, "--dry-run").err
-    assert "none of 12" not in cli("extract", plain.manifest(), "-o", scratch / "c", "--root", scratch).err
-    assert "none of 12" not in cli("extract", plain.manifest(), "-o", scratch / "c").err
+def test_where_no_file_is_there_the_root_is_refused_before_anything_is_written(cli, plain, scratch):
+    """With the place where one was looked for; instead of a ledger full of utterances that nothing is wrong with."""
+    for options in ((), ("--dry-run",), ("-c", "mfcc13", "-c", "fbank80")):
+        lost = cli("extract", plain.manifest(), "-o", scratch / "c", "--root", scratch, *options)
+        assert (lost.code, lost.out) == (2, "")
+        assert "manifest.csv: none of 12 audio files checked exists, for example 00.wav: " in lost.err
+        assert lost.err.endswith(f"00.wav: {scratch}/00.wav; --root says what relative paths are relative to\n")
+        assert not (scratch / "c").exists()
+    assert cli("extract", plain.manifest(), "-o", scratch / "c").code == 0
+    assert "nothing to do" in cli("extract", plain.manifest(), "-o", scratch / "c", "--root", scratch).out
+
+
+def test_files_that_are_missing_are_failures_where_the_root_is_right(cli, plain, scratch):
+    """Others of the manifest are there, or it is one file, which may be just gone."""
+    rows = [*plain.rows, {"id": "gone-1", "path": "gone-1.wav"}, {"id": "gone-2", "path": "gone-2.wav"}]
+    manifest = plain.manifest(rows, "longer.csv")
+    cache = scratch / "c"
+    assert cli("extract", plain.manifest(), "-o", cache).code == 0
+    made = cli("extract", manifest, "-o", cache)
+    assert (made.code, "file_missing 2" in made.out) == (3, True)
+    assert "none of 2 audio files checked exists, for example gone-1.wav" in made.err
+    retried = cli("extract", manifest, "-o", cache, "--retry-failed")
+    assert (retried.code, "file_missing 2" in retried.out) == (3, True)
+    assert cli("extract", plain.manifest(rows[-1:], "one.csv"), "-o", scratch / "d").code == 3
 
 
 @pytest.mark.parametrize(
@@ -118,7 +134,8 @@ def test_a_path_that_cannot_be_looked_at_is_not_called_missing(tmp_path):
     manifest = read_manifest(manifest_of(tmp_path, [("a", "x" * 300), ("b", "y" * 300)], ("id", "path")))
     assert notes.about_missing_files(manifest, np.ones(2, bool)) == []
     manifest = read_manifest(manifest_of(tmp_path, [("a", "x"), ("b", "y")], ("id", "path")))
-    assert len(notes.about_missing_files(manifest, np.ones(2, bool))) == 1
+    with pytest.raises(ManifestError, match="none of 2 audio files checked exists, for example x: "):
+        notes.about_missing_files(manifest, np.ones(2, bool))
     assert notes.about_missing_files(manifest, np.array([True, False])) == []
     assert notes.about_missing_files(manifest, np.zeros(2, bool)) == []
 

@@ -403,12 +403,13 @@ def test_a_run_takes_over_what_a_killed_one_had_begun(cli, plain, gate, gated_co
 
 
 def test_a_run_may_fail_what_another_extracts(cli, scratch):
-    """Two runs of which one sees no audio: what the other extracts is there, and in no ledger."""
+    """Two runs of which one sees a single file: what the other extracts is there, and in no ledger."""
     corpus = Corpus(scratch / "corpus")
     corpus.folder.mkdir()
     for i in range(6):
         soundfile.write(corpus.folder / f"{i}.wav", speech(0.3, seed=i), 16000)
         corpus.add(f"utt-{i}", f"{i}.wav")
+    shutil.copy2(corpus.folder / "0.wav", scratch)
     job = ("extract", corpus.manifest(), "-o", scratch / "c", "--shard-size", "0.01")
     codes = {finished.code for finished in run_together(cli, job, (*job, "--root", scratch))}
     assert codes <= {0, 3}

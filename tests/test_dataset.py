@@ -7,12 +7,23 @@ import textwrap
 import numpy as np
 import pytest
 import torch
-from make_cache import make_features, make_version, padded_reference
+from make_cache import in_three_shards, make_features, make_version, padded_reference
 from processes import MOST_SECONDS
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import featcache
 from featcache.errors import ArgumentError, ManifestError, MissingItemError
+
+ROWS = {f"utt-{n}": {"path": f"{n}.wav", "start": n / 2 or None} for n in range(20)}
+"""What the manifest says of the utterances."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, features):
+    """A cache of these rows; nobody changes it."""
+    folder = tmp_path_factory.mktemp("features")
+    make_version(folder, *in_three_shards(features), rows=ROWS)
+    return folder
 
 
 @pytest.fixture
@@ -99,13 +110,13 @@ class TestFeatureDataset:
         assert np.array_equal(dataset[0]["features"].numpy(), features["utt-0"])
 
     def test_names_the_utterances_that_the_cache_has_not(self, tmp_path, manifest):
-        make_version(tmp_path / "features", make_features(8))
+        make_version(tmp_path / "features", make_features(8), rows=ROWS)
         with pytest.raises(MissingItemError, match=r"train.csv: 2 of 6 utterances are not in .*: utt-11, utt-19$"):
             featcache.FeatureDataset(featcache.open(tmp_path / "features"), manifest)
 
     def test_goes_without_them_where_that_is_asked_for(self, tmp_path, manifest):
         features = make_features(8)
-        make_version(tmp_path / "features", features)
+        make_version(tmp_path / "features", features, rows=ROWS)
         cache = featcache.open(tmp_path / "features")
         dataset = featcache.FeatureDataset(cache, manifest, skip_missing=True)
         assert list(dataset.ids) == ["utt-4", "utt-2", "utt-0", "utt-7"]

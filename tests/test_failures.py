@@ -140,10 +140,11 @@ def test_an_extractor_may_refuse_a_clip_or_fail_it(cli, plain, scratch):
 
 
 def test_when_all_utterances_fail_there_is_a_ledger_and_no_shard(cli, plain, scratch):
-    """A wrong --root, say: nothing is lost by mounting the disk and running again."""
-    made = cli("extract", plain.manifest(), "-o", scratch / "c", "--root", scratch)
+    """A disk that gives files without what is in them, say: nothing is lost by mending it and running again."""
+    corpus = all_junk(plain, scratch)
+    made = cli("extract", corpus.manifest(), "-o", scratch / "c")
     assert made.code == 3
-    assert "file_missing 12" in made.out
+    assert "empty 12" in made.out
     assert "bottleneck" not in made.out  # of nothing
     assert made.out.endswith(f"featcache info {only_version(scratch / 'c').path} --failures\n")
     assert chunk_files(scratch / "c") == {}
@@ -154,8 +155,17 @@ def test_when_all_utterances_fail_there_is_a_ledger_and_no_shard(cli, plain, scr
 
 def test_where_several_versions_lack_utterances_the_summary_names_the_cache(cli, plain, scratch):
     """Its first version alone may have no failures."""
-    made = cli("extract", plain.manifest(), "-o", scratch / "c", "--root", scratch, "-c", "fbank80", "-c", "mfcc13")
+    manifest = all_junk(plain, scratch).manifest()
+    made = cli("extract", manifest, "-o", scratch / "c", "-c", "fbank80", "-c", "mfcc13")
     assert made.out.endswith(f"featcache info {scratch / 'c'} --failures\n")
+
+
+def all_junk(plain, scratch):
+    """The corpus, with files of no bytes."""
+    corpus = plain.copy(scratch / "corpus")
+    for row in corpus.rows:
+        (corpus.folder / row["path"]).write_bytes(b"")
+    return corpus
 
 
 def test_a_raised_limit_of_seconds_lets_in_what_was_too_long(cli, plain, scratch):

@@ -10,10 +10,11 @@ import pytest
 from conftest import scratch_folder
 from hypothesis import given
 from hypothesis import strategies as st
-from small_shards import INFO
+from small_shards import INFO, item, write
 
 from featcache.errors import StoreError
-from featcache.store.runs import Failure, Run, asked_of, latest_failures
+from featcache.store.index import open_index
+from featcache.store.runs import Failure, Run, asked_of, latest_failures, outdated_items, standing_failures
 from featcache.store.version import Version
 
 
@@ -46,6 +47,44 @@ def test_the_ledger_keeps_any_text(names):
         version = Version.create(folder, INFO)
         Run(version, {}).fail(failures)
         assert latest_failures(version) == {one.id: one for one in failures}
+
+
+def test_a_failure_stands_until_something_newer_is_extracted(version, clock):
+    """In no shard; or with an item that is still the one that was to be replaced, wherever repair has put it."""
+    shard = write(version, [item("a"), item("b")], run="first")
+    index = open_index(version)
+    places = {id_: index.place(index.find_one(id_)) for id_ in "ab"}
+    run = Run(version, {})
+    run.fail([failure("a"), failure("b"), failure("c")], {"a": places["a"]})
+    assert set(standing_failures(version, index)) == {"a", "c"}
+    assert set(outdated_items(version, index)) == {"a"}
+    older = standing_failures(version, index)["a"].replaces
+    assert older is not None
+    assert (older.run, int(older.row_hash, 16)) == ("first", places["a"].row_hash)
+
+    moved = write(version, [item("a")], supersedes={shard.name: [0]}, run="first")
+    assert set(standing_failures(version, open_index(version))) == {"a", "c"}
+    index = open_index(version)
+    sealed = (moved.folder / "zarr.json").read_text()
+    (moved.folder / "zarr.json").write_text(sealed.replace("first", "other"))  # damaged: it does not say
+    assert set(standing_failures(version, index)) == {"a", "c"}
+    (moved.folder / "zarr.json").write_text(sealed)
+
+    write(version, [item("a")], supersedes={moved.name: [0]}, run="second")  # of the very same row and file
+    assert set(standing_failures(version, open_index(version))) == {"c"}
+    assert outdated_items(version, open_index(version)) == {}
+
+
+def test_records_of_other_versions_of_featcache_are_read(version):
+    """Without `replaces`, as before there was one, and with keys that are not known yet; what is no record is none."""
+    run = Run(version, {})
+    run.fail([failure("a")])
+    ledger = run.folder / "failures.jsonl"
+    record = json.loads(ledger.read_text())
+    assert "replaces" not in record
+    lines = [{**record, "id": "b", "signal": 11}, {**record, "id": 5}, {**record, "id": "c", "replaces": "x"}, 5, []]
+    ledger.write_text("".join(json.dumps(line) + "\n" for line in [record, *lines]))
+    assert latest_failures(version) == {id_: replace(failure("a"), id=id_) for id_ in "ab"}
 
 
 def test_what_probes_found_comes_back_in_the_order_of_time(version, clock):

@@ -292,10 +292,22 @@ def test_a_versions_items_for_rows_of_a_manifest(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (Utterance("utt-1", "audio/utt-2.wav", None, None, None), "where this id has another path, start"),
-        (Utterance("utt-1", "audio/utt-1.wav", 0.5, None, None), "where this id has another path, start"),
-        (Utterance("utt-1", "audio/utt-1.wav", None, 0.5, None), "where this id has another path, start"),
-        (Utterance("utt-1", "audio/utt-1.wav", None, None, 0), "where this id has another path, start"),
+        (
+            Utterance("utt-1", "audio/utt-2.wav", None, None, None),
+            "whose features of this id are of another row or file: ",
+        ),
+        (
+            Utterance("utt-1", "audio/utt-1.wav", 0.5, None, None),
+            "whose features of this id are of another row or file: ",
+        ),
+        (
+            Utterance("utt-1", "audio/utt-1.wav", None, 0.5, None),
+            "whose features of this id are of another row or file: ",
+        ),
+        (
+            Utterance("utt-1", "audio/utt-1.wav", None, None, 0),
+            "whose features of this id are of another row or file: ",
+        ),
         (Utterance("utt-9", "audio/utt-9.wav", None, None, None), r"not in fbank80-[0-9a-f]{12}$"),
     ],
 )

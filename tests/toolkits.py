@@ -48,12 +48,6 @@ class Made:
 def make(folder: Path) -> Made:
     fbank = make_features(40, seed=5)
     ids = list(fbank)
-    shards = [{id_: fbank[id_] for id_ in ids[first:last]} for first, last in ((0, 9), (9, 30), (30, 40))]
-    make_version(folder / "features", *shards)
-    random = np.random.default_rng(6)
-    lengths = {id_: max(1, len(array) * 3 // 4) for id_, array in fbank.items()}
-    codes = {id_: random.integers(0, 1024, (length, 8)).astype(np.uint16) for id_, length in lengths.items()}
-    make_version(folder / "features", codes, name="codec", frame_rate=75.0)
     rows = {
         id_: {
             "id": id_,
@@ -68,6 +62,16 @@ def make(folder: Path) -> Made:
         }
         for number, id_ in enumerate(reversed(ids[5:35]))
     }
+    places = {
+        id_: {"path": row["path"], "start": float(row["start"]), "channel": int(row["channel"])}
+        for id_, row in rows.items()
+    }
+    shards = [{id_: fbank[id_] for id_ in ids[first:last]} for first, last in ((0, 9), (9, 30), (30, 40))]
+    make_version(folder / "features", *shards, rows=places)
+    random = np.random.default_rng(6)
+    lengths = {id_: max(1, len(array) * 3 // 4) for id_, array in fbank.items()}
+    codes = {id_: random.integers(0, 1024, (length, 8)).astype(np.uint16) for id_, length in lengths.items()}
+    make_version(folder / "features", codes, name="codec", frame_rate=75.0, rows=places)
     manifest = folder / "train.csv"
     with manifest.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[ids[5]]))

@@ -38,7 +38,8 @@ class CachedFeatures:
     """The type of a column that holds utterances' ids, and whose values are their features, `[frames, *item_shape]`.
 
     As with `datasets.Audio`, a value is read when it is looked at, and nothing is copied into the dataset. A value is
-    a numpy array of the stored dtype, the caller's own; formats make of it what they make of arrays.
+    a numpy array of the stored dtype, the caller's own; formats make of it what they make of arrays. The id alone
+    decides: where an utterance is extracted again, from another file, a saved dataset reads its new features.
 
     Attributes:
         path: the version's folder.

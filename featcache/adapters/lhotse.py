@@ -38,6 +38,9 @@ _OF_A_SUPERVISION = ("text", "speaker", "language", "gender")
 class Reader(FeaturesReader):  # type: ignore[misc]
     """What Lhotse reads features and arrays of a version with; it makes one for each array that it reads.
 
+    The id alone decides: Lhotse hands a reader nothing else of a cut. So where an utterance is extracted again, from
+    another file, saved cuts read its new features.
+
     Args:
         storage_path: the version's folder.
     """

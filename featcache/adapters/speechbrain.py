@@ -25,6 +25,8 @@ __all__ = ["Collate", "item", "to_dynamic_item_dataset"]
 def item(given: Cache | FeatureDataset, *, takes: str = "id", provides: str | None = None) -> DynamicItem:
     """A dynamic item that reads features by id: `dataset.add_dynamic_item(item(cache))`.
 
+    The id alone decides: what else SpeechBrain's table says of an utterance, such as its file, is not compared.
+
     Args:
         given: a cache; or a dataset, which may crop, and whose own columns are not looked at.
         takes: the key of the utterances' ids.
@@ -80,7 +82,8 @@ class Collate:
     """A `collate_fn` that gathers the features of a batch in one call: for `make_dataloader`, `SaveableDataLoader`.
 
     The batch is the `PaddedBatch` that would come of examples with the features in them, which come last. So leave
-    their key out of the dataset's output keys, or each utterance is read for itself, and have the ids among them.
+    their key out of the dataset's output keys, or each utterance is read for itself, and have the ids among them. As
+    with `item`, the id alone decides.
 
     Args:
         given: a cache; or a dataset, which may crop, and says what to pad with.

@@ -59,6 +59,11 @@ FAILURES_LEFT = 3
 )
 @click.option("--allow-mismatch", is_flag=True, help="Accept that --batching even though it may change values.")
 @click.option("--check-sources", is_flag=True, help="Re-extract utterances whose file has changed in size or mtime.")
+@click.option(
+    "--replace",
+    is_flag=True,
+    help="Re-extract utterances whose path has changed even if they are more than 5% of the version.",
+)
 @options.trust_remote_code
 @click.option("--dry-run", is_flag=True, help="Only say what would be done: utterances, hours, bytes.")
 @options.as_json("Print the summary as one JSON document.")
@@ -77,6 +82,7 @@ def extract(
     batching: str | None,
     allow_mismatch: bool,
     check_sources: bool,
+    replace: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -88,6 +94,9 @@ def extract(
     Run the command again to extract only what is missing: after a crash, with a longer manifest, or for
     rows whose path, start, duration or channel has changed. Each config gets a version of its own.
     Utterances that cannot be extracted are listed, with the reason, in the version's failure ledger.
+
+    A manifest that names other files for more than 5% of a version's utterances (and more than one) is
+    refused: it looks like another corpus with the same ids. So is one of whose files none is there.
 
     \b
     Examples:
@@ -110,6 +119,7 @@ def extract(
         shard_megabytes=shard_size or SHARD_MEGABYTES,
         retry_failed=retry_failed,
         check_sources=check_sources,
+        replace=replace,
         source=source,
         batching=batching,
         allow_mismatch=allow_mismatch,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Show what a cache holds.")
 @options.version_path
-@click.option("--failures", is_flag=True, help="List the failure ledger: each utterance with its reason.")
+@click.option("--failures", is_flag=True, help="List the failure ledger: each utterance that failed, with its reason.")
 @options.as_json("Print the result as one JSON document.")
 @click.pass_context
 def info(ctx: click.Context, path: Path, failures: bool, as_json: bool) -> None:
@@ -53,14 +53,11 @@ def _describe(version: Version) -> dict[str, Any]:
     from dataclasses import asdict
 
     from featcache.store.index import open_index
-    from featcache.store.runs import latest_failures
+    from featcache.store.runs import standing_failures
     from featcache.store.unfinished import find_unfinished
-    from featcache.strings import Strings
 
     index = open_index(version)
-    ledger = latest_failures(version)
-    standing = index.find(Strings.of(ledger)) < 0
-    failures = [asdict(failure) for failure, stands in zip(ledger.values(), standing, strict=True) if stands]
+    failures = [asdict(failure) for failure in standing_failures(version, index).values()]
     shards = [version.shard(name) for name in index.shards]
     batched = {(one.info.made_by.get("batching"), one.info.made_by.get("mismatch")) for one in shards}
     newest = {probe["device"]: probe for probe in version.probes()}
@@ -121,7 +118,8 @@ def _print(document: dict[str, Any], failures: bool) -> None:
         click.echo(f"  probed on {probe['device']}, {probe['date']}: {best(probe['fastest'])}")
     if failures:
         for failure in document["failures"]:
-            click.echo(f"  {failure['id']}\t{failure['reason']}\t{failure['path']}\t{failure['message']}")
+            older = "" if failure["replaces"] is None else "; an older item of this id is there, and stays"
+            click.echo(f"  {failure['id']}\t{failure['reason']}\t{failure['path']}\t{failure['message']}{older}")
 
 
 def _copies(augment: dict[str, Any]) -> str:

@@ -19,7 +19,6 @@ from featcache.cli.common import default_threads, megabytes, note, print_json, t
 from featcache.errors import DamagedError, MissingDependencyError, counted
 
 if TYPE_CHECKING:
-    from featcache.manifest import Manifest
     from featcache.recompute import Recomputed
     from featcache.store.version import Version
     from featcache.verify import Report
@@ -84,7 +83,7 @@ def verify(
             continue
         with shard_bar(version) as report:
             result = check(version, data=data, manifest=wanted, threads=threads, report=report)
-        again = _recompute(version, wanted, root, recompute, device, threads) if recompute else None
+        again = _recompute(version, root, recompute, device, threads) if recompute else None
         found.append((result, again))
     damaged = any(result.problems or (again and again.problems) for result, again in found)
     if as_json:
@@ -106,7 +105,6 @@ def shard_bar(version: Version) -> Iterator[Callable[[], object]]:
 
 def _recompute(
     version: Version,
-    manifest: Manifest | None,
     root: Path | None,
     count: int,
     device: str | None,
@@ -119,9 +117,8 @@ def _recompute(
         raise MissingDependencyError(error.name or "pydantic", "verify --recompute") from error
     from featcache.store.index import open_index
 
-    folder = root or (manifest.root if manifest else None)
     index = open_index(version)
-    return recompute(version, index, sample(index, count), folder, Device(device, threads))
+    return recompute(version, index, sample(index, count), root, Device(device, threads))
 
 
 def _as_given(manifest: str, root: Path | None) -> str:

@@ -88,7 +88,7 @@ class OpenShard:
             StoreError: the cache cannot be written.
         """
         for fill, writer, failures in zip(self._fills, self._writers, self._failures, strict=True):
-            fill.run.fail(failures)
+            fill.run.fail(failures, self.task.replaces)
             if not writer.items:
                 continue
             version = fill.target.version

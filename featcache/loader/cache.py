@@ -23,7 +23,8 @@ from featcache.loader.tiers import Tiers
 from featcache.quantize import dequantize_array
 from featcache.spec import FeatureSpec
 from featcache.store.index import open_index
-from featcache.store.runs import Failure, latest_failures
+from featcache.store.join import Joined, Rows, join
+from featcache.store.runs import Failure, latest_failures, outdated_items
 from featcache.store.version import Version
 from featcache.strings import Strings
 
@@ -374,6 +375,10 @@ class Cache:
 
     def _outside(self, position: int) -> IndexError:
         return IndexError(f"no utterance at {position}: {self.version.path} holds {len(self):,}")
+
+    def join(self, rows: Rows) -> Joined:
+        """The utterances of a manifest's rows, and which of them are of another row or file than the rows ask for."""
+        return join(self.index, rows, outdated_items(self.version, self.index) if rows.has_path.any() else {})
 
     @cached_property
     def _failures(self) -> dict[str, Failure]:

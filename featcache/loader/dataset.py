@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 import os
+import warnings
 from collections import UserList
 from collections.abc import Collection, Mapping, Sequence, Sized
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from types import NoneType
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, Literal, SupportsIndex, TypeVar
 
 import numpy as np
 import torch
@@ -19,18 +20,20 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, default_collate
 
 from featcache.arguments import whole
-from featcache.errors import ArgumentError, MissingItemError, listing
+from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError, MissingItemError, listing
 from featcache.loader import perturbed
 from featcache.loader.cache import Cache
 from featcache.loader.columns import Column, rows_where, take
 from featcache.loader.crop import Crop
 from featcache.loader.view import Part, View, Views
 from featcache.manifest import Manifest, read_manifest
+from featcache.store.join import Rows, about_changed
 from featcache.strings import Strings
 
 __all__ = ["FeatureDataset"]
 
 _FEATURES = "features"
+_ON_CHANGED = ("error", "warn", "use")
 _Value = TypeVar("_Value")
 
 
@@ -59,11 +62,15 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     Args:
         cache: the opened cache; or several, as a dictionary with names of your choice.
         manifest: a CSV, TSV or JSONL file with an `id` for each utterance, in the order of the dataset; audio paths are
-            not needed. Without a manifest, the dataset has the utterances of the (first) cache, in its order.
+            not needed, but rows that have one are compared with what was extracted. Without a manifest, the dataset has
+            the utterances of the (first) cache, in its order.
         where: select the manifest's rows by columns: `{"split": "train"}`; a list of values matches any of them.
         columns: names of the manifest's columns to keep; by default all. A mapping also sets their types:
             `{"speaker": str, "digit": int}`.
         skip_missing: leave out utterances missing from the cache instead of raising an error; `skipped` lists them.
+        on_changed: what to do about rows with a path whose features are of another row (another path, start, duration
+            or channel under the same id), or of an older file while extracting the new one failed: "error" refuses
+            them, "warn" takes the features and gives a `FeatcacheWarning`, "use" takes them.
         padding_value: the value of frames beyond an utterance's end; with several versions, one for all, or a
             dictionary.
         crop: read only a window of each utterance; an integer is `Crop(frames=…)`.
@@ -83,7 +90,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         MissingItemError: the cache lacks utterances of the manifest; names up to ten, counts all, and says how many
             failed in extraction.
         ManifestError: the manifest cannot be read or has errors; or a column is missing, has another type than
-            `columns` says, or has a name that items and batches use themselves.
+            `columns` says, or has a name that items and batches use themselves; or the features of rows are of other
+            rows or files, see `on_changed`: names up to ten, counts all, and says what differs.
         ArgumentError: other arguments do not fit the versions or each other; or utterances are shorter than a crop with
             `short="error"`.
     """
@@ -96,6 +104,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         where: Mapping[str, object] | None = None,
         columns: Collection[str] | Mapping[str, type] | None = None,
         skip_missing: bool = False,
+        on_changed: Literal["error", "warn", "use"] = "error",
         padding_value: float | Mapping[str, float] = 0,
         crop: Crop | int | None = None,
         codebooks: int | Mapping[str, int] | None = None,
@@ -109,6 +118,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             raise ArgumentError(f'where is {where!r}: give values of columns, such as {{"split": "train"}}')
         if not isinstance(columns, (Collection, NoneType)):
             raise ArgumentError(f"columns is {columns!r}: give a list of names")
+        if on_changed not in _ON_CHANGED:
+            raise ArgumentError(f"on_changed is {on_changed!r}: choose {listing(map(repr, _ON_CHANGED))}")
         self.names = list(caches)
         self.skipped: list[str] = []
         self.dropped: list[str] = []
@@ -132,13 +143,20 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             if rows is not None:
                 self._ids = first.ids.take(rows)
         ids = first.ids if self._ids is None else self._ids
+        if manifest is not None and on_changed != "use":
+            positions = _compared(manifest, Rows.of(manifest, ids), caches, on_changed == "error")
+        else:
+            positions = {
+                name: None if self._ids is None and each is first else each.index.find(ids)
+                for name, each in caches.items()
+            }
         padding = self.by_name("padding_value", padding_value)
         codes = self.by_name("codebooks", codebooks)
         views = [
             View(
                 name,
                 each,
-                None if self._ids is None and each is first else each.index.find(ids),
+                positions[name],
                 codes.get(name),
                 padding.get(name, 0),
             )
@@ -343,6 +361,25 @@ def _by_name(cache: Cache | Mapping[str, Cache]) -> dict[str, Cache]:
     if not cache:
         raise ArgumentError("cache is empty: give an opened cache, or several by name")
     return dict(cache)
+
+
+def _compared(
+    manifest: Manifest, rows: Rows, caches: Mapping[str, Cache], are_refused: bool
+) -> dict[str, NDArray[np.int64] | None]:
+    """The positions of a manifest's rows in each version; those that have features of another row or file are refused,
+    or give a warning.
+    """
+    positions: dict[str, NDArray[np.int64] | None] = {}
+    for name, cache in caches.items():
+        joined = cache.join(rows)
+        positions[name] = joined.positions
+        if not joined.is_changed.any():
+            continue
+        message = about_changed(manifest, rows, cache.version, cache.index, joined)
+        if are_refused:
+            raise ManifestError(f'{message}; or on_changed="use" takes these features all the same')
+        warnings.warn(message, FeatcacheWarning, stacklevel=3)
+    return positions
 
 
 class Items(UserList[dict[str, Any]]):

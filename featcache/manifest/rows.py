@@ -84,6 +84,10 @@ class Manifest:
         """Where the file of one of the `paths` is: under `root`, unless the path is absolute."""
         return self.root / path
 
+    def row_hashes(self) -> NDArray[np.uint64]:
+        """What tells the rows apart, uint64 `[rows]`: the function of that name, of these columns."""
+        return row_hashes(self.paths, self.start, self.duration, self.channel)
+
 
 def row_hashes(
     paths: Strings, start: NDArray[np.float64], duration: NDArray[np.float64], channel: NDArray[np.int32]

@@ -18,6 +18,7 @@ from featcache.loader import Cache
 from featcache.loader.shards import Shards
 from featcache.manifest import Manifest, read_manifest
 from featcache.store.index import Index
+from featcache.store.join import Rows, about_changed
 from featcache.strings import Strings
 
 PIECE_FRAMES = 256
@@ -88,7 +89,8 @@ def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None)
     """The utterances of a manifest, or all, in groups by one of its columns, or in one.
 
     Raises:
-        ManifestError: the manifest cannot be read, has faults, or no such column.
+        ManifestError: the manifest cannot be read, has faults, or no such column; or the cache has features of other
+            rows than those of its rows that have a path.
         MissingItemError: it has utterances that the cache has not; names up to ten.
         StoreError: there are no utterances.
     """
@@ -100,7 +102,14 @@ def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None)
         if not isinstance(manifest, Manifest):
             manifest = read_manifest(manifest, audio=False, carry=by is not None)
         manifest = expand(manifest, copies_of(cache.config))  # what training has of them
-        positions = cache.index.find(manifest.ids)
+        rows = Rows.of(manifest)
+        joined = cache.join(rows)
+        if joined.is_changed.any():
+            raise ManifestError(
+                f"{about_changed(manifest, rows, cache.version, cache.index, joined)}; or a manifest without paths, to "
+                "go by ids alone"
+            )
+        positions = joined.positions
         missing = np.flatnonzero(positions < 0).tolist()
         if missing:
             error = cache.missing_error([manifest.ids[row] for row in missing], len(manifest))

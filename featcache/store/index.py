@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,20 @@ _ARRAYS = {
 _FILES = ("ids", "id_offsets", *_ARRAYS)
 _KEPT = 3
 _BLOCK_BYTES = 1 << 20
+
+
+class Place(NamedTuple):
+    """Where an item is, and what it is of.
+
+    Attributes:
+        shard: the name of the shard that holds it.
+        item: its number in that shard.
+        row_hash: the hash of the row that it was extracted from.
+    """
+
+    shard: str
+    item: int
+    row_hash: int
 
 
 @dataclass(frozen=True)
@@ -80,6 +94,10 @@ class Index:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def place(self, position: int) -> Place:
+        """Where the item at a position is."""
+        return Place(self.shards[self.shard[position]], int(self.item[position]), int(self.row_hash[position]))
 
     def find(self, ids: Strings) -> NDArray[np.int64]:
         """The position of each id, -1 where there is none; int64 `[n]`."""

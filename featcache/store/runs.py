@@ -1,4 +1,4 @@
-"""What each run did, and the failure ledger: every utterance that is in no shard, and why.
+"""What each run did, and the failure ledger: every utterance that could not be extracted, and why.
 
     runs/<UTC time>-<4 hex>/
       run.json          the request and, once the run has ended, the outcome
@@ -8,6 +8,9 @@ While it is running, a run holds a lock on its folder, if the file system has lo
 
 The latest record of an utterance counts. Records reach the disk before the shard that lacks the
 utterances, so that a kill in between loses none.
+
+A failure stands as long as nothing has made up for it: its utterance is in no shard; or there is an item of it, but
+still the older one, of another row or another file, that the failed extraction was to replace.
 """
 
 from __future__ import annotations
@@ -16,16 +19,31 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from featcache.errors import StoreError
+from featcache.errors import DamagedError, StoreError
 from featcache.store import zarr3
+from featcache.store.index import Index, Place
 from featcache.store.own_folders import refuse_links
 from featcache.store.version import Version
+from featcache.strings import Strings
+
+
+@dataclass(frozen=True, slots=True)
+class Older:
+    """The item that a failed utterance was to replace; it stays. Repair may move it to another shard.
+
+    Attributes:
+        run: the name of the run that extracted it; empty if its shard does not say.
+        row_hash: the hash of the row that it was extracted from, as 16 hex digits.
+    """
+
+    run: str
+    row_hash: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +57,7 @@ class Failure:
         message: what was seen.
         size: of the audio file in bytes, when it was tried; None where there was no file.
         mtime_ns: of the audio file, likewise.
+        replaces: the item that there is of the utterance nevertheless; None where there was none.
     """
 
     id: str
@@ -50,6 +69,7 @@ class Failure:
     message: str
     size: int | None
     mtime_ns: int | None
+    replaces: Older | None = None
 
 
 class Run:
@@ -64,6 +84,7 @@ class Run:
         self.id = f"{started:%Y%m%dT%H%M%S.%f}Z-{secrets.token_hex(2)}"
         refuse_links(version.path, "runs")
         self.folder = version.path / "runs" / self.id
+        self._version = version
         self._record: dict[str, Any] = {"started": started.isoformat(), "asked": asked}
         self._descriptor = -1
         try:
@@ -78,9 +99,19 @@ class Run:
     def __del__(self) -> None:
         self._end()
 
-    def fail(self, failures: Iterable[Failure]) -> None:
-        """Add failures to the ledger, and flush it to disk."""
-        lines = "".join(json.dumps(asdict(failure), ensure_ascii=False) + "\n" for failure in failures)
+    def fail(self, failures: Iterable[Failure], replaces: Mapping[str, Place] = {}) -> None:
+        """Add failures to the ledger, and flush it to disk.
+
+        Args:
+            failures: of utterances of this run.
+            replaces: the items that utterances were to replace, by id.
+
+        Raises:
+            DamagedError: the shard of such an item is not what was written.
+        """
+        lines = "".join(
+            json.dumps(_record(failure), ensure_ascii=False) + "\n" for failure in self._all(failures, replaces)
+        )
         if not lines:
             return
         path = self.folder / "failures.jsonl"
@@ -97,6 +128,16 @@ class Run:
         self._record |= {"finished": datetime.now(UTC).isoformat(), "outcome": outcome}
         self._write()
         self._end()
+
+    def _all(self, failures: Iterable[Failure], replaces: Mapping[str, Place]) -> Iterator[Failure]:
+        """The failures, each with the item that it leaves in place."""
+        run_of: dict[str, str] = {}
+        for failure in failures:
+            if (place := replaces.get(failure.id)) is not None:
+                if place.shard not in run_of:
+                    run_of[place.shard] = _run_of(self._version, place.shard)
+                failure = replace(failure, replaces=Older(run_of[place.shard], _hex(place.row_hash)))
+            yield failure
 
     def _end(self, close: Callable[[int], None] = os.close) -> None:  # a default: `os` may be gone at the exit
         if self._descriptor >= 0:
@@ -134,15 +175,92 @@ def failures_of(version: Version, run: str) -> Iterator[Failure]:
         return
     for line in text.split("\n"):
         try:
-            yield Failure(**json.loads(line))
+            yield _failure_of(json.loads(line))
         except (ValueError, TypeError):
             continue  # torn by a kill: its utterance is in no shard, and tried again
 
 
 def latest_failures(version: Version) -> dict[str, Failure]:
     """The latest record of every utterance that ever failed, by id; some may have been extracted since."""
-    runs = sorted(path.parent.name for path in (version.path / "runs").glob("*/failures.jsonl"))
-    return {failure.id: failure for run in runs for failure in failures_of(version, run)}
+    return {failure.id: failure for run in _with_failures(version) for failure in failures_of(version, run)}
+
+
+def standing_failures(version: Version, index: Index) -> dict[str, Failure]:
+    """The failures that stand, by id: of utterances that have no item, or still the one that was to be replaced.
+
+    Args:
+        version: whose ledger.
+        index: of the items that it holds.
+    """
+    failures = latest_failures(version)
+    run_of: dict[str, str | None] = {}
+
+    def is_at(position: int, older: Older | None) -> bool:
+        place = index.place(position)
+        if older is None or older.row_hash != _hex(place.row_hash):
+            return False
+        if place.shard not in run_of:
+            try:
+                run_of[place.shard] = _run_of(version, place.shard)
+            except DamagedError:  # it does not say; until it is repaired, nothing says that the failure is over
+                run_of[place.shard] = None
+        return run_of[place.shard] in (older.run, None)
+
+    positions = index.find(Strings.of(failures)).tolist()
+    return {
+        failure.id: failure
+        for failure, position in zip(failures.values(), positions, strict=True)
+        if position < 0 or is_at(position, failure.replaces)
+    }
+
+
+def outdated_items(version: Version, index: Index) -> dict[str, Failure]:
+    """The standing failures of utterances that have an item, by id: it is not what the latest extraction was to give.
+
+    Where no failure has left an item in place, this reads the ledger's bytes and nothing else.
+    """
+    ledgers = (version.path / "runs" / run / "failures.jsonl" for run in _with_failures(version))
+    if not any(b'"replaces"' in ledger.read_bytes() for ledger in ledgers):
+        return {}
+    standing = standing_failures(version, index)
+    there = index.find(Strings.of(standing)) >= 0
+    return {failure.id: failure for failure, is_there in zip(standing.values(), there, strict=True) if is_there}
+
+
+def _with_failures(version: Version) -> list[str]:
+    """The names of the runs that have recorded failures, the earliest first."""
+    return sorted(path.parent.name for path in (version.path / "runs").glob("*/failures.jsonl"))
+
+
+def _record(failure: Failure) -> dict[str, Any]:
+    """A line of the ledger; without `replaces` where there is nothing, as readers before it know it."""
+    record = asdict(failure)
+    if failure.replaces is None:
+        del record["replaces"]
+    return record
+
+
+def _failure_of(record: dict[str, Any]) -> Failure:
+    """What a line of the ledger says.
+
+    Raises:
+        TypeError: it is no record of a failure.
+    """
+    known = {field.name: record[field.name] for field in fields(Failure) if field.name in record}
+    older = known.get("replaces")
+    failure = Failure(**{**known, "replaces": None if older is None else Older(**older)})
+    if not (isinstance(failure.id, str) and isinstance(failure.path, str)):
+        raise TypeError("id and path are text")
+    return failure
+
+
+def _run_of(version: Version, shard: str) -> str:
+    """The name of the run that extracted a shard's items, which repair hands on; empty if the shard does not say."""
+    return str(version.shard(shard).info.made_by.get("run", ""))
+
+
+def _hex(row_hash: int) -> str:
+    return f"{row_hash:016x}"
 
 
 def roots(version: Version) -> set[str]:

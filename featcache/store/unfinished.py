@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from featcache.store.index import Index
-from featcache.store.runs import failures_of, is_going_on
+from featcache.store.runs import failures_of, is_going_on, standing_failures
 from featcache.store.version import Version
 from featcache.strings import Strings
 
@@ -29,7 +29,7 @@ class Unfinished:
         manifest: that the run was given.
         utterances: in the manifest; or where some were lost, in the version, when the run found them there.
         missing: those that are neither there nor in the failure ledger.
-        failed: those that are in the ledger, by this run or later ones.
+        failed: utterances of the runs over that manifest whose failure stands; of some, there may be an older item.
         is_going_on: whether the run is alive, as far as can be seen from here.
         were_there: whether the missing ones were there once: their shards have been removed.
     """
@@ -80,28 +80,30 @@ def find_unfinished(version: Version, index: Index) -> list[Unfinished]:
         others = [other for other in runs[:number] if other.manifest != run.manifest]
         missing = run.asked["new"] - (len(index) - run.asked["held"] - sum(other.extracted for other in others))
         if missing > 0:
-            failed = _failed(same, index)
-            missing -= failed
+            failed, without_item = _failed(same, version, index)
+            missing -= without_item
         if missing > 0:
             path, utterances = run.manifest[0], run.asked["utterances"]
             found.append(Unfinished(path, utterances, missing, failed, is_going_on(version, run.name)))
-    return found or _lost(runs, index)
+    return found or _lost(runs, version, index)
 
 
-def _lost(runs: list[_Run], index: Index) -> list[Unfinished]:
+def _lost(runs: list[_Run], version: Version, index: Index) -> list[Unfinished]:
     """What is missing of what was there: at most one entry."""
     fullest = max(range(len(runs)), key=lambda number: runs[number].items, default=None)
     if fullest is None or runs[fullest].items <= len(index):
         return []
-    failed = _failed(runs[:fullest], index)  # since then: say in a repair, when their audio was gone
+    failed, without_item = _failed(runs[:fullest], version, index)  # since then: say in a repair, when audio was gone
     run = runs[fullest]
-    missing = run.items - len(index) - failed
+    missing = run.items - len(index) - without_item
     return [Unfinished(run.manifest[0], run.items, missing, failed, False, were_there=True)] if missing > 0 else []
 
 
-def _failed(runs: list[_Run], index: Index) -> int:
-    """How many utterances these runs have in the ledger, and the version has not."""
-    return int((index.find(Strings.of(set[str]().union(*(run.failed_ids() for run in runs)))) < 0).sum())
+def _failed(runs: list[_Run], version: Version, index: Index) -> tuple[int, int]:
+    """How many utterances of these runs have a failure that stands, and how many of these have no item."""
+    standing = standing_failures(version, index)
+    ids = set[str]().union(*(run.failed_ids() for run in runs)) & standing.keys()
+    return len(ids), int((index.find(Strings.of(ids)) < 0).sum())
 
 
 def _latest(version: Version) -> list[str]:

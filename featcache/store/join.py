@@ -1,0 +1,166 @@
+"""A manifest's rows joined with the items of the same ids, and which of these are not what the rows ask for.
+
+An id alone does not say what an item was extracted from: two manifests may use it for different files, a row's `start`
+may have been edited since, or a file been exchanged and the new one be unreadable. So whatever joins a manifest with a
+version does it here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import listing
+from featcache.manifest import Manifest, Utterance, row_hashes
+from featcache.store.index import Index
+from featcache.store.runs import Failure
+from featcache.store.shard import Item
+from featcache.store.version import Version
+from featcache.strings import Strings
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What decides which item a row of a manifest has.
+
+    Attributes:
+        ids: `[rows]`.
+        hashes: uint64 `[rows]`, of path, start, duration and channel; see `featcache.manifest.row_hashes`.
+        has_path: bool `[rows]`, whether a row says what it is of. Of others, nothing but the id is compared.
+    """
+
+    ids: Strings
+    hashes: NDArray[np.uint64]
+    has_path: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, manifest: Manifest, ids: Strings | None = None) -> Rows:
+        """The rows of a manifest; or of the copies of its utterances, beside each other, with these ids."""
+        has_path = manifest.paths.byte_lengths() > 0
+        hashes = manifest.row_hashes() if has_path.any() else np.zeros(len(manifest), np.uint64)
+        if ids is None:
+            return cls(manifest.ids, hashes, has_path)
+        copies = len(ids) // len(manifest)
+        return cls(ids, np.repeat(hashes, copies), np.repeat(has_path, copies))
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Rows and the items of the same ids.
+
+    Attributes:
+        positions: int64 `[rows]`, of the item of each row's id in the index; -1 where there is none.
+        is_another: bool `[rows]`, whether that item was extracted from another path, start, duration or channel.
+        failures: the standing failure of the very row, by the row's number, for rows that have one.
+    """
+
+    positions: NDArray[np.int64]
+    is_another: NDArray[np.bool_]
+    failures: Mapping[int, Failure]
+
+    @property
+    def is_changed(self) -> NDArray[np.bool_]:
+        """bool `[rows]`: there is an item of the id, but of another row, or of what the row's file was before."""
+        changed = self.is_another.copy()
+        failed = np.fromiter(self.failures, np.int64, len(self.failures))
+        changed[failed[self.positions[failed] >= 0]] = True
+        return changed
+
+
+def join(index: Index, rows: Rows, failures: Mapping[str, Failure]) -> Joined:
+    """Join rows with the items of the same ids.
+
+    Args:
+        index: of a version.
+        rows: of a manifest.
+        failures: those that stand, by id.
+    """
+    positions = index.find(rows.ids)
+    found = np.flatnonzero((positions >= 0) & rows.has_path)
+    is_another = np.zeros(len(positions), bool)
+    is_another[found] = index.row_hash[positions[found]] != rows.hashes[found]
+    failed = {}
+    if failures:
+        failed_row = dict(zip(failures, _hashes_of(failures.values()).tolist(), strict=True))
+        may_have_failed = np.isin(rows.ids.hashes(), Strings.of(failures).hashes()) & rows.has_path
+        for row in np.flatnonzero(may_have_failed).tolist():
+            if failed_row.get(id_ := rows.ids[row]) == int(rows.hashes[row]):
+                failed[row] = failures[id_]
+    return Joined(positions, is_another, failed)
+
+
+def about_changed(manifest: Manifest, rows: Rows, version: Version, index: Index, joined: Joined) -> str:
+    """What to say of rows whose items are not what they ask for: which, what is different of the first, what to do.
+
+    Args:
+        manifest: that the rows are of.
+        rows: that were joined.
+        version: that has the items.
+        index: of the version.
+        joined: the rows and the items; at least one is changed.
+
+    Raises:
+        DamagedError: the shard of the first one is not what was written.
+    """
+    changed = np.flatnonzero(joined.is_changed)
+    first, copies = int(changed[0]), len(rows.ids) // len(manifest)
+    item = item_at(version, index, int(joined.positions[first]))
+    what = what_changed(item, manifest[first // copies], joined.failures.get(first))
+    mended = " once what failed is mended" if joined.failures else ""
+    return (
+        f"{manifest.source}: for {len(changed):,} of {len(rows.ids):,} utterances, {version.path} has features of "
+        f"another row or file: {listing(rows.ids.take(changed))}; {item.id}: {what}. "
+        f"`featcache extract {manifest.source} …` extracts them again{mended}; or give the manifest that they were "
+        "extracted from"
+    )
+
+
+def what_changed(item: Item, utterance: Utterance, failure: Failure | None) -> str:
+    """What is different of an item and the row that asks for it: `path a.wav → c.wav`.
+
+    Args:
+        item: that there is.
+        utterance: what is asked for.
+        failure: of that, where it has failed.
+    """
+    found = differences(item, utterance)
+    if failure is None:
+        return found
+    failed = f"failed: {failure.reason}: {failure.message}"
+    if not found:
+        return f"its file has changed since, and extracting the new one {failed}"
+    return f"{found}, and extracting that {failed}"
+
+
+def differences(item: Item, utterance: Utterance) -> str:
+    """What a row has otherwise than the row that an item was extracted from; empty if nothing."""
+    pairs = [(name, getattr(item, name), getattr(utterance, name)) for name in ("path", "start", "duration", "channel")]
+    return ", ".join(f"{name} {_shown(was)} → {_shown(now)}" for name, was, now in pairs if was != now)
+
+
+def item_at(version: Version, index: Index, position: int) -> Item:
+    """What the version keeps of an item besides its features.
+
+    Raises:
+        DamagedError: its shard is not what was written.
+    """
+    place = index.place(position)
+    (item,) = version.shard(place.shard).items([place.item])
+    return item
+
+
+def _hashes_of(failures: Collection[Failure]) -> NDArray[np.uint64]:
+    """The hashes of the rows that failed, uint64 `[failures]`."""
+    starts, durations = (
+        np.array([np.nan if seconds is None else seconds for seconds in column], np.float64)
+        for column in ([one.start for one in failures], [one.duration for one in failures])
+    )
+    channels = np.array([-1 if one.channel is None else one.channel for one in failures], np.int32)
+    return row_hashes(Strings.of(one.path for one in failures), starts, durations, channels)
+
+
+def _shown(value: object) -> object:
+    return "(none)" if value is None else value
