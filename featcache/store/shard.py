@@ -22,7 +22,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -118,15 +117,22 @@ class Shard:
     def __init__(self, folder: Path, fingerprint: str | None) -> None:
         self.folder = folder
         self.fingerprint = fingerprint
+        self._info: ShardInfo | None = None
 
     @property
     def name(self) -> str:
         """The folder's name."""
         return self.folder.name
 
-    @cached_property
+    @property
     def info(self) -> ShardInfo:
-        """The group's attributes, checked against their seal."""
+        """The group's attributes, checked against their seal, and read once."""
+        # No `cached_property`: Python 3.11's has a lock for all shards, and a child forked while it is held hangs.
+        if self._info is None:
+            self._info = self._read_info()
+        return self._info
+
+    def _read_info(self) -> ShardInfo:
         with self._naming_remedy():
             try:
                 info = ShardInfo(**zarr3.read_group(self.folder))
