@@ -52,12 +52,12 @@ def replace_by_link(path: Path, target: Path) -> None:
     path.symlink_to(target)
 
 
-def run_everything(cli, plain, cache: Path) -> dict[str, object]:
-    """Every command that opens a version, and Python's way."""
+def run_everything(cli, plain, cache: Path, there: str) -> dict[str, object]:
+    """Every command that opens a version, and Python's way; `there` is the id of an utterance in it."""
     manifest = plain.manifest()
     commands = {
         "info": ("info", cache),
-        "show": ("show", cache, "utt-00"),
+        "show": ("show", cache, there),
         "stats": ("stats", cache),
         "verify": ("verify", cache, "--manifest", manifest),
         "extract": ("extract", manifest, "-o", cache, "--shard-size", "0.04"),
@@ -85,10 +85,12 @@ def lacking(cache) -> Path:
 @pytest.mark.parametrize("name", ["index", *WRITTEN])
 def test_a_folder_that_is_a_link_is_not_written(cli, plain, lacking, victim, name):
     """Commands that write say so and stop; but for the index, which is then made in memory."""
-    link = only_version(lacking).path / name
+    version = only_version(lacking)
+    there = version.shard(version.shard_names()[-1]).ids[0]
+    link = version.path / name
     replace_by_link(link, victim)
     before = tree(victim)
-    told = run_everything(cli, plain, lacking)
+    told = run_everything(cli, plain, lacking, there)
     assert tree(victim) == before
     assert os.readlink(link) == str(victim)
     if name == "index":
@@ -107,7 +109,8 @@ def test_a_folder_that_is_a_link_is_not_written(cli, plain, lacking, victim, nam
 def test_links_in_the_place_of_what_is_removed_stay_and_what_they_lead_to(cli, plain, lacking, victim):
     """One level deeper: an index, leftovers of killed runs, locks, a damaged shard."""
     version = only_version(lacking)
-    damaged, _ = version.shard_names()
+    damaged, other = version.shard_names()
+    there = version.shard(other).ids[0]
     links = [version.path / "work" / name for name in NAMES[6:]]
     links += [version.path / "work" / name for name in ("x.12345678", "index.lock", "repair.lock", "y.lock")]
     links += list((version.path / "index").iterdir())
@@ -116,7 +119,7 @@ def test_links_in_the_place_of_what_is_removed_stay_and_what_they_lead_to(cli, p
         target = victim / link.name if link.suffix == ".lock" else victim
         replace_by_link(link, target)  # what `y.lock` leads to is not there
     before = tree(victim)
-    run_everything(cli, plain, lacking)
+    run_everything(cli, plain, lacking, there)
     assert tree(victim) == before
     assert all(link.is_symlink() for link in links)
     assert shard.is_symlink()  # to repair, it takes the lock `repair.lock`, which is a link
