@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.arguments import local
 from featcache.config import Config
 from featcache.copies import Copies, expand
 from featcache.derived import derive, source_of
@@ -62,7 +63,7 @@ class Extraction:
 
     Raises:
         ConfigError: the device does not exist, or a parameter does not go with the sample rate.
-        ArgumentError: a version's folder has been renamed.
+        ArgumentError: a version's folder has been renamed, or the cache is a URL.
         DamagedError: a version's metadata or columns are damaged.
     """
 
@@ -74,6 +75,7 @@ class Extraction:
         options: Options,
         only: Strings | None = None,
     ) -> None:
+        local("cache", cache)
         names = [config.name for config in configs]
         if len(set(names)) < len(names):
             raise ConfigError(f"two configs have the same name: {', '.join(sorted(names))}; each names a version")

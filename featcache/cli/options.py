@@ -73,4 +73,4 @@ trust_remote_code = click.option(
 """For every command that builds extractors."""
 
 version_path = click.argument("path", metavar="CACHE[/VERSION]", type=PATH)
-"""For every command that takes one version, or all of a cache."""
+"""For every command that takes one version, by its folder or its config's name, or all of a cache."""
