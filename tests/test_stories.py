@@ -105,7 +105,7 @@ def test_without_a_manifest_tones_stand_for_the_digits(monkeypatch, tmp_path, ca
     monkeypatch.setattr(training, "DATA", tmp_path / "none.csv")
     paths = training.split(None, tmp_path, None)
     assert "tones stand for spoken digits" in capsys.readouterr().err
-    rows = {name: list(csv.DictReader(path.open(newline=""))) for name, path in paths.items()}
+    rows = {name: list(csv.DictReader(path.read_text().splitlines())) for name, path in paths.items()}
     assert [len(rows[name]) for name in ("all", "train", "test")] == [3000, 2700, 300]
     for split in ("train", "test"):
         assert {row["digit"] for row in rows[split]} == {str(digit) for digit in range(10)}
