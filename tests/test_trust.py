@@ -141,6 +141,20 @@ def test_the_option_imports_it(shell, command):
         assert done.exit_code == 0, done.output
 
 
+def test_units_in_a_cache_import_no_extractor_that_their_file_names(shell):
+    """The file of units is as much a stranger's as the cache whose config names it."""
+    assert shell("fit-kmeans").exit_code == 0
+    assert shell("units").exit_code == 0
+    rename_extractor(only_version(shell.cache), "planted:X")
+    assert shell("fit-kmeans").exit_code == 0  # the same centroids, of features that another extractor is to make
+    shell.cache = shell.cache / "made"
+    assert shell("verify").exit_code == 0
+    refused = shell("recompute")
+    assert refused.exit_code == 2
+    assert f"names planted:X, {REFUSED}" in refused.stderr
+    assert shell.imported == []
+
+
 def test_an_installed_packages_extractor_is_taken_by_both_its_names(shell):
     """An entry point is what an installed package registers; a config may name its class as well."""
     package = shell.cache / "planted-1.dist-info"
