@@ -11,7 +11,7 @@ import featcache
 
 torch.manual_seed(0)
 
-dataset = featcache.FeatureDataset(featcache.open("features"), manifest="examples/manifest.csv")
+dataset = featcache.FeatureDataset(featcache.open("features/fbank80"), manifest="examples/manifest.csv")
 sampler = featcache.BucketBatchSampler(dataset.lengths, batch_size=4)  # or max_frames=, a limit on padded frames
 batches = featcache.DataLoader(dataset, sampler)  # or device="cuda": pinned, and copied while training runs
 model = torch.nn.Sequential(torch.nn.LayerNorm(80), torch.nn.Linear(80, 1))

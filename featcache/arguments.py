@@ -1,15 +1,20 @@
-"""Checks of numeric arguments: anything else is refused with a one-line error."""
+"""Checks of arguments, numbers and paths: anything else is refused with a one-line error."""
 
 from __future__ import annotations
 
 import math
 import operator
+import os
+import re
 from numbers import Real
 from typing import Any
 
 from featcache.errors import ArgumentError
 
-__all__ = ["is_number", "number", "whole"]
+__all__ = ["is_number", "local", "number", "whole"]
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+"""As text, and as pathlib shortens it: `s3://bucket` and `s3:/bucket`."""
 
 
 def whole(name: str, value: Any, least: int | None = None) -> int:
@@ -55,3 +60,18 @@ def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf
 def is_number(value: object) -> bool:
     """Whether something is one of Python's or numpy's real numbers, and no bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def local(name: str, path: str | os.PathLike[str]) -> None:
+    """Refuse a URL where a path is wanted: as a path, it would be a folder called `s3:`.
+
+    Args:
+        name: of the argument.
+        path: that was given.
+
+    Raises:
+        ArgumentError: it is a URL.
+    """
+    given = os.fspath(path)
+    if (match := _URL.match(given)) and (not isinstance(path, str) or given.startswith("/", match.end())):
+        raise ArgumentError(f"{name}: {given} is a URL: mount or copy what is there, and give a path on this machine")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from featcache import extractors
 from featcache.copies import Copies, copies_of
+from featcache.downloads import without_downloads
 from featcache.errors import ConfigError, listing
 from featcache.faults import faults_of
 from featcache.noise_manifest import read_noise
@@ -82,6 +84,7 @@ class Config:
         dtype: numpy name of the stored dtype.
         augment: which further copies of utterances are made; None for no others.
         source: what it was read from, for messages: a file, or a packaged config's name; empty where that is unknown.
+        is_recorded: whether it comes from a cache, and not from its user: see `recorded_config`.
     """
 
     name: str
@@ -91,6 +94,7 @@ class Config:
     dtype: str
     augment: AugmentPolicy | None = None
     source: str = field(default="", compare=False)
+    is_recorded: bool = field(default=False, compare=False)
 
     @property
     def extractor_class(self) -> type[extractors.Extractor[extractors.Params]]:
@@ -109,7 +113,8 @@ class Config:
             ConfigError: the parameters go neither with the sample rate nor with each other, or weights cannot be had.
         """
         try:
-            return self.extractor_class(self.params, self.audio.sample_rate, device)
+            with _weights(self.is_recorded):
+                return self.extractor_class(self.params, self.audio.sample_rate, device)
         except ConfigError as error:  # of several configs, it is to be said which
             raise ConfigError(f"config {self.source or self.name}: {error}") from error
 
@@ -126,7 +131,8 @@ class Config:
 
     def fingerprint(self) -> str:
         """SHA-256, in hex, of everything that decides the values: see `featcache.extractors.fingerprint`."""
-        return extractors.fingerprint(self.resolved())
+        with _weights(self.is_recorded):
+            return extractors.fingerprint(self.resolved())
 
 
 def load_config(source: str | Path) -> Config:
@@ -172,12 +178,12 @@ def parse_config(text: str, source: str = _NAMELESS, folder: Path | None = None)
 
 
 def config_from(document: dict[str, Any], source: str = _NAMELESS, folder: Path | None = None) -> Config:
-    """Validate a config given as plain values: a YAML file's, or the resolved config that a version keeps.
+    """Validate a config of its user's own, given as plain values; it imports the extractor that it names.
 
     Args:
         document: the values.
         source: names it in messages.
-        folder: what relative paths in it are relative to; None for the current folder. A resolved config has none.
+        folder: what relative paths in it are relative to; None for the current folder.
 
     Raises:
         ConfigError: every fault, each with its dotted path.
@@ -215,6 +221,35 @@ def config_from(document: dict[str, Any], source: str = _NAMELESS, folder: Path 
         raise ConfigError(f"config {source}: {error}") from error
     known = "" if source == _NAMELESS else source
     return Config(file.name, file.extractor, params, file.audio, dtype, file.augment, known)
+
+
+def recorded_config(document: Any, source: str = _NAMELESS) -> Config:
+    """Validate a resolved config that comes from a cache: a version's, or that of a run's record.
+
+    A cache is data, whoever made it. So only registered extractors are imported, unless `--trust-remote-code` says
+    otherwise, and weights are looked for on this machine only, then and whenever the config is used.
+
+    Args:
+        document: the values.
+        source: names it in messages.
+
+    Raises:
+        ConfigError: it names another extractor; or every fault, each with its dotted path.
+    """
+    if not isinstance(document, dict):
+        raise ConfigError(f"config {source}: expected a mapping")
+    if isinstance(name := document.get("extractor"), str):
+        try:
+            extractors.require_registered(name)
+        except ConfigError as error:
+            raise ConfigError(f"config {source}: {error}") from error
+    with _weights(is_recorded=True):
+        return replace(config_from(document, source), is_recorded=True)
+
+
+def _weights(is_recorded: bool) -> AbstractContextManager[None]:
+    """Around whatever may look for the weights of a config."""
+    return without_downloads() if is_recorded else nullcontext()
 
 
 def packaged_configs() -> dict[str, str]:

@@ -1,9 +1,10 @@
-"""Downloads, and the hook that shows them: the library itself shows nothing."""
+"""Downloads: whether there may be any, and the hook that shows them. The library itself shows nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def _show_nothing(download: Download) -> AbstractContextManager[Callable[[int], 
 
 
 _show: Show = _show_nothing
+_may_download: ContextVar[bool] = ContextVar("_may_download", default=True)
 
 
 def show_downloads(show: Show) -> None:
@@ -50,3 +52,18 @@ def show_downloads(show: Show) -> None:
 def shown(download: Download) -> AbstractContextManager[Callable[[int], object]]:
     """Show a download for as long as it goes on; gives what is called with the number of bytes that have come."""
     return _show(download)
+
+
+@contextmanager
+def without_downloads() -> Iterator[None]:
+    """Look for weights on this machine only, while a block runs: those that a cache names."""
+    before = _may_download.set(False)
+    try:
+        yield
+    finally:
+        _may_download.reset(before)
+
+
+def may_download() -> bool:
+    """Whether weights that are not on this machine may be downloaded."""
+    return _may_download.get()

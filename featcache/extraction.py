@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.arguments import local
 from featcache.config import Config
 from featcache.copies import Copies, expand
 from featcache.derived import producer, source_of
@@ -71,7 +72,7 @@ class Extraction:
         ConfigError: the device does not exist, or a parameter does not go with the sample rate.
         ManifestError: it looks like another corpus with the same ids, or like one of another root: none of its files is
             there.
-        ArgumentError: a version's folder has been renamed.
+        ArgumentError: a version's folder has been renamed, or the cache is a URL.
         DamagedError: a version's metadata or columns are damaged.
     """
 
@@ -83,6 +84,7 @@ class Extraction:
         options: Options,
         only: Strings | None = None,
     ) -> None:
+        local("cache", cache)
         names = [config.name for config in configs]
         if len(set(names)) < len(names):
             raise ConfigError(f"two configs have the same name: {', '.join(sorted(names))}; each names a version")

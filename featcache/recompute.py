@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache.config import config_from
+from featcache.config import recorded_config
 from featcache.device import Device
 from featcache.differences import tied_frames
 from featcache.errors import AudioError
@@ -77,8 +77,11 @@ def recompute(
         positions: of the items.
         root: what their relative paths are relative to; None for what it was in the run that extracted each.
         device: to extract on.
+
+    Raises:
+        ConfigError: the version's config names an extractor that is not registered, or its weights are not here.
     """
-    config = config_from(version.info.config, str(version.path))
+    config = recorded_config(version.info.config, str(version.path))
     preparation, extractor = Preparation.of(config), config.build(device.torch_device)
     largest = 0.0
     identical = codes = differing = tied = 0

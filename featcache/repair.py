@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from featcache.config import Config, config_from
+from featcache.config import Config, recorded_config
 from featcache.copies import expand
 from featcache.device import Device
 from featcache.engines.progress import Progress
@@ -199,8 +199,9 @@ def _config_for(version: Version, options: Options) -> Config:
 
     Raises:
         StoreError: it would go into another version.
+        ConfigError: it names an extractor that is not registered, or its weights are not here.
     """
-    config = config_from(version.info.config, str(version.path))
+    config = recorded_config(version.info.config, str(version.path))
     # What was there was not too long, whatever the limit was of the run that made the version.
     config = replace(config, audio=config.audio.model_copy(update={"max_seconds": None}))
     device = Device(options.device, options.threads)
@@ -212,7 +213,8 @@ def restore_metadata(path: Path) -> bool:
     """Write a version's own metadata anew from a run's record, where it is damaged; returns whether it was.
 
     Raises:
-        StoreError: no run's record has the config.
+        StoreError: no run's record has a config that can be had here.
+        ConfigError: its weights are not here.
     """
     group = path / "shards" / "zarr.json"
     mended = not group.exists() or group.read_bytes() != zarr3.group_metadata()
@@ -221,19 +223,24 @@ def restore_metadata(path: Path) -> bool:
     with suppress(DamagedError):  # which is what the rest is for
         Version.open(path)
         return mended
-    for folder in sorted((path / "runs").glob("*/run.json"), reverse=True):
+    faults: list[str] = []
+    for record in sorted((path / "runs").glob("*/run.json"), reverse=True):
         try:
-            config = config_from(json.loads(folder.read_text(encoding="utf-8"))["asked"]["config"])
-        except (OSError, ValueError, KeyError, FeatcacheError):
-            continue  # torn, or of a config that cannot be had here: an older run's record may do
+            config = recorded_config(json.loads(record.read_text(encoding="utf-8"))["asked"]["config"], str(record))
+        except FeatcacheError as error:
+            faults.append(str(error))
+            continue  # of a config that cannot be had here: an older run's record may do
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # torn: the same
         extractor = config.build(torch.device("cpu"))
         info = version_info(config, extractor.spec)
         if info.folder_name == path.name:
             zarr3.write_file(path / "zarr.json", zarr3.group_metadata(info.attributes()))
             return True
+    fault = f" ({faults[0]})" if faults else ""
     raise StoreError(
-        f"{path}/zarr.json: damaged, and no record in {path}/runs says what it was: run `featcache extract` with the "
-        "version's config into another cache, and move its zarr.json here"
+        f"{path}/zarr.json: damaged, and no record in {path}/runs says what it was{fault}: run `featcache extract` "
+        "with the version's config into another cache, and move its zarr.json here"
     )
 
 

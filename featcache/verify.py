@@ -179,13 +179,13 @@ def _check_version(version: Version) -> Iterator[Problem]:
 def _notes(version: Version) -> Iterator[str]:
     """Whether the version's config still has the version's fingerprint, where extraction is installed to tell."""
     try:
-        from featcache.config import config_from
+        from featcache.config import recorded_config
     except ImportError:
         return
     try:
-        now = config_from(version.info.config, str(version.path)).fingerprint()
+        now = recorded_config(version.info.config, str(version.path)).fingerprint()
     except FeatcacheError as error:
-        yield f"its config does not load here: {error}"
+        yield f"its config does not load here, and was not compared: {error}"
         return
     if now != version.info.fingerprint:
         yield (

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from clock import CORES, Timed, timed
+from corpus import make_digits
 from torch import Tensor, nn
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "fsdd" / "manifest.csv"
@@ -29,7 +30,7 @@ SPLITS = ("train", "test")
 
 def add_options(parser: argparse.ArgumentParser, png: str) -> None:
     """The options that the stories have in common."""
-    parser.add_argument("--data", type=Path, default=DATA, help="manifest with id, path, split, digit and speaker")
+    parser.add_argument("--data", type=Path, help="manifest with id, path, split, digit and speaker")
     parser.add_argument("--limit", type=int, help="utterances, drawn at random")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu, cuda, cuda:1")
     parser.add_argument("--threads", type=int, default=CORES, help="of the CPU, for everything")
@@ -39,11 +40,15 @@ def add_options(parser: argparse.ArgumentParser, png: str) -> None:
     parser.add_argument("--json", action="store_true")
 
 
-def split(manifest: Path, folder: Path, limit: int | None) -> dict[str, Path]:
+def split(manifest: Path | None, folder: Path, limit: int | None) -> dict[str, Path]:
     """Write the manifests `all`, `train` and `test` into a folder: by the column `split`, with absolute paths.
 
+    Without a manifest, of the Free Spoken Digit Dataset in ../shared/data; where it is not found, of tones.
     Exits with a message where there is no such manifest, or nothing to train on or to test with.
     """
+    if manifest is None and not (manifest := DATA).is_file():
+        print(f"no {DATA}, and no --data: tones stand for spoken digits; accuracies say nothing", file=sys.stderr)
+        manifest = make_digits(folder / "digits")
     if not manifest.is_file():
         sys.exit(
             f"{manifest}: there is none; --data takes a manifest with id, path, split (train or test), digit and "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import resource
@@ -105,6 +106,8 @@ def become(request: dict) -> None:
     os.setsid()
     os.chdir(request["cwd"])
     os.environ.update(request["env"])
+    # as the interpreter does, and again does no harm
+    sys.path[1:1] = [os.path.abspath(path) for path in request["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
     for descriptor, name, flags in ((0, "stdin", os.O_RDONLY), (1, "stdout", os.O_WRONLY), (2, "stderr", os.O_WRONLY)):
         opened = os.open(request[name], flags | (os.O_CREAT | os.O_APPEND if descriptor else 0))
         os.dup2(opened, descriptor)
@@ -152,5 +155,7 @@ def saboteur(folder: str, before: int, error: int):
 
 if __name__ == "__main__":
     preload()
+    for name in sys.argv[3:]:
+        importlib.import_module(name)
     gc.freeze()  # so that collections in a fork do not copy all of it
     serve(sys.argv[1], int(sys.argv[2]))

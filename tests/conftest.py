@@ -27,6 +27,7 @@ from hypothesis import HealthCheck, settings
 from processes import Cli
 from small_shards import INFO
 
+from featcache import trust
 from featcache.store import probes, runs
 from featcache.store.index import open_index
 from featcache.store.version import Version, version_folders
@@ -68,6 +69,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def trusted() -> Iterator[None]:
+    """In this process, what caches name is imported, registered or not: the word of `--trust-remote-code`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trust, "_allowed", True)
+        yield
 
 
 @pytest.fixture(scope="session")

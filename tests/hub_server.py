@@ -25,7 +25,7 @@ LARGE = {".safetensors", ".bin", ".pt"}
 
 @dataclass
 class Hub:
-    """One repository with one commit.
+    """One repository with one commit, and others like it.
 
     Attributes:
         address: for `HF_ENDPOINT`.
@@ -38,6 +38,7 @@ class Hub:
             no more.
         drops: how many times.
         corrupt: whether large files arrive with a bit flipped.
+        others: the commit and the files of other repositories, by their names.
     """
 
     address: str
@@ -49,6 +50,11 @@ class Hub:
     drop: str = "close"
     drops: int = 0
     corrupt: bool = False
+    others: dict[str, tuple[str, dict[str, bytes]]] = field(default_factory=dict)
+
+    def add(self, name: str, commit: str, folder: Path) -> None:
+        """Serve the files of another folder too."""
+        self.others[name] = (commit, _files(folder))
 
     def asked_for(self, what: str) -> list[str]:
         """The requests that match."""
@@ -58,9 +64,8 @@ class Hub:
 @contextmanager
 def serve(folder: Path) -> Iterator[Hub]:
     """Serve the files of a folder as a hub's repository."""
-    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
-        server.hub = hub = Hub(f"http://127.0.0.1:{server.server_port}", files)
+        server.hub = hub = Hub(f"http://127.0.0.1:{server.server_port}", _files(folder))
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -91,21 +96,24 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._send(status, headers)
         repository, _, rest = self.path.partition("/revision/" if "/api/" in self.path else "/resolve/")
         if self.path.startswith("/large/"):
-            (content,) = [one for one in hub.files.values() if _sha256(one) == self.path.rpartition("/")[2]]
-            return self._send_large(content)
-        if repository.removeprefix("/api/models") != f"/{hub.name}":
+            every = [hub.files, *(files for _, files in hub.others.values())]
+            held = {_sha256(content): content for files in every for content in files.values()}
+            return self._send_large(held[self.path.rpartition("/")[2]])
+        name = repository.removeprefix("/api/models").removeprefix("/")
+        if name != hub.name and name not in hub.others:
             return self._send(401, {"X-Error-Message": "Invalid username or password."})
+        commit, files = hub.others.get(name, (hub.commit, hub.files))
         revision, _, file = rest.partition("?")[0].partition("/")
-        if revision != hub.commit:
+        if revision != commit:
             return self._send(404, {"X-Error-Code": "RevisionNotFound"})
         if not file:
-            siblings = [_described(name, content) for name, content in hub.files.items()]
-            document = {"id": hub.name, "modelId": hub.name, "sha": hub.commit, "siblings": siblings}
+            siblings = [_described(path, content) for path, content in files.items()]
+            document = {"id": name, "modelId": name, "sha": commit, "siblings": siblings}
             return self._send(200, {"Content-Type": "application/json"}, json.dumps(document).encode())
-        headers = {"X-Repo-Commit": hub.commit}
-        if file not in hub.files:
+        headers = {"X-Repo-Commit": commit}
+        if file not in files:
             return self._send(404, headers | {"X-Error-Code": "EntryNotFound"})
-        content = hub.files[file]
+        content = files[file]
         if Path(file).suffix not in LARGE:
             return self._send(200, headers | {"ETag": f'"{_blob_id(content)}"'}, content)
         headers |= {"X-Linked-Size": str(len(content)), "X-Linked-ETag": f'"{_sha256(content)}"'}
@@ -139,6 +147,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(content)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def _described(name: str, content: bytes) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,15 +74,21 @@ class Running:
 
 
 class Cli:
-    """Runs `featcache` commands in processes of their own; see `cli_server.py`."""
+    """Runs `featcache` commands in processes of their own; see `cli_server.py`.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: for its files.
+        env: added to the environment of all.
+        modules: that all have imported.
+    """
+
+    def __init__(self, folder: Path, env: dict[str, str] | None = None, modules: Sequence[str] = ()) -> None:
         self._folder = folder
         self._socket = str(folder / "socket")
         self._started: list[Running] = []
         path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error"}
-        command = [sys.executable, TESTS / "cli_server.py", self._socket, str(os.getpid())]
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error", **(env or {})}
+        command = [sys.executable, TESTS / "cli_server.py", self._socket, str(os.getpid()), *modules]
         self._server = subprocess.Popen(command, env=environment)
 
     def __call__(self, *args: object, **options: Any) -> Finished:

@@ -30,7 +30,7 @@ WAVEFORM_MODELS = {
 OTHER_MODELS = ("w2v-bert", "w2v-bert-rotary", "w2v-bert-relative", "whisper")
 
 
-def save(name: str, folder: Path, do_normalize: bool = True) -> Path:
+def save(name: str, folder: Path, do_normalize: bool = True, layers: int = LAYERS) -> Path:
     """Save one of the models, and its feature extractor, into a folder; the folder again."""
     torch.manual_seed(0)
     if name == "whisper":
@@ -40,7 +40,7 @@ def save(name: str, folder: Path, do_normalize: bool = True) -> Path:
     prefix, options = WAVEFORM_MODELS[name]
     config = getattr(transformers, f"{prefix}Config")(
         hidden_size=SIZE,
-        num_hidden_layers=LAYERS,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         intermediate_size=64,
         conv_dim=[32] * 7,

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pages import run_python_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import featcache
@@ -438,9 +437,3 @@ def test_mistakes_are_named(call, message):
 
 def test_the_package_has_it():
     assert featcache.augment is augment
-
-
-def test_the_page_about_augmentation_runs():
-    names = run_python_of("docs/augment.md")
-    assert names["features"].isfinite().all()
-    assert names["loss"].isfinite()

@@ -1,9 +1,19 @@
 """What is given on the command line, and cannot be: one line that names the option, exit code 2, nothing written."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 from make_cache import make_version
+
+import featcache
+from featcache.config import load_config
+from featcache.errors import ArgumentError, StoreError
+from featcache.extraction import Extraction
+from featcache.manifest import read_manifest
+from featcache.work import Options
+
+URL = "is a URL: mount or copy what is there, and give a path on this machine"
 
 
 def listed(folder):
@@ -45,6 +55,14 @@ def paths(plain, scratch):
         ),
         (["stats", "{folder}", "-o", "{folder}"], "-o: {folder} is not a file"),
         (["stats", "{folder}", "-o", "/dev/null"], "-o: /dev/null is not a file"),
+        (["extract", "s3://b/m.csv"], f"MANIFEST: s3://b/m.csv {URL}"),
+        (["extract", "{manifest}", "-o", "s3://b/x"], f"-o: s3://b/x {URL}"),
+        (["extract", "{manifest}", "-c", "https://h/c.yaml"], f"-c: https://h/c.yaml {URL}"),
+        (["extract", "{manifest}", "--root", "gs://b"], f"--root: gs://b {URL}"),
+        (["extract", "{manifest}", "--from", "s3://b/x"], f"--from: s3://b/x {URL}"),
+        (["info", "file:///x"], f"CACHE[/VERSION]: file:///x {URL}"),
+        (["verify", "{folder}", "--manifest", "s3://b/m.csv"], f"--manifest: s3://b/m.csv {URL}"),
+        (["stats", "{folder}", "-o", "s3://b/x.npz"], f"-o: s3://b/x.npz {URL}"),
     ],
     ids=" ".join,
 )
@@ -54,6 +72,27 @@ def test_paths_that_cannot_be_are_refused(cli, scratch, paths, args, message):
     assert (refused.code, refused.out) == (2, "")
     assert refused.err == f"featcache: {message.format(**paths)}\n"
     assert listed(scratch) == before
+
+
+def test_urls_are_no_paths_in_python_either(plain, scratch, monkeypatch):
+    """`Path("s3://b/x")` is `s3:/b/x`."""
+    monkeypatch.chdir(scratch)
+    manifest = read_manifest(plain.manifest())
+    calls = [
+        lambda url: featcache.open(url),
+        lambda url: featcache.open(scratch, copy_to=url),
+        lambda url: Extraction(manifest, [load_config("fbank80")], url, Options("cpu", 1)),
+        lambda url: read_manifest(url),
+        lambda url: read_manifest(plain.manifest(), root=url),
+    ]
+    for call in calls:
+        for url in ("s3://b/x", Path("s3://b/x"), "https://b/x"):
+            with pytest.raises(ArgumentError, match=f"{url} {URL}"):
+                call(url)
+    assert listed(scratch) == []
+    (scratch / "a:").mkdir()
+    with pytest.raises(StoreError, match="holds no version"):
+        featcache.open("a:/")
 
 
 def test_the_home_folder_is_what_a_tilde_says_where_the_shell_leaves_it(cli, plain, scratch):

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_cache import make_features, make_version
-from pages import run_python_of
 
 import featcache
 from featcache import Cmvn
@@ -338,12 +337,3 @@ def test_one_frame_is_its_own_mean():
 def test_mistakes_are_named(call, message):
     with pytest.raises(ArgumentError, match=message):
         call(batch()[0])
-
-
-def test_the_page_about_statistics_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    features = make_features(8, (80,))
-    cache = Cache(make_version(tmp_path / "features", features))
-    moments(cache, manifest_of(tmp_path, features), by="speaker").save(tmp_path / "speakers.cmvn.npz")
-    names = run_python_of("docs/stats.md")
-    assert names["normalised"].isfinite().all()

@@ -106,6 +106,9 @@ def test_a_damaged_side_array_is_extracted_again(cli, plain, scratch):
     assert verified.code == 1
     assert "side_counts: damaged: its checksum does not match" in verified.out
     assert "side_counts_offsets/c/0: damaged: the file is missing" in verified.out
-    assert cli("repair", cache, "--manifest", plain.manifest()).code == 0
+    refused = cli("repair", cache, "--manifest", plain.manifest())
+    assert (refused.code, only_version(cache).shard_names()) == (2, names)
+    assert "names row_extractors:Moments, which is not a registered extractor; --trust-remote-code" in refused.err
+    assert cli("repair", cache, "--manifest", plain.manifest(), "--trust-remote-code").code == 0
     assert (only_version(cache).shard_names(), side_files(cache), items(cache)) == (names, sound, features)
     assert cli("verify", cache, "--manifest", plain.manifest()).code == 0

@@ -11,7 +11,7 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from pages import ROOT, blocks, run_python_of, text_of
+from pages import ROOT, blocks, text_of
 
 import featcache
 from featcache import config as configs
@@ -91,12 +91,6 @@ def test_commands_shown_have_the_options_shown(line, monkeypatch):
     name, *arguments = shlex.split(line, comments=True)
     parsed = cli.commands[name].make_context(name, arguments)
     assert parsed.args == []
-
-
-def test_readme_python_runs(clone, monkeypatch):
-    monkeypatch.chdir(clone)
-    assert len(blocks(text_of("README.md"), "python")) >= 2
-    run_python_of("README.md")
 
 
 def test_the_training_loop_of_the_readme_is_that_of_the_examples(clone, monkeypatch, capsys):

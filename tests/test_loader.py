@@ -2,9 +2,6 @@
 
 from make_cache import make_features, make_version
 from new_process import run_python
-from pages import run_python_of
-
-from featcache.config import load_config
 
 
 class TestNeeds:
@@ -50,12 +47,3 @@ class TestNeeds:
             folder,
             tmp_path / "train.csv",
         )
-
-
-def test_what_the_loader_page_shows_runs(tmp_path, monkeypatch):
-    make_version(tmp_path / "features", make_features(100), fingerprint=load_config("fbank80").fingerprint())
-    (tmp_path / "train.csv").write_text("".join(["id,speaker\n", *(f"utt-{n},spk\n" for n in range(100))]))
-    monkeypatch.chdir(tmp_path)
-    names = run_python_of("docs/loader.md")
-    assert names["batch"]["features"].shape[0] == len(names["batch"]["speaker"]) == 100
-    assert names["sampler"].epoch == 9

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pages import run_python_of
 
 import featcache
 from featcache import masks
@@ -338,10 +337,3 @@ def test_no_rows_no_frames():
 
 def test_the_package_has_it():
     assert featcache.masks is masks
-
-
-def test_the_page_about_masks_runs():
-    names = run_python_of("docs/masks.md")
-    assert names["attended"].isfinite().all()
-    assert names["chunks"].shape == (120, 120)
-    assert names["draw"](0, 17, 120) == names["draw"](0, 17, 120)

@@ -26,6 +26,8 @@ from featcache.recompute import recompute
 from featcache.sampling import sample
 from featcache.store.index import open_index
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 
 @pytest.fixture(scope="module")
 def speech(tmp_path_factory) -> Corpus:

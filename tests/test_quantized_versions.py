@@ -25,6 +25,8 @@ from featcache.spec import QUANTIZATION
 from featcache.store.index import open_index
 from featcache.work import Options
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 FBANK = {"extractor": "fbank"}
 ROWS = {"extractor": "row_extractors:Moments"}
 PIECES = {"extractor": "row_extractors:Moments", "params": {"piece": 20}}

@@ -12,6 +12,8 @@ from featcache.device import Device
 from featcache.recompute import recompute
 from featcache.store.index import open_index
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 
 @pytest.fixture
 def made(cli, plain, scratch):
@@ -99,6 +101,6 @@ def test_the_command_goes_on_in_smaller_batches(cli, plain, scratch):
     """`Small` runs out of memory in every process anew, in torch's words and in those of cuBLAS."""
     config = write_config(scratch, "Small", module="row_extractors")
     assert cli("extract", plain.manifest(), "-c", config, "-o", scratch / "c").code == 0
-    done = cli("verify", scratch / "c", "--recompute", 5)
+    done = cli("verify", scratch / "c", "--recompute", 5, "--trust-remote-code")
     assert done.code == 0, done.err
     assert "extracted 5 again: 5 bit-identical" in done.out

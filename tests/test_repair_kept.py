@@ -256,7 +256,8 @@ def test_side_arrays_quantised_features_and_copies_are_kept(cli, plain, scratch,
     hit = {shard.ids[number] for number in (4, 5)}
     for number in (4, 5):
         flip(shard.folder / FEATURES, end_of(shard, number) - 1)
-    done = cli("repair", cache, "--manifest", plain.manifest(), "--device", "cpu", "--json")
+    options = ["--manifest", plain.manifest(), "--device", "cpu", "--trust-remote-code", "--json"]
+    done = cli("repair", cache, *options)
     assert done.code == 0, done.err
     (told,) = done.json()["versions"]
     assert (told["kept"], told["extracted"]) == (len(items(sound)) - 2, 2)

@@ -97,6 +97,22 @@ def test_a_manifest_that_is_not_there_is_one_line(script, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+def test_without_a_manifest_tones_stand_for_the_digits(monkeypatch, tmp_path, capsys):
+    """In a clone, which has no data."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import training
+
+    monkeypatch.setattr(training, "DATA", tmp_path / "none.csv")
+    paths = training.split(None, tmp_path, None)
+    assert "tones stand for spoken digits" in capsys.readouterr().err
+    rows = {name: list(csv.DictReader(path.read_text().splitlines())) for name, path in paths.items()}
+    assert [len(rows[name]) for name in ("all", "train", "test")] == [3000, 2700, 300]
+    for split in ("train", "test"):
+        assert {row["digit"] for row in rows[split]} == {str(digit) for digit in range(10)}
+        assert len({row["speaker"] for row in rows[split]}) == 6
+    assert all(Path(row["path"]).is_file() for row in rows["all"])
+
+
 def test_the_network_sees_a_row_as_if_alone(monkeypatch):
     monkeypatch.syspath_prepend(str(SCRIPTS))
     import torch

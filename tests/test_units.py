@@ -20,6 +20,8 @@ from featcache.manifest import Utterance
 from featcache.spec import FeatureSpec
 from featcache.testing import ExtractorSuite
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 HOP = 160
 
 

@@ -99,6 +99,26 @@ def test_a_version_that_is_misspelt_says_which_there_are(scratch):
         version_folders(scratch / "mien")
 
 
+def test_a_path_may_name_a_version_by_its_config(scratch):
+    """Where the cache holds one of that name; its metadata may be damaged. A folder of that name comes first."""
+    made = Version.create(scratch, INFO)
+    Version.create(scratch, replace(INFO, name="other"))
+    assert version_folders(scratch / "mine") == [made.path]
+    assert [one.path for one in select_versions(scratch / "mine")] == [made.path]
+    assert select_version(scratch / "mine").path == made.path
+    damage = bytearray((made.path / "zarr.json").read_bytes())
+    damage[-30] ^= 1
+    (made.path / "zarr.json").write_bytes(damage)
+    assert version_folders(scratch / "mine") == [made.path]
+    again = Version.create(scratch, replace(INFO, fingerprint="f" * 64))
+    for ask in (version_folders, select_version):
+        with pytest.raises(StoreError, match=f"{scratch}: holds 2 versions: {made.path.name}, {again.path.name}; name"):
+            ask(scratch / "mine")
+    (scratch / "mine").mkdir()
+    with pytest.raises(StoreError, match="mine: holds no version"):
+        version_folders(scratch / "mine")
+
+
 def test_a_version_of_a_newer_format_is_refused(scratch):
     """With the way out."""
     made = Version.create(scratch, INFO)

@@ -103,7 +103,7 @@ def extract(
       featcache extract train.csv
       featcache extract train.csv -c mfcc13 -o /data/features --threads 4
       featcache extract train.csv -c encodec24k-6kbps -c fbank80
-      featcache extract train.csv -c units.yaml --from features/hubert-base-l6-<fingerprint>
+      featcache extract train.csv -c units.yaml --from features/hubert-base-l6
       featcache extract segments.jsonl -c my-config.yaml --root /corpora/audio --dry-run
     """
     _limit_libraries(threads)

@@ -30,7 +30,7 @@ def info(ctx: click.Context, path: Path, failures: bool, as_json: bool) -> None:
     Examples:
       featcache info features
       featcache info features --failures
-      featcache info features/fbank80-<fingerprint> --json
+      featcache info features/fbank80 --json
     """
     from featcache.store.version import Version, version_folders
 

@@ -57,7 +57,7 @@ def as_json(meaning: str) -> Decorator:
 
 def _allow_remote_code(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value:
-        from featcache.weights import allow_remote_code
+        from featcache.trust import allow_remote_code
 
         allow_remote_code()
 
@@ -67,9 +67,10 @@ trust_remote_code = click.option(
     is_flag=True,
     expose_value=False,
     callback=_allow_remote_code,
-    help="Run Python code that comes with a model's weights. Without this option, such models are refused.",
+    help="Run Python code that comes with a model's weights, and import extractors that a cache names and no installed "
+    "package registers. Without this option, they are refused.",
 )
-"""For every command that loads models."""
+"""For every command that builds extractors."""
 
 version_path = click.argument("path", metavar="CACHE[/VERSION]", type=PATH)
-"""For every command that takes one version, or all of a cache."""
+"""For every command that takes one version, by its folder or its config's name, or all of a cache."""

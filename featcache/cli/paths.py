@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
+from featcache.arguments import local
 from featcache.errors import ArgumentError
 
 
 class _Given(click.Path):
-    """A path: not empty, as a variable of the shell's that is not set makes it.
+    """A path: not empty, as a variable of the shell's that is not set makes it, and no URL.
 
     A leading `~/` is the home folder, also where the shell leaves it alone, as in `--root=~/audio`.
     """
@@ -21,6 +22,7 @@ class _Given(click.Path):
         given = os.fspath(value)
         if not given:
             raise ArgumentError(f"{_name(param)} is empty")
+        local(_name(param), given)
         if given == "~" or given.startswith("~/"):
             given = os.path.expanduser(given)
         if (fault := self.fault(given)) is not None:

@@ -46,7 +46,7 @@ def stats(
     Examples:
       featcache stats features
       featcache stats features --manifest train.csv -o fbank80.cmvn.npz
-      featcache stats features/fbank80-<fingerprint> --manifest train.csv --by speaker -o speakers.cmvn.npz
+      featcache stats features/fbank80 --manifest train.csv --by speaker -o speakers.cmvn.npz
     """
     from tqdm import tqdm
 

@@ -64,7 +64,7 @@ def verify(
     Examples:
       featcache verify features
       featcache verify features --manifest train.csv --no-data
-      featcache verify features/fbank80-<fingerprint> --recompute 100
+      featcache verify features/fbank80 --recompute 100
     """
     from featcache.manifest import read_manifest
     from featcache.store.check import Problem

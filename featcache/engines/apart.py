@@ -32,7 +32,7 @@ from featcache.pipeline.rows import Pending, compute_alone
 from featcache.pipeline.target import Extracted, Spent, Target
 from featcache.store.in_flight import Suspects
 from featcache.store.version import Version
-from featcache.weights import allow_remote_code, is_remote_code_allowed
+from featcache.trust import allow_remote_code, remote_code_is_allowed
 
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from featcache.engines.apart import serve; serve()"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -50,7 +50,7 @@ class Recipe:
         batching: how each extractor's rows are put together; None for one that takes no rows.
         device: the name of the device.
         source: the folder of the version that features are made from instead of audio; None for audio.
-        remote_code: whether code that comes with weights may run.
+        remote_code: whether `--trust-remote-code` was given.
     """
 
     root: Path
@@ -72,7 +72,7 @@ class Recipe:
             batching=[one.policy if isinstance(one, RowExtractor) else None for one in extractors],
             device=str(device.torch_device),
             source=None if source is None else source.version.path,
-            remote_code=is_remote_code_allowed(),
+            remote_code=remote_code_is_allowed(),
         )
 
     def targets(self, device: Device) -> list[Target]:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, Valid
 
 from featcache.errors import ConfigError
 from featcache.spec import FeatureSpec
+from featcache.trust import remote_code_is_allowed
 
 if TYPE_CHECKING:
     import torch
@@ -148,21 +149,20 @@ class Extractor(ABC, Generic[P]):
 def find(name: str) -> type[Extractor[Params]]:
     """The extractor class of a registered name, an entry point, or `package.module:Class`.
 
+    It imports the module, whatever that does. A name that comes from a cache has to pass `require_registered` first.
+
     Raises:
         ConfigError: there is no such extractor; the message lists the known ones.
     """
-    if name in _BUILT_IN:
-        path = _BUILT_IN[name]
-    elif ":" in name:
-        path = name
-    else:
-        plugins = {point.name: point.value for point in entry_points(group=_ENTRY_POINTS)}
-        if name not in plugins:
-            known = sorted({*_BUILT_IN, *plugins})
+    path = _BUILT_IN.get(name, name)
+    if ":" not in path:
+        registered = _registered()
+        if name not in registered:
+            known = ", ".join(sorted(registered))
             raise ConfigError(
-                f"extractor: there is no {name!r}; choose from {', '.join(known)}, or package.module:Class for your own"
+                f"extractor: there is no {name!r}; choose from {known}, or package.module:Class for your own"
             )
-        path = plugins[name]
+        path = registered[name]
     module_name, _, class_name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
@@ -173,3 +173,24 @@ def find(name: str) -> type[Extractor[Params]]:
     if not (isinstance(found, type) and issubclass(found, Extractor)):
         raise ConfigError(f"extractor: {path} is not a featcache.extractors.Extractor")
     return found
+
+
+def require_registered(name: str) -> None:
+    """Refuse the extractor of a config that comes from a cache, where `find` would import whatever it says.
+
+    Registered are featcache's own extractors and the entry points of installed packages, by their names or as
+    `package.module:Class`. `--trust-remote-code` lets others pass.
+
+    Raises:
+        ConfigError: the name is `package.module:Class`, and not a registered extractor's.
+    """
+    if ":" in name and not remote_code_is_allowed() and name not in _registered().values():
+        raise ConfigError(
+            f"extractor: it comes from a cache and names {name}, which is not a registered extractor; "
+            "--trust-remote-code imports it"
+        )
+
+
+def _registered() -> dict[str, str]:
+    """The classes of all registered extractors, as `package.module:Class`, by their names."""
+    return {point.name: point.value for point in entry_points(group=_ENTRY_POINTS)} | _BUILT_IN

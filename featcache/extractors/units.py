@@ -15,7 +15,7 @@ import torch
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from featcache.errors import AudioError, ConfigError, Reason, listing
-from featcache.extractors.base import Batching, Clip, Extractor, Params, absolute, find
+from featcache.extractors.base import Batching, Clip, Extractor, Params, absolute, find, require_registered
 from featcache.extractors.codebook import Codebook, Nearest, read_codebook
 from featcache.extractors.fingerprint import SELECTING, fingerprint
 from featcache.extractors.precision import computing
@@ -223,9 +223,14 @@ def _config_of(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
     """The resolved config of the features, with their weights where they are now.
 
     Raises:
-        ConfigError: it does not give the features that the centroids are of.
+        ConfigError: it does not give the features that the centroids are of, or names an extractor that is not
+            registered: it comes from the cache that they were fitted to.
     """
     config = codebook.config
+    try:
+        require_registered(config["extractor"])
+    except ConfigError as error:
+        raise ConfigError(f"params.weights: {params.weights}: {error}") from error
     where = find(config["extractor"]).Params.locations
     if others := sorted({*params.features} - where):
         raise ConfigError(

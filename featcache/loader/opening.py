@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
+from featcache.arguments import local
 from featcache.errors import ArgumentError, FeatcacheWarning, MissingDependencyError, StoreError, listing
 from featcache.loader.cache import Cache
 from featcache.loader.tiers import Tiers
@@ -44,7 +45,7 @@ def open(  # noqa: A001
     """Open a version of a cache for reading.
 
     Args:
-        path: the cache, or one version's folder in it.
+        path: the cache, or one version's folder in it, or the version's name in it: "features/fbank80".
         name: the version's name, or its folder's name; not needed if the cache has only one version.
         config: open the version with this config's fingerprint: a YAML file, a packaged config's name, or a `Config`.
             The first two need the extra `extract`.
@@ -62,10 +63,13 @@ def open(  # noqa: A001
         DamagedError: the version's metadata is damaged.
         ConfigError: `config` cannot be read, or has errors.
         MissingDependencyError: `config` must be read from a file, and the packages for that are not installed.
-        ArgumentError: a size is invalid, or larger than the machine's memory.
+        ArgumentError: a size is invalid, or larger than the machine's memory; or a path is a URL.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(f"path is {path!r}: give the folder of a cache")
+    local("path", path)
+    if isinstance(copy_to, (str, os.PathLike)):
+        local("copy_to", copy_to)
     tiers = Tiers.of(ram, copy_to, copy_limit)
     path = Path(path).absolute()  # the working directory may change while shards are still to be opened
     version = select_version(path, name) if config is None else _version_of(_load(config), path, name)

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
+from featcache.arguments import local
 from featcache.errors import ManifestError
 from featcache.manifest.cells import COLUMNS, Column, carried
 from featcache.manifest.columns import SPELLINGS
@@ -38,7 +39,11 @@ def read_manifest(
 
     Raises:
         ManifestError: the file cannot be read, or has faults. The message lists them by line, the first 20.
+        ArgumentError: a path is a URL.
     """
+    local("the manifest", source)
+    if root is not None:
+        local("root", root)
     is_stdin = str(source) == "-"
     name = "<stdin>" if is_stdin else str(source)
     required = ("id", "path") if audio else ("id",)

@@ -269,22 +269,54 @@ def _spec_of(document: dict[str, Any]) -> FeatureSpec:
 def version_folders(path: Path) -> list[Path]:
     """The folder of the version at `path`, or of every version in the cache at `path`, sorted.
 
+    Where there is no such folder, `path` may name a version by its config: `features/fbank80`.
+
     Raises:
-        StoreError: there is no version.
+        StoreError: there is no version, or several have that name.
     """
     if (path / "shards").is_dir():
         return [path]
     try:
         folders = _folders_in(path)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        there: list[str] = []
-        with suppress(OSError):  # the cache may be right, and the version misspelt
-            there = [folder.name for folder in _folders_in(path.parent)]
-        hint = f"; {path.parent} holds {listing(there)}" if there else ""
-        raise StoreError(f"{path}: there is no such cache folder{hint}") from error
+    except FileNotFoundError:
+        return [_named(path.parent, path.name)]
+    except NotADirectoryError as error:
+        raise StoreError(f"{path}: there is no such cache folder") from error
     if not folders:
         raise StoreError(f"{path}: holds no version: `featcache extract` creates one")
     return folders
+
+
+def _named(cache: Path, name: str) -> Path:
+    """The folder of the one version in the cache whose config is called `name`."""
+    there: list[Path] = []
+    with suppress(OSError):
+        there = _folders_in(cache)
+    found = [folder for folder in there if _name_of(folder) == name]
+    if len(found) > 1:
+        raise _several(cache, found)
+    if not found:
+        hint = f"; {cache} holds {listing(folder.name for folder in there)}" if there else ""
+        raise StoreError(f"{cache / name}: there is no such cache folder{hint}")
+    return found[0]
+
+
+def _name_of(folder: Path) -> str:
+    """The name of a version's config; where its metadata is damaged, by the folder's name."""
+    try:
+        return Version.open(folder).info.name
+    except (StoreError, OSError):
+        return folder.name.rpartition("-")[0]
+
+
+def _several(cache: Path, folders: list[Path]) -> StoreError:
+    """What to raise where one version is wanted and there are several."""
+    hint = ""
+    with suppress(StoreError):  # the metadata of one may be damaged
+        one, other = (Version.open(folder).info.config for folder in folders[:2])
+        hint = f" (the first two differ in {listing(differing_keys(one, other)) or 'their weights or revision'})"
+    names = listing(folder.name for folder in folders)
+    return StoreError(f"{cache}: holds {len(folders)} versions: {names}; name one of these folders{hint}")
 
 
 def _folders_in(cache: Path) -> list[Path]:
@@ -293,7 +325,7 @@ def _folders_in(cache: Path) -> list[Path]:
 
 
 def select_versions(path: Path, name: str | None = None) -> list[Version]:
-    """The version at `path`, or every version in the cache at `path` that is called `name`.
+    """The version at `path` (see `version_folders`), or every version in the cache at `path` that is called `name`.
 
     Raises:
         StoreError: there is no version.
@@ -304,7 +336,7 @@ def select_versions(path: Path, name: str | None = None) -> list[Version]:
         try:
             version = Version.open(folder)
         except DamagedError:
-            if name in (None, folder.name, folder.name.rpartition("-")[0]):
+            if name in (None, folder.name, _name_of(folder)):
                 raise
             continue  # another one's, and not of interest
         if name in (None, version.info.name, folder.name):
@@ -324,12 +356,7 @@ def select_version(cache: Path, name: str | None = None) -> Version:
     if not versions:
         there = [folder.name for folder in version_folders(cache)]
         raise StoreError(f"{cache}: holds no version called {name!r}; it holds {listing(there)}")
-    folders = [version.path.name for version in versions]
-    differ = differing_keys(versions[0].info.config, versions[1].info.config)
-    raise StoreError(
-        f"{cache}: holds {len(versions)} versions: {listing(folders)}; name one of these folders"
-        f" (the first two differ in {listing(differ) or 'their weights or revision'})"
-    )
+    raise _several(cache, [version.path for version in versions])
 
 
 def differing_keys(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:

@@ -3,15 +3,10 @@
 Nothing is unpickled, and no code that comes with weights is run unless `allow_remote_code` was called.
 """
 
+from featcache.trust import allow_remote_code
 from featcache.weights.content import digest, state_dict
 from featcache.weights.files import Located, read_json, read_preprocessing
-from featcache.weights.loading import (
-    allow_remote_code,
-    fold_weight_norm,
-    is_remote_code_allowed,
-    load,
-    transformers_class,
-)
+from featcache.weights.loading import fold_weight_norm, load, transformers_class
 from featcache.weights.location import locate
 
 __all__ = [
@@ -19,7 +14,6 @@ __all__ = [
     "allow_remote_code",
     "digest",
     "fold_weight_norm",
-    "is_remote_code_allowed",
     "load",
     "locate",
     "read_json",

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from featcache.downloads import Download, shown
+from featcache.downloads import Download, may_download, shown
 from featcache.errors import ConfigError, ExtractorError, FeatcacheError, MissingDependencyError
 from featcache.weights.files import PREPROCESSING, first_line, is_complete, with_weights
-from featcache.weights.hub_faults import Wanted, as_fault, is_reset, no_space
+from featcache.weights.hub_faults import Wanted, as_fault, is_reset, no_space, not_to_be_downloaded
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -35,14 +35,16 @@ _ATTEMPTS = 3
 
 
 def snapshot(name: str, revision: str) -> Path:
-    """The folder that holds a hub's model in the hub's cache on this machine; what it lacks is downloaded first.
+    """The folder that holds a hub's model in the hub's cache on this machine; what it lacks is downloaded first, but
+    `without_downloads`.
 
     Args:
         name: `org/name`.
         revision: the commit.
 
     Raises:
-        ConfigError: there is no such model or commit, or it may not be downloaded, or holds no weights.
+        ConfigError: there is no such model or commit, or it may not be downloaded, or holds no weights; or it is not
+            there, `without_downloads`.
         ExtractorError: the hub cannot be reached, or the files cannot be kept.
         MissingDependencyError: huggingface_hub is not installed.
     """
@@ -61,6 +63,8 @@ def snapshot(name: str, revision: str) -> Path:
     if whole := cached.whole():
         return whole
     wanted = Wanted(name, revision, constants.ENDPOINT, cache, in_part=cached.snapshot.is_dir())
+    if not may_download():
+        raise not_to_be_downloaded(wanted)
     try:
         with _quiet():
             _download(wanted, cached)

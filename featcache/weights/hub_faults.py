@@ -113,6 +113,14 @@ def _of_disk(error: BaseException, wanted: Wanted) -> FeatcacheError | None:
     return None
 
 
+def not_to_be_downloaded(wanted: Wanted) -> ConfigError:
+    """What to raise where a model is not on this machine, and only a cache asks for it."""
+    return ConfigError(
+        f"{_is_not_there(wanted)}, and what only a cache names is not downloaded: "
+        f"`hf download {wanted.name} --revision {wanted.revision}` downloads it"
+    )
+
+
 def is_reset(error: Exception) -> bool:
     """Whether a connection broke in a way that huggingface_hub does not take for a reason to try again.
 

@@ -14,26 +14,15 @@ from torch import nn
 from torch.nn.utils import parametrize, remove_weight_norm
 
 from featcache.errors import ConfigError, MissingDependencyError, listing
+from featcache.trust import remote_code_is_allowed
 from featcache.weights.content import state_dict
 from featcache.weights.files import Located, fault, first_line, read_json
 
 _TRAINING_ONLY = re.compile(r"(^|\.)masked_spec_embed$")
 """Parameters that a model in eval mode never looks at, and that fine-tuned checkpoints may lack."""
 
-_remote_code = False
 _loading = threading.Lock()
 """Held while transformers is silenced, which is for the whole process."""
-
-
-def allow_remote_code() -> None:
-    """Let models bring their own Python code, for the rest of the process: what `--trust-remote-code` means."""
-    global _remote_code
-    _remote_code = True
-
-
-def is_remote_code_allowed() -> bool:
-    """Whether `allow_remote_code` was called."""
-    return _remote_code
 
 
 def transformers_class(name: str, needed_for: str) -> Any:
@@ -114,7 +103,7 @@ def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
     raw = read_json(located, "config.json")
     if not raw:
         raise fault(located.folder, "holds no config.json, which says what the model is")
-    if raw.get("auto_map") and not _remote_code:
+    if raw.get("auto_map") and not remote_code_is_allowed():
         raise fault(
             located.folder, "the model comes with its own Python code: if you trust it, --trust-remote-code runs it"
         )
@@ -132,7 +121,9 @@ def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
         from transformers import AutoConfig
         from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-        config = AutoConfig.from_pretrained(located.folder, local_files_only=True, trust_remote_code=_remote_code)
+        config = AutoConfig.from_pretrained(
+            located.folder, local_files_only=True, trust_remote_code=remote_code_is_allowed()
+        )
         reference = (raw.get("auto_map") or {}).get(model_class.__name__)
         if reference:
             return config, get_class_from_dynamic_module(reference, located.folder, local_files_only=True)

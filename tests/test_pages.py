@@ -1,0 +1,102 @@
+"""Every code block of the documentation runs, page after page, in one folder, as for a reader with a clone."""
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import hub_server
+import pytest
+import torch
+import yaml
+from pages import INSTALLS, PACKAGES, ROOT, SLOW, SMALL, blocks_of, make_reader, pages_in_order
+from processes import Cli
+from test_hub import environment
+
+from featcache.config import packaged_configs
+
+MODULES = ["transformers.models.encodec.modeling_encodec", "transformers.models.mimi.modeling_mimi"]
+MODULES += ["transformers.models.hubert.modeling_hubert", "transformers.models.auto.modeling_auto"]
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """A hub that has the packaged configs' models, at their commits, but small."""
+    pytest.importorskip("transformers")
+    import small_ssl
+    from transformers import EncodecConfig, EncodecModel, MimiConfig, MimiModel
+
+    stereo = {"audio_channels": 2, "sampling_rate": 48000, "chunk_length_s": 1.0, "overlap": 0.01, "normalize": True}
+    stereo |= {"norm_type": "time_group_norm", "use_causal_conv": False, "target_bandwidths": [3.0, 6.0, 12.0, 24.0]}
+    mimi = {"codebook_dim": 16, "vector_quantization_hidden_dimension": 16, "upsample_groups": 32}
+    mimi |= {"num_hidden_layers": 2, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+    folder = tmp_path_factory.mktemp("models")
+    models = {
+        "encodec24k-6kbps": save(EncodecModel, EncodecConfig(num_filters=4, hidden_size=24), folder / "encodec24k"),
+        "encodec48k-6kbps": save(EncodecModel, EncodecConfig(num_filters=4, hidden_size=24, **stereo), folder / "48k"),
+        "mimi": save(MimiModel, MimiConfig(num_filters=4, hidden_size=32, **mimi), folder / "mimi"),
+        "hubert-base-l6": small_ssl.save("hubert", folder / "hubert", layers=6),
+    }
+    with hub_server.serve(folder / "mimi") as hub:
+        for name, model in models.items():
+            params = yaml.safe_load(packaged_configs()[name])["params"]
+            hub.add(params["weights"], params["revision"], model)
+        hub.folder = folder
+        yield hub
+
+
+def save(model_class, config, folder):
+    """Save a codec's model with weights and codewords drawn at random, and how its waveforms are prepared."""
+    torch.manual_seed(0)
+    model = model_class(config)
+    for name, buffer in model.named_buffers():
+        if "embed" in name:
+            buffer.normal_()
+    model.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps({"sampling_rate": config.sampling_rate}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reader(hub, tmp_path_factory):
+    folder, server = tmp_path_factory.mktemp("clone"), Path(tempfile.mkdtemp(prefix="featcache-"))
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    shutil.copytree(hub.folder / "encodec24k", folder / "encodec")
+    home = environment(hub, folder / "hub")
+    cli = Cli(server, env=home, modules=MODULES)
+    assert cli("--version").code == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        made = make_reader(folder, cli._socket)
+        made.env |= home
+        yield made
+    cli.stop()
+    shutil.rmtree(server)
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.slow if page in SLOW else ()) for page in pages_in_order()]
+)
+def test_every_block_of_a_page_runs(reader, page):
+    reader.read(page)
+
+
+def test_what_is_not_run_or_made_small_is_on_the_pages():
+    shown = "".join(block.text for page in pages_in_order() for block in blocks_of(page) if block.language == "sh")
+    assert [command for command in (*INSTALLS, *SMALL) if command not in shown] == []
+    assert {*PACKAGES} <= {*pages_in_order()}
+
+
+def test_what_the_pages_compute(reader):
+    augment, masks, stats = (reader.read(f"docs/{name}.md") for name in ("augment", "masks", "stats"))
+    assert augment["features"].isfinite().all()
+    assert augment["loss"].isfinite()
+    assert masks["attended"].isfinite().all()
+    assert masks["chunks"].shape == (120, 120)
+    assert masks["draw"](0, 17, 120) == masks["draw"](0, 17, 120)
+    assert stats["normalised"].isfinite().all()
+    loader = reader.read("docs/loader.md")
+    assert loader["batch"]["features"].shape[0] == len(loader["batch"]["speaker"])
+    assert loader["sampler"].epoch == 9
+    assert os.path.exists(reader.folder / "fbank40.yaml")
