@@ -30,7 +30,15 @@ def item(id_: str, frames: int = 3, **columns) -> Item:
 
 
 def write(
-    version: Version, items: list[Item], values=None, *, row: int = 0, supersedes=None, run: str = "", side=None
+    version: Version,
+    items: list[Item],
+    values=None,
+    *,
+    row: int = 0,
+    supersedes=None,
+    run: str = "",
+    side=None,
+    says_version: bool = True,
 ) -> Shard:
     """Commit a shard; item `i` of it is all `i`, unless values `[frames, 2]` are given."""
     counts = [one.num_samples // 160 for one in items]
@@ -39,7 +47,7 @@ def write(
     spec = version.info.spec
     writer = ShardWriter(version.work_folder("shard"), spec.item_shape, version.dtype, spec.side)
     writer.append(items, np.ascontiguousarray(values, version.dtype), counts, side or {})
-    made_by = {"run": run, "fingerprint": version.info.fingerprint}
+    made_by = {"run": run} | ({"fingerprint": version.info.fingerprint} if says_version else {})
     name = writer.commit(
         version.path / "shards", sample_rate=16000, row=row, supersedes=supersedes or {}, made_by=made_by
     )

@@ -133,7 +133,7 @@ class TestDataset:
 
     def test_empty_cells_of_start_and_duration_are_filled(self, made, tmp_path):
         """They stand for the whole file: SpeechBrain sorts and filters by seconds, and would lose what is NaN."""
-        (tmp_path / "m.csv").write_text("id,path,start,duration\nutt-3,a.wav,,\nutt-7,b.wav,1.5,0.25\n")
+        (tmp_path / "m.csv").write_text("id,start,duration\nutt-3,,\nutt-7,1.5,0.25\n")
         rows = to_dynamic_item_dataset(featcache.FeatureDataset(made.cache(), tmp_path / "m.csv"))
         seconds = len(made.fbank["utt-3"]) / 100
         assert [(row["start"], row["duration"]) for row in rows] == [(0, seconds), (1.5, 0.25)]

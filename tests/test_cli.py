@@ -133,7 +133,7 @@ def test_configs_are_listed_and_printed(cli, scratch):
         assert (scratch / "mine.yaml").read_text().startswith("# ")
     unknown = cli("configs", "fbank81")
     assert unknown.code == 2
-    assert "fbank80, fbank80-speed" in unknown.err
+    assert "fbank80, fbank80-lhotse, fbank80-speed" in unknown.err
 
 
 # Exit codes

@@ -63,7 +63,12 @@ def make(folder: Path) -> Made:
         for number, id_ in enumerate(reversed(ids[5:35]))
     }
     places = {
-        id_: {"path": row["path"], "start": float(row["start"]), "channel": int(row["channel"])}
+        id_: {
+            "path": row["path"],
+            "start": float(row["start"]),
+            "duration": float(row["duration"]) if row["duration"] else None,
+            "channel": int(row["channel"]),
+        }
         for id_, row in rows.items()
     }
     shards = [{id_: fbank[id_] for id_ in ids[first:last]} for first, last in ((0, 9), (9, 30), (30, 40))]
