@@ -1,8 +1,9 @@
 """Caches that earlier code has made open, verify, are repaired and extended.
 
 Each archive in data/ holds the folder in which `featcache extract manifest.csv` was run: the audio, the manifest, the
-configs, the cache, and what that code read of it (`golden.npz`). Four rows, of which one fails, in two shards a version.
-`cache-0.1.0` is of commit 74b3262, and `cache-7fc06bc` of the last one whose shards do not record their version.
+configs, the cache, and what that code read of it (`golden.npz`). A version has four rows, of which one fails, in two
+shards. `cache-0.1.0` was made at commit 74b3262, and `cache-7fc06bc` at the last one whose shards do not record their
+version.
 """
 
 from __future__ import annotations
