@@ -43,7 +43,7 @@ class Rows:
         hashes = manifest.row_hashes() if has_path.any() else np.zeros(len(manifest), np.uint64)
         if ids is None:
             return cls(manifest.ids, hashes, has_path)
-        copies = len(ids) // len(manifest)
+        copies = len(ids) // max(1, len(manifest))
         return cls(ids, np.repeat(hashes, copies), np.repeat(has_path, copies))
 
     @classmethod
