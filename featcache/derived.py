@@ -20,7 +20,7 @@ from featcache.device import Device
 from featcache.errors import AudioError, ConfigError, DamagedError, Reason, listing
 from featcache.extractors import Extractor, Params
 from featcache.extractors.units import Units
-from featcache.manifest import Manifest, Utterance, row_hashes
+from featcache.manifest import Manifest, Utterance
 from featcache.memory import AudioMemory
 from featcache.pipeline.batch import process
 from featcache.pipeline.decoding import failure_of
@@ -35,7 +35,6 @@ from featcache.store.join import Rows, item_at, join, what_changed
 from featcache.store.runs import Failure, standing_failures
 from featcache.store.shard import Item
 from featcache.store.version import Version, select_versions
-from featcache.strings import Strings
 
 Produce = Callable[[Sequence[Utterance], Spent], Iterable[list[Extracted | Pending]]]
 """Makes features of a batch of utterances: for one part of it after the other, what each target gets."""
@@ -86,15 +85,8 @@ class Source:
         Raises:
             DamagedError: a shard is damaged.
         """
-        ids = Strings.of(utterance.id for utterance in utterances)
-        hashes = row_hashes(
-            Strings.of(utterance.path for utterance in utterances),
-            np.array([_or_nan(utterance.start) for utterance in utterances]),
-            np.array([_or_nan(utterance.duration) for utterance in utterances]),
-            np.array([-1 if utterance.channel is None else utterance.channel for utterance in utterances], np.int32),
-        )
         failures = {one.id: self._failures[one.id] for one in utterances if one.id in self._failures}
-        joined = join(self._index, Rows(ids, hashes, np.ones(len(ids), bool)), failures)
+        joined = join(self._index, Rows.of_utterances(utterances), failures)
         return [
             self._given(utterance, position)
             if position >= 0 and not is_changed
@@ -262,10 +254,6 @@ def open_source(path: Path, fingerprint: str) -> Source:
             return Source(version)
     there = listing(version.path.name for version in versions)
     raise ConfigError(f"--from {path}: the config needs version {fingerprint[:12]}; there is {there}")
-
-
-def _or_nan(seconds: float | None) -> float:
-    return np.nan if seconds is None else seconds
 
 
 def _refuse_other_copies(config: Config, source: Version) -> None:

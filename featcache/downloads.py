@@ -56,7 +56,7 @@ def shown(download: Download) -> AbstractContextManager[Callable[[int], object]]
 
 @contextmanager
 def without_downloads() -> Iterator[None]:
-    """Look for weights on this machine only, while a block runs: those that a cache names."""
+    """Within the block, weights are looked for on this machine only: for what a cache names."""
     before = _may_download.set(False)
     try:
         yield

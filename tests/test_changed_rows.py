@@ -147,6 +147,12 @@ def test_at_most_ten_rows_are_named_and_all_are_counted(tmp_path):
     assert len(dataset) == 2
 
 
+def test_of_no_rows_none_has_changed(tmp_path):
+    make_version(tmp_path / "c", make_features(3))
+    none = read_manifest(manifest_of(tmp_path, [("utt-0", "a.wav")], ("id", "path"))).take(np.empty(0, np.int64))
+    assert len(dataset_of(tmp_path / "c", none)) == 0
+
+
 def test_copies_have_the_row_of_their_utterance(tmp_path):
     """At other speeds, they are cut from the same place of the same file."""
     features = {f"{id_}{suffix}": make_features(1)["utt-0"] for id_ in "ab" for suffix in ("", "_sp0.9")}

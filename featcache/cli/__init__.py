@@ -99,7 +99,7 @@ def main() -> None:
     CACHE/VERSION is the folder of a version, or its config's name: features/fbank80.
 
     Exit codes: 0 success; 1 failed, or verify found damage; 2 wrong usage, config or manifest; 3
-        finished, but some utterances failed (see the failure ledger); 130 interrupted.
+    finished, but some utterances failed (see the failure ledger); 130 interrupted.
     """
     show_downloads(downloads.show)
 

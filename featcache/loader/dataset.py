@@ -153,14 +153,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         padding = self.by_name("padding_value", padding_value)
         codes = self.by_name("codebooks", codebooks)
         views = [
-            View(
-                name,
-                each,
-                positions[name],
-                codes.get(name),
-                padding.get(name, 0),
-            )
-            for name, each in caches.items()
+            View(name, each, positions[name], codes.get(name), padding.get(name, 0)) for name, each in caches.items()
         ]
         self._views = Views(views, crop if crop is None or isinstance(crop, Crop) else Crop(frames=crop))
         if self._views.crop is not None:

@@ -42,8 +42,8 @@ ends that of the run."""
 
 
 class InFlight:
-    """The marks of one run, removed when the `with` block ends; but not by a MemoryError, which the next run is to see
-    the suspects of.
+    """The marks of one run. They are removed when the `with` block ends, except by a MemoryError: the next run is then
+    to know what was in flight.
 
     Args:
         folders: of the run, in each version that it fills.

@@ -7,7 +7,7 @@ version does it here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,8 +43,14 @@ class Rows:
         hashes = manifest.row_hashes() if has_path.any() else np.zeros(len(manifest), np.uint64)
         if ids is None:
             return cls(manifest.ids, hashes, has_path)
-        copies = len(ids) // len(manifest)
+        copies = len(ids) // max(1, len(manifest))
         return cls(ids, np.repeat(hashes, copies), np.repeat(has_path, copies))
+
+    @classmethod
+    def of_utterances(cls, utterances: Sequence[Utterance]) -> Rows:
+        """The rows of some utterances, all of which have a path."""
+        ids = Strings.of(utterance.id for utterance in utterances)
+        return cls(ids, _hashes_of(utterances), np.ones(len(ids), bool))
 
 
 @dataclass(frozen=True)
@@ -152,14 +158,14 @@ def item_at(version: Version, index: Index, position: int) -> Item:
     return item
 
 
-def _hashes_of(failures: Collection[Failure]) -> NDArray[np.uint64]:
-    """The hashes of the rows that failed, uint64 `[failures]`."""
+def _hashes_of(rows: Collection[Utterance | Failure]) -> NDArray[np.uint64]:
+    """The hashes of the rows of utterances, or of those that failed, uint64 `[rows]`."""
     starts, durations = (
         np.array([np.nan if seconds is None else seconds for seconds in column], np.float64)
-        for column in ([one.start for one in failures], [one.duration for one in failures])
+        for column in ([row.start for row in rows], [row.duration for row in rows])
     )
-    channels = np.array([-1 if one.channel is None else one.channel for one in failures], np.int32)
-    return row_hashes(Strings.of(one.path for one in failures), starts, durations, channels)
+    channels = np.array([-1 if row.channel is None else row.channel for row in rows], np.int32)
+    return row_hashes(Strings.of(row.path for row in rows), starts, durations, channels)
 
 
 def _shown(value: object) -> object:

@@ -97,7 +97,7 @@ def _unknown(shard: Shard, index: Index) -> Salvage:
         ids = other.ids
         if shard.stated_version in (None, shard.fingerprint):
             return Salvage(shard, [], ids)
-        # Of what its namesake may have taken the place of, the index has the older items: these are no longer right.
+        # If it supersedes items, so did the shard that it has replaced: what the index has of these ids is outdated.
         again = ids if other.info.supersedes else ids.take(np.flatnonzero(index.find(ids) < 0))
         return Salvage(shard, [], again, was_held=False)
     except (DamagedError, OSError):

@@ -35,8 +35,8 @@ _ATTEMPTS = 3
 
 
 def snapshot(name: str, revision: str) -> Path:
-    """The folder that holds a hub's model in the hub's cache on this machine; what it lacks is downloaded first, but
-    `without_downloads`.
+    """The folder that holds a hub's model in the hub's cache on this machine; what it lacks is downloaded first, except
+    within `without_downloads`.
 
     Args:
         name: `org/name`.
@@ -44,7 +44,7 @@ def snapshot(name: str, revision: str) -> Path:
 
     Raises:
         ConfigError: there is no such model or commit, or it may not be downloaded, or holds no weights; or it is not
-            there, `without_downloads`.
+            on this machine, within `without_downloads`.
         ExtractorError: the hub cannot be reached, or the files cannot be kept.
         MissingDependencyError: huggingface_hub is not installed.
     """
