@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from featcache.audio import probe_rate, probe_seconds
 from featcache.config import AudioPolicy
-from featcache.errors import ManifestError, Reason
+from featcache.errors import ManifestError, Reason, counted
 from featcache.manifest import Manifest
 from featcache.plan import Todo
 from featcache.store.index import Index
-from featcache.store.join import item_at
-from featcache.store.runs import Failure, roots
+from featcache.store.join import find_other_files, item_at
+from featcache.store.runs import Failure
 from featcache.store.version import Version
 
 _PROBED = 256
@@ -58,9 +58,7 @@ def row_seconds(manifest: Manifest, known: NDArray[np.float64], speed: NDArray[n
     return seconds
 
 
-def with_changed_sources(
-    manifest: Manifest, todo: Todo, index: Index, version: Version, sizes_only: bool = False
-) -> Todo:
+def with_changed_sources(manifest: Manifest, todo: Todo, index: Index, version: Version) -> Todo:
     """Also miss the rows whose file's size or mtime is not what it was when it was decoded."""
     rows = np.flatnonzero(todo.present)
     positions = index.find(manifest.ids.take(rows))
@@ -77,11 +75,7 @@ def with_changed_sources(
     with ThreadPoolExecutor(_STAT_THREADS) as pool:
         now = list(chain.from_iterable(pool.map(look, np.array_split(rows, 1 + len(rows) // 1024))))
     gone = None, None  # what is no more cannot be extracted again
-    counts = 1 if sizes_only else 2
-    same = [
-        stat == gone or stat[:counts] == tuple(source[:counts])
-        for stat, source in zip(now, sources.tolist(), strict=True)
-    ]
+    same = [stat in (gone, tuple(source)) for stat, source in zip(now, sources.tolist(), strict=True)]
     changed = ~np.array(same, bool)
     present, replaces = todo.present.copy(), todo.replaces.copy()
     present[rows[changed]] = False
@@ -92,23 +86,19 @@ def with_changed_sources(
 def refuse_another_corpus(manifest: Manifest, todo: Todo, index: Index, version: Version) -> None:
     """Refuse a manifest that has the version's ids and paths, and other files: another corpus, it seems.
 
-    Only where its root is one that the version does not know, and by some files' sizes: a corpus that has been
-    moved has the same.
+    See `find_other_files` for what is looked at.
 
     Raises:
         ManifestError: says what to do in either case.
     """
-    if not todo.present.any() or str(manifest.root) in roots(version):
-        return
     present = np.flatnonzero(todo.present)
-    some = present[_at_even_steps(len(present))]
-    sample = replace(todo, present=np.isin(np.arange(len(manifest)), some))
-    changed = some[~with_changed_sources(manifest, sample, index, version, sizes_only=True).present[some]]
-    if len(changed):
-        row = manifest[int(changed[0])]
+    positions = index.find(manifest.ids.take(present))
+    other, looked_at = find_other_files(manifest, present, positions, version, index)
+    if len(other):
+        row = manifest[int(present[other[0]])]
         raise ManifestError(
-            f"{manifest.source}: {len(changed):,} of {len(some):,} files checked differ in size from those that "
-            f"{version.path} was extracted from, for example {manifest.resolve(row.path)}. If this is another corpus "
+            f"{manifest.source}: {len(other):,} of {counted(looked_at, 'file')} checked are not what {version.path} "
+            f"was extracted from, for example {manifest.resolve(row.path)}. If this is another corpus "
             "with the same ids and paths, give it its own cache with -o. If the audio has changed, --check-sources "
             "extracts it again"
         )

@@ -206,8 +206,8 @@ def _notes_on_shards(shards: list[Shard]) -> Iterator[str]:
     silent = sum("fingerprint" not in shard.info.made_by for shard in shards)
     if silent:
         yield (
-            f"{silent:,} of {counted(len(shards), 'shard')}, written by an earlier featcache, do not say which version "
-            "they belong to: whether they were exchanged with another version's cannot be told"
+            f"written by an earlier featcache, without their version's fingerprint: {silent:,} of "
+            f"{counted(len(shards), 'shard')}; whether any was exchanged with another version's cannot be told"
         )
 
 

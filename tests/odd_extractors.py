@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -229,6 +230,8 @@ class Crashing(Slow):
             os.kill(os.getpid(), getattr(signal, how))
         elif how == "segfault":
             ctypes.string_at(0)
+        elif how == "exit":
+            sys.exit(0)
         elif how == "memory":
             torch.empty(1 << 60, dtype=torch.uint8)
         elif how == "numpy":

@@ -467,3 +467,45 @@ def assert_told(cli, cache, id_, path):
     assert plain.code == 3
     assert "1 utterance is in the failure ledger" in plain.out
     assert Counter(plain.out.split())["damage"] == 1
+
+
+# The same ids and paths under another root
+
+
+def another_corpus(corpus: Corpus, folder) -> Corpus:
+    """With files of the same names and sizes as in a corpus, and other speech."""
+    other = corpus.copy(folder)
+    for seed, name in enumerate("abd"):
+        soundfile.write(folder / f"{name}.wav", speech(0.4, seed=10 + seed), 16000)
+        os.utime(folder / f"{name}.wav", (10**9, 10**9))
+    return other
+
+
+def test_another_corpus_of_equal_paths_and_sizes_is_refused(cli, corpus, scratch):
+    """By its bytes: paths that are relative to another folder say nothing, nor does the length of one-second clips."""
+    cache = scratch / "c"
+    assert cli("extract", corpus.manifest(), "-o", cache).code == 0
+    other = another_corpus(corpus, scratch / "other").manifest()
+    refused = cli("extract", other, "-o", cache)
+    assert refused.code == 2
+    assert "of 42 files checked are not what" in refused.err
+    assert "is not the file that was extracted" in refusal(cache, other)
+    with pytest.raises(ManifestError, match="is not the file that was extracted"):
+        moments(featcache.open(cache), other)
+    assert len(dataset_of(cache, other, on_changed="use")) == len(corpus.rows)
+
+
+def test_a_corpus_that_was_copied_or_moved_is_the_same(cli, corpus, scratch):
+    """Other times, equal bytes; or no longer there at all; or no audio beside the manifest, as in training."""
+    cache = scratch / "c"
+    assert cli("extract", corpus.manifest(), "-o", cache).code == 0
+    copied = corpus.copy(scratch / "copied")
+    for path in copied.folder.glob("*.wav"):
+        os.utime(path, (10**9, 10**9))
+    assert "nothing to do" in cli("extract", copied.manifest(), "-o", cache).out
+    assert len(dataset_of(cache, copied.manifest())) == len(corpus.rows)
+    shutil.rmtree(corpus.folder)
+    assert "nothing to do" in cli("extract", copied.manifest(), "-o", cache).out
+    for path in copied.folder.glob("*.wav"):
+        path.unlink()
+    assert len(dataset_of(cache, copied.manifest())) == len(corpus.rows)

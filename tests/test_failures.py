@@ -219,6 +219,17 @@ def grow_wav(path, num_bytes):
 # What extractors get wrong
 
 
+def test_an_extractor_that_would_end_the_process_is_told_of(cli, plain, scratch):
+    """As `sys.exit` does, which says nothing and may say that all went well."""
+    rows = [{**plain.rows[0], "id": "one!exit"}, *plain.rows[1:3]]
+    made = cli(
+        "extract", plain.manifest(rows, "exit.csv"), "-o", scratch / "c", "-c", write_config(scratch, "Crashing")
+    )
+    assert made.code == 1
+    (line,) = made.err.splitlines()
+    assert "Crashing called sys.exit(0) while it extracted one!exit" in line
+
+
 def test_an_extractor_that_breaks_its_contract_ends_the_run(cli, plain, scratch):
     """One line says what it did; nothing of it is kept."""
     made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", write_config(scratch, "Wrong"))

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from conftest import Corpus, check, chunk_files, items, only_version, shard_folders, write_config
 from extracting import extracted
+from small_shards import item, write
 
 from featcache.config import load_config
 from featcache.extraction import Extraction
 from featcache.manifest import read_manifest
 from featcache.store.in_flight import InFlight, Suspects, find_suspects, forget_suspects
 from featcache.store.index import open_index
-from featcache.store.runs import Run, latest_failures
+from featcache.store.runs import Failure, Run, latest_failures
 from featcache.store.version import Version
 from featcache.work import Options
 
@@ -33,10 +34,10 @@ def crashing(corpus: Corpus, *culprits: str) -> Path:
     return corpus.manifest(rows, f"crashing-{'-'.join(culprits)}.csv")
 
 
-def run_until_it_ends(cli, *job) -> tuple[int, int]:
+def run_until_it_ends(cli, *job, **options) -> tuple[int, int]:
     """Start a command again for as long as its process is killed; the exit code in the end, and the deaths before."""
     for deaths in range(20):
-        finished = cli(*job)
+        finished = cli(*job, **options)
         if finished.code in (0, 3):
             return finished.code, deaths
     raise AssertionError(f"it dies again and again: {finished.err}")
@@ -69,7 +70,9 @@ def test_a_clip_that_crashes_its_process_ends_in_the_ledger(cli, plain, scratch)
     """A real SIGSEGV: everything else is there, as if it had never been. Asked for, it is tried again, apart."""
     manifest, config = crashing(plain, "segfault"), write_config(scratch, "Crashing")
     job = ("extract", manifest, "-c", config, "-o", scratch / "c", "--threads", 1, "--shard-size", "0.0008")
-    code, deaths = run_until_it_ends(cli, *job)
+    (scratch / "here").mkdir()
+    (scratch / "here" / "json.py").write_text("raise SystemExit('the current folder is not to be imported from')")
+    code, deaths = run_until_it_ends(cli, *job, cwd=scratch / "here")
     assert (code, deaths) == (3, 1)
     culprit = f"{plain.ids[1]}!segfault"
     assert failures(cli, scratch / "c") == {culprit: ("crashed", "extracting it ended a process: SIGSEGV")}
@@ -240,9 +243,28 @@ def test_marks_are_forgotten_once_all_that_was_in_flight_is_settled(cli, plain, 
     """Extracted, or in the ledger; not before."""
     assert cli("extract", plain.manifest(plain.rows[:2], "two.csv"), "-c", slow_config, "-o", scratch).code == 0
     version = only_version(scratch)
-    as_if_killed(version, plain.ids[1:3])
+    as_if_killed(version, plain.ids[2:4])
     forget_suspects(version, open_index(version))
     assert marks(scratch)
     assert cli("extract", plain.manifest(), "-c", slow_config, "-o", scratch).code == 0
     assert marks(scratch) == []
     assert len(chunk_files(scratch)) == 2
+
+
+def test_an_older_item_settles_nothing(version, clock):
+    """What was in flight may have been to replace it; a later item or failure does."""
+    write(version, [item("a")], run=Run(version, {}).id)
+    as_if_killed(version, ["a"])
+    forget_suspects(version, open_index(version))
+    assert marks(version.path.parent)
+    write(version, [item("a", start=0.5)], run=Run(version, {}).id)
+    forget_suspects(version, open_index(version))
+    assert marks(version.path.parent) == []
+
+    Run(version, {}).fail([Failure("b", "b.wav", None, None, None, "empty", "", None, None)])
+    as_if_killed(version, ["b"])
+    forget_suspects(version, open_index(version))
+    assert marks(version.path.parent)
+    Run(version, {}).fail([Failure("b", "b.wav", None, None, None, "crashed", "", None, None)])
+    forget_suspects(version, open_index(version))
+    assert marks(version.path.parent) == []

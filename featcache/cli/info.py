@@ -60,7 +60,7 @@ def _describe(version: Version) -> dict[str, Any]:
     failures = [asdict(failure) for failure in standing_failures(version, index).values()]
     shards = [version.shard(name) for name in index.shards]
     batched = {(one.info.made_by.get("batching"), one.info.made_by.get("mismatch")) for one in shards}
-    newest = {probe["device"]: probe for probe in version.probes()}
+    newest = {probe["device"]: probe for probe in version.probes() if {"device", "date", "fastest"} <= probe.keys()}
     return {
         "path": str(version.path),
         **asdict(version.info),

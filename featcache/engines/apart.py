@@ -165,7 +165,7 @@ class Apart:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # which the other process inherits
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, json.dumps(sys.path), str(theirs.fileno())],
+                [sys.executable, "-P", "-c", _START, json.dumps(sys.path), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what a library prints is no result
                 pass_fds=[theirs.fileno()],

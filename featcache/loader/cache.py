@@ -20,10 +20,11 @@ from featcache.loader.reading import Reader, cut
 from featcache.loader.shards import Shards
 from featcache.loader.spans import check_codebooks, check_padding, frames_between
 from featcache.loader.tiers import Tiers
+from featcache.manifest import Manifest
 from featcache.quantize import dequantize_array
 from featcache.spec import FeatureSpec
 from featcache.store.index import open_index
-from featcache.store.join import Joined, Rows, join
+from featcache.store.join import Joined, Rows, join, with_other_files
 from featcache.store.runs import Failure, latest_failures, outdated_items
 from featcache.store.version import Version
 from featcache.strings import Strings
@@ -376,9 +377,12 @@ class Cache:
     def _outside(self, position: int) -> IndexError:
         return IndexError(f"no utterance at {position}: {self.version.path} holds {len(self):,}")
 
-    def join(self, rows: Rows) -> Joined:
+    def join(self, rows: Rows, manifest: Manifest) -> Joined:
         """The utterances of a manifest's rows, and which of them are of another row or file than the rows ask for."""
-        return join(self.index, rows, outdated_items(self.version, self.index) if rows.has_path.any() else {})
+        if not rows.has_path.any():
+            return join(self.index, rows, {})
+        joined = join(self.index, rows, outdated_items(self.version, self.index))
+        return with_other_files(joined, rows, manifest, self.version, self.index)
 
     @cached_property
     def _failures(self) -> dict[str, Failure]:

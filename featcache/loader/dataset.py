@@ -364,7 +364,7 @@ def _compared(
     """
     positions: dict[str, NDArray[np.int64] | None] = {}
     for name, cache in caches.items():
-        joined = cache.join(rows)
+        joined = cache.join(rows, manifest)
         positions[name] = joined.positions
         if not joined.is_changed.any():
             continue

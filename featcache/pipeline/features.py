@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +108,11 @@ def without_non_finite(
     return np.concatenate(kept) if kept else stored[:0], errors
 
 
+def exits(extractor: Extractor[Params], error: SystemExit, ids: Iterable[str]) -> str:
+    """What to say of an extractor that would end the process, which would say nothing."""
+    return f"{type(extractor).__name__} called sys.exit({error.code!r}) while it extracted {listing(ids)}"
+
+
 def _call(extractor: Extractor[Params], clips: Sequence[Clip]) -> list[torch.Tensor | AudioError]:
     """Extract, and find out which clip it was where one cannot be."""
     if not clips:
@@ -116,6 +121,8 @@ def _call(extractor: Extractor[Params], clips: Sequence[Clip]) -> list[torch.Ten
         features = extractor.extract(clips)
     except AudioError as error:
         return [error] if len(clips) == 1 else [_call(extractor, [clip])[0] for clip in clips]
+    except SystemExit as error:
+        raise ExtractorError(exits(extractor, error, (clip.id for clip in clips))) from error
     except Exception as error:
         error.add_note(f"featcache: while {type(extractor).__name__} extracted {listing(clip.id for clip in clips)}")
         raise

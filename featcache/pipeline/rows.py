@@ -14,7 +14,7 @@ from featcache.device import Device
 from featcache.errors import AudioError, ExtractorError, listing
 from featcache.extractors import Params
 from featcache.extractors.rows import Piece, RowExtractor
-from featcache.pipeline.features import cast, without_non_finite
+from featcache.pipeline.features import cast, exits, without_non_finite
 from featcache.pipeline.fitting import DoesNotFitError, Fitting
 from featcache.pipeline.target import Extracted, Target
 from featcache.quantize import is_quantized, quantize
@@ -221,6 +221,8 @@ def _compute_batch(
         if len(rows) == 1:
             return [error]
         return [one for row in rows for one in _compute_batch([row], count, extractor, dtype, device, alone)]
+    except SystemExit as error:
+        raise ExtractorError(exits(extractor, error, (row.pending.id_of(row) for row in rows))) from error
     except Exception as error:
         ids = listing(row.pending.id_of(row) for row in rows)
         error.add_note(f"featcache: while {type(extractor).__name__} extracted {ids}")

@@ -103,7 +103,7 @@ def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None)
             manifest = read_manifest(manifest, audio=False, carry=by is not None)
         manifest = expand(manifest, copies_of(cache.config))  # what training has of them
         rows = Rows.of(manifest)
-        joined = cache.join(rows)
+        joined = cache.join(rows, manifest)
         if joined.is_changed.any():
             raise ManifestError(
                 f"{about_changed(manifest, rows, cache.version, cache.index, joined)}; or a manifest without paths, to "

@@ -26,13 +26,10 @@ from io import FileIO
 from pathlib import Path
 from types import TracebackType
 
-import numpy as np
-
 from featcache.errors import Reason, StoreError
 from featcache.store.index import Index
-from featcache.store.runs import Failure, is_going_on, latest_failures
+from featcache.store.runs import Failure, extracted_by, failures_of, is_going_on, runs_with_failures
 from featcache.store.version import Version
-from featcache.strings import Strings
 
 _MARK = "in_flight."
 _CRASH = "crash.txt"
@@ -138,17 +135,27 @@ def find_suspects(version: Version, failures: Mapping[str, Failure]) -> Suspects
 
 
 def forget_suspects(version: Version, index: Index) -> None:
-    """Remove the marks of dead runs whose utterances are all extracted by now, or in the failure ledger.
+    """Remove the marks of dead runs whose utterances were all extracted by later runs, or put into the ledger by them.
+
+    An older item says nothing: what was in flight may have been to replace it.
 
     Args:
         version: the version.
         index: the index of what it holds.
     """
     for run in _dead_runs(version):
-        ids = Strings.of({id_ for mark in _marks(run) for id_ in mark.ids})
-        missing = {*ids.take(np.flatnonzero(index.find(ids) < 0))}
-        if not missing or missing <= latest_failures(version).keys():
+        ids = {id_ for mark in _marks(run) for id_ in mark.ids}
+        if all(_is_settled(version, index, id_, run.name) for id_ in ids):
             _remove_marks(run)
+
+
+def _is_settled(version: Version, index: Index, id_: str, run: str) -> bool:
+    """Whether a run later than this one has extracted the utterance, or found that it fails; by the runs' names."""
+    position = index.find_one(id_)
+    if position >= 0 and extracted_by(version, index.place(position).shard) > run:
+        return True
+    later = (name for name in runs_with_failures(version) if name > run)
+    return any(failure.id == id_ for name in later for failure in failures_of(version, name))
 
 
 @dataclass(frozen=True)

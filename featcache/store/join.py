@@ -7,8 +7,11 @@ version does it here.
 
 from __future__ import annotations
 
+import filecmp
+import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +19,16 @@ from numpy.typing import NDArray
 from featcache.errors import listing
 from featcache.manifest import Manifest, Utterance, row_hashes
 from featcache.store.index import Index
-from featcache.store.runs import Failure
+from featcache.store.runs import Failure, roots
 from featcache.store.shard import Item
 from featcache.store.version import Version
 from featcache.strings import Strings
+
+_LOOKED_AT = 256
+"""Files of a manifest that are looked at."""
+
+_COMPARED = 16
+"""Files that are compared byte by byte, of those."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +70,13 @@ class Joined:
         positions: int64 `[rows]`, of the item of each row's id in the index; -1 where there is none.
         is_another: bool `[rows]`, whether that item was extracted from another path, start, duration or channel.
         failures: the standing failure of the very row, by the row's number, for rows that have one.
+        other_files: numbers of rows whose file was found to be another, of the same path; see `with_other_files`.
     """
 
     positions: NDArray[np.int64]
     is_another: NDArray[np.bool_]
     failures: Mapping[int, Failure]
+    other_files: Sequence[int] = ()
 
     @property
     def is_changed(self) -> NDArray[np.bool_]:
@@ -73,6 +84,7 @@ class Joined:
         changed = self.is_another.copy()
         failed = np.fromiter(self.failures, np.int64, len(self.failures))
         changed[failed[self.positions[failed] >= 0]] = True
+        changed[np.array(self.other_files, np.int64)] = True
         return changed
 
 
@@ -98,6 +110,70 @@ def join(index: Index, rows: Rows, failures: Mapping[str, Failure]) -> Joined:
     return Joined(positions, is_another, failed)
 
 
+def with_other_files(joined: Joined, rows: Rows, manifest: Manifest, version: Version, index: Index) -> Joined:
+    """The same, with those rows whose files are another corpus's, of the same ids and paths, as far as some files tell.
+
+    Args:
+        joined: the rows and their items.
+        rows: that were joined.
+        manifest: that the rows are of.
+        version: that has the items.
+        index: of the version.
+    """
+    same = np.flatnonzero((joined.positions >= 0) & rows.has_path & ~joined.is_changed)
+    copies = max(1, len(rows.ids) // max(1, len(manifest)))
+    other, _ = find_other_files(manifest, same // copies, joined.positions[same], version, index)
+    return replace(joined, other_files=same[other].tolist())
+
+
+def find_other_files(
+    manifest: Manifest, rows: NDArray[np.int64], positions: NDArray[np.int64], version: Version, index: Index
+) -> tuple[NDArray[np.int64], int]:
+    """Which of some rows have another file than the one of the same path that their item was extracted from.
+
+    Some files are looked at, and none where the version was extracted under the manifest's root. A corpus that was
+    moved has files of the same sizes, and no longer any under the old root; in one that was copied, they are equal.
+
+    Args:
+        manifest: that the rows are of.
+        rows: int64 `[n]`, numbers of rows.
+        positions: int64 `[n]`, of their items.
+        version: that has the items.
+        index: of the version.
+
+    Returns:
+        Numbers below n, rising, int64; and how many files were looked at.
+    """
+    known = roots(version)
+    if not len(rows) or str(manifest.root) in known:
+        return np.empty(0, np.int64), 0
+    looked_at = np.unique(np.linspace(0, len(rows) - 1, _LOOKED_AT).astype(np.int64))
+    other, compared = [], 0
+    for number in looked_at[np.argsort(index.shard[positions[looked_at]], kind="stable")].tolist():
+        path = manifest.paths[int(rows[number])]
+        here = manifest.resolve(path)
+        try:
+            status = os.stat(here)
+        except (OSError, ValueError):
+            continue  # training needs no audio
+        item = item_at(version, index, int(positions[number]))
+        if status.st_size != item.size:
+            other.append(number)
+        elif status.st_mtime_ns != item.mtime_ns and compared < _COMPARED:
+            compared += 1
+            if any(_differs(Path(root, path), here) for root in known):
+                other.append(number)
+    return np.array(sorted(other), np.int64), len(looked_at)
+
+
+def _differs(old: Path, new: Path) -> bool:
+    """Whether both files are there, and hold other bytes."""
+    try:
+        return not filecmp.cmp(old, new, shallow=False)
+    except (OSError, ValueError):
+        return False
+
+
 def about_changed(manifest: Manifest, rows: Rows, version: Version, index: Index, joined: Joined) -> str:
     """What to say of rows whose items are not what they ask for: which, what is different of the first, what to do.
 
@@ -114,7 +190,11 @@ def about_changed(manifest: Manifest, rows: Rows, version: Version, index: Index
     changed = np.flatnonzero(joined.is_changed)
     first, copies = int(changed[0]), len(rows.ids) // len(manifest)
     item = item_at(version, index, int(joined.positions[first]))
-    what = what_changed(item, manifest[first // copies], joined.failures.get(first))
+    utterance = manifest[first // copies]
+    if first in joined.other_files:
+        what = f"{manifest.resolve(utterance.path)} is not the file that was extracted"
+    else:
+        what = what_changed(item, utterance, joined.failures.get(first))
     mended = " once what failed is mended" if joined.failures else ""
     return (
         f"{manifest.source}: for {len(changed):,} of {len(rows.ids):,} utterances, {version.path} has features of "

@@ -135,7 +135,7 @@ class Run:
         for failure in failures:
             if (place := replaces.get(failure.id)) is not None:
                 if place.shard not in run_of:
-                    run_of[place.shard] = _run_of(self._version, place.shard)
+                    run_of[place.shard] = extracted_by(self._version, place.shard)
                 failure = replace(failure, replaces=Older(run_of[place.shard], _hex(place.row_hash)))
             yield failure
 
@@ -182,7 +182,7 @@ def failures_of(version: Version, run: str) -> Iterator[Failure]:
 
 def latest_failures(version: Version) -> dict[str, Failure]:
     """The latest record of every utterance that ever failed, by id; some may have been extracted since."""
-    return {failure.id: failure for run in _with_failures(version) for failure in failures_of(version, run)}
+    return {failure.id: failure for run in runs_with_failures(version) for failure in failures_of(version, run)}
 
 
 def standing_failures(version: Version, index: Index) -> dict[str, Failure]:
@@ -201,7 +201,7 @@ def standing_failures(version: Version, index: Index) -> dict[str, Failure]:
             return False
         if place.shard not in run_of:
             try:
-                run_of[place.shard] = _run_of(version, place.shard)
+                run_of[place.shard] = extracted_by(version, place.shard)
             except DamagedError:  # it does not say; until it is repaired, nothing says that the failure is over
                 run_of[place.shard] = None
         return run_of[place.shard] in (older.run, None)
@@ -219,7 +219,7 @@ def outdated_items(version: Version, index: Index) -> dict[str, Failure]:
 
     Where no failure has left an item in place, this reads the ledger's bytes and nothing else.
     """
-    ledgers = (version.path / "runs" / run / "failures.jsonl" for run in _with_failures(version))
+    ledgers = (version.path / "runs" / run / "failures.jsonl" for run in runs_with_failures(version))
     if not any(b'"replaces"' in ledger.read_bytes() for ledger in ledgers):
         return {}
     standing = standing_failures(version, index)
@@ -227,7 +227,7 @@ def outdated_items(version: Version, index: Index) -> dict[str, Failure]:
     return {failure.id: failure for failure, is_there in zip(standing.values(), there, strict=True) if is_there}
 
 
-def _with_failures(version: Version) -> list[str]:
+def runs_with_failures(version: Version) -> list[str]:
     """The names of the runs that have recorded failures, the earliest first."""
     return sorted(path.parent.name for path in (version.path / "runs").glob("*/failures.jsonl"))
 
@@ -254,7 +254,7 @@ def _failure_of(record: dict[str, Any]) -> Failure:
     return failure
 
 
-def _run_of(version: Version, shard: str) -> str:
+def extracted_by(version: Version, shard: str) -> str:
     """The name of the run that extracted a shard's items, which repair hands on; empty if the shard does not say."""
     return str(version.shard(shard).info.made_by.get("run", ""))
 
