@@ -67,7 +67,7 @@ def as_if_killed(version, ids: list[str], apart: bool = False, crash: str = "") 
 
 
 def test_a_clip_that_crashes_its_process_ends_in_the_ledger(cli, plain, scratch):
-    """A real SIGSEGV: everything else is there, as if it had never been. Asked for, it is tried again, apart."""
+    """A real SIGSEGV: everything else is there, as if it had never been."""
     manifest, config = crashing(plain, "segfault"), write_config(scratch, "Crashing")
     job = ("extract", manifest, "-c", config, "-o", scratch / "c", "--threads", 1, "--shard-size", "0.0008")
     (scratch / "here").mkdir()
@@ -85,13 +85,12 @@ def test_a_clip_that_crashes_its_process_ends_in_the_ledger(cli, plain, scratch)
     assert items(scratch / "c") == items(scratch / "d")
     assert check(scratch / "c").problems == []
 
-    retried = cli(*job, "--retry-failed")
-    assert retried.code == 3
-    assert "crashed 1" in retried.out
 
-
+@pytest.mark.slow
 def test_clips_that_kill_their_process_cost_few_runs(cli, plain, scratch):
-    """Three, each in a way that leaves no trace; the first costs two runs, the others one each."""
+    """Three, each in a way that leaves no trace: the first costs two runs, the others one each. Asked for, they are
+    tried again, apart.
+    """
     manifest, config = crashing(plain, "SIGKILL", "7", "SIGKILL"), write_config(scratch, "Crashing")
     job = ("extract", manifest, "-c", config, "-o", scratch / "c", "--threads", 1, "--shard-size", ONE_EACH)
     code, deaths = run_until_it_ends(cli, *job)
@@ -101,6 +100,9 @@ def test_clips_that_kill_their_process_cost_few_runs(cli, plain, scratch):
     assert {reason for reason, _ in found.values()} == {"crashed"}
     assert [message.rpartition(": ")[2] for _, message in found.values()] == ["SIGKILL", "exit code 7", "SIGKILL"]
     assert len(items(scratch / "c")) == len(plain.rows) - 3
+    retried = cli(*job, "--retry-failed")
+    assert retried.code == 3
+    assert "crashed 3" in retried.out
 
 
 @pytest.mark.parametrize("how", ["numpy", "memory"])
