@@ -19,7 +19,7 @@ from featcache.errors import ManifestError, Reason, counted
 from featcache.manifest import Manifest
 from featcache.plan import Todo
 from featcache.store.index import Index
-from featcache.store.join import find_other_files, item_at
+from featcache.store.join import find_other_files, item_at, sources_of
 from featcache.store.runs import Failure
 from featcache.store.version import Version
 
@@ -62,12 +62,7 @@ def with_changed_sources(manifest: Manifest, todo: Todo, index: Index, version: 
     """Also miss the rows whose file's size or mtime is not what it was when it was decoded."""
     rows = np.flatnonzero(todo.present)
     positions = index.find(manifest.ids.take(rows))
-    sources = np.empty((len(rows), 2), np.int64)
-    shards = index.shard[positions]
-    for number in np.unique(shards).tolist():
-        inside = np.flatnonzero(shards == number)
-        column = version.shard(index.shards[number]).column("sources")
-        sources[inside] = column[index.item[positions[inside]], :2]
+    sources = sources_of(version, index, positions)[:, :2]
 
     def look(some: NDArray[np.int64]) -> list[tuple[int | None, int | None]]:
         return [stat_of(manifest.resolve(path)) for path in manifest.paths.take(some)]

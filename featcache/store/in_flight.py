@@ -145,17 +145,16 @@ def forget_suspects(version: Version, index: Index) -> None:
     """
     for run in _dead_runs(version):
         ids = {id_ for mark in _marks(run) for id_ in mark.ids}
-        if all(_is_settled(version, index, id_, run.name) for id_ in ids):
+        ids -= {id_ for id_ in ids if _has_item_after(version, index, id_, run.name)}
+        later = [name for name in runs_with_failures(version) if name > run.name] if ids else []
+        if not ids - {failure.id for name in later for failure in failures_of(version, name)}:
             _remove_marks(run)
 
 
-def _is_settled(version: Version, index: Index, id_: str, run: str) -> bool:
-    """Whether a run later than this one has extracted the utterance, or found that it fails; by the runs' names."""
+def _has_item_after(version: Version, index: Index, id_: str, run: str) -> bool:
+    """Whether a run later than this one, by their names, has extracted the utterance."""
     position = index.find_one(id_)
-    if position >= 0 and extracted_by(version, index.place(position).shard) > run:
-        return True
-    later = (name for name in runs_with_failures(version) if name > run)
-    return any(failure.id == id_ for name in later for failure in failures_of(version, name))
+    return position >= 0 and extracted_by(version, index.place(position).shard) > run
 
 
 @dataclass(frozen=True)

@@ -144,26 +144,47 @@ def find_other_files(
     Returns:
         Numbers below n, rising, int64; and how many files were looked at.
     """
-    known = roots(version)
-    if not len(rows) or str(manifest.root) in known:
+    if not len(rows) or str(manifest.root) in (known := roots(version)):
         return np.empty(0, np.int64), 0
     looked_at = np.unique(np.linspace(0, len(rows) - 1, _LOOKED_AT).astype(np.int64))
+    sources = sources_of(version, index, positions[looked_at])
     other, compared = [], 0
-    for number in looked_at[np.argsort(index.shard[positions[looked_at]], kind="stable")].tolist():
+    for number, (size, mtime_ns, _) in zip(looked_at.tolist(), sources.tolist(), strict=True):
         path = manifest.paths[int(rows[number])]
         here = manifest.resolve(path)
         try:
             status = os.stat(here)
         except (OSError, ValueError):
             continue  # training needs no audio
-        item = item_at(version, index, int(positions[number]))
-        if status.st_size != item.size:
+        if status.st_size != size:
             other.append(number)
-        elif status.st_mtime_ns != item.mtime_ns and compared < _COMPARED:
+        elif status.st_mtime_ns != mtime_ns and compared < _COMPARED:
             compared += 1
             if any(_differs(Path(root, path), here) for root in known):
                 other.append(number)
-    return np.array(sorted(other), np.int64), len(looked_at)
+    return np.array(other, np.int64), len(looked_at)
+
+
+def sources_of(version: Version, index: Index, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The audio files that items were extracted from: size in bytes, mtime in ns and sample rate in Hz.
+
+    Args:
+        version: that has the items.
+        index: of the version.
+        positions: int64 `[n]`, of the items.
+
+    Returns:
+        int64 `[n, 3]`.
+
+    Raises:
+        DamagedError: a shard is not what was written.
+    """
+    sources = np.empty((len(positions), 3), np.int64)
+    shards = index.shard[positions]
+    for number in np.unique(shards).tolist():
+        inside = np.flatnonzero(shards == number)
+        sources[inside] = version.shard(index.shards[number]).column("sources")[index.item[positions[inside]]]
+    return sources
 
 
 def _differs(old: Path, new: Path) -> bool:
