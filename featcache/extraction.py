@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.arguments import local
+from featcache.audio.preparation import Preparation
 from featcache.config import Config
-from featcache.copies import Copies, expand
-from featcache.derived import producer, source_of
 from featcache.device import Device
 from featcache.engines.apart import Apart, Recipe
 from featcache.engines.local import LocalEngine
@@ -26,29 +25,30 @@ from featcache.engines.others import Others
 from featcache.engines.progress import Counted, Progress, Watch
 from featcache.engines.shards import Fill
 from featcache.errors import ConfigError
-from featcache.extractors.rows import RowExtractor
-from featcache.extractors.units import Units
-from featcache.manifest import Manifest
-from featcache.notes import about_chunks, about_missing_files, about_replaced, about_siblings, about_suspects
-from featcache.pipeline.target import Target, longest
-from featcache.plan import ShardTask, compare, tasks
-from featcache.policy import Choice, choose_policy
-from featcache.preparation import Preparation
-from featcache.provenance import library_versions
-from featcache.sources import (
+from featcache.extract.derived import producer, source_of
+from featcache.extract.notes import about_chunks, about_missing_files, about_replaced, about_siblings, about_suspects
+from featcache.extract.plan import ShardTask, compare, tasks
+from featcache.extract.policy import Choice, choose_policy
+from featcache.extract.sources import (
     refuse_another_corpus,
     refuse_other_files,
     row_seconds,
     with_changed_sources,
     would_fail_again,
 )
+from featcache.extract.target import Target, longest
+from featcache.extract.work import Options, Work, refuse_dtype, version_info
+from featcache.extractors.rows import RowExtractor
+from featcache.extractors.units import Units
+from featcache.manifest import Manifest
+from featcache.manifest.copies import Copies, expand
 from featcache.store.in_flight import InFlight, find_suspects, forget_suspects
 from featcache.store.index import build_index, open_index
+from featcache.store.provenance import library_versions
 from featcache.store.runs import Failure, Run, standing_failures
 from featcache.store.version import Version
 from featcache.strings import Strings
 from featcache.summary import Summary, summarize
-from featcache.work import Options, Work, refuse_dtype, version_info
 
 SHARD_HOURS = 4.0
 """A shard's audio, at most about: what a kill costs."""
@@ -177,7 +177,7 @@ class Extraction:
     def _compare(self, config: Config) -> Work:
         info = version_info(config, self._extractors[config.name].spec)
         path = self.cache / info.folder_name
-        preparation = Preparation.of(config)
+        preparation = Preparation.of(config.audio, config.augment)
         copies = preparation.copies
         if copies not in self._expanded:
             self._expanded[copies] = expand(self.manifest, copies)

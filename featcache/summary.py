@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from featcache.device import Device
 from featcache.engines.progress import Counted, Progress
-from featcache.work import Work
+from featcache.extract.work import Work
 
 
 @dataclass(frozen=True)

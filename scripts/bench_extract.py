@@ -36,16 +36,16 @@ import torch
 from clock import CORES, Timed, median, remark, timed, undisturbed
 from corpus import KINDS, is_speech, make_corpus
 
-from featcache.audio import to_waveform
+from featcache.audio.decode import to_waveform
 from featcache.config import Config, load_config
 from featcache.device import Device
+from featcache.extract.decoding import batches, decode_all
+from featcache.extract.features import compute
+from featcache.extract.work import Options
 from featcache.extraction import Extraction
 from featcache.manifest import Manifest, Utterance, read_manifest
-from featcache.pipeline.decoding import batches, decode_all
-from featcache.pipeline.features import compute
 from featcache.store.shard import Item
 from featcache.store.shard_writer import ShardWriter
-from featcache.work import Options
 
 HERE = Path(__file__).parent
 

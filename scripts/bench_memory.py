@@ -26,9 +26,9 @@ from clock import CORES
 from corpus import make_corpus
 
 from featcache.config import load_config
+from featcache.extract.work import Options
 from featcache.extraction import Extraction
 from featcache.manifest import read_manifest
-from featcache.work import Options
 
 ROWS = (100_000, 1_000_000)
 FILES, SECONDS, RATE = 64, 0.1, 16000

@@ -62,11 +62,11 @@ from numpy.typing import NDArray
 from pictures import pyplot_for
 from resample_quality import CLEAN_DB, RIPPLE_DB, Signal, is_clean, quality
 
-from featcache.audio import to_waveform
+from featcache.audio.decode import to_waveform
 from featcache.config import AudioPolicy, Config, config_from
+from featcache.extract.work import Options
 from featcache.extraction import Extraction
 from featcache.manifest import read_manifest
-from featcache.work import Options
 
 PAIRS = ((8000, 24000), (22050, 16000), (44100, 16000))
 SHORT, LONG = 0.43, 10.0  # seconds of a clip: of a spoken digit, of a sentence

@@ -38,14 +38,14 @@ from corpus import KINDS, make_corpus
 import featcache
 from featcache.config import Config, config_from
 from featcache.device import Device
-from featcache.differences import ROUNDING
+from featcache.extract.work import Options
 from featcache.extraction import Extraction
 from featcache.extractors.model import CodecExtractor
+from featcache.health.differences import ROUNDING
 from featcache.manifest import Manifest, read_manifest
 from featcache.summary import Summary
-from featcache.work import Options
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
 from small_models import save_encodec
 
 RATE = 24000
@@ -138,8 +138,8 @@ def loop(manifest: Manifest, rows: Sequence[int], model: Model, device: Device, 
 
 def compare(manifest: Manifest, config: Config, cache: Path, model: Model, device: Device) -> dict[str, int]:
     """Hold every code in the cache against the model alone on the same waveforms; ties apart."""
-    from featcache.audio import to_waveform
-    from featcache.pipeline.decoding import decode_all
+    from featcache.audio.decode import to_waveform
+    from featcache.extract.decoding import decode_all
 
     stored = featcache.open(cache)
     extractor = config.build(device.torch_device)

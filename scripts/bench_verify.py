@@ -25,9 +25,9 @@ from bench_load import BINS, make_version
 from clock import CORES, Timed, median, remark, timed, undisturbed
 from corpus import KINDS
 
+from featcache.health.verify import verify
 from featcache.store.version import Version
 from featcache.store.zarr3 import chunk_path, crc32c
-from featcache.verify import verify
 
 FRAME_BYTES = 2 * BINS
 SHARD_BYTES = 128e6

@@ -33,18 +33,18 @@ import torch
 from torch.nn.functional import pad
 
 import featcache
-from featcache.audio import to_waveform
+from featcache.audio.decode import to_waveform
 from featcache.config import Config, config_from
 from featcache.device import Device
-from featcache.differences import ROUNDING
+from featcache.extract.decoding import decode_all
+from featcache.extract.work import Options
 from featcache.extraction import Extraction
 from featcache.extractors import rows
 from featcache.extractors.model import CodecExtractor
+from featcache.health.differences import ROUNDING
 from featcache.manifest import Manifest, read_manifest
-from featcache.pipeline.decoding import decode_all
-from featcache.work import Options
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
 import small_models
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

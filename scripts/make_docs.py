@@ -21,12 +21,12 @@ from pathlib import Path
 import click
 from pydantic import BaseModel
 
+from featcache.audio.policy import AugmentPolicy, NoisePolicy
 from featcache.cli import main as cli
 from featcache.config import AudioPolicy, StorePolicy
 from featcache.extractors import find
 from featcache.extractors.base import _BUILT_IN
 from featcache.extractors.model import Chunk, ModelParams
-from featcache.perturbation import AugmentPolicy, NoisePolicy
 
 DOCS = Path(__file__).parents[1] / "docs"
 WIDTH = 100  # of help texts, in characters

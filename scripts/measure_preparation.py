@@ -28,7 +28,7 @@ import torch
 
 from featcache.manifest import read_manifest
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
 import small_models
 
 Shares = dict[str, list[float]]

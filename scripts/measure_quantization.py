@@ -29,10 +29,10 @@ import numpy as np
 
 import featcache
 from featcache.config import load_config
+from featcache.extract.work import Options
 from featcache.extraction import Extraction
 from featcache.loader import Cache
 from featcache.manifest import read_manifest
-from featcache.work import Options
 
 DTYPES = ("float32", "float16", "uint8")
 ARRAYS = ("features", "side_quantization")

@@ -54,8 +54,8 @@ import featcache
 from featcache import weights
 from featcache.config import Config, load_config, packaged_configs
 from featcache.device import Device
-from featcache.differences import ROUNDING
 from featcache.extractors.model import CodecExtractor
+from featcache.health.differences import ROUNDING
 from featcache.manifest import read_manifest
 
 ALONE, PADDED, CACHED = "one by one", "padded", "featcache"

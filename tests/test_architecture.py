@@ -1,7 +1,6 @@
 """The house rules of docs/architecture.md, held against the imports and calls in the code itself."""
 
 import ast
-import re
 from functools import cache
 from pathlib import Path
 
@@ -11,55 +10,36 @@ import featcache
 
 PACKAGE = Path(featcache.__file__).parent
 
-# A file or folder of the package may import from the lines above its own, and from its own folder. A file that
-# is added gets its place here: as high as it can stand.
-LAYERS = [
-    {"errors"},
-    {
-        "arguments",
-        "spec",
-        "finite",
-        "strings",
-        "provenance",
-        "containers",
-        "memory",
-        "differences",
-        "faults",
-        "downloads",
-        "trust",
-    },
-    {"manifest", "flac", "device", "weights", "masks", "quantize", "noise_memory"},
-    {"store", "recording", "extractors", "augment", "copies"},
-    {"noise_manifest"},
-    {"perturbation"},
-    {"config", "kmeans", "policy"},
-    {"audio", "plan", "testing"},
-    {"noise"},
-    {"preparation"},
-    {"pipeline", "loader", "sources", "work"},
-    {"sampling", "derived", "stats", "adapters"},
-    {"engines", "trial", "cmvn"},
-    {"summary", "notes"},
-    {"extraction", "verify", "recompute", "probe"},
-    {"repair"},
-    {"cli"},
-    {"__main__"},
-]
-LAYER_OF = {unit: number for number, units in enumerate(LAYERS) for unit in units}
-FLAT = {"arguments", "errors", "spec", "finite", "strings", "manifest", "copies"}
+# Layers, from the ground up: a file or folder of the package may import from the layers below its own, and from its
+# own folder.
+LAYERS = {
+    "ground": {"errors", "spec", "strings", "finite"},
+    "values": {"arguments", "quantize", "device", "masks"},
+    "inputs": {"manifest", "weights"},
+    "features": {"store", "audio", "extractors", "augment"},
+    "configs": {"config"},
+    "readers": {"loader", "testing"},
+    "of versions": {"stats", "adapters", "extract"},
+    "runs": {"cmvn", "engines"},
+    "the main job, flat": {"summary"},
+    "the main job": {"extraction"},
+    "health": {"health"},
+    "commands": {"cli"},
+    "process": {"__main__"},
+}
+LAYER_OF = {unit: number for number, units in enumerate(LAYERS.values()) for unit in units}
+FLAT = {"arguments", "errors", "spec", "finite", "strings", "manifest"}
 """What knows no audio, no extractor and no config."""
 
 ONLY = {
+    "manifest": {"arguments", "errors", "strings"},
     "store": FLAT,
     "loader": FLAT | {"quantize", "store"},
-    "plan": FLAT | {"store"},
-    "verify": FLAT | {"store", "plan"},
-    "extractors": {"errors", "quantize", "spec", "strings", "trust", "weights"},
+    "extractors": {"errors", "quantize", "spec", "strings", "weights"},
     "masks": {"errors"},
     "augment": {"arguments", "errors", "masks", "strings"},
-    "stats": FLAT | {"loader", "quantize", "store"},
     "cmvn": {"errors", "masks", "stats"},
-    "adapters": {"copies", "errors", "loader", "strings"},
+    "adapters": {"errors", "loader", "manifest", "strings"},
 }
 EXTRACT_ONLY = {"pydantic", "yaml", "soundfile", "miniaudio", "soxr", "torchaudio", "transformers", "safetensors"}
 """Packages of the extras `extract` and `models`, which a training environment does not have."""
@@ -132,15 +112,19 @@ def test_store_knows_no_audio_and_no_extractor_and_the_loader_stands_on_the_stor
 
 
 def test_training_needs_no_package_of_the_extra_extract():
-    found = imports_by_unit(needed_only=True)
-    reached, pending = set(), ["loader", "masks", "augment", "cmvn", "verify", "adapters"]
+    modules_of = {
+        ".".join(("featcache", *path.with_suffix("").parts)).removesuffix(".__init__"): path for path in modules()
+    }
+    units = {"loader", "masks", "augment", "cmvn", "adapters"}
+    pending = [name for name, path in modules_of.items() if unit_of(path) in units] + ["featcache.health.verify"]
+    reached = set()
     while pending:
-        if (unit := pending.pop()) not in reached:
-            reached.add(unit)
-            pending += found.get(unit, ())
-    for path, tree in modules().items():
-        if unit_of(path) in reached:
-            assert not EXTRACT_ONLY & {name.split(".")[0] for name in imported(tree, needed_only=True)}, path
+        if (name := pending.pop()) not in reached:
+            reached.add(name)
+            names = [*imported(modules()[modules_of[name]], needed_only=True)]
+            assert not EXTRACT_ONLY & {dotted.partition(".")[0] for dotted in names}, name
+            parents = {".".join(name.split(".")[:length]) for length in range(1, name.count(".") + 1)}
+            pending += (parents | {*names}) & {*modules_of}
 
 
 def test_an_adapter_imports_its_own_toolkit_and_nothing_else_any_toolkit_or_adapter():
@@ -166,25 +150,3 @@ def test_a_command_imports_nothing_heavy_before_it_runs():
 def test_the_library_neither_prints_nor_ends_the_process(path):
     calls = {ast.unparse(node.func) for node in ast.walk(modules()[path]) if isinstance(node, ast.Call)}
     assert not calls & {"print", "exit", "quit", "sys.exit", "os._exit", "click.echo"}
-
-
-def test_the_architecture_page_names_every_file():
-    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
-    named = [path for path in modules() if path.name not in ("__init__.py", "__main__.py")]
-    files = [str(path) for path in named if unit_of(path) != "cli"]
-    assert [name for name in files if f"`{name}`" not in page] == []
-
-
-def test_the_architecture_page_names_files_below_those_they_import():
-    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rows = {}
-    for number, name in enumerate(re.findall(r"^\| `(\w+(?:/\w+)*\.py|cli/)` \|", page, re.MULTILINE)):
-        rows.setdefault(name.partition("/")[0].removesuffix(".py"), []).append(number)
-    assert set(rows) == set(LAYER_OF) - {"__main__"}
-    wrong = [
-        f"{unit} imports {other}"
-        for unit, others in imports_by_unit().items()
-        for other in others
-        if unit != "__main__" and max(rows[other]) > min(rows[unit])
-    ]
-    assert not wrong

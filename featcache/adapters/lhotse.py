@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from featcache.adapters.given import caches_of, missing, position_of, whole_dataset
 from featcache.adapters.opened import recall, remember
-from featcache.copies import copies_of
 from featcache.errors import StoreError
 from featcache.loader import Cache, FeatureDataset
+from featcache.manifest.copies import copies_of
 from featcache.strings import Strings
 
 try:

@@ -108,10 +108,10 @@ def extract(
     """
     _limit_libraries(threads)
     from featcache.config import load_config
+    from featcache.extract.notes import about_space
+    from featcache.extract.work import SHARD_MEGABYTES, Options
     from featcache.extraction import Extraction
     from featcache.manifest import read_manifest
-    from featcache.notes import about_space
-    from featcache.work import SHARD_MEGABYTES, Options
 
     chosen = Options(
         device=device,

@@ -50,7 +50,7 @@ def fit_kmeans(
     from time import perf_counter
 
     from featcache.device import Device
-    from featcache.kmeans import fit_version, write_codebook
+    from featcache.stats.kmeans import fit_version, write_codebook
     from featcache.store.version import select_version
 
     refuse_output(output, force)

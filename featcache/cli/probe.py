@@ -13,7 +13,7 @@ from featcache.errors import counted
 
 if TYPE_CHECKING:
     from featcache.config import Config
-    from featcache.probe.found import Measured, Probe
+    from featcache.health.probe_result import Measured, Probe
     from featcache.store.version import Version
 
 _NEAR = 16
@@ -65,8 +65,8 @@ def probe(
     """
     from featcache.config import load_config
     from featcache.device import Device
+    from featcache.health.probe import probe as measure
     from featcache.manifest import read_manifest
-    from featcache.probe.run import probe as measure
 
     loaded = load_config(config)
     wanted = read_manifest(manifest, root=root, carry=False)
@@ -83,8 +83,8 @@ def probe(
 
 def _version(config: Config, cache: Path | None, found: Probe) -> Version | None:
     """The config's version in a cache, made where there is none; without a cache, in ./features if it is there."""
+    from featcache.extract.work import version_info
     from featcache.store.version import Version
-    from featcache.work import version_info
 
     info = version_info(config, found.spec)
     if cache is not None:

@@ -48,10 +48,10 @@ def repair(
     Example:
       featcache repair features --manifest train.csv
     """
+    from featcache.extract.work import Options
+    from featcache.health.repair import repair as mend
     from featcache.manifest import read_manifest
-    from featcache.repair import repair as mend
     from featcache.store.version import version_folders
-    from featcache.work import Options
 
     read = read_manifest(manifest, root=root, carry=False)
     chosen = Options(device=device, threads=threads)

@@ -19,9 +19,9 @@ from featcache.cli.common import default_threads, megabytes, note, print_json, t
 from featcache.errors import DamagedError, MissingDependencyError, counted
 
 if TYPE_CHECKING:
-    from featcache.recompute import Recomputed
+    from featcache.health.recompute import Recomputed
+    from featcache.health.verify import Report
     from featcache.store.version import Version
-    from featcache.verify import Report
 
 _SHOWN = 20
 
@@ -66,11 +66,11 @@ def verify(
       featcache verify features --manifest train.csv --no-data
       featcache verify features/fbank80 --recompute 100
     """
+    from featcache.health.verify import Report
+    from featcache.health.verify import verify as check
     from featcache.manifest import read_manifest
     from featcache.store.check import Problem
     from featcache.store.version import Version, version_folders
-    from featcache.verify import Report
-    from featcache.verify import verify as check
 
     threads = threads or default_threads()
     wanted = read_manifest(manifest, root=root, carry=False) if manifest else None
@@ -112,7 +112,7 @@ def _recompute(
 ) -> Recomputed:
     try:
         from featcache.device import Device
-        from featcache.recompute import recompute, sample
+        from featcache.health.recompute import recompute, sample
     except ImportError as error:
         raise MissingDependencyError(error.name or "pydantic", "verify --recompute") from error
     from featcache.store.index import open_index

@@ -21,18 +21,18 @@ from pathlib import Path
 from types import TracebackType
 
 from featcache.config import Config
-from featcache.derived import Source, producer
 from featcache.device import Device
 from featcache.errors import AudioError, ExtractorError, FeatcacheError, Reason
+from featcache.extract.decoding import failure_of
+from featcache.extract.derived import Source, producer
+from featcache.extract.rows import Pending, compute_alone
+from featcache.extract.target import Extracted, Spent, Target
 from featcache.extractors.base import Batching
 from featcache.extractors.rows import RowExtractor
 from featcache.manifest import Utterance
-from featcache.pipeline.decoding import failure_of
-from featcache.pipeline.rows import Pending, compute_alone
-from featcache.pipeline.target import Extracted, Spent, Target
 from featcache.store.in_flight import Suspects
 from featcache.store.version import Version
-from featcache.trust import allow_remote_code, remote_code_is_allowed
+from featcache.weights.trust import allow_remote_code, remote_code_is_allowed
 
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from featcache.engines.apart import serve; serve()"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

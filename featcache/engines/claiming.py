@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from featcache.engines.progress import Progress
 from featcache.engines.shards import Fill, OpenShard, cannot_write
-from featcache.plan import ShardTask
+from featcache.extract.plan import ShardTask
 
 
 def claimed(tasks: Iterator[ShardTask], fills: Sequence[Fill], progress: Progress) -> Iterator[OpenShard | None]:

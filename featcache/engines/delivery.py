@@ -12,9 +12,9 @@ from types import TracebackType
 
 from featcache.engines.progress import Watch
 from featcache.engines.shards import OpenShard
+from featcache.extract.rows import Pending
+from featcache.extract.target import Extracted
 from featcache.manifest import Utterance
-from featcache.pipeline.rows import Pending
-from featcache.pipeline.target import Extracted
 
 _PENDING_COMMITS = 2
 """Shards that may wait for the disk before the workers do."""

@@ -15,19 +15,19 @@ from functools import partial
 from itertools import groupby
 from time import perf_counter
 
-from featcache.derived import Produce
 from featcache.device import Device
 from featcache.engines.apart import Apart
 from featcache.engines.claiming import claimed
 from featcache.engines.delivery import Batch, Delivery
 from featcache.engines.progress import Watch
 from featcache.engines.shards import Fill
+from featcache.extract.decoding import batches
+from featcache.extract.derived import Produce
+from featcache.extract.plan import ShardTask
+from featcache.extract.rows import Pending, Row, compute_rows
+from featcache.extract.target import Spent
+from featcache.extract.window import Window
 from featcache.manifest import Utterance
-from featcache.pipeline.decoding import batches
-from featcache.pipeline.rows import Pending, Row, compute_rows
-from featcache.pipeline.target import Spent
-from featcache.pipeline.window import Window
-from featcache.plan import ShardTask
 from featcache.store.in_flight import InFlight
 
 _WINDOW_PER_WORKER = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from featcache.plan import ShardTask
+from featcache.extract.plan import ShardTask
 from featcache.store.version import Version
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from featcache.pipeline.target import Extracted, Spent
+from featcache.extract.target import Extracted, Spent
 from featcache.store.runs import Failure
 
 STAGES = ("decode", "resample", "extract", "write", "wait")

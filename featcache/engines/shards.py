@@ -10,8 +10,8 @@ from typing import Any
 from featcache.engines.others import Others
 from featcache.engines.progress import Progress
 from featcache.errors import StoreError
-from featcache.pipeline.target import Extracted, Target
-from featcache.plan import ShardTask
+from featcache.extract.plan import ShardTask
+from featcache.extract.target import Extracted, Target
 from featcache.store.runs import Failure, Run
 from featcache.store.shard_writer import ShardWriter
 from featcache.store.version import Version

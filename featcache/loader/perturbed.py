@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.copies import Copies, copies_of
 from featcache.errors import ArgumentError, ManifestError, listing
 from featcache.loader.cache import Cache
 from featcache.loader.columns import Column, select, take
 from featcache.manifest import Manifest
+from featcache.manifest.copies import Copies, copies_of
 from featcache.strings import Strings
 
 __all__ = ["of_cache", "of_manifest"]

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.copies import copies_of, expand
 from featcache.errors import ManifestError, MissingItemError, StoreError, listing
 from featcache.loader import Cache
 from featcache.loader.shards import Shards
 from featcache.manifest import Manifest, read_manifest
+from featcache.manifest.copies import copies_of, expand
 from featcache.store.index import Index
 from featcache.store.join import Rows, about_changed
 from featcache.strings import Strings

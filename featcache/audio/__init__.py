@@ -1,0 +1,1 @@
+"""From files to waveforms: decoding, resampling, speed, noise."""

@@ -1,0 +1,24 @@
+"""One YAML file, validated: which extractor, its parameters, the audio and the stored dtype."""
+
+from featcache.audio.policy import AudioPolicy, AugmentPolicy
+from featcache.config.config import (
+    Config,
+    StorePolicy,
+    config_from,
+    load_config,
+    packaged_configs,
+    parse_config,
+    recorded_config,
+)
+
+__all__ = [
+    "AudioPolicy",
+    "AugmentPolicy",
+    "Config",
+    "StorePolicy",
+    "config_from",
+    "load_config",
+    "packaged_configs",
+    "parse_config",
+    "recorded_config",
+]

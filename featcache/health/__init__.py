@@ -1,0 +1,1 @@
+"""Whether what was extracted is right: verify, recompute, repair, probe."""

@@ -1,0 +1,274 @@
+"""Repair: keeps the sound utterances of damaged shards, and re-extracts only the damaged ones.
+
+Before a damaged shard is removed, its sound utterances have been committed as a shard of their own. So a kill at any
+moment leaves the damaged shard, or what was sound in it, or both; never neither.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from featcache.config import Config, recorded_config
+from featcache.device import Device
+from featcache.engines.progress import Progress
+from featcache.errors import DamagedError, FeatcacheError, StoreError, counted, listing
+from featcache.extract.work import Options, version_info
+from featcache.extraction import Extraction
+from featcache.health.verify import Report, verify
+from featcache.manifest import Manifest
+from featcache.manifest.copies import expand
+from featcache.store import zarr3
+from featcache.store.check import check_shard
+from featcache.store.claims import Claim
+from featcache.store.index import open_index
+from featcache.store.own_folders import WRITTEN, refuse_links, remove_from_version
+from featcache.store.remains import Remains, keep
+from featcache.store.salvage import Salvage, find_sound
+from featcache.store.shard import Shard
+from featcache.store.version import Version, VersionInfo, select_versions
+from featcache.strings import Strings
+from featcache.summary import Summary
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What a repair did.
+
+    Attributes:
+        path: of the version.
+        removed: names of the damaged shards.
+        metadata: whether metadata had to be written anew.
+        summary: of the extraction that followed; None where nothing had to be extracted.
+        missing: utterances of the manifest that were in no shard, damaged or not: extract adds them.
+        interrupted: whether it was stopped before it removed anything.
+        kept: utterances of the damaged shards that were sound, and are what they were.
+        extracted: utterances that were extracted again.
+        aside: other versions' shards that were found in this one, and not in their own: where each has been put, and
+            the fingerprint of the version that it belongs to.
+    """
+
+    path: str
+    removed: list[str]
+    metadata: bool
+    summary: Summary | None
+    missing: int = 0
+    interrupted: bool = False
+    kept: int = 0
+    extracted: int = 0
+    aside: dict[str, str] = field(default_factory=dict)
+
+
+def repair(
+    path: Path,
+    manifest: Manifest,
+    options: Options,
+    report: Callable[[Progress], None] = lambda _: None,
+    stop: threading.Event | None = None,
+) -> Repaired:
+    """Verify the version at `path` down to every byte, keep the sound utterances of damaged shards, remove these
+    shards, and extract what else was in them again. A shard of another version is taken away too; if that version has
+    no sound one of its name, or is not in the same cache, it is kept in the folder `aside`.
+
+    Where all utterances are sound, it needs neither their audio nor the extractor.
+
+    Raises:
+        StoreError: a folder of the version is a link; or the manifest lacks damaged utterances, or their files are
+            gone, or this featcache would extract them into another version; or another repair is going on; or the cache
+            cannot be written; or the version's own metadata is damaged and no run's record tells what it was. Nothing
+            has been removed then.
+    """
+    path = path.resolve()  # what is extracted goes beside it, by its name
+    refuse_links(path, *WRITTEN, "aside")
+    stop = stop or threading.Event()
+    restored = restore_metadata(path)
+    version = Version.open(path)
+    found = verify(version, threads=options.threads or 1, manifest=manifest, stop=stop)
+    if stop.is_set():
+        return Repaired(str(path), [], restored, None, interrupted=True)
+    if not found.damaged_shards:
+        open_index(version)  # builds it if it is damaged
+        missing = sum(problem.kind == "missing" for problem in found.problems)
+        return Repaired(str(path), [], restored, None, missing)
+    with _claim(version) as claim:
+        if claim.locked:
+            version.remove_work("repair")
+        return _mend(version, found, restored, manifest, options, report, stop)
+
+
+def _claim(version: Version) -> Claim:
+    """The right to repair a version; it also keeps others from sweeping what is being copied."""
+    try:
+        claim = version.claim("repair")
+        is_ours = claim.take()
+    except OSError as error:
+        raise StoreError(f"{version.path}: cannot be written: {error.strerror}; nothing has been removed") from error
+    if not is_ours:
+        raise StoreError(f"{version.path}: another repair is running: run this one again when it has finished")
+    return claim
+
+
+def _mend(
+    version: Version,
+    found: Report,
+    restored: bool,
+    manifest: Manifest,
+    options: Options,
+    report: Callable[[Progress], None],
+    stop: threading.Event,
+) -> Repaired:
+    path, damaged = version.path, found.damaged_shards
+    salvaged = find_sound(version, damaged, stop.is_set)
+    again = _ids_to_extract(salvaged)
+    held = _ids_to_extract(one for one in salvaged if one.was_held)
+    config = None if again is not None and not len(again) else _config_for(version, options)
+    if config is not None and held is not None:
+        _refuse_loss(held, expand(manifest, config.copies), damaged)
+    for one in salvaged:
+        if one.kept and isinstance(one.shard, Remains) and not stop.is_set():
+            keep(version, one.shard, one.kept)
+    if stop.is_set():
+        return Repaired(str(path), [], restored, None, interrupted=True)
+    missing = 0 if again is None else _in_no_shard(found, salvaged)
+    aside = _take_away(version, (one.shard for one in salvaged))
+    removed, kept = [one.shard.name for one in salvaged], sum(len(one.kept) for one in salvaged)
+    if config is None:
+        return Repaired(str(path), removed, restored, None, missing, kept=kept, aside=aside)
+    options = replace(options, retry_failed=True)  # they were there, whatever the ledger once said of them
+    summary = Extraction(manifest, [config], path.parent, options, only=again).run(report, stop)
+    extracted = sum(one.extracted for one in summary.versions)
+    return Repaired(str(path), removed, restored, summary, missing, kept=kept, extracted=extracted, aside=aside)
+
+
+def _take_away(version: Version, shards: Iterable[Shard]) -> dict[str, str]:
+    """Remove damaged shards. Returns which of them were another version's and have been set aside; see `Repaired`."""
+    aside: dict[str, str] = {}
+    for shard in shards:
+        with suppress(FileNotFoundError):  # without locks, another repair may have been faster
+            stated = shard.stated_version
+            if shard.folder.is_symlink():
+                shard.folder.unlink()  # what it leads to is not ours to remove
+            elif stated in (None, version.info.fingerprint) or _has_sound(version.path.parent, stated, shard.name):
+                gone = version.work_folder(shard.name)
+                shard.folder.rename(gone)
+                remove_from_version(version.path, "work", gone.name)  # a run that begins just now may sweep it
+            else:
+                place = version.folder("aside") / f"{shard.name}.{uuid.uuid4().hex[:8]}"
+                shard.folder.rename(place)
+                aside[str(place)] = stated
+    return aside
+
+
+def _has_sound(cache: Path, fingerprint: str, name: str) -> bool:
+    """Whether the version of this fingerprint, in the same cache, has a sound shard of this name."""
+    try:
+        own = [version for version in select_versions(cache) if version.info.fingerprint == fingerprint]
+        return any(not [*check_shard(version.shard(name), version.info.spec)] for version in own)
+    except StoreError:
+        return False  # there is damage elsewhere in the cache: nothing is removed that may still be needed
+
+
+def _ids_to_extract(salvaged: Iterable[Salvage]) -> Strings | None:
+    """None where nothing tells which they are: then all that is missing."""
+    parts = []
+    for one in salvaged:
+        if one.again is None:
+            return None
+        parts.append(one.again)
+    return Strings.concatenate(parts)
+
+
+def _in_no_shard(found: Report, salvaged: Iterable[Salvage]) -> int:
+    """Utterances of the manifest that are neither in a sound shard nor were in a damaged one."""
+    missing = {problem.id for problem in found.problems if problem.kind == "missing"}
+    for one in salvaged:
+        missing -= {*(one.again or ()), *(one.shard.ids.take(np.array(one.kept)) if one.kept else ())}
+    return len(missing)
+
+
+def _config_for(version: Version, options: Options) -> Config:
+    """The config to extract what is damaged with.
+
+    Raises:
+        StoreError: it would go into another version.
+        ConfigError: it names an extractor that is not registered, or its weights are not here.
+    """
+    config = recorded_config(version.info.config, str(version.path))
+    # What was there was not too long, whatever the limit was of the run that made the version.
+    config = replace(config, audio=config.audio.model_copy(update={"max_seconds": None}))
+    device = Device(options.device, options.threads)
+    _refuse_another_version(version, version_info(config, config.build(device.torch_device).spec))
+    return config
+
+
+def restore_metadata(path: Path) -> bool:
+    """Write a version's own metadata anew from a run's record, where it is damaged; returns whether it was.
+
+    Raises:
+        StoreError: no run's record has a config that can be had here.
+        ConfigError: its weights are not here.
+    """
+    group = path / "shards" / "zarr.json"
+    mended = not group.exists() or group.read_bytes() != zarr3.group_metadata()
+    if mended:
+        zarr3.write_file(group, zarr3.group_metadata())
+    with suppress(DamagedError):  # which is what the rest is for
+        Version.open(path)
+        return mended
+    faults: list[str] = []
+    for record in sorted((path / "runs").glob("*/run.json"), reverse=True):
+        try:
+            config = recorded_config(json.loads(record.read_text(encoding="utf-8"))["asked"]["config"], str(record))
+        except FeatcacheError as error:
+            faults.append(str(error))
+            continue  # of a config that cannot be had here: an older run's record may do
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # torn: the same
+        extractor = config.build(torch.device("cpu"))
+        info = version_info(config, extractor.spec)
+        if info.folder_name == path.name:
+            zarr3.write_file(path / "zarr.json", zarr3.group_metadata(info.attributes()))
+            return True
+    fault = f" ({faults[0]})" if faults else ""
+    raise StoreError(
+        f"{path}/zarr.json: damaged, and no record in {path}/runs says what it was{fault}: run `featcache extract` "
+        "with the version's config into another cache, and move its zarr.json here"
+    )
+
+
+def _refuse_another_version(version: Version, info: VersionInfo) -> None:
+    if info.fingerprint != version.info.fingerprint:
+        raise StoreError(
+            f"{version.path}: was made with another revision of the extractor, or with other weights: damaged "
+            "utterances cannot be extracted again with the same values. Nothing has been removed: repair it with the "
+            "featcache that made "
+            f"it ({version.info.made_by.get('featcache', 'unknown')}), or extract a new version"
+        )
+    if info.folder_name != version.path.name:
+        raise StoreError(f"{version.path}: rename it back to {info.folder_name}; nothing has been removed")
+
+
+def _refuse_loss(ids: Strings, manifest: Manifest, damaged: Sequence[str]) -> None:
+    paths = dict(zip(manifest.ids, manifest.paths, strict=True))
+    gone = [path for path in {paths[id_]: None for id_ in ids if id_ in paths} if not manifest.resolve(path).exists()]
+    if gone:
+        raise StoreError(
+            f"damaged utterances of the shards {listing(damaged)} need {counted(len(gone), 'audio file')} not found "
+            f"below {manifest.root}: {listing(gone)}. Nothing has been removed: say with --root where they are, or "
+            "remove those shards yourself, with what is sound in them, and run featcache extract"
+        )
+    lost = [id_ for id_ in ids if id_ not in paths]
+    if lost:
+        raise StoreError(
+            f"{manifest.source} lacks {counted(len(lost), 'damaged utterance')} of the shards {listing(damaged)}: "
+            f"{listing(lost)}. Nothing has been removed: give the manifest they came from, or remove those shards "
+            "yourself, with what is sound in them"
+        )

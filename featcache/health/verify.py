@@ -1,0 +1,235 @@
+"""What is damaged, missing, changed or surplus in a version."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from featcache.errors import FeatcacheError, StoreError, counted
+from featcache.extract.plan import compare
+from featcache.manifest import Manifest
+from featcache.manifest.copies import copies_of, expand
+from featcache.store import zarr3
+from featcache.store.check import Problem, check_shard
+from featcache.store.index import Repeat, build_index, find_repeats, index_folder, load_index
+from featcache.store.runs import Failure, standing_failures
+from featcache.store.shard import Shard
+from featcache.store.version import Version
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `verify` found in a version.
+
+    Attributes:
+        path: of the version.
+        shards: how many there are.
+        items: utterances in the sound ones.
+        frames: of the sound ones.
+        num_bytes: of features as they are stored, with side arrays, of the sound ones.
+        data: whether the features' bytes were read.
+        problems: damage; and with a manifest, what the version lacks of it.
+        failed: utterances whose failure stands: they are in no shard, or an older item of them is (of the manifest's,
+            where there is one).
+        surplus: utterances that are there and not in the manifest.
+        repeated: utterances that two runs have extracted alike; they cost space and do no harm.
+        notes: what is no damage and worth knowing.
+        interrupted: whether it was stopped: `problems` are then those found before, and the counts are 0.
+        damaged_items: utterances in shards with damage, which are not in `items`; None where one does not say how many
+            it holds.
+    """
+
+    path: str
+    shards: int
+    items: int
+    frames: int
+    num_bytes: int
+    data: bool
+    problems: list[Problem] = field(default_factory=list)
+    failed: int = 0
+    surplus: int = 0
+    repeated: int = 0
+    notes: list[str] = field(default_factory=list)
+    interrupted: bool = False
+    damaged_items: int | None = 0
+
+    @property
+    def damaged_shards(self) -> list[str]:
+        """The names of shards with a problem in them."""
+        return sorted({problem.shard for problem in self.problems if problem.shard})
+
+
+def verify(
+    version: Version,
+    *,
+    data: bool = True,
+    manifest: Manifest | None = None,
+    threads: int = 1,
+    report: Callable[[], object] = lambda: None,
+    stop: threading.Event | None = None,
+) -> Report:
+    """Check a version.
+
+    Args:
+        version: to check.
+        data: read every byte of the features; else only structure, metadata and columns.
+        manifest: say also what the version lacks of it.
+        threads: that read shards.
+        report: called after each shard.
+        stop: set it to end the verification where it is.
+
+    Raises:
+        StoreError: a shard may not be read.
+    """
+    problems = list(_check_version(version))
+    names = version.shard_names()
+    stop = stop or threading.Event()
+    checked = _check_shards(version, names, data, threads, report, stop)
+    problems += [problem for _, found in checked for problem in found]
+    sound = [shard for shard, found in checked if not found]
+    if stop.is_set():
+        return Report(str(version.path), len(names), 0, 0, 0, data, problems, interrupted=True)
+    index = build_index(sound)
+    superseded_or_repeated = sum(shard.info.items for shard in sound) > len(index)
+    repeats = find_repeats(sound) if superseded_or_repeated else []
+    problems += _check_repeats(repeats)
+    failures = standing_failures(version, index)
+    failed = len(failures)
+    surplus = 0
+    if manifest is not None:
+        manifest = expand(manifest, copies_of(version.info.config))
+        todo = compare(manifest, index, failures)
+        failed = int(todo.failed.sum())
+        surplus = len(index) - int((todo.present | (todo.replaces >= 0)).sum())
+        problems += _lacking(manifest, todo.missing & (todo.replaces < 0), "missing", "is in no shard")
+        older = todo.replaces >= 0
+        problems += _lacking(manifest, older & ~todo.failed, "changed", "its row is not the one that was extracted")
+        problems += _failed(manifest, older & todo.failed, failures)
+    return Report(
+        path=str(version.path),
+        shards=len(names),
+        items=len(index),
+        frames=sum(shard.info.frames for shard in sound),
+        num_bytes=sum(shard.num_bytes(version.info.spec) for shard in sound),
+        data=data,
+        problems=problems,
+        failed=failed,
+        surplus=surplus,
+        repeated=sum(repeat.alike for repeat in repeats),
+        notes=[*_notes(version), *_notes_on_shards(sound), *_notes_on_index(version, names)],
+        damaged_items=_count_items(shard for shard, found in checked if found),
+    )
+
+
+def _check_shards(
+    version: Version,
+    names: list[str],
+    data: bool,
+    threads: int,
+    report: Callable[[], object],
+    stop: threading.Event,
+) -> list[tuple[Shard, list[Problem]]]:
+    """What is wrong in each shard; those after `stop` was set are left out."""
+    checked: list[tuple[Shard, list[Problem]]] = []
+    ended = threading.Event()
+
+    def stopped() -> bool:
+        return stop.is_set() or ended.is_set()
+
+    def check(name: str) -> tuple[Shard, list[Problem]]:
+        shard = version.shard(name)
+        return shard, [] if stopped() else list(check_shard(shard, version.info.spec, data, stopped))
+
+    limits = {"async.concurrency": threads, "threading.max_workers": threads}
+    with zarr.config.set(limits), ThreadPoolExecutor(threads) as pool:
+        try:
+            for shard, found in pool.map(check, names):
+                if stop.is_set():
+                    break
+                checked.append((shard, found))
+                report()
+        finally:
+            ended.set()  # where it ended by an error or an interrupt, the pool waits for threads that are at work
+    return checked
+
+
+def _count_items(shards: Iterable[Shard]) -> int | None:
+    """Utterances in all of them; None where one does not say."""
+    try:
+        return sum(shard.info.items for shard in shards)
+    except (StoreError, OSError):
+        return None
+
+
+def _check_version(version: Version) -> Iterator[Problem]:
+    if version.path.resolve().name != version.info.folder_name:
+        yield Problem("metadata", f"{version.path}: holds the version {version.info.folder_name}")
+    group = version.path / "shards" / "zarr.json"
+    if not group.exists() or group.read_bytes() != zarr3.group_metadata():
+        yield Problem("metadata", f"{group}: damaged: not the metadata of a Zarr group")
+
+
+def _notes(version: Version) -> Iterator[str]:
+    """Whether the version's config still has the version's fingerprint, where extraction is installed to tell."""
+    try:
+        from featcache.config import recorded_config
+    except ImportError:
+        return
+    try:
+        now = recorded_config(version.info.config, str(version.path)).fingerprint()
+    except FeatcacheError as error:
+        yield f"its config does not load here, and was not compared: {error}"
+        return
+    if now != version.info.fingerprint:
+        yield (
+            f"its config now has the fingerprint {now[:12]}: the extractor's revision or weights have changed since, "
+            "and extracting would fill another version"
+        )
+
+
+def _check_repeats(repeats: list[Repeat]) -> Iterator[Problem]:
+    for repeat in repeats:
+        if not repeat.alike:
+            one, other = repeat.shards
+            message = f"{repeat.id}: is in two shards, from different rows: {one} and {other}"
+            yield Problem("duplicate", message, one, repeat.id)
+
+
+def _notes_on_shards(shards: list[Shard]) -> Iterator[str]:
+    silent = sum("fingerprint" not in shard.info.made_by for shard in shards)
+    if silent:
+        yield (
+            f"written by an earlier featcache, without their version's fingerprint: {silent:,} of "
+            f"{counted(len(shards), 'shard')}; whether any was exchanged with another version's cannot be told"
+        )
+
+
+def _notes_on_index(version: Version, names: list[str]) -> Iterator[str]:
+    """What is wrong with an index is mended by whoever opens it next, and costs nothing but time."""
+    folder = index_folder(version, names)
+    for path in (folder.parent, folder):
+        if path.is_symlink():
+            yield f"{path}: is a symbolic link, which is not followed: the index is built in memory at every opening"
+            return
+    if os.path.lexists(folder) and load_index(version, names) is None:
+        yield f"{folder}: damaged: this index is built anew when the version is opened next"
+
+
+def _lacking(manifest: Manifest, rows: NDArray[np.bool_], kind: str, what: str) -> Iterator[Problem]:
+    for row in np.flatnonzero(rows).tolist():
+        yield Problem(kind, f"{manifest.ids[row]}: {what}", id=manifest.ids[row])
+
+
+def _failed(manifest: Manifest, rows: NDArray[np.bool_], failures: Mapping[str, Failure]) -> Iterator[Problem]:
+    """Rows of which there is an item, but an older one, since what they ask for has failed."""
+    for row in np.flatnonzero(rows).tolist():
+        failure = failures[manifest.ids[row]]
+        message = f"{failure.id}: what is there of it is older: extracting {failure.path} failed: {failure.reason}: "
+        yield Problem("changed", message + failure.message, id=failure.id)

@@ -1,1 +1,0 @@
-"""Batches of utterances, from files to features as stored; see `batch.process`."""

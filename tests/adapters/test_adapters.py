@@ -1,0 +1,78 @@
+"""What holds of all adapters: their page runs, they say what is missing, and training does without them."""
+
+import re
+from pathlib import Path
+
+import pytest
+import toolkits
+from new_process import run_python
+
+PAGE = Path(__file__).parents[2] / "docs" / "adapters.md"
+SECTIONS = {
+    "Lightning and DDP": "lightning",
+    "SpeechBrain": "speechbrain",
+    "Lhotse": "lhotse",
+    "Hugging Face datasets": "datasets",
+    "Dictionaries": "numpy",
+}
+MODULES = {"speechbrain": "speechbrain", "lhotse": "lhotse", "huggingface": "datasets"}
+
+
+def section(title):
+    return PAGE.read_text(encoding="utf-8").partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_the_page_has_no_other_sections():
+    assert re.findall(r"^## (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE) == list(SECTIONS)
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_the_pages_examples_run(title, tmp_path):
+    pytest.importorskip(SECTIONS[title])
+    toolkits.make(tmp_path)
+    (code,) = re.findall(r"^```python\n(.*?)^```", section(title), re.DOTALL | re.MULTILINE)
+    # Lightning wants workers, has its place for checkpoints, and asks torch for what it calls otherwise by now.
+    ignore = (
+        "The 'train_dataloader' does not have many workers",
+        "`isinstance(treespec, LeafSpec)` is deprecated:FutureWarning",
+    )
+    done = toolkits.finish_script(tmp_path, code, ignore=ignore, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_toolkit_that_is_not_there_is_named(module, tmp_path):
+    folder = toolkits.make(tmp_path).folder
+    calls = {
+        "speechbrain": "import featcache.adapters.speechbrain as it; it.item(featcache.open(sys.argv[1], 'fbank80'))",
+        "lhotse": "import featcache.adapters.lhotse",
+        "huggingface": "import featcache.adapters.huggingface",
+    }
+    code = f"""
+        import sys
+        sys.modules[{MODULES[module]!r}] = None
+        import featcache
+        from featcache.errors import MissingDependencyError
+        try:
+            {calls[module]}
+        except MissingDependencyError as error:
+            print(error)
+    """
+    printed = toolkits.run_script(tmp_path, code, folder / "features")
+    package = MODULES[module]
+    assert f"featcache.adapters.{module} needs the package {package!r}" in printed
+    assert printed.endswith(f"pip install {package}\n")
+
+
+def test_training_imports_no_adapter_and_no_toolkit():
+    printed = run_python(
+        """
+        import sys
+        import featcache
+
+        featcache.open, featcache.FeatureDataset, featcache.DataLoader, featcache.masks
+        names = {name.partition(".")[0] for name in sys.modules}
+        print(sorted(names & {"speechbrain", "lhotse", "datasets", "lightning"}), "featcache.adapters" in sys.modules)
+        """
+    )
+    assert printed.split() == ["[]", "False"]

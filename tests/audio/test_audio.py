@@ -1,0 +1,267 @@
+"""Every utterance becomes the same samples, however it is cut."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from audio_files import KINDS, RATE, forget_mp3_length, patch_file, tone, write_audio, write_kind, write_tone
+from decoded import WHOLE, fault_of, in_seconds, read_whole, samples_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from open_files import open_files
+
+from featcache.audio import recording
+from featcache.audio.decode import Segment, Source, decode, probe_seconds
+from featcache.audio.recording import END_TOLERANCE_SECONDS
+from featcache.errors import Reason
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs the shared speech data")
+
+
+# --- the samples
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_whole_file_is_what_soundfile_reads(files, kind):
+    path, expected = files[kind]
+    ((samples, source),) = decode(path, [WHOLE])
+    assert samples.dtype == np.float32
+    assert samples.flags.c_contiguous
+    np.testing.assert_array_equal(samples, expected)
+    status = path.stat()
+    assert source == Source(status.st_size, status.st_mtime_ns, RATE)
+    assert np.abs(samples).max() > 0.1
+    # soundfile.read goes to the start before it reads, which changes the last bits of an MP3
+    np.testing.assert_allclose(samples, soundfile.read(path, len(samples), always_2d=True)[0], atol=1e-6)
+
+
+def test_integers_are_scaled_to_the_unit_interval(tmp_path):
+    path = tmp_path / "a.wav"
+    soundfile.write(path, np.array([-32768, -1, 0, 1, 32767], np.int16), RATE)
+    np.testing.assert_array_equal(samples_of(path)[:, 0] * 32768, [-32768, -1, 0, 1, 32767])
+
+
+def test_floats_are_left_as_they_are(tmp_path):
+    loud = tone(0.1) * 30
+    np.testing.assert_array_equal(samples_of(write_audio(tmp_path / "a.wav", loud, kind="wav-float")), loud)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "flac-unknown", "mp3-unknown"])
+def test_a_segment_is_bit_for_bit_a_cut_of_the_whole(files, kind):
+    path, whole = files[kind]
+
+    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.lists(st.tuples(st.integers(0, len(whole) - 1), st.integers(1, len(whole))), max_size=5))
+    def check(pieces):
+        spans = [(first, min(first + count, len(whole))) for first, count in pieces]
+        results = list(decode(path, [in_seconds(*span) for span in spans]))
+        assert len(results) == len(spans)
+        for (first, stop), (samples, _) in zip(spans, results, strict=True):
+            np.testing.assert_array_equal(samples, whole[first:stop])
+            assert samples.flags.c_contiguous
+
+    check()
+
+
+@pytest.mark.parametrize("kind", ["flac-16", "vorbis", "opus", "mp3-variable"])
+def test_many_segments_of_a_longer_file(tmp_path, kind):
+    path = write_kind(tmp_path, kind, 30.0)
+    whole = read_whole(path)
+    rng = np.random.default_rng(0)
+    firsts = rng.integers(0, len(whole) - RATE, 200)
+    spans = [(int(first), int(first) + int(rng.integers(1, RATE))) for first in firsts]
+    for order in (spans, sorted(spans), sorted(spans, reverse=True)):
+        for (first, stop), (samples, _) in zip(order, decode(path, [in_seconds(*s) for s in order]), strict=True):
+            np.testing.assert_array_equal(samples, whole[first:stop])
+
+
+def test_a_segment_without_start_or_duration_reaches_to_that_end(files):
+    path, whole = files["wav-16"]
+    np.testing.assert_array_equal(samples_of(path, Segment(duration=0.25)), whole[: RATE // 4])
+    np.testing.assert_array_equal(samples_of(path, Segment(start=2.75)), whole[-RATE // 4 :])
+
+
+def test_start_and_duration_are_each_rounded_to_samples(files):
+    path, whole = files["wav-16"]
+    np.testing.assert_array_equal(samples_of(path, Segment(100.4 / RATE, 10.6 / RATE)), whole[100:111])
+
+
+@pytest.mark.parametrize("kind", ["mp3-variable", "vorbis", "mp3-unknown"])
+def test_what_cannot_be_seeked_is_decoded_once(files, kind, monkeypatch):
+    path, whole = files[kind]
+    opened, decoded, seeks = [], [], []
+
+    class Counting(recording._Decoder):
+        def __init__(self, *args, **options):
+            opened.append(args)
+            super().__init__(*args, **options)
+
+        def read(self, *args, out, **options):
+            got = super().read(*args, out=out, **options)
+            decoded.append(len(got))
+            return got
+
+        def seek(self, *args):
+            seeks.append(args)
+            return super().seek(*args)
+
+    monkeypatch.setattr(recording, "_Decoder", Counting)
+    spans = [(first, first + 4000) for first in range(0, len(whole) - 4000, 1000)]
+    for results in (spans, spans[::-1]):
+        opened.clear(), decoded.clear()
+        assert all(len(samples) == 4000 for samples, _ in decode(path, [in_seconds(*span) for span in results]))
+        assert len(opened) == (2 if kind == "mp3-unknown" else 1)  # a second time as an endless file
+        assert sum(decoded) <= len(whole)
+        assert not seeks
+
+
+def test_a_long_recording_that_cannot_be_seeked_is_never_held_whole(tmp_path, traced):
+    path = write_tone(tmp_path / "long.mp3", 60.0, kind="mp3-constant", seed=0)
+    segments = [Segment(float(second), 1.0) for second in range(59)]
+    assert sum(len(samples) for samples, _ in decode(path, segments)) == 59 * RATE
+    assert traced(lambda: sum(len(samples) for samples, _ in decode(path, segments))).peak < 60 * RATE * 4 / 5
+
+
+def test_decoding_starts_when_it_is_asked_for_and_ends_when_it_is_closed(files):
+    path, whole = files["flac-16"]
+    results = decode(path, [in_seconds(0, 10)] * 1000)
+    assert open_files(path) == []
+    np.testing.assert_array_equal(next(results)[0], whole[:10])
+    assert open_files(path) == [str(path)]
+    results.close()
+    assert open_files(path) == []
+
+
+def test_files_are_decoded_alike_in_many_threads(files):
+    jobs = [(path, whole) for path, whole in files.values()] * 4
+    with ThreadPoolExecutor(8) as pool:
+        for samples, (_, whole) in zip(pool.map(samples_of, [path for path, _ in jobs]), jobs, strict=True):
+            np.testing.assert_array_equal(samples, whole)
+
+
+# --- lengths that the header does not say
+
+
+def test_an_mp3_at_a_variable_bitrate_without_header_is_not_cut_short(tmp_path):
+    """libsndfile guesses its length by the first frame, and gives less than there is."""
+    samples = np.concatenate([tone(5.0), tone(5.0, seed=0)])
+    path = write_audio(tmp_path / "a.mp3", samples, kind="mp3-variable")
+    whole = samples_of(path)
+    assert len(whole) == len(samples)
+    found = samples_of(forget_mp3_length(path))
+    delay = 1105  # of LAME's encoder and any decoder, which is cut off where the header tells it
+    np.testing.assert_array_equal(found[delay : delay + len(whole)], whole)
+    assert len(read_whole(path)) < 0.9 * len(whole)
+
+
+@pytest.mark.parametrize("kind", ["flac-unknown", "mp3-unknown"])
+def test_the_end_is_found_by_decoding_where_the_header_does_not_say(files, kind):
+    path, whole = files[kind]
+    seconds = len(whole) / RATE
+    assert probe_seconds(path) is None
+    np.testing.assert_array_equal(samples_of(path, Segment(1.0)), whole[RATE:])
+    np.testing.assert_array_equal(samples_of(path, Segment(1.0, seconds - 0.95)), whole[RATE:])
+    for outside in (Segment(1.0, seconds), Segment(seconds), Segment(seconds + 100), Segment(seconds + 100, 1.0)):
+        assert fault_of(path, outside).reason == Reason.SEGMENT_OUTSIDE
+    np.testing.assert_array_equal(samples_of(path, max_seconds=seconds), whole)
+    assert fault_of(path, max_seconds=seconds - 0.01).reason == Reason.TOO_LONG
+    assert fault_of(path, max_seconds=0.5).reason == Reason.TOO_LONG
+
+
+def test_a_header_that_promises_too_much_takes_no_memory(tmp_path, traced):
+    path = write_kind(tmp_path, "flac-16")
+    patch_file(path, 22, b"\xff\xff\xff\xff")
+    assert fault_of(path).reason == Reason.TRUNCATED
+    assert traced(lambda: fault_of(path)).peak < 50e6
+
+
+def test_silence_that_compresses_beyond_belief(tmp_path):
+    silence = np.zeros((2_000_000, 1), np.float32)
+    path = write_audio(tmp_path / "silence.flac", silence, kind="flac-16")
+    assert len(silence) > 64 * path.stat().st_size
+    np.testing.assert_array_equal(samples_of(path), silence)
+
+
+# --- segments and lengths
+
+
+@pytest.mark.parametrize("kind", ["wav-16", "flac-16", "vorbis", "mp3-variable"])
+def test_a_segment_may_run_past_the_end_by_the_tolerance(files, kind):
+    path, whole = files[kind]
+    slack = round(END_TOLERANCE_SECONDS * RATE)
+    within, beyond = decode(path, [in_seconds(100, len(whole) + slack), in_seconds(100, len(whole) + slack + 1)])
+    np.testing.assert_array_equal(within[0], whole[100:])
+    assert beyond.reason == Reason.SEGMENT_OUTSIDE
+    assert f"{len(whole) / RATE:.3f} s" in str(beyond)
+
+
+@pytest.mark.parametrize("kind", ["wav-16", "mp3-variable"])
+def test_a_segment_that_starts_outside(files, kind):
+    path, whole = files[kind]
+    np.testing.assert_array_equal(samples_of(path, Segment((len(whole) - 1) / RATE)), whole[-1:])
+    for start in (len(whole) / RATE, 1e9, -0.5):
+        assert fault_of(path, Segment(start)).reason == Reason.SEGMENT_OUTSIDE
+        assert fault_of(path, Segment(start, 0.01)).reason == Reason.SEGMENT_OUTSIDE
+
+
+def test_a_segment_of_no_samples(files):
+    for duration in (0.0, 1e-6):
+        assert fault_of(files["wav-16"][0], Segment(1.0, duration)).reason == Reason.EMPTY
+
+
+def test_one_segment_fails_and_its_neighbours_do_not(files):
+    for kind in ("wav-16", "mp3-variable"):
+        path, whole = files[kind]
+        results = list(decode(path, [in_seconds(0, 10), Segment(99.0), in_seconds(20, 30)]))
+        np.testing.assert_array_equal(results[0][0], whole[:10])
+        assert results[1].reason == Reason.SEGMENT_OUTSIDE
+        np.testing.assert_array_equal(results[2][0], whole[20:30])
+
+
+def test_too_long_is_known_before_decoding(files, monkeypatch):
+    monkeypatch.setattr(recording._Decoder, "read", None)
+    fault = fault_of(files["wav-16"][0], max_seconds=2.999)
+    assert fault.reason == Reason.TOO_LONG
+    assert "3.000 s" in str(fault)
+    assert "2.999" in str(fault)
+
+
+def test_no_longer_than_allowed_is_not_too_long(files):
+    path, whole = files["flac-16"]
+    np.testing.assert_array_equal(samples_of(path, max_seconds=3.0), whole)
+    np.testing.assert_array_equal(samples_of(path, Segment(0.0, 1.0), max_seconds=1.0), whole[:RATE])
+
+
+def test_probe_reads_the_header(files, bad):
+    assert probe_seconds(files["wav-16"][0]) == 3.0
+    assert probe_seconds(str(files["flac-16"][0])) == 3.0
+    assert probe_seconds(files["mp3-variable"][0]) == len(files["mp3-variable"][1]) / RATE
+    for name in ("missing", "empty.wav", "text.wav", "folder"):
+        assert probe_seconds(bad[name][0]) is None
+
+
+# --- real speech
+
+
+@needs_data
+def test_real_speech_is_the_same_from_wav_and_flac_and_nearly_from_mp3():
+    for wav in sorted((DATA / "ljspeech" / "wav").glob("*.wav"))[:8]:
+        whole = samples_of(wav)
+        np.testing.assert_array_equal(samples_of(DATA / "ljspeech" / "flac" / f"{wav.stem}.flac"), whole)
+        mp3 = samples_of(DATA / "ljspeech" / "mp3" / f"{wav.stem}.mp3")
+        assert abs(len(mp3) - len(whole)) <= END_TOLERANCE_SECONDS * 22050
+        shared = min(len(mp3), len(whole))
+        error = mp3[:shared] - whole[:shared]
+        assert np.sqrt(np.mean(error**2)) < 0.25 * np.sqrt(np.mean(whole**2))
+
+
+@needs_data
+def test_real_digits_are_what_soundfile_reads():
+    for wav in sorted((DATA / "fsdd").rglob("*.wav"))[::100]:
+        np.testing.assert_array_equal(samples_of(wav), read_whole(wav))

@@ -1,0 +1,187 @@
+"""What is wrong with a file has its own reason, and spoils no more than it must."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+
+import numpy as np
+import pytest
+import soundfile
+from audio_files import (
+    KINDS,
+    RATE,
+    cut_file,
+    forget_mp3_length,
+    patch_file,
+    tone,
+    with_metadata,
+    write_audio,
+    write_kind,
+    write_tone,
+)
+from decoded import WHOLE, fault_of, in_seconds, read_whole, samples_of
+
+from featcache.audio import recording
+from featcache.audio.decode import Segment, decode
+from featcache.errors import Reason
+
+TELLING = [name for name, kind in KINDS.items() if kind.tells_truncation]
+
+
+# --- what is wrong
+
+
+def test_every_bad_file_has_its_reason(bad):
+    found = {name: fault_of(path).reason for name, (path, _) in bad.items()}
+    assert found == {name: reason for name, (_, reason) in bad.items()}
+
+
+def test_messages_are_about_the_fault_and_leave_the_path_to_the_caller(bad):
+    for name, (path, _) in bad.items():
+        message = str(fault_of(path))
+        assert message, name
+        assert str(path.parent) not in message
+        assert "after 0.000 s" not in message  # which says nothing of where
+
+
+def test_a_fault_of_the_file_is_one_of_each_segment(bad):
+    for name in ("missing", "empty.wav", "text.wav"):
+        results = list(decode(bad[name][0], [WHOLE, Segment(1.0), Segment(0.5, 1.0)]))
+        assert [result.reason for result in results] == [bad[name][1]] * 3
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read(tmp_path):
+    path = write_tone(tmp_path / "a.wav")
+    path.chmod(0)
+    assert fault_of(path).reason == Reason.FILE_UNREADABLE
+
+
+def test_an_error_of_the_operating_system(files, monkeypatch):
+    def fail_in_libsndfile(*args, **options):
+        raise soundfile.LibsndfileError(2)
+
+    def fail(*args):
+        raise OSError(errno.EIO, "Input/output error")
+
+    for owner, name, failure in (
+        (recording._Decoder, "read", fail_in_libsndfile),
+        (recording._Decoder, "__init__", fail_in_libsndfile),
+        (os, "pread", fail),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, failure)
+            fault = fault_of(files["vorbis"][0])
+        assert fault.reason == Reason.FILE_UNREADABLE
+    assert str(fault) == "the file cannot be read: Input/output error"
+
+
+def test_a_file_that_changes_while_it_is_read(tmp_path):
+    path = write_tone(tmp_path / "a.wav")
+    results = decode(path, [Segment(0.0, 0.5), Segment(0.5, 0.5)])
+    assert len(next(results)[0]) == RATE // 2
+    with path.open("ab") as file:
+        file.write(b"more")
+    fault = next(results)
+    assert fault.reason == Reason.FILE_UNREADABLE
+    assert "changed" in str(fault)
+
+
+def test_the_message_says_where_a_float_is_not_finite(tmp_path):
+    samples = tone(2.0, channels=2)
+    samples[RATE + RATE // 4, 1] = np.nan
+    path = write_audio(tmp_path / "a.wav", samples, kind="wav-float")
+    assert "1.250 s" in str(fault_of(path, Segment(0.5)))
+    np.testing.assert_array_equal(samples_of(path, Segment(0.5, 0.75)), samples[RATE // 2 : RATE + RATE // 4])
+
+
+# --- truncation
+
+
+@pytest.mark.parametrize("kind", TELLING)
+@pytest.mark.parametrize("keep", [0.45, 0.7, 0.95, -1])
+def test_of_a_truncated_file_only_what_is_missing_fails(files, tmp_path, kind, keep):
+    path, whole = files[kind]
+    cut = cut_file(path, tmp_path, -1 if keep == -1 else int(keep * path.stat().st_size))
+    before = in_seconds(100, int(0.02 * len(whole)))
+    good, rest, all_of_it = decode(cut, [before, Segment(before.duration), WHOLE])
+    assert [rest.reason, all_of_it.reason] == [Reason.TRUNCATED] * 2
+    np.testing.assert_array_equal(good[0], whole[100 : int(0.02 * len(whole))])
+
+
+def test_a_truncated_mp3_without_a_header_fails_from_the_block_of_the_cut_on(tmp_path):
+    path = forget_mp3_length(write_kind(tmp_path, "mp3-constant", 10.0))
+    whole = samples_of(path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2 + 10])
+    good, all_of_it = decode(path, [in_seconds(100, 60000), WHOLE])
+    assert all_of_it.reason == Reason.TRUNCATED
+    np.testing.assert_array_equal(good[0], whole[100:60000])
+
+
+def test_damage_in_a_flac_spoils_only_what_lies_there(tmp_path):
+    path = write_tone(tmp_path / "damaged.flac", 10.0, kind="flac-16", seed=0)
+    whole = read_whole(path)
+    patch_file(path, path.stat().st_size // 2, bytes(500))
+    all_of_it, before, middle, after = decode(path, [WHOLE, Segment(1.0, 2.0), Segment(4.0, 2.0), Segment(9.0, 0.5)])
+    assert [all_of_it.reason, middle.reason] == [Reason.TRUNCATED] * 2
+    np.testing.assert_array_equal(before[0], whole[RATE : 3 * RATE])
+    np.testing.assert_array_equal(after[0], whole[9 * RATE : 9 * RATE + RATE // 2])
+
+
+@pytest.mark.parametrize("size", [0xFFFFFFFF, 0xFFFFFFFF - 36, 0x80000000, 0x7FFFFFFF, 0x7FFFFFFF - 36, 0x7FFFF000])
+def test_a_wav_that_was_written_to_a_pipe_is_whole(tmp_path, size):
+    path = write_tone(tmp_path / "piped.wav", seed=0)
+    whole = read_whole(path)
+    patch_file(path, 40, struct.pack("<I", size))
+    np.testing.assert_array_equal(samples_of(path), whole)
+
+
+def test_an_aiff_that_was_written_to_a_pipe_is_whole(tmp_path):
+    path = write_tone(tmp_path / "piped.aiff", kind="aiff", seed=0)
+    whole = read_whole(path)
+    patch_file(path, path.read_bytes().index(b"SSND") + 4, struct.pack(">I", 0x7F000008))
+    np.testing.assert_array_equal(samples_of(path), whole)
+
+
+def test_chunks_around_the_samples_of_a_wav(tmp_path):
+    path = write_tone(tmp_path / "chunks.wav", seed=0)
+    wav, whole = path.read_bytes(), read_whole(path)
+    listing = b"LIST" + struct.pack("<I", 12) + b"INFOINAM" + struct.pack("<I", 0)
+    for data in (
+        wav + listing,
+        wav + listing[:7],  # cut behind the samples
+        wav + bytes(5),
+        wav + b"something else",
+        with_metadata(wav, 3),
+        with_metadata(wav, 300),  # more than libsndfile logs
+    ):
+        path.write_bytes(data)
+        np.testing.assert_array_equal(samples_of(path), whole)
+    path.write_bytes((wav + listing)[:20000])
+    assert fault_of(path).reason == Reason.TRUNCATED
+
+
+def test_what_follows_an_ogg(tmp_path):
+    path = write_kind(tmp_path, "vorbis", 2.0)
+    ogg, whole = path.read_bytes(), read_whole(path)
+    for junk in (bytes(100), bytes(100_000)):
+        path.write_bytes(ogg + junk)
+        np.testing.assert_array_equal(samples_of(path), whole)
+    path.write_bytes(ogg + write_kind(tmp_path, "vorbis", 1.0).read_bytes())
+    assert "several" in str(fault_of(path))
+
+
+def test_what_surrounds_an_mp3(tmp_path):
+    path = write_kind(tmp_path, "mp3-variable")
+    mp3, whole = path.read_bytes(), read_whole(path)
+    tag = b"ID3\x03\0\0\0\0\x08\0" + bytes(1024)
+    for data in (tag + mp3, mp3 + b"TAG" + b"x" * 125, mp3 + b"APETAGEX" + b"x" * 9000, tag + mp3 + bytes(9000)):
+        path.write_bytes(data)
+        np.testing.assert_array_equal(samples_of(path), whole)
+    path.write_bytes(tag + mp3 + mp3)
+    part, all_of_it = decode(path, [Segment(0.0, 1.0), WHOLE])
+    np.testing.assert_array_equal(part[0], whole[:RATE])
+    assert all_of_it.reason == Reason.TRUNCATED
+    assert "another MP3 follows" in str(all_of_it)

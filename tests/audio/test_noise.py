@@ -1,0 +1,314 @@
+"""Noise: which, where, how loud; that it is in the fingerprint by what it holds; and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import soundfile
+from conftest import check, items, speech
+from copying import assert_resumed_to_the_same_bits, config_of, extract, write_config_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import featcache
+from featcache.audio.decode import Segment, decode, to_waveform
+from featcache.audio.noise import Noise
+from featcache.audio.preparation import Preparation
+from featcache.config import AudioPolicy, config_from
+from featcache.errors import ConfigError
+
+RATE = 16000
+SNRS = [5.0, 15.0]
+
+
+@pytest.fixture(scope="module")
+def noises(tmp_path_factory):
+    """Noises long and short, at other rates, of several channels, a segment of one, and one that is silent."""
+    folder = tmp_path_factory.mktemp("noise")
+    generator = np.random.default_rng(1)
+
+    def write(name, seconds, rate, channels=1):
+        soundfile.write(folder / name, 0.1 * generator.normal(size=(int(seconds * rate), channels)), rate)
+
+    write("long.wav", 5.0, RATE)
+    write("short.flac", 0.11, RATE)
+    write("slow.wav", 2.0, 8000)
+    write("stereo.wav", 1.5, 22050, 2)
+    (folder / "noises.csv").write_text(
+        "id,path,start,duration,channel\n"
+        "long,long.wav,,,\nshort,short.flac,,,\nslow,slow.wav,,,\n"
+        "mix,stereo.wav,,,\nright,stereo.wav,,,1\npart,long.wav,1.25,1.5,\n"
+    )
+    return folder
+
+
+def section(**changes):
+    return {"speed": [1.0], "noise": {"manifest": "noises.csv", "snr": SNRS, "seed": 0, **changes}}
+
+
+def noise_of(folder, **changes):
+    config = config_of(section(**changes), folder)
+    return Noise(config.augment.noise, config.audio)
+
+
+def decibels(ratio):
+    return 10 * math.log10(ratio)
+
+
+# What is added
+
+
+@pytest.mark.parametrize("snr", [-5.0, 0.0, 5.0, 15.0, 30.0])
+@pytest.mark.parametrize("number", range(8))
+def test_the_mix_minus_the_clip_is_noise_at_that_ratio(noises, number, snr):
+    clip = speech(0.7, RATE, seed=number)[:, 0].astype(np.float32)
+    mixed = noise_of(noises).add_to(clip, f"utt-{number}", snr)
+    added = mixed.astype(np.float64) - clip
+    assert mixed.dtype == np.float32
+    assert decibels(np.mean(clip.astype(np.float64) ** 2) / np.mean(added**2)) == pytest.approx(snr, abs=1e-3)
+
+
+@settings(max_examples=40)
+@given(st.text(max_size=8), st.integers(0, 2**40), st.integers(1, 40_000))
+def test_the_seed_and_the_id_decide_which_noise_and_where(noises, id_, seed, num_samples):
+    """As documented, done again from the whole waveforms of the noises."""
+    digest = hashlib.sha256(f"{seed} {id_}".encode()).digest()
+    draw, place = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little")
+    name, channel, cut = [
+        ("long.wav", None, None),
+        ("short.flac", None, None),
+        ("slow.wav", None, None),
+        ("stereo.wav", None, None),
+        ("stereo.wav", 1, None),
+        ("long.wav", None, (20_000, 24_000)),
+    ][draw % 6]
+    samples, rate = soundfile.read(noises / name, dtype="float32", always_2d=True)
+    if cut:
+        samples = samples[cut[0] : sum(cut)]
+    needed = math.ceil(num_samples * rate / RATE)
+    if needed <= len(samples):
+        first = place % (len(samples) - needed + 1)
+        expected = to_waveform(np.ascontiguousarray(samples[first : first + needed]), rate, AudioPolicy(), channel)
+        expected = expected[:num_samples]
+    else:
+        whole = to_waveform(samples, rate, AudioPolicy(), channel)
+        expected = whole[(place % len(whole) + np.arange(num_samples)) % len(whole)]
+    found = noise_of(noises, seed=seed).cut(num_samples, id_)
+    assert found.tobytes() == expected.tobytes()
+
+
+def test_another_seed_and_another_id_get_other_noise(noises):
+    cuts = {(seed, id_): noise_of(noises, seed=seed).cut(8000, id_).tobytes() for seed in (0, 1) for id_ in ("a", "b")}
+    assert len(set(cuts.values())) == 4
+
+
+def test_what_is_silent_stays_what_it_is(noises, tmp_path):
+    silence = np.zeros(8000, np.float32)
+    assert noise_of(noises).add_to(silence, "a", 5.0).tobytes() == silence.tobytes()
+    soundfile.write(tmp_path / "silence.wav", silence, RATE)
+    (tmp_path / "noises.csv").write_text("id,path\nsilence,silence.wav\n")
+    clip = speech(0.5, RATE)[:, 0].astype(np.float32)
+    assert noise_of(tmp_path).add_to(clip, "a", 5.0).tobytes() == clip.tobytes()
+
+
+def test_an_id_gets_the_noise_of_its_suffix(noises):
+    preparation = Preparation.of(config_of({**section(), "speed": [0.9, 1.0]}, noises))
+    (result,) = decode(noises / "long.wav", [Segment(0.0, 0.5)])
+    samples = result[0]
+    clean = preparation.waveform(samples, RATE, "utt_sp0.9", None)
+    noisy = preparation.waveform(samples, RATE, "utt_sp0.9_snr5", None)
+    assert len(noisy) == len(clean) == int(8000 / 0.9 + 0.5)
+    assert noisy.tobytes() == noise_of(noises).add_to(clean, "utt_sp0.9_snr5", 5.0).tobytes()
+    assert preparation.waveform(samples, RATE, "utt", None).tobytes() == samples[:, 0].tobytes()
+
+
+# The fingerprint
+
+
+def fingerprint(folder, **changes):
+    return config_of(section(**changes), folder).fingerprint()
+
+
+def test_the_fingerprint_knows_what_the_noise_is_and_not_where(noises, tmp_path):
+    shutil.copytree(noises, tmp_path / "moved")
+    (tmp_path / "moved" / "noises.csv").rename(tmp_path / "moved" / "others.csv")
+    before = fingerprint(noises)
+    assert fingerprint(tmp_path / "moved", manifest="others.csv") == before
+    assert fingerprint(noises, snr=SNRS[::-1]) == before
+    assert fingerprint(noises, seed=1) != before
+    assert fingerprint(noises, snr=[5.0]) != before
+    rows = (tmp_path / "moved" / "others.csv").read_text()
+    (tmp_path / "moved" / "renamed.csv").write_text(rows.replace("long,", "another,"))
+    assert fingerprint(tmp_path / "moved", manifest="renamed.csv") == before
+    header, *lines = rows.splitlines()
+    for name, changed in {
+        "order": [header, *lines[::-1]],
+        "fewer": [header, *lines[1:]],
+        "segment": [header, *(line.replace("1.25", "1.5") for line in lines)],
+        "channel": [header, *(line.replace(",1", ",0") if line.startswith("right") else line for line in lines)],
+    }.items():
+        (tmp_path / "moved" / f"{name}.csv").write_text("\n".join(changed) + "\n")
+        assert fingerprint(tmp_path / "moved", manifest=f"{name}.csv") != before, name
+    data = bytearray((tmp_path / "moved" / "slow.wav").read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "moved" / "slow.wav").write_bytes(data)
+    assert fingerprint(tmp_path / "moved", manifest="others.csv") != before
+
+
+def test_a_resolved_config_holds_on_to_its_noise(noises, tmp_path):
+    shutil.copytree(noises, tmp_path / "noise")
+    config = config_of(section(), tmp_path / "noise")
+    resolved = json.loads(json.dumps(config.resolved()))
+    again = config_from(resolved)
+    assert again.resolved() == config.resolved()
+    assert again.fingerprint() == config.fingerprint()
+    (tmp_path / "noise" / "short.flac").write_bytes((tmp_path / "noise" / "long.wav").read_bytes())
+    with pytest.raises(ConfigError, match=r"augment\.noise\.content: .* the noise has changed"):
+        config_from(resolved)
+    with pytest.raises(ConfigError, match="has changed since the config was read"):
+        Noise(config.augment.noise, config.audio)
+
+
+# Faults
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"manifest": "none.csv"}, "augment.noise.manifest: "),
+        ({"snr": []}, "augment.noise.snr: expected one number at least"),
+        ({"snr": [5, 5]}, "augment.noise.snr: 5 is there 2 times"),
+        ({"snr": [-300, 500]}, "augment.noise.snr: -300 is outside -50 to 100 dB, 500 is outside -50 to 100 dB"),
+        ({"seed": -1}, "augment.noise.seed"),
+        ({"seed": 0.5}, "augment.noise.seed"),
+        ({"level": 3}, "augment.noise.level"),
+    ],
+)
+def test_noise_that_makes_no_sense_is_refused(noises, changes, said):
+    with pytest.raises(ConfigError) as caught:
+        config_of(section(**changes), noises)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_noise_that_cannot_be_used_is_named_in_one_line(noises, tmp_path):
+    shutil.copy(noises / "long.wav", tmp_path / "good.wav")
+    (tmp_path / "text.wav").write_text("no audio")
+    (tmp_path / "cut.wav").write_bytes((noises / "long.wav").read_bytes()[:10_000])
+    (tmp_path / "noises.csv").write_text(
+        "id,path,start,duration,channel\n"
+        "good,good.wav,,,\ngone,gone.wav,,,\ntext,text.wav,,,\ncut,cut.wav,,,\n"
+        "late,good.wav,9,1,\nlong,good.wav,4,2,\nleft,good.wav,,,1\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        config_of(section(), tmp_path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(f"{id_}: {path}: " in message for id_, path in (
+        ("gone", "gone.wav"), ("text", "text.wav"), ("cut", "cut.wav"),
+        ("late", "good.wav"), ("long", "good.wav"), ("left", "good.wav"),
+    ))  # fmt: skip
+    assert "good: good.wav" not in message
+
+
+def test_a_manifest_of_noise_with_faults_is_told_in_one_line(tmp_path):
+    (tmp_path / "noises.csv").write_text("id,path,duration\na,a.wav,long\na,,1\n")
+    with pytest.raises(ConfigError) as caught:
+        config_of(section(), tmp_path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "line 2: duration" in message
+    assert "line 3: path is missing" in message
+
+
+def test_noise_at_another_rate_needs_a_resampler(noises):
+    with pytest.raises(ConfigError, match=r"holds noise at 8000 Hz, 22050 Hz, and audio\.resample forbids"):
+        config_of(section(), noises, audio={"resample": "forbid"})
+
+
+def test_noise_that_breaks_off_while_it_is_used_ends_the_run_with_its_name(cli, plain, tmp_path, scratch):
+    """Its header is good, so that only decoding finds it out."""
+    soundfile.write(tmp_path / "a.flac", speech(3.0, RATE), RATE)
+    data = bytearray((tmp_path / "a.flac").read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 3000] = bytes(3000)
+    (tmp_path / "a.flac").write_bytes(data)
+    (tmp_path / "noises.csv").write_text("id,path\na,a.flac\n")
+    config = write_config_of(tmp_path / "copies.yaml", section())
+    done = cli("extract", plain.manifest(), "-c", config, "-o", scratch)
+    assert done.code == 2
+    assert "augment.noise.manifest: " in done.err
+    assert "a.flac: decoding fails" in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+# Versions
+
+
+def test_every_copy_is_there_and_the_clean_ones_are_what_they_were(plain, noises, scratch):
+    extract(plain.manifest(), config_of({**section(), "speed": [0.9, 1.0]}, noises), scratch / "copies")
+    extract(plain.manifest(), config_of(None), scratch / "plain")
+    copies, alone = items(scratch / "copies"), items(scratch / "plain")
+    suffixes = ("_sp0.9", "_sp0.9_snr5", "_sp0.9_snr15", "", "_snr5", "_snr15")
+    assert set(copies) == {f"{id_}{suffix}" for id_ in plain.ids for suffix in suffixes}
+    for id_ in plain.ids:
+        assert copies[id_] == alone[id_]
+        assert len({copies[f"{id_}{suffix}"][1] for suffix in suffixes[3:]}) == 1  # as many frames
+        assert len({copies[f"{id_}{suffix}"][2] for suffix in suffixes}) == 6  # and each its own values
+    assert check(scratch / "copies").problems == []
+
+
+def test_values_depend_on_nothing_but_the_copy(corpus, noises, scratch):
+    """Threads, shard size, order of the manifest, neighbours, other copies: not a bit."""
+    config = config_of({**section(), "speed": [0.9, 1.0]}, noises)
+    extract(corpus.manifest(), config, scratch / "a", threads=1)
+    extract(corpus.manifest(corpus.rows[::-1], "backwards.csv"), config, scratch / "b", threads=3, shard_megabytes=0.01)
+    extract(corpus.manifest(corpus.rows[::3], "third.csv"), config_of(section(snr=[15]), noises), scratch / "c")
+    whole, third = items(scratch / "a"), items(scratch / "c")
+    assert items(scratch / "b") == whole
+    assert third == {id_: whole[id_] for id_ in third}
+    assert len(third) == 2 * len([id_ for id_ in third if not id_.endswith("_snr15")])
+
+
+def test_a_killed_run_is_resumed_to_the_same_bits(cli, plain, noises, scratch):
+    noise = {"manifest": str(noises / "noises.csv"), "snr": SNRS}
+    assert_resumed_to_the_same_bits(cli, plain.manifest(), {"noise": noise}, scratch)
+
+
+def test_the_commands_take_noisy_copies(cli, plain, noises, scratch):
+    shutil.copytree(noises, scratch / "noise")
+    config = write_config_of(scratch / "noise" / "copies.yaml", section())
+    cache = scratch / "features"
+    assert cli("extract", plain.manifest(), "-c", config, "-o", cache).code == 0
+    done = cli("verify", cache, "--manifest", plain.manifest(), "--recompute", 36, "--json")
+    assert done.code == 0, done.out
+    assert done.json()["versions"][0]["recomputed"]["identical"] == 36
+    assert "at speed 1, clean and with noise of " in cli("info", cache).out
+    assert cli("show", cache, "utt-00_snr15").code == 0
+    assert cli("probe", config, plain.manifest(), "--utterances", 4).code == 0
+    shutil.rmtree(scratch / "noise")  # reading what was extracted needs no noise; extracting again does
+    assert cli("show", cache, "utt-00_snr15").code == 0
+    assert featcache.open(cache)["utt-00_snr15"].shape[1] == 80
+    done = cli("verify", cache, "--manifest", plain.manifest())
+    assert done.code == 0
+    assert "its config does not load here" in done.out
+
+
+def test_units_from_features_need_the_same_noise(cli, plain, noises, scratch):
+    config = write_config_of(noises / "source.yaml", section())
+    cache = scratch / "features"
+    assert cli("extract", plain.manifest(), "-c", config, "-o", cache).code == 0
+    assert cli("fit-kmeans", cache, "-k", 8, "-o", noises / "units.safetensors").code == 0
+    units = {"extractor": "units", "params": {"weights": "units.safetensors"}}
+    same = write_config_of(noises / "same.yaml", section(), **units)
+    for name, source in (("a", ()), ("b", ("--from", cache))):
+        assert cli("extract", plain.manifest(), "-c", same, "-o", scratch / name, *source).code == 0
+    assert items(scratch / "a") == items(scratch / "b")
+    other = write_config_of(noises / "other.yaml", section(seed=1), **units)
+    done = cli("extract", plain.manifest(), "-c", other, "-o", scratch / "c", "--from", cache)
+    assert done.code == 2
+    assert "has different noise, or a different seed" in done.err

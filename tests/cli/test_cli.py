@@ -1,0 +1,290 @@
+"""The command line as a whole: what it imports, says and exits with. What each command does is tested elsewhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+from conftest import COLUMNS, items, only_version, write_config
+from make_cache import make_version
+
+from featcache import __version__
+from featcache.cli import main
+from featcache.extract.work import SHARD_MEGABYTES
+from featcache.spec import SideSpec
+
+COMMANDS = sorted(main.commands)
+
+
+def python(*args: object, **options) -> subprocess.CompletedProcess:
+    """A fresh interpreter: nothing is imported before."""
+    options = {"capture_output": True, "text": True, "timeout": 120, **options}
+    return subprocess.run([sys.executable, *map(str, args)], **options)
+
+
+@pytest.fixture(scope="module")
+def filled(cli, plain, tmp_path_factory) -> Path:
+    """A cache with a version, and one utterance in its ledger."""
+    cache = tmp_path_factory.mktemp("filled")
+    rows = [*plain.rows, {"id": "gone", "path": "gone.wav"}]
+    assert cli("extract", plain.manifest(rows, "with-gone.csv"), "-o", cache).code == 3
+    return cache
+
+
+# From nothing
+
+
+def test_it_runs_as_a_module(plain, scratch):
+    """The whole way, in interpreters of their own: extract, again, verify."""
+    run = ("-W", "error", "-m", "featcache")
+    made = python(*run, "extract", plain.manifest(), "-o", scratch / "c", "--threads", 2)
+    assert (made.returncode, made.stderr) == (0, ""), made.stderr
+    assert "12 utterances: 12 extracted" in made.stdout
+    verified = python(*run, "verify", scratch / "c", "--manifest", plain.manifest())
+    assert (verified.returncode, verified.stderr) == (0, "")
+    assert "no damage found" in verified.stdout
+
+
+@pytest.mark.parametrize("args", [["--help"], ["extract", "--help"], ["--version"], ["configs"]])
+def test_help_comes_at_once(args):
+    """Nothing heavy is imported for it."""
+    code = f"""
+import sys
+from featcache.cli import main
+try:
+    main({args!r})
+except SystemExit as end:
+    assert not end.code
+heavy = {{"torch", "zarr", "soundfile", "torchaudio", "transformers"}}
+if {args!r} != ["configs"]:
+    heavy |= {{"numpy", "pydantic", "yaml"}}
+print(sorted(heavy & set(sys.modules)), file=sys.stderr)
+"""
+    shown = python("-c", code)
+    assert shown.stderr.strip() == "[]"
+    assert shown.stdout
+
+
+def test_a_training_environment_has_no_need_of_extraction(filled):
+    """`verify` and `info` import nothing of extraction; what does says which extra to install."""
+    code = """
+import sys
+class Absent:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in {"pydantic", "soundfile", "soxr", "torchaudio"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+import featcache.loader
+from featcache.cli import main
+for command in ("verify", "info", "extract", "configs", "verify --recompute 1"):
+    name, *options = command.split()
+    more = {"extract": ["manifest.csv"], "configs": []}.get(name, [sys.argv[1]])
+    try:
+        main([name, *more, *options])
+    except SystemExit as end:
+        print(command, "->", end.code)
+"""
+    told = python("-c", code, filled)
+    for line in ("verify -> 3", "info -> 0", "extract -> 2", "configs -> 2", "verify --recompute 1 -> 2"):
+        assert line in told.stdout.splitlines(), told.stderr
+    assert told.stderr.count("pip install 'featcache[extract]'") == len(told.stderr.splitlines()) == 3
+
+
+# What is said
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_and_an_example(cli, name):
+    """`--help` says what it does, what each option means, and how it is used."""
+    shown = cli(name, "--help")
+    assert shown.code == 0
+    assert f"featcache {name}" in shown.out
+    assert "Example" in shown.out
+    command = main.commands[name]
+    assert command.short_help
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, parameter.name
+
+
+def test_help_says_how_large_shards_are_by_default(cli):
+    """As the library has it."""
+    shown = " ".join(cli("extract", "--help").out.split())
+    assert f"Does not change values. [default: {SHARD_MEGABYTES:g}]" in shown
+
+
+def test_the_version_is_the_packages(cli):
+    """As `featcache.__version__`."""
+    assert __version__ in cli("--version").out
+
+
+def test_configs_are_listed_and_printed(cli, scratch):
+    """What is printed is a config, as good as the packaged one."""
+    listed = cli("configs")
+    assert listed.code == 0
+    assert len({len(line) - len(line.split(maxsplit=1)[1]) for line in listed.out.splitlines()}) == 1
+    for name in (line.split()[0] for line in listed.out.splitlines()):
+        (scratch / "mine.yaml").write_text(cli("configs", name).out)
+        assert (scratch / "mine.yaml").read_text().startswith("# ")
+    unknown = cli("configs", "fbank81")
+    assert unknown.code == 2
+    assert "fbank80, fbank80-lhotse, fbank80-speed" in unknown.err
+
+
+# Exit codes
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["no-such-command"],
+        ["extract"],
+        ["extract", "m.csv", "--threads", "0"],
+        ["extract", "m.csv", "--shard-size", "0"],
+        ["extract", "m.csv", "--shard-size", "nan"],
+        ["extract", "m.csv", "--no-such-option"],
+        ["extract", "{manifest}", "-c", "no-such-config"],
+        ["extract", "{manifest}", "-c", "{faulty}"],
+        ["extract", "{manifest}", "-o", "{manifest}"],
+        ["extract", "{manifest}", "--device", "cuda:99"],
+        ["extract", "{manifest}", "--device", "abacus"],
+        ["extract", "{twice}"],
+        ["extract", "{empty}"],
+        ["verify"],
+        ["repair", "{cache}"],
+        ["verify", "{cache}", "--manifest", "gone.csv"],
+    ],
+    ids=" ".join,
+)
+def test_usage_configs_and_manifests_exit_with_2(cli, plain, scratch, args):
+    """Before anything is written."""
+    (scratch / "faulty.yaml").write_text("name: a\nextractor: fbank\nparams: {bins: 3}\n")
+    (scratch / "twice.csv").write_text("id,path\na,a.wav\na,b.wav\n")
+    (scratch / "empty.csv").write_text("id,path\n")
+    (scratch / "cache").mkdir()
+    paths = {"manifest": plain.manifest(), "cache": scratch / "cache"}
+    paths |= {
+        name: scratch / f"{name}.{suffix}" for name, suffix in (("faulty", "yaml"), ("twice", "csv"), ("empty", "csv"))
+    }
+    before = sorted(scratch.rglob("*"))
+    refused = cli(*(arg.format(**paths) for arg in args), cwd=scratch)
+    assert refused.code == 2, refused.err
+    assert refused.out == ""
+    assert refused.err
+    assert "Traceback" not in refused.err
+    assert sorted(scratch.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", ["verify", "info", "show", "repair"])
+@pytest.mark.parametrize("what", ["gone", "file", "empty"])
+def test_what_is_no_cache_exits_with_1(cli, plain, scratch, command, what):
+    """In one line that says what is missing."""
+    (scratch / "file").write_text("")
+    (scratch / "empty").mkdir()
+    more = {"show": ["utt-01"], "repair": ["--manifest", plain.manifest()]}.get(command, [])
+    refused = cli(command, scratch / what, *more)
+    assert refused.code == 1
+    (line,) = refused.err.splitlines()
+    assert line.startswith(f"featcache: {scratch / what}: ")
+
+
+# --json
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["extract", "{manifest}", "-o", "{cache}"],
+        ["extract", "{manifest}", "-o", "{cache}", "--dry-run"],
+        ["verify", "{cache}"],
+        ["verify", "{cache}", "--manifest", "{manifest}", "--recompute", "2"],
+        ["info", "{cache}"],
+        ["show", "{cache}", "utt-03"],
+        ["repair", "{cache}", "--manifest", "{manifest}"],
+    ],
+    ids=lambda args: " ".join(arg for arg in args if "{" not in arg),
+)
+def test_json_is_one_document_on_stdout(cli, plain, filled, args):
+    """Nothing else there; an object, which names each version."""
+    finished = cli(*(arg.format(cache=filled, manifest=plain.folder / "with-gone.csv") for arg in args), "--json")
+    assert finished.code in (0, 3), finished.err
+    document = finished.json()
+    assert [Path(version.get("version", version.get("path"))).name for version in document["versions"]] == [
+        only_version(filled).path.name
+    ]
+    assert json.loads(json.dumps(document)) == document
+
+
+def test_progress_and_notes_are_on_stderr(cli, plain, scratch):
+    """Stdout is for results: a pipe gets the document whole."""
+    config = write_config(scratch, "Slow", name="fbank80")
+    cli("extract", plain.manifest(), "-o", scratch / "c")
+    made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", config, "--json")
+    assert "is a new version next to" in made.err
+    assert made.json()["versions"][0]["extracted"] == 12
+
+
+# info and show
+
+
+def test_info_says_what_a_cache_holds(cli, filled):
+    """Utterances, audio, bytes, config, who made it; and with --failures the ledger."""
+    told = cli("info", filled).out
+    for words in (
+        "12 utterances",
+        "1 failed",
+        "float16 [frames, 80]",
+        "100 frames/s",
+        "16,000 Hz",
+        "featcache 0",
+        only_version(filled).info.fingerprint,
+    ):
+        assert words in told
+    assert "gone\tfile_missing\tgone.wav\tthere is no such file" in cli("info", filled, "--failures").out
+
+
+def test_info_and_show_tell_of_side_arrays(cli, scratch):
+    """What they are; and of an utterance, how many entries, and their range, if there are any."""
+    side = SideSpec("scales", (), "float32", "loudness"), SideSpec("marks", (2,), "uint16", "from and to")
+    make_version(scratch, {"long": np.ones((6, 80), np.float16), "short": np.ones((2, 80), np.float16)}, side=side)
+    told = cli("info", scratch).out
+    assert "side array scales, float32 [entries]: loudness" in told
+    assert "side array marks, uint16 [entries, 2]: from and to" in told
+    (document,) = cli("info", scratch, "--json").json()["versions"]
+    assert [one["name"] for one in document["spec"]["side"]] == ["scales", "marks"]
+    (document,) = cli("show", scratch, "long", "--json").json()["versions"]
+    assert document["side"] == {
+        "scales": {"shape": [2], "dtype": "float32", "min": 6.0, "mean": 6.5, "max": 7.0},
+        "marks": {"shape": [2, 2], "dtype": "uint16", "min": 6.0, "mean": 7.5, "max": 9.0},
+    }
+    assert "scales       shape [2], dtype float32, min 6.0, mean 6.5, max 7.0\n" in cli("show", scratch, "long").out
+    (document,) = cli("show", scratch, "short", "--json").json()["versions"]
+    nothing = {"shape": [0], "dtype": "float32", "min": None, "mean": None, "max": None}
+    assert document["side"]["scales"] == nothing
+    assert "scales       shape [0], dtype float32\n" in cli("show", scratch, "short").out
+
+
+def test_show_says_where_an_utterance_is_and_came_from(cli, plain, filled):
+    """Its shard, its file, its frames; and of one that failed, why."""
+    (document,) = cli("show", filled, "utt-03", "--json").json()["versions"]
+    assert document["shape"] == list(items(filled)["utt-03"][1])
+    assert document["path"] == "03.wav"
+    assert document["size"] == (plain.folder / "03.wav").stat().st_size
+    assert {name: document[name] for name in COLUMNS} == {
+        "id": "utt-03",
+        "path": "03.wav",
+        "start": None,
+        "duration": 0.46,
+        "channel": None,
+    }
+    failed = cli("show", filled, "gone")
+    assert failed.code == 1
+    assert "file_missing" in failed.err
+    unknown = cli("show", filled, "nobody")
+    assert unknown.code == 1
+    assert "nobody" in unknown.err

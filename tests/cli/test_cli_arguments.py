@@ -1,0 +1,140 @@
+"""What is given on the command line, and cannot be: one line that names the option, exit code 2, nothing written."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from make_cache import make_version
+
+import featcache
+from featcache.config import load_config
+from featcache.errors import ArgumentError, StoreError
+from featcache.extract.work import Options
+from featcache.extraction import Extraction
+from featcache.manifest import read_manifest
+
+URL = "is a URL: mount or copy what is there, and give a path on this machine"
+
+
+def listed(folder):
+    return sorted(folder.rglob("*"))
+
+
+@pytest.fixture
+def paths(plain, scratch):
+    """What the commands below are given."""
+    (scratch / "file").write_text("")
+    (scratch / "dangling").symlink_to("nowhere")
+    return {"manifest": plain.manifest(), "cache": scratch / "cache", "folder": scratch}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["extract", ""], "MANIFEST is empty"),
+        (["extract", "{manifest}", "-o", ""], "-o is empty"),
+        (["extract", "{manifest}", "-c", ""], "-c is empty"),
+        (["extract", "{manifest}", "--root", ""], "--root is empty"),
+        (["extract", "{manifest}", "--from", ""], "--from is empty"),
+        (["verify", ""], "CACHE[/VERSION] is empty"),
+        (["verify", "{folder}", "--manifest", ""], "--manifest is empty"),
+        (["repair", "{folder}", "--manifest", ""], "--manifest is empty"),
+        (["stats", "{folder}", "--manifest", ""], "--manifest is empty"),
+        (["stats", "{folder}", "-o", ""], "-o is empty"),
+        (["fit-kmeans", "{folder}", "-k", "2", "-o", ""], "-o is empty"),
+        (["probe", "", "{manifest}"], "CONFIG is empty"),
+        (["probe", "fbank80", "{manifest}", "-o", ""], "-o is empty"),
+        (["extract", "{manifest}", "--root", "{folder}/gone"], "--root: there is no folder {folder}/gone"),
+        (["extract", "{manifest}", "--root", "{folder}/file"], "--root: {folder}/file is not a folder"),
+        (["verify", "{folder}", "--root", "{folder}/gone"], "--root: there is no folder {folder}/gone"),
+        (["extract", "{manifest}", "-o", "{folder}/file"], "-o: {folder}/file is not a folder"),
+        (["extract", "{manifest}", "-o", "/dev/null"], "-o: /dev/null is not a folder"),
+        (
+            ["extract", "{manifest}", "-o", "{folder}/dangling"],
+            "-o: {folder}/dangling is a link to nowhere, which is not there",
+        ),
+        (["stats", "{folder}", "-o", "{folder}"], "-o: {folder} is not a file"),
+        (["stats", "{folder}", "-o", "/dev/null"], "-o: /dev/null is not a file"),
+        (["extract", "s3://b/m.csv"], f"MANIFEST: s3://b/m.csv {URL}"),
+        (["extract", "{manifest}", "-o", "s3://b/x"], f"-o: s3://b/x {URL}"),
+        (["extract", "{manifest}", "-c", "https://h/c.yaml"], f"-c: https://h/c.yaml {URL}"),
+        (["extract", "{manifest}", "--root", "gs://b"], f"--root: gs://b {URL}"),
+        (["extract", "{manifest}", "--from", "s3://b/x"], f"--from: s3://b/x {URL}"),
+        (["info", "file:///x"], f"CACHE[/VERSION]: file:///x {URL}"),
+        (["verify", "{folder}", "--manifest", "s3://b/m.csv"], f"--manifest: s3://b/m.csv {URL}"),
+        (["stats", "{folder}", "-o", "s3://b/x.npz"], f"-o: s3://b/x.npz {URL}"),
+    ],
+    ids=" ".join,
+)
+def test_paths_that_cannot_be_are_refused(cli, scratch, paths, args, message):
+    before = listed(scratch)
+    refused = cli(*(arg.format(**paths) for arg in args), cwd=scratch)
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err == f"featcache: {message.format(**paths)}\n"
+    assert listed(scratch) == before
+
+
+def test_urls_are_no_paths_in_python_either(plain, scratch, monkeypatch):
+    """`Path("s3://b/x")` is `s3:/b/x`."""
+    monkeypatch.chdir(scratch)
+    manifest = read_manifest(plain.manifest())
+    calls = [
+        lambda url: featcache.open(url),
+        lambda url: featcache.open(scratch, copy_to=url),
+        lambda url: Extraction(manifest, [load_config("fbank80")], url, Options("cpu", 1)),
+        lambda url: read_manifest(url),
+        lambda url: read_manifest(plain.manifest(), root=url),
+    ]
+    for call in calls:
+        for url in ("s3://b/x", Path("s3://b/x"), "https://b/x"):
+            with pytest.raises(ArgumentError, match=f"{url} {URL}"):
+                call(url)
+    assert listed(scratch) == []
+    (scratch / "a:").mkdir()
+    with pytest.raises(StoreError, match="holds no version"):
+        featcache.open("a:/")
+
+
+def test_the_home_folder_is_what_a_tilde_says_where_the_shell_leaves_it(cli, plain, scratch):
+    """As in `--root=~/audio`, which bash passes on as it is."""
+    shutil.copytree(plain.folder, scratch / "audio")
+    home = {"HOME": str(scratch)}
+    made = cli("extract", plain.manifest(), "--root=~/audio", "--output=~/features", env=home, cwd=scratch)
+    assert made.code == 0, made.err
+    assert sorted(path.name for path in scratch.iterdir()) == ["audio", "features"]
+    assert cli("verify", "~/features", "--manifest=~/audio/manifest.csv", env=home).code == 0
+    (scratch / "~backup").mkdir()
+    assert cli("extract", plain.manifest(), "--root", plain.folder, "-o", "~backup", env=home, cwd=scratch).code == 0
+    assert list((scratch / "~backup").iterdir())
+
+
+@pytest.mark.parametrize("command", [["stats"], ["fit-kmeans", "-k", 3]], ids=lambda command: command[0])
+def test_a_file_is_replaced_only_with_force(cli, scratch, features, command):
+    """Nothing is computed before that is said."""
+    make_version(scratch / "cache", features)
+    output = scratch / "file.npz"
+    name, *options = command
+    command = (name, scratch / "cache", *options, "-o", output)
+    output.write_text("of another day's work")
+    refused = cli(*command)
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err == f"featcache: {output}: already exists: give another name, or --force to replace it\n"
+    assert output.read_text() == "of another day's work"
+    assert cli(*command, "--force").code == 0
+    assert output.stat().st_size > 100
+    output.unlink()
+    assert cli(*command).code == 0
+    refused = cli(name, scratch / "cache", *options, "-o", scratch / "nowhere" / "x")
+    assert refused.code == 1
+    assert refused.err.endswith(f"x: cannot be written: there is no folder {scratch / 'nowhere'}\n")
+
+
+@pytest.mark.parametrize("command", [["stats"], ["fit-kmeans", "-k", 3]], ids=lambda command: command[0])
+def test_a_folder_that_may_not_be_written_is_named(cli, scratch, features, command):
+    make_version(scratch / "cache", features)
+    folder = scratch / "read-only"
+    folder.mkdir(mode=0o555)
+    name, *options = command
+    refused = cli(name, scratch / "cache", *options, "-o", folder / "x", powerless=True)
+    assert refused.code == 1
+    assert refused.err == f"featcache: {folder / 'x'}: cannot be written: the folder {folder} may not be written\n"

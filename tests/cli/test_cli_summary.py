@@ -1,0 +1,240 @@
+"""What `extract` says before a run, and after one: of failures, missing files, the disk, copies, what is left."""
+
+import json
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import soundfile
+from conftest import Corpus, items, only_version, shard_folders, speech
+from gate import interrupt
+from manifests import manifest_of
+
+from featcache.errors import ManifestError
+from featcache.extract import notes
+from featcache.manifest import read_manifest
+
+
+@pytest.fixture
+def spoilt(tmp_path):
+    """Three clips that are sound, one of no samples, one that is text, and three that are not there."""
+    made = Corpus(tmp_path / "spoilt")
+    made.folder.mkdir()
+    for name in ("a", "b", "c"):
+        soundfile.write(made.folder / f"{name}.wav", speech(0.5), 16000)
+    soundfile.write(made.folder / "empty.wav", np.zeros(0), 16000)
+    (made.folder / "text.wav").write_text("not audio at all, but a line of text")
+    for name in ("a", "b", "c", "empty", "text", "gone-1", "gone-2", "gone-3"):
+        made.add(name, f"{name}.wav")
+    return made
+
+
+# Failures
+
+
+def test_failures_of_earlier_runs_are_explained_each_time(cli, spoilt, scratch):
+    """How many, of which reasons, that they were not tried again, and what tries them."""
+    command = ("extract", spoilt.manifest(), "-o", scratch / "c")
+    first = cli(*command)
+    assert first.code == 3
+    assert "failures: empty 1, file_missing 3, not_audio 1\n" in first.out
+    assert "not tried again" not in first.out
+    told = "5 failed before and were not tried again (--retry-failed does): empty 1, file_missing 3, not_audio 1\n"
+    again = cli(*command)
+    assert again.code == 3
+    assert f"  8 utterances: 0 extracted, 3 already there, 5 failed\n  {told}" in again.out
+    assert "failures:" not in again.out
+    assert f"3 are there, 5 have failed before\n  {told}" in cli(*command, "--dry-run").out
+    tried = cli(*command, "--retry-failed")
+    assert "not tried again" not in tried.out
+    assert "failures: empty 1, file_missing 3, not_audio 1\n" in tried.out
+
+
+def test_json_tells_failures_of_this_run_from_those_before(cli, spoilt, scratch):
+    """And which version it is of."""
+    four = [*spoilt.rows[:4]]
+    cli("extract", spoilt.manifest(four, "four.csv"), "-o", scratch / "c")
+    document = cli("extract", spoilt.manifest(), "-o", scratch / "c", "--json").json()
+    (version,) = document["versions"]
+    assert document["failures"] == {"file_missing": 3, "not_audio": 1}
+    assert version["failed_before"] == {"empty": 1}
+    assert (version["failed"], version["left"]) == (5, 0)
+    assert version["fingerprint"] == only_version(scratch / "c").info.fingerprint
+    (planned,) = cli("extract", spoilt.manifest(), "-o", scratch / "c", "--dry-run", "--json").json()["versions"]
+    assert sum(planned["failed_before"].values()) == planned["failed"] == 5
+    assert planned["fingerprint"] == version["fingerprint"]
+
+
+def test_one_is_told_in_the_singular(cli, plain, scratch):
+    command = ("extract", plain.manifest(plain.rows[:1], "one.csv"), "-o", scratch / "c")
+    assert "1 of 1 utterance to extract" in cli(*command, "--dry-run").out
+    assert "1 utterance: 1 extracted" in cli(*command).out
+    assert "nothing to do: the utterance is already there" in cli(*command).out
+    gone = plain.manifest([{"id": "gone", "path": "gone.wav"}], "gone.csv")
+    cli("extract", gone, "-o", scratch / "c")
+    assert "1 failed before and was not tried again" in cli("extract", gone, "-o", scratch / "c").out
+
+
+def test_hints_are_commands_that_a_shell_takes(cli, plain, scratch):
+    """Also where a name has a space in it."""
+    gone = plain.manifest([{"id": "gone", "path": "gone.wav"}], "gone.csv")
+    told = cli("extract", gone, "-o", scratch / "my features")
+    assert told.out.endswith(f"featcache info '{only_version(scratch / 'my features').path}' --failures\n")
+
+
+# Missing files
+
+
+def test_where_no_file_is_there_the_root_is_refused_before_anything_is_written(cli, plain, scratch):
+    """With the place where one was looked for; instead of a ledger full of utterances that nothing is wrong with."""
+    for options in ((), ("--dry-run",), ("-c", "mfcc13", "-c", "fbank80")):
+        lost = cli("extract", plain.manifest(), "-o", scratch / "c", "--root", scratch, *options)
+        assert (lost.code, lost.out) == (2, "")
+        assert "manifest.csv: none of 12 audio files checked exists, for example 00.wav: " in lost.err
+        assert lost.err.endswith(f"00.wav: {scratch}/00.wav; --root says what relative paths are relative to\n")
+        assert not (scratch / "c").exists()
+    assert cli("extract", plain.manifest(), "-o", scratch / "c").code == 0
+    assert "nothing to do" in cli("extract", plain.manifest(), "-o", scratch / "c", "--root", scratch).out
+
+
+def test_files_that_are_missing_are_failures_where_the_root_is_right(cli, plain, scratch):
+    """Others of the manifest are there, or it is one file, which may be just gone."""
+    rows = [*plain.rows, {"id": "gone-1", "path": "gone-1.wav"}, {"id": "gone-2", "path": "gone-2.wav"}]
+    manifest = plain.manifest(rows, "longer.csv")
+    cache = scratch / "c"
+    assert cli("extract", plain.manifest(), "-o", cache).code == 0
+    made = cli("extract", manifest, "-o", cache)
+    assert (made.code, "file_missing 2" in made.out) == (3, True)
+    assert "none of 2 audio files checked exists, for example gone-1.wav" in made.err
+    retried = cli("extract", manifest, "-o", cache, "--retry-failed")
+    assert (retried.code, "file_missing 2" in retried.out) == (3, True)
+    assert cli("extract", plain.manifest(rows[-1:], "one.csv"), "-o", scratch / "d").code == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("sub/gone.wav", "there is no such file: {root}/sub/gone.wav"),
+        ("/nowhere/gone.wav", "there is no such file"),
+        ("https://example.org/a.wav", "there is no such file: URLs are not read, only files"),
+        ("s3://bucket/a.wav", "there is no such file: URLs are not read, only files"),
+        ("~/a.wav", "there is no such file: ~ stands for no folder in a manifest"),
+    ],
+)
+def test_the_ledger_says_where_a_file_was_looked_for(cli, tmp_path, scratch, path, message):
+    manifest = tmp_path / "manifest.csv"
+    manifest.write_text(f"id,path\na,{path}\n")
+    assert cli("extract", manifest, "-o", scratch / "c").code == 3
+    (version,) = cli("info", scratch / "c", "--json").json()["versions"]
+    assert [failure["message"] for failure in version["failures"]] == [message.format(root=tmp_path)]
+
+
+def test_a_path_that_cannot_be_looked_at_is_not_called_missing(tmp_path):
+    """A name that is too long, or a folder that may not be searched, is for the run to tell."""
+    manifest = read_manifest(manifest_of(tmp_path, [("a", "x" * 300), ("b", "y" * 300)], ("id", "path")))
+    assert notes.about_missing_files(manifest, np.ones(2, bool)) == []
+    manifest = read_manifest(manifest_of(tmp_path, [("a", "x"), ("b", "y")], ("id", "path")))
+    with pytest.raises(ManifestError, match="none of 2 audio files checked exists, for example x: "):
+        notes.about_missing_files(manifest, np.ones(2, bool))
+    assert notes.about_missing_files(manifest, np.array([True, False])) == []
+    assert notes.about_missing_files(manifest, np.zeros(2, bool)) == []
+
+
+# The disk
+
+
+def test_a_disk_without_room_is_told_before_the_run(tmp_path, monkeypatch):
+    """By the nearest folder that there is: the cache may not be there yet."""
+    asked = []
+
+    def usage(folder):
+        asked.append(folder)
+        return namedtuple("usage", "free")(51_300_000_000)
+
+    monkeypatch.setattr(notes.shutil, "disk_usage", usage)
+    cache = tmp_path / "not" / "yet"
+    (line,) = notes.about_space(cache, 412e9)
+    assert line == f"{cache}: the features take about 412.0 GB, and the disk has 51.3 GB free"
+    assert notes.about_space(cache, 51e9) == []
+    assert asked == [tmp_path, tmp_path]
+
+
+# A version that was renamed
+
+
+def test_a_renamed_version_is_not_extracted_again(cli, plain, scratch):
+    """It holds what is asked for: the error says so, and touches nothing."""
+    command = ("extract", plain.manifest(), "-o", scratch)
+    assert cli(*command).code == 0
+    version = only_version(scratch).path
+    before = items(scratch)
+    renamed = version.rename(scratch / "renamed")
+    for more in ([], ["--dry-run"]):
+        refused = cli(*command, *more)
+        assert (refused.code, refused.out) == (2, "")
+        assert refused.err.startswith(f"featcache: {renamed} has this config's fingerprint, but another folder name: ")
+        assert f"rename it back to {version.name}, or move it out of {scratch}" in refused.err
+    assert [path.name for path in scratch.iterdir()] == ["renamed"]
+    renamed.rename(version)
+    assert "nothing to do" in cli(*command).out
+    assert items(scratch) == before
+
+
+# Copies
+
+
+@pytest.fixture
+def at_8_khz(tmp_path):
+    """Four clips at 8 kHz, one at 16."""
+    made = Corpus(tmp_path / "narrow")
+    made.folder.mkdir()
+    for i in range(5):
+        soundfile.write(made.folder / f"{i}.wav", speech(0.5, 8000 if i else 16000, seed=i), 8000 if i else 16000)
+        made.add(f"utt-{i}", f"{i}.wav")
+    return made
+
+
+def test_an_utterance_is_resampled_once_however_many_copies_and_configs(cli, at_8_khz, plain, tmp_path, scratch):
+    """What is counted is the user's files; the audio is that of the copies, and is called so."""
+    noises = tmp_path / "noises.jsonl"
+    noises.write_text(json.dumps({"id": "n", "path": str(plain.folder / "00.wav")}) + "\n")
+    config = tmp_path / "noisy.yaml"
+    config.write_text(
+        "name: noisy\nextractor: fbank\n"
+        f"augment: {{speed: [0.9, 1.0, 1.1], noise: {{manifest: {noises}, snr: [5, 10], seed: 1}}}}\n"
+    )
+    command = ("extract", at_8_khz.manifest(), "-c", config, "-c", "fbank80-uint8", "--shard-size", "0.02")
+    made = cli(*command, "-o", scratch / "c")
+    assert made.code == 0, made.err
+    assert "4 utterances were resampled to the config's rate\n" in made.out
+    assert " of audio, with its copies, in " in made.out
+    document = cli(*command, "-o", scratch / "d", "--json").json()
+    assert document["resampled"] == 4
+    assert [version["resampled"] for version in document["versions"]] == [4, 4]
+    seconds = 5 * 0.5 * (1 + 3 * sum(1 / speed for speed in (0.9, 1.0, 1.1)))
+    assert document["audio_hours"] * 3600 == pytest.approx(seconds, rel=0.01)
+
+
+# Interrupted
+
+
+def test_an_interrupted_run_says_what_is_left(cli, plain, gated_config, gate, scratch):
+    gate.write_text("3")
+    command = ("extract", plain.manifest(), "-c", gated_config, "--shard-size", "0.0003", "--threads", 1)
+    running = cli.start(*command, "-o", scratch / "c")
+    running.wait_until(lambda: len(shard_folders(scratch / "c")) == 3)
+    ended = interrupt(running, gate)
+    assert ended.code == 130
+    left = 12 - len(items(scratch / "c"))
+    assert ended.out.endswith(f"interrupted: {left} utterances left: run the same command again\n")
+    finished = cli(*command, "-o", scratch / "c")
+    assert finished.code == 0
+    assert f"{left} extracted" in finished.out
+    assert "left" not in finished.out
+
+
+def test_a_run_of_a_moment_tells_nothing_of_its_stages(cli, plain, scratch):
+    """Shares of a tenth of a second say nothing of the machine."""
+    made = cli("extract", plain.manifest(), "-o", scratch / "c")
+    assert "× real time" in made.out
+    assert "bottleneck" not in made.out

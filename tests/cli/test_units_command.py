@@ -1,0 +1,171 @@
+"""Units by the commands: `featcache fit-kmeans`, `extract`, and `extract --from`."""
+
+import json
+
+import numpy as np
+import pytest
+from small_units import build, nearest
+
+import featcache
+from featcache.errors import AudioError
+from featcache.extract.derived import Given, open_source
+from featcache.manifest import read_manifest
+from featcache.stats.kmeans import fit_version
+from featcache.store.version import select_version
+
+
+@pytest.fixture(scope="module")
+def fitted(cli, corpus, tmp_path_factory):
+    """A folder with a cache of mfcc13, units of it and their config, and what fit-kmeans printed."""
+    folder = tmp_path_factory.mktemp("fitted")
+    cli("extract", corpus.manifest(), "-c", "mfcc13", "-o", folder / "features", "--device", "cpu")
+    options = ("-k", 25, "-o", folder / "units.safetensors", "--device", "cpu", "--json")
+    done = cli("fit-kmeans", folder / "features", *options)
+    assert done.code == 0, done.err
+    (folder / "units.yaml").write_text("name: mfcc-km25\nextractor: units\nparams: {weights: units.safetensors}\n")
+    return folder, done.json()
+
+
+def test_fit_kmeans_says_what_it_did(cli, fitted):
+    folder, said = fitted
+    cache = featcache.open(folder / "features")
+    assert said["version"] == str(cache.version.path)
+    assert (said["k"], said["dimensions"], said["frames"]) == (25, 13, int(cache.lengths.sum()))
+    assert 0 < said["smallest"] <= said["frames"] / 25 <= said["largest"]
+    again = cli(
+        *(
+            "fit-kmeans",
+            said["version"],
+            "-k",
+            25,
+            "-o",
+            folder / "again.safetensors",
+            "--device",
+            "cpu",
+            "--threads",
+            1,
+        )
+    )
+    assert again.code == 0
+    assert f"inertia {said['inertia']:.6g} per frame, over {said['frames']:,} frames" in again.out
+    assert (folder / "again.safetensors").read_bytes() == (folder / "units.safetensors").read_bytes()
+
+
+def test_from_audio_to_units(cli, fitted, corpus):
+    folder, _ = fitted
+    done = cli("extract", corpus.manifest(), "-c", folder / "units.yaml", "-o", folder / "units", "--device", "cpu")
+    assert done.code in (0, 3), done.err
+    features, units = featcache.open(folder / "features"), featcache.open(folder / "units")
+    codebook, _ = fit_version(select_version(folder / "features"), 25)
+    assert list(units.ids) == list(features.ids)
+    assert (units.spec.dtype, units.spec.codebook_sizes) == ("uint8", (25,))
+    for name in units.ids:
+        np.testing.assert_array_equal(units[name], nearest(features[name], codebook))
+    source = open_source(folder / "features", build(folder / "units.safetensors").source_fingerprint)
+    manifest = read_manifest(corpus.manifest())
+    given = source.read([manifest[row] for row in range(len(manifest))])
+    assert [one.item.id for one in given if isinstance(one, Given)] == list(units.ids)
+    failed = [str(one) for one in given if isinstance(one, AudioError)]
+    assert all("where it failed: too_short" in message for message in failed)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("features", "-k", 10**6, "-o", "x"), 2, "units need at least as many frames; it holds"),
+        (("nowhere", "-k", 5, "-o", "x"), 1, "there is no such cache folder"),
+        (("features", "-k", 0, "-o", "x"), 2, "-k"),
+        (("features", "-k", 5), 2, "-o"),
+        (("features", "-k", 5, "-o", "nowhere/x"), 1, "nowhere/x: cannot be written: there is no folder nowhere"),
+    ],
+)
+def test_fit_kmeans_refuses(cli, fitted, arguments, code, message):
+    folder, _ = fitted
+    done = cli("fit-kmeans", *arguments, cwd=folder)
+    assert (done.code, done.out) == (code, "")
+    assert message in done.err
+    assert not (folder / "x").exists()
+
+
+def test_units_of_units_are_refused(cli, fitted, corpus):
+    folder, _ = fitted
+    config = json.dumps({"name": "u", "extractor": "units", "params": {"weights": str(folder / "units.safetensors")}})
+    (folder / "plain.yaml").write_text(config)
+    cli("extract", corpus.manifest(), "-c", folder / "plain.yaml", "-o", folder / "plain", "--device", "cpu")
+    done = cli("fit-kmeans", folder / "plain", "-k", 5, "-o", folder / "x")
+    assert done.code == 2
+    assert "holds uint8, number of the nearest of 25 centroids of mfcc13; k-means takes float16 or float32" in done.err
+
+
+# From features, by the command
+
+
+def from_features(cli, fitted, manifest, cache, *more):
+    """Make units from the features that are there."""
+    folder, _ = fitted
+    options = ("-c", folder / "units.yaml", "-o", cache, "--from", folder / "features", "--device", "cpu")
+    return cli("extract", manifest, *options, *more)
+
+
+def test_from_features_to_units_without_audio(cli, fitted, corpus, scratch):
+    """The same version as from audio, though no file is there: values, and what is known of each item."""
+    folder, _ = fitted
+    audio = scratch / "audio"
+    assert cli("extract", corpus.manifest(), "-c", folder / "units.yaml", "-o", audio, "--device", "cpu").code == 0
+    (scratch / "empty").mkdir()
+    made = from_features(cli, fitted, corpus.manifest(), scratch / "units", "--root", scratch / "empty", "--json")
+    assert made.code == 0, made.err
+    assert made.json()["versions"][0]["extracted"] == len(corpus.rows)
+    assert "resampled" not in made.err
+    one, other = featcache.open(audio), featcache.open(scratch / "units")
+    assert one.version.info.fingerprint == other.version.info.fingerprint
+    for name in one.ids:
+        np.testing.assert_array_equal(one[name], other[name])
+    told, again = (
+        [item for name in version.shard_names() for item in version.shard(name).items()]
+        for version in (one.version, other.version)
+    )
+    assert told == again
+
+
+def test_what_the_features_lack_is_a_failure_until_they_have_it(cli, fitted, corpus, scratch):
+    """And is tried again by itself, though the audio file has not changed."""
+    folder, _ = fitted
+    some = scratch / "features"
+    manifest = corpus.manifest(corpus.rows[:5], "some.csv")
+    assert cli("extract", manifest, "-c", "mfcc13", "-o", some, "--device", "cpu").code == 0
+    options = ("-c", folder / "units.yaml", "-o", scratch / "units", "--from", some, "--device", "cpu", "--json")
+    first = cli("extract", corpus.manifest(), *options)
+    assert first.code == 3
+    assert first.json()["failures"] == {"not_in_source": len(corpus.rows) - 5}
+    assert cli("extract", corpus.manifest(), "-c", "mfcc13", "-o", some, "--device", "cpu").code == 0
+    second = cli("extract", corpus.manifest(), *options)
+    assert second.code == 0, second.err
+    assert second.json()["versions"][0]["extracted"] == len(corpus.rows) - 5
+
+
+def test_from_is_for_units_of_these_very_features(cli, fitted, corpus, scratch):
+    folder, _ = fitted
+    refused = cli("extract", corpus.manifest(), "-c", "mfcc13", "-o", scratch / "x", "--from", folder / "features")
+    assert refused.code == 2
+    assert "--from: mfcc13: mfcc is extracted from audio; --from is only for units" in refused.err
+    cli("extract", corpus.manifest(), "-c", "fbank80", "-o", scratch / "others", "--device", "cpu")
+    options = ("-c", folder / "units.yaml", "-o", scratch / "x", "--from", scratch / "others", "--device", "cpu")
+    other = cli("extract", corpus.manifest(), *options)
+    assert other.code == 2
+    assert "there is fbank80-" in other.err
+    assert not (scratch / "x").exists()
+
+
+def test_other_audio_than_the_features_is_refused(cli, fitted, corpus, scratch):
+    folder, _ = fitted
+    config = {
+        "name": "left",
+        "extractor": "units",
+        "params": {"weights": str(folder / "units.safetensors")},
+        "audio": {"channel": "first"},
+    }
+    (scratch / "left.yaml").write_text(json.dumps(config))
+    done = cli("extract", corpus.manifest(), "-c", scratch / "left.yaml", "-o", scratch / "x")
+    assert done.code == 2
+    assert "audio.channel: first; these units are of mfcc13, whose audio.channel is mix" in done.err

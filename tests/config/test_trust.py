@@ -1,0 +1,224 @@
+"""A cache is data: nothing that it names is imported or downloaded, unless its reader says so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import hub_server
+import pytest
+import saved_models
+from click.testing import CliRunner, Result
+from conftest import only_version
+from damage import flip
+from test_hub import CONFIG, environment
+
+import featcache
+from featcache.cli import main
+from featcache.store import zarr3
+from featcache.store.version import Version
+from featcache.weights import trust
+
+PLANTED = """
+import pathlib
+from featcache.extractors.kaldi import Fbank
+pathlib.Path(__file__).with_name("trace").touch()
+class X(Fbank):
+    pass
+"""
+REFUSED = "which is not a registered extractor; --trust-remote-code imports it"
+
+IMPORTED = ["venv.__main__", "antigravity", "planted"]
+
+
+@dataclass
+class Shell:
+    """Runs commands in this process, in the folder of a cache."""
+
+    cache: Path
+    manifest: Path
+
+    def __call__(self, name: str, *options: str) -> Result:
+        """Run one command; repair and whatever extracts are given the manifest."""
+        cache, manifest = str(self.cache), str(self.manifest)
+        commands = {
+            "verify": ["verify", cache],
+            "recompute": ["verify", cache, "--recompute", "2"],
+            "repair": ["repair", cache, "--manifest", manifest],
+            "info": ["info", cache],
+            "show": ["show", cache, "utt-03"],
+            "stats": ["stats", cache],
+            "fit-kmeans": ["fit-kmeans", cache, "-k", "4", "-o", "units.safetensors", "--force"],
+            "units": ["extract", manifest, "-c", "units.yaml", "-o", "made"],
+            "from": ["extract", manifest, "-c", "units.yaml", "-o", "made", "--from", cache],
+            "probe": ["probe", "fbank80", manifest, "-o", "made", "--utterances", "2"],
+            "extract": ["extract", manifest, "-o", cache, "--dry-run"],
+        }
+        return CliRunner().invoke(main, [*commands[name], *options], catch_exceptions=False)
+
+    @property
+    def imported(self) -> list[str]:
+        """What was imported of what caches name here."""
+        assert ("planted" in sys.modules) == Path("trace").exists()
+        assert not Path("pyvenv.cfg").exists()
+        return [name for name in IMPORTED if name in sys.modules]
+
+
+def rename_extractor(version: Version, name: str) -> None:
+    """Have a version's metadata, sealed, and its runs' records name another extractor."""
+    info = replace(version.info, config={**version.info.config, "extractor": name})
+    (version.path / "zarr.json").write_bytes(zarr3.group_metadata(info.attributes()))
+    for path in (version.path / "runs").glob("*/run.json"):
+        record = json.loads(path.read_text())
+        record["asked"]["config"]["extractor"] = name
+        path.write_text(json.dumps(record))
+
+
+def spoil(version: Version) -> None:
+    """Damage the features of the first utterance of a shard."""
+    flip(version.shard(version.shard_names()[0]).folder / "features" / "c" / "0" / "0", 3)
+
+
+@pytest.fixture
+def shell(cache, plain, monkeypatch):
+    """In a cache from a stranger, with a module beside its version, in the current folder, where Python finds it."""
+    (cache / "planted.py").write_text(PLANTED)
+    (cache / "units.yaml").write_text("name: units\nextractor: units\nparams: {weights: units.safetensors}\n")
+    monkeypatch.chdir(cache)
+    monkeypatch.syspath_prepend(cache)
+    monkeypatch.setattr(trust, "_allowed", False)
+    yield Shell(cache, plain.manifest())
+    sys.modules.pop("planted", None)
+
+
+@pytest.mark.parametrize("name", ["os:system", "venv.__main__:X", "antigravity:X", "planted:X"])
+def test_no_command_imports_what_a_cache_names(shell, name):
+    version = only_version(shell.cache)
+    rename_extractor(version, name)
+    assert f"names {name}, {REFUSED}" in shell("verify").stdout
+    for command in ("verify", "info", "show", "stats", "probe", "fit-kmeans"):
+        assert shell(command).exit_code == 0, command
+    opened = featcache.open(shell.cache, check=True)
+    assert len(featcache.FeatureDataset(opened, manifest=shell.manifest)[0]["features"])
+    for command in ("recompute", "units", "from"):
+        refused = shell(command)
+        assert refused.exit_code == 2
+        assert f"names {name}, {REFUSED}" in refused.stderr
+        assert refused.stderr.count("\n") == 1
+    assert shell("extract").exit_code == 0
+
+    spoil(version)
+    before = version.shard_names()
+    refused = shell("repair")
+    assert refused.exit_code == 2
+    assert f"names {name}, {REFUSED}" in refused.stderr
+    (version.path / "zarr.json").unlink()
+    refused = shell("repair")
+    assert refused.exit_code == 1
+    assert f"names {name}, {REFUSED}" in refused.stderr
+    assert version.shard_names() == before, "nothing is removed"
+    assert shell.imported == []
+
+
+@pytest.mark.parametrize("command", ["verify", "recompute", "repair", "restore", "units"])
+def test_the_option_imports_it(shell, command):
+    version = only_version(shell.cache)
+    rename_extractor(version, "planted:X")
+    if command == "repair":
+        spoil(version)
+    if command == "restore":
+        (version.path / "zarr.json").unlink()
+    if command == "units":
+        assert shell("fit-kmeans").exit_code == 0
+    assert shell.imported == []
+    done = shell("repair" if command == "restore" else command, "--trust-remote-code")
+    assert shell.imported == ["planted"]
+    assert REFUSED not in done.output
+    if command in ("verify", "recompute"):  # for the others, it is not the extractor that made the version
+        assert done.exit_code == 0, done.output
+
+
+def test_units_in_a_cache_import_no_extractor_that_their_file_names(shell):
+    """The file of units is as much a stranger's as the cache whose config names it."""
+    assert shell("fit-kmeans").exit_code == 0
+    assert shell("units").exit_code == 0
+    rename_extractor(only_version(shell.cache), "planted:X")
+    assert shell("fit-kmeans").exit_code == 0  # the same centroids, of features that another extractor is to make
+    shell.cache = shell.cache / "made"
+    assert shell("verify").exit_code == 0
+    refused = shell("recompute")
+    assert refused.exit_code == 2
+    assert f"names planted:X, {REFUSED}" in refused.stderr
+    assert shell.imported == []
+
+
+def test_an_installed_packages_extractor_is_taken_by_both_its_names(shell):
+    """An entry point is what an installed package registers; a config may name its class as well."""
+    package = shell.cache / "planted-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[featcache.extractors]\ntheirs = planted:X\n")
+    for name in ("theirs", "planted:X"):
+        rename_extractor(only_version(shell.cache), name)
+        assert shell("recompute").exit_code == 0
+        assert shell.imported == ["planted"]
+
+
+def test_metadata_that_holds_no_config_is_a_note(cli, cache):
+    version = only_version(cache)
+    for config in ([], "fbank", {"extractor": ["os:system"]}, {"name": 3, "extractor": 5}):
+        info = replace(version.info, config=config)
+        (version.path / "zarr.json").write_bytes(zarr3.group_metadata(info.attributes()))
+        done = cli("verify", cache)
+        assert done.code == 0, done.err
+        assert "its config does not load here" in done.out
+
+
+# Weights
+
+
+@pytest.fixture(scope="module")
+def made(cli, plain, tmp_path_factory):
+    """A cache made with a hub's model, and its hub's folder."""
+    folder = tmp_path_factory.mktemp("codes")
+    model = folder / "model"
+    saved_models.encodec_model().save_pretrained(model)
+    (model / "preprocessor_config.json").write_text(json.dumps({"sampling_rate": 24000}))
+    with hub_server.serve(model) as hub:
+        (folder / "encodec.yaml").write_text(CONFIG.format(weights=hub.name, revision=hub.commit).replace("6.0", "3.0"))
+        env = environment(hub, folder / "home")
+        done = cli("extract", plain.manifest(), "-c", folder / "encodec.yaml", "-o", folder / "cache", env=env)
+        assert done.code == 0, done.err
+    return folder
+
+
+def test_no_weights_are_downloaded_because_a_cache_names_them(cli, made, plain, scratch):
+    """Not by `verify`, nor by `repair`; they are used where they are on this machine."""
+    cache = Path(shutil.copytree(made / "cache", scratch / "cache"))
+    version = only_version(cache)
+    with hub_server.serve(made / "model") as hub:
+        here, nowhere = environment(hub, made / "home"), environment(hub, scratch / "empty")
+        done = cli("verify", cache, "--recompute", 3, env=here)
+        assert (done.code, done.err) == (0, "")
+        assert "3 bit-identical" in done.out
+
+        remedy = f"`hf download {hub.name} --revision {hub.commit}` downloads it"
+        done = cli("verify", cache, env=nowhere)
+        assert done.code == 0
+        assert f"{hub.name} is not in {scratch / 'empty' / 'hub'}" in done.out
+        assert remedy in done.out
+        spoil(version)
+        for command in (["verify", cache, "--recompute", 3], ["repair", cache, "--manifest", plain.manifest()]):
+            done = cli(*command, env=nowhere)
+            assert done.code == 2
+            assert remedy in done.err
+            assert done.err.count("\n") == 1
+        (version.path / "zarr.json").unlink()
+        done = cli("repair", cache, "--manifest", plain.manifest(), env=nowhere)
+        assert done.code == 2
+        assert remedy in done.err
+        assert hub.requests == []
+        assert not (scratch / "empty").exists()

@@ -1,0 +1,272 @@
+"""A clip that ends the process that extracts it costs itself, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Corpus, check, chunk_files, items, only_version, shard_folders, write_config
+from extracting import extracted
+from small_shards import item, write
+
+from featcache.config import load_config
+from featcache.extract.work import Options
+from featcache.extraction import Extraction
+from featcache.manifest import read_manifest
+from featcache.store.in_flight import InFlight, Suspects, find_suspects, forget_suspects
+from featcache.store.index import open_index
+from featcache.store.runs import Failure, Run, latest_failures
+from featcache.store.version import Version
+
+ONE_EACH = "0.0003"
+"""MB: a shard size that gives each of the plain utterances a shard of its own, with `odd_extractors`."""
+
+
+def crashing(corpus: Corpus, *culprits: str) -> Path:
+    """A manifest of all the clips, of which some crash their process, each in the way that its name says."""
+    rows = [dict(row) for row in corpus.rows]
+    for number, how in enumerate(culprits):
+        rows[1 + 4 * number]["id"] += f"!{how}"
+    return corpus.manifest(rows, f"crashing-{'-'.join(culprits)}.csv")
+
+
+def run_until_it_ends(cli, *job, **options) -> tuple[int, int]:
+    """Start a command again for as long as its process is killed; the exit code in the end, and the deaths before."""
+    for deaths in range(20):
+        finished = cli(*job, **options)
+        if finished.code in (0, 3):
+            return finished.code, deaths
+    raise AssertionError(f"it dies again and again: {finished.err}")
+
+
+def marks(cache: Path) -> list[Path]:
+    """What runs have left of what was in flight."""
+    return [*cache.glob("*/runs/*/in_flight.*"), *cache.glob("*/runs/*/crash.txt")]
+
+
+def failures(cli, cache: Path) -> dict[str, tuple[str, str]]:
+    """The ledger: reason and message, by the id of the utterance."""
+    (version,) = cli("info", cache, "--json").json()["versions"]
+    return {one["id"]: (one["reason"], one["message"]) for one in version["failures"]}
+
+
+def as_if_killed(version, ids: list[str], apart: bool = False, crash: str = "") -> None:
+    """Leave what a run leaves that dies with some utterances in flight."""
+    run = Run(version, {})
+    (run.folder / "in_flight.0").write_text(json.dumps({"ids": ids, "apart": apart}) + "\nstale")
+    (run.folder / "in_flight.1").write_text("\n" + json.dumps({"ids": ["cleared"], "apart": False}))
+    if crash:
+        (run.folder / "crash.txt").write_text(crash)
+
+
+# The whole of it, in real processes
+
+
+def test_a_clip_that_crashes_its_process_ends_in_the_ledger(cli, plain, scratch):
+    """A real SIGSEGV: everything else is there, as if it had never been."""
+    manifest, config = crashing(plain, "segfault"), write_config(scratch, "Crashing")
+    job = ("extract", manifest, "-c", config, "-o", scratch / "c", "--threads", 1, "--shard-size", "0.0008")
+    (scratch / "here").mkdir()
+    (scratch / "here" / "json.py").write_text("raise SystemExit('the current folder is not to be imported from')")
+    code, deaths = run_until_it_ends(cli, *job, cwd=scratch / "here")
+    assert (code, deaths) == (3, 1)
+    culprit = f"{plain.ids[1]}!segfault"
+    assert failures(cli, scratch / "c") == {culprit: ("crashed", "extracting it ended a process: SIGSEGV")}
+    assert marks(scratch / "c") == []
+    again = cli(*job)
+    assert (again.code, "crashed 1" in again.out) == (3, True)
+
+    others = plain.manifest([row for row in plain.rows if row["id"] != plain.ids[1]], "others.csv")
+    assert cli("extract", others, "-c", config, "-o", scratch / "d", "--threads", 1).code == 0
+    assert items(scratch / "c") == items(scratch / "d")
+    assert check(scratch / "c").problems == []
+
+
+@pytest.mark.slow
+def test_clips_that_kill_their_process_cost_few_runs(cli, plain, scratch):
+    """Three, each in a way that leaves no trace: the first costs two runs, the others one each. Asked for, they are
+    tried again, apart.
+    """
+    manifest, config = crashing(plain, "SIGKILL", "7", "SIGKILL"), write_config(scratch, "Crashing")
+    job = ("extract", manifest, "-c", config, "-o", scratch / "c", "--threads", 1, "--shard-size", ONE_EACH)
+    code, deaths = run_until_it_ends(cli, *job)
+    assert code == 3
+    assert deaths <= 2 + 1 + 1
+    found = failures(cli, scratch / "c")
+    assert {reason for reason, _ in found.values()} == {"crashed"}
+    assert [message.rpartition(": ")[2] for _, message in found.values()] == ["SIGKILL", "exit code 7", "SIGKILL"]
+    assert len(items(scratch / "c")) == len(plain.rows) - 3
+    retried = cli(*job, "--retry-failed")
+    assert retried.code == 3
+    assert "crashed 3" in retried.out
+
+
+@pytest.mark.parametrize("how", ["numpy", "memory"])
+def test_a_clip_without_enough_memory_is_that_clips_failure(cli, plain, scratch, how):
+    """Its neighbours are extracted; and it is tried again by the next run, which may have more."""
+    job = ("extract", crashing(plain, how), "-c", write_config(scratch, "Crashing"), "-o", scratch / "c")
+    made = cli(*job)
+    assert made.code == 3, made.err
+    assert [reason for reason, _ in failures(cli, scratch / "c").values()] == ["out_of_memory"]
+    assert len(items(scratch / "c")) == len(plain.rows) - 1
+    assert marks(scratch / "c") == []
+    assert cli(*job, "--json").json()["failures"] == {"out_of_memory": 1}
+
+
+def test_a_kill_makes_no_suspects(cli, plain, gate, gated_config, scratch):
+    """One `kill -9` says nothing about the clips in flight: the next run goes on as usual, and leaves no marks."""
+    job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch, "--threads", 1)
+    gate.write_text("2")
+    running = cli.start(*job)
+    running.wait_until(lambda: any(plain.ids[2] in path.read_text() for path in marks(scratch)))
+    running.send(signal.SIGKILL)
+    assert running.wait().code == -signal.SIGKILL
+    assert find_suspects(only_version(scratch), {}) == Suspects()
+    gate.unlink()
+    finished = cli(*job)
+    assert (finished.code, finished.err) == (0, "")
+    assert marks(scratch) == []
+
+
+def test_an_interrupt_condemns_nobody(cli, plain, gate, gated_config, scratch):
+    """Signals to all processes of a job, as from a scheduler, end neither the other process nor the clip in it."""
+    first = plain.manifest(plain.rows[:1], "one.csv")
+    assert cli("extract", first, "-c", gated_config, "-o", scratch).code == 0
+    as_if_killed(only_version(scratch), plain.ids[1:3], crash="Fatal Python error: Segmentation fault")
+    gate.write_text("0")
+    job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch, "--threads", 1)
+    running = cli.start(*job)
+    running.wait_until(lambda: any(f'["{plain.ids[1]}"], "apart": true' in path.read_text() for path in marks(scratch)))
+    running.wait_until(lambda: children_of(running.pid))
+    (other,) = children_of(running.pid)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(other, number)
+    running.send(signal.SIGTERM)
+    running.wait_until(lambda: "interrupted" in running.err())
+    gate.unlink()
+    assert running.wait().code == 130
+    assert failures(cli, scratch) == {}
+    finished = cli(*job, "--json")
+    assert (finished.code, extracted(finished)) == (0, len(plain.rows) - 1)
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+
+
+def test_what_is_extracted_apart_is_bit_for_bit_the_same(plain, scratch):
+    """Frames, rows and quantised values, of several versions at once; shards have the same names, too."""
+    configs = [load_config(name) for name in ("fbank80", "fbank80-uint8")]
+    configs.append(load_config(write_config(scratch, "Moments", module="row_extractors", piece=20)))
+    manifest = read_manifest(plain.manifest())
+    one = manifest.take(np.array([0]))
+    caches = [scratch / "usual", scratch / "apart"]
+    for cache in caches:
+        Extraction(one, configs, cache, Options("cpu", 1)).run()
+    for folder in caches[1].iterdir():
+        as_if_killed(Version.open(folder), plain.ids[3:6], crash="Fatal Python error: Aborted")
+    found = []
+    for cache in caches:
+        extraction = Extraction(manifest, configs, cache, Options("cpu", 2))
+        assert extraction.run().failed == 0
+        found.append({folder.relative_to(cache): chunks(folder) for folder in shard_folders(cache)})
+    assert found[0] == found[1]
+    assert marks(caches[1]) == []
+
+
+def chunks(shard: Path) -> dict[str, bytes]:
+    """The bytes of all arrays of a shard."""
+    return {str(path.relative_to(shard)): path.read_bytes() for path in shard.glob("*/c/**/*") if path.is_file()}
+
+
+def test_suspects_fail_where_no_other_process_can_begin(plain, slow_config, scratch, monkeypatch):
+    """Better than to crash everything again: the rest is extracted, and the ledger says why."""
+    monkeypatch.setattr("featcache.engines.apart._START", "raise SystemExit(5)")
+    config = load_config(slow_config)
+    Extraction(read_manifest(plain.manifest(plain.rows[:1], "one.csv")), [config], scratch, Options("cpu", 1)).run()
+    as_if_killed(only_version(scratch), plain.ids[2:5], crash="Fatal Python error: Aborted")
+    Extraction(read_manifest(plain.manifest()), [config], scratch, Options("cpu", 2)).run()
+    found = latest_failures(only_version(scratch))
+    assert {*found} == {*plain.ids[2:5]}
+    assert found[plain.ids[2]].message == "a process of its own cannot begin: it ended: exit code 5"
+    assert len(items(scratch)) == len(plain.rows) - 3
+
+
+# Marks
+
+
+def test_suspects_are_what_was_in_flight_in_a_crash_or_twice_in_kills(version, clock):
+    """Each of two runs alone says nothing where it was killed; marks that were cleared never do."""
+    as_if_killed(version, ["a", "b"])
+    assert find_suspects(version, {}).ids == set()
+    as_if_killed(version, ["b", "c"])
+    assert find_suspects(version, {}).ids == {"b"}
+    as_if_killed(version, ["d"], crash="Fatal Python error: Bus error")
+    assert find_suspects(version, {}) == Suspects(frozenset("bd"))
+
+
+def test_what_ended_two_runs_though_it_was_apart_is_not_tried_again(cli, plain, slow_config, scratch):
+    """As where the system ends a whole container for the memory of one process in it."""
+    assert cli("extract", plain.manifest(plain.rows[:1], "one.csv"), "-c", slow_config, "-o", scratch).code == 0
+    for _ in range(2):
+        as_if_killed(only_version(scratch), [plain.ids[4]], apart=True)
+    finished = cli("extract", plain.manifest(), "-c", slow_config, "-o", scratch)
+    assert finished.code == 3
+    assert f"1 utterance in flight ({plain.ids[4]})" in finished.err
+    assert [*failures(cli, scratch)] == [plain.ids[4]]
+    assert len(items(scratch)) == len(plain.rows) - 1
+
+
+def test_marks_say_what_each_worker_works_on_and_go_with_the_run(version):
+    """A long one is followed by a short one; ids may hold anything; an error takes the marks along, unless it is one
+    of memory.
+    """
+    run = Run(version, {})
+    with InFlight([run.folder], 2) as in_flight:
+        with in_flight.working_on(0, ["a" * 10_000, "\udc80\n"]), in_flight.working_on(1, ["b"], apart=True):
+            pass
+        with in_flight.working_on(0, ["c\nd"]):
+            lines = [path.read_bytes().split(b"\n")[0] for path in sorted(run.folder.glob("in_flight.*"))]
+            assert [line and json.loads(line) for line in lines] == [{"ids": ["c\nd"], "apart": False}, b""]
+            assert find_suspects(version, {}) == Suspects()  # it is alive
+    assert [path.name for path in run.folder.iterdir()] == ["run.json"]
+    for error, stay in ((ValueError, False), (MemoryError, True)):
+        with pytest.raises(error), InFlight([run.folder], 1) as in_flight, in_flight.working_on(0, ["e"]):
+            raise error
+        assert (run.folder / "in_flight.0").exists() is stay
+
+
+def test_marks_are_forgotten_once_all_that_was_in_flight_is_settled(cli, plain, slow_config, scratch):
+    """Extracted, or in the ledger; not before."""
+    assert cli("extract", plain.manifest(plain.rows[:2], "two.csv"), "-c", slow_config, "-o", scratch).code == 0
+    version = only_version(scratch)
+    as_if_killed(version, plain.ids[2:4])
+    forget_suspects(version, open_index(version))
+    assert marks(scratch)
+    assert cli("extract", plain.manifest(), "-c", slow_config, "-o", scratch).code == 0
+    assert marks(scratch) == []
+    assert len(chunk_files(scratch)) == 2
+
+
+def test_an_older_item_settles_nothing(version, clock):
+    """What was in flight may have been to replace it; a later item or failure does."""
+    write(version, [item("a")], run=Run(version, {}).id)
+    as_if_killed(version, ["a"])
+    forget_suspects(version, open_index(version))
+    assert marks(version.path.parent)
+    write(version, [item("a", start=0.5)], run=Run(version, {}).id)
+    forget_suspects(version, open_index(version))
+    assert marks(version.path.parent) == []
+
+    Run(version, {}).fail([Failure("b", "b.wav", None, None, None, "empty", "", None, None)])
+    as_if_killed(version, ["b"])
+    forget_suspects(version, open_index(version))
+    assert marks(version.path.parent)
+    Run(version, {}).fail([Failure("b", "b.wav", None, None, None, "crashed", "", None, None)])
+    forget_suspects(version, open_index(version))
+    assert marks(version.path.parent) == []

@@ -1,0 +1,291 @@
+"""`featcache extract`: a value depends on the audio and the config alone, and a run tells what it does."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import zarr
+from conftest import TINY, check, chunk_files, items, only_version, shard_folders, write_config
+from extracting import extracted
+from forked import wait_until
+
+import featcache
+from featcache.config import load_config
+from featcache.device import BATCH_SECONDS
+from featcache.extract import decoding
+from featcache.extract.work import Options
+from featcache.extraction import Extraction
+from featcache.manifest import read_manifest
+from featcache.store import zarr3
+from featcache.store.index import open_index
+
+# A value depends on nothing but the audio and the config
+
+
+def test_everything_is_there(corpus, truth):
+    """Every utterance of the manifest is in the cache, under its id, with frames for its audio."""
+    assert set(truth) == set(corpus.ids)
+    assert all(dtype == "float16" and shape[1] == 80 for dtype, shape, _ in truth.values())
+    assert truth["plain-01"][1] == (88, 80)  # 0.9 s: 1 + (14400 - 400) // 160
+    assert truth["segment-3"][1] == (83, 80)
+
+
+def test_channels_segments_and_rates_are_told_apart(truth):
+    """Rows of one file give different features; rows of the same audio the same."""
+    assert len({truth[name][2] for name in ("stereo-mix", "stereo-left", "stereo-right")}) == 3
+    assert len({truth[f"segment-{i}"][2] for i in range(6)}) == 6
+    assert truth["ünï-ço∂é"] == truth["plain-01"]
+
+
+@pytest.mark.parametrize("shard_size", [TINY, "0.03", "128"])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_and_shard_sizes_change_no_bit(cli, corpus, truth, scratch, threads, shard_size):
+    """The same bits by any number of threads, in any shard size; the same shards by any number of threads."""
+    made = cli("extract", corpus.manifest(), "-o", scratch, "--threads", threads, "--shard-size", shard_size)
+    assert made.code == 0, made.err
+    assert items(scratch) == truth
+    assert len(chunk_files(scratch)) == {TINY: 27, "0.03": 14, "128": 1}[shard_size]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_order_of_the_manifest_changes_no_bit(cli, corpus, truth, scratch, seed):
+    """A shuffled manifest gives the same features, whether or not it tells how long files are."""
+    rows = [dict(row) for row in corpus.rows]
+    random.Random(seed).shuffle(rows)
+    for row in rows[::2]:
+        if row["path"].startswith("plain"):
+            row["duration"] = soundfile.info(corpus.folder / row["path"]).duration
+    manifest = corpus.manifest(rows, f"shuffled-{seed}.csv")
+    assert cli("extract", manifest, "-o", scratch, "--shard-size", "0.05").code == 0
+    assert items(scratch) == truth
+
+
+def test_a_grown_manifest_changes_no_bit_and_touches_no_shard(cli, corpus, truth, scratch):
+    """Whatever part was already there, the rest is added beside it."""
+    for count in (3, 4, 15, len(corpus.rows)):
+        before = (
+            {name: os.stat(only_version(scratch).shard(name).folder) for name in chunk_files(scratch)}
+            if count > 3
+            else {}
+        )
+        grown = corpus.manifest(corpus.rows[:count], "grown.csv")
+        assert cli("extract", grown, "-o", scratch, "--shard-size", "0.02").code == 0
+        after = {name: os.stat(only_version(scratch).shard(name).folder) for name in chunk_files(scratch)}
+        assert all(
+            (after[name].st_ino, after[name].st_mtime_ns) == (stat.st_ino, stat.st_mtime_ns)
+            for name, stat in before.items()
+        )
+    assert items(scratch) == truth
+
+
+def test_each_utterance_extracted_alone_is_the_same(cli, reference, corpus):
+    """Neighbours in a batch make no difference: `--recompute` extracts one by one, and finds the same bits."""
+    result = cli("verify", reference, "--recompute", 1000, "--json")
+    assert result.code == 0, result.err
+    again = result.json()["versions"][0]["recomputed"]
+    assert again["identical"] == again["utterances"] == len(corpus.rows)
+
+
+def test_stock_zarr_and_the_loader_read_what_is_there(reference, truth):
+    """A shard is a plain Zarr v3 group: zarr-python gives the same values as featcache, and without it."""
+    cache = featcache.open(reference)
+    assert set(cache.ids) == set(truth)
+    for id_, (dtype, shape, data) in truth.items():
+        assert (cache[id_].dtype.name, cache[id_].shape, cache[id_].tobytes()) == (dtype, shape, data)
+    version = only_version(reference)
+    for name in version.shard_names():
+        group = zarr.open_group(version.shard(name).folder, mode="r")
+        features, offsets = group["features"][...], group["offsets"][...]
+        id_bytes, id_offsets = group["ids"][...].tobytes(), group["id_offsets"][...]
+        for number in range(len(offsets) - 1):
+            id_ = id_bytes[id_offsets[number] : id_offsets[number + 1]].decode()
+            item = features[offsets[number] : offsets[number + 1]]
+            assert (item.dtype.name, item.shape, item.tobytes()) == truth[id_]
+    whole = zarr.open_group(version.path, mode="r")
+    assert set(whole["shards"].group_keys()) == set(version.shard_names())
+
+
+def test_a_shard_of_zeros_is_on_disk(cli, plain, scratch):
+    """Chunks that equal the fill value are written like any other, and a missing one is an error."""
+    made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", write_config(scratch, "Zeros"))
+    assert made.code == 0, made.err
+    ((_, chunk),) = chunk_files(scratch / "c").items()
+    frames = sum(shape[0] for _, shape, _ in items(scratch / "c").values())
+    assert len(chunk) == frames * 2 * 4 + 4
+    assert not any(chunk[:-4])
+    assert check(scratch / "c").problems == []
+
+
+# Several configs
+
+
+def test_several_configs_give_what_each_gives_alone(cli, corpus, truth, reference, scratch):
+    """`-c a -c b` fills two versions with the bits, and under the shard names, of two separate runs."""
+    manifest = corpus.manifest()
+    together = cli("extract", manifest, "-o", scratch / "both", "-c", "fbank80", "-c", "mfcc13", "-c", "whisper-mel80")
+    assert together.code == 0, together.err
+    for config in ("fbank80", "mfcc13", "whisper-mel80"):
+        assert cli("extract", manifest, "-o", scratch / config, "-c", config).code == 0
+        (one,) = (scratch / "both").glob(f"{config}-*")
+        moved = scratch / f"of-{config}"
+        moved.mkdir()
+        one.rename(moved / one.name)
+        assert items(moved) == items(scratch / config)
+        assert chunk_files(moved) == chunk_files(scratch / config)
+    assert chunk_files(scratch / "of-fbank80") == chunk_files(reference)
+
+
+def test_several_configs_decode_each_file_once(corpus, scratch, monkeypatch):
+    """Three configs at two rates, and yet nothing is decoded twice: neither for them nor for a file's channels."""
+    opened = []
+    decode = decoding.decode
+
+    def counting(path, segments, **options):
+        opened.extend([path] * len(segments))
+        return decode(path, segments, **options)
+
+    monkeypatch.setattr(decoding, "decode", counting)
+    configs = [load_config(name) for name in ("fbank80", "mfcc13", "hifigan-mel80")]
+    Extraction(read_manifest(corpus.manifest()), configs, scratch, Options("cpu", 2)).run()
+    assert len(opened) == len(corpus.rows) - 2  # three rows take channels of one file
+    assert len(list(scratch.iterdir())) == 3
+
+
+def test_configs_that_lack_different_rows_are_filled_each(cli, plain, scratch):
+    """A version that has some rows already gets the others, and no more."""
+    half = plain.manifest(plain.rows[::2], "half.csv")
+    assert cli("extract", half, "-o", scratch, "-c", "mfcc13").code == 0
+    made = cli("extract", plain.manifest(), "-o", scratch, "-c", "mfcc13", "-c", "fbank80", "--json")
+    assert (made.code, extracted(made, 0), extracted(made, 1)) == (0, 6, 12)
+    verified = cli("verify", scratch, "--manifest", plain.manifest(), "--json")
+    assert (verified.code, [version["repeated"] for version in verified.json()["versions"]]) == (0, [0, 0])
+
+
+def test_two_configs_of_one_name_are_refused(cli, plain, scratch):
+    """A name names one version of a run."""
+    refused = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", "fbank80", "-c", "fbank80")
+    assert refused.code == 2
+    assert "same name" in refused.err
+    assert not (scratch / "c").exists()
+
+
+# Threads
+
+
+def test_each_worker_computes_with_one_thread_of_torch(cli, plain, scratch):
+    """`--threads` workers, and none besides: torch brings no threads of its own into any of them."""
+    config = write_config(scratch, "Threads")
+    assert cli("extract", plain.manifest(), "-o", scratch / "c", "-c", config, "--threads", 3).code == 0
+    version = only_version(scratch / "c")
+    assert {float(value) for name in version.shard_names() for value in np.unique(version.shard(name).features)} == {
+        1.0
+    }
+
+
+def test_a_process_has_no_more_threads_than_its_budget(cli, plain, scratch, gate, gated_config):
+    """The main thread, the workers, the one that commits, those that wait for the disk; the kernel counts them."""
+    counts = []
+
+    def counted() -> bool:
+        with suppress(FileNotFoundError):
+            counts.append(len(os.listdir(f"/proc/{running.pid}/task")))
+            return False
+        return True  # it has ended
+
+    gate.write_text("10")  # more than may wait for the first of them, so that some shards are there
+    running = cli.start(
+        "extract", plain.manifest(), "-o", scratch, "-c", gated_config, "--threads", 2, "--shard-size", "0.0004"
+    )
+    running.wait_until(lambda: not counted() and len(shard_folders(scratch)) > 2)
+    counted()
+    gate.unlink()
+    running.wait_until(counted)
+    assert running.wait().code == 0
+    assert max(counts) <= 2 + 2 + zarr3.SYNC_THREADS
+
+
+# Plans, summaries, manifests
+
+
+def test_a_dry_run_writes_nothing(cli, plain, scratch):
+    """It says how many utterances, hours and bytes, before and after."""
+    cache = scratch / "c"
+    planned = cli("extract", plain.manifest(), "-o", cache, "--dry-run", "--json")
+    assert planned.code == 0
+    (version,) = planned.json()["versions"]
+    assert (version["missing"], version["present"]) == (12, 0)
+    assert version["hours"] * 3600 == pytest.approx(6.12, abs=0.2)
+    assert not cache.exists()
+    cli("extract", plain.manifest(plain.rows[:5], "five.csv"), "-o", cache)
+    before = {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
+    planned = cli("extract", plain.manifest(), "-o", cache, "--dry-run")
+    assert "7 of 12 utterances to extract" in planned.out
+    assert "5 are there" in planned.out
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*")} == before
+    size = sum(len(chunk) - 4 for chunk in chunk_files(cache).values())
+    assert version["bytes"] * 5 / 12 == pytest.approx(size, rel=0.3)
+
+
+def test_a_manifest_comes_by_standard_input_and_its_paths_by_root(cli, plain, reference, scratch):
+    """`-`, with what its paths are relative to."""
+    made = cli("extract", "-", "-o", scratch / "c", "--root", plain.folder, stdin=plain.manifest())
+    assert made.code == 0, made.err
+    assert set(items(scratch / "c")) == set(plain.ids)
+
+
+def test_paths_that_are_not_utf8_do_not_matter(cli, plain, scratch):
+    """A folder from an old file system: its name is bytes, and the run works all the same."""
+    folder = Path(os.fsdecode(os.fsencode(scratch) + b"/caf\xe9"))
+    folder.mkdir()
+    manifest = folder / "manifest.csv"
+    shutil.copy(plain.manifest(), manifest)
+    for options in ([], ["--json"]):
+        made = cli("extract", manifest, "--root", plain.folder, "-o", folder / "c", *options)
+        assert made.code == 0, made.err
+    assert cli("verify", folder / "c", "--recompute", 3).code == 0
+
+
+def test_the_summary_tells_what_was_done(cli, corpus, scratch):
+    """Utterances, hours, resampled ones, where the time went, and the budget of threads."""
+    made = cli("extract", corpus.manifest(), "-o", scratch, "--threads", 2, "--json")
+    summary = made.json()
+    assert summary["utterances"] == extracted(made) == len(corpus.rows)
+    assert summary["resampled"] == 5
+    assert summary["threads"] == 2
+    assert summary["device"] == "cpu"
+    assert sum(summary["stages"].values()) == pytest.approx(1, abs=0.01)
+    assert summary["bottleneck"] in summary["stages"]
+    assert summary["audio_hours"] * 3600 == pytest.approx(26.5, abs=0.1)
+    assert summary["versions"][0]["num_bytes"] == sum(len(chunk) - 4 for chunk in chunk_files(scratch).values())
+
+
+def test_an_interrupted_run_counts_what_it_has_committed(plain, gate, gated_config, scratch, monkeypatch):
+    """Not what was extracted for a shard that never became whole."""
+    monkeypatch.setitem(BATCH_SECONDS, "cpu", 0.5)  # a batch each: one shard has several
+    options = Options("cpu", 1, shard_megabytes=0.0014)
+    stop = threading.Event()
+    extraction = Extraction(read_manifest(plain.manifest()), [load_config(gated_config)], scratch, options)
+    gate.write_text("5")
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(extraction.run, stop=stop)
+        wait_until(lambda: shard_folders(scratch))
+        stop.set()
+        gate.unlink()
+        summary = running.result()
+    assert summary.interrupted
+    version = only_version(scratch)
+    there = len(open_index(version))
+    assert 0 < there < len(plain.rows)
+    assert summary.versions[0].extracted == there
+    assert summary.audio_hours * 3600 == pytest.approx(
+        sum(version.shard(name).info.seconds for name in version.shard_names())
+    )

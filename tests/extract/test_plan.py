@@ -1,0 +1,182 @@
+"""The plan: what a version lacks of a manifest, cut into shard tasks. Pure, so it is tested with made-up tables."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from featcache.extract.plan import MAX_ITEMS, compare, partition, tasks
+from featcache.manifest import Manifest, row_hashes
+from featcache.store.index import Index
+from featcache.store.runs import Failure
+from featcache.strings import Strings
+
+SECONDS = st.one_of(st.floats(0.01, 40), st.sampled_from([1e-9, 3600.0, 1e12, 1e300]))
+ROWS = st.lists(SECONDS, min_size=1, max_size=60)
+
+
+def table(durations, ids=None, starts=None) -> Manifest:
+    """A manifest of rows with the given durations."""
+    count = len(durations)
+    names = [f"id-{i}" for i in range(count)] if ids is None else ids
+    return Manifest(
+        source="made up",
+        root=Path("/"),
+        ids=Strings.of(names),
+        paths=Strings.of(f"{name}.wav" for name in names),
+        start=np.full(count, np.nan) if starts is None else np.array(starts, np.float64),
+        duration=np.array(durations, np.float64),
+        channel=np.full(count, -1, np.int32),
+        columns={},
+    )
+
+
+def holding(manifest: Manifest, rows) -> Index:
+    """The index of a version that holds some rows of a manifest, all of them in one shard."""
+    rows = np.array(sorted(rows), np.int64)
+    hashes = row_hashes(manifest.paths, manifest.start, manifest.duration, manifest.channel)
+    ids = manifest.ids.take(rows)
+    by_hash = np.argsort(ids.hashes(), kind="stable").astype(np.uint32)
+    return Index(
+        shards=["0123456789ab"],
+        ids=ids,
+        shard=np.zeros(len(rows), np.uint32),
+        item=np.arange(len(rows), dtype=np.uint32),
+        first_frame=np.arange(len(rows)),
+        num_frames=np.ones(len(rows), np.int64),
+        row_hash=hashes[rows],
+        id_hash=ids.hashes()[by_hash],
+        by_hash=by_hash,
+    )
+
+
+def plan(manifest: Manifest, index: Index, seconds_per_shard: float = 30.0, failures=None):
+    todo = compare(manifest, index, failures or {})
+    return list(tasks(manifest, index, todo, manifest.duration, seconds_per_shard))
+
+
+def failure(manifest: Manifest, row: int) -> Failure:
+    utterance = manifest[row]
+    return Failure(
+        utterance.id, utterance.path, utterance.start, utterance.duration, utterance.channel, "empty", "", 0, 0
+    )
+
+
+@given(ROWS, st.floats(0.1, 100), st.data())
+def test_every_missing_row_is_in_exactly_one_task_and_no_other_row_is_in_any(durations, seconds_per_shard, data):
+    """Present rows are left alone; so are failed ones."""
+    manifest = table(durations)
+    states = data.draw(st.lists(st.sampled_from("pfm"), min_size=len(durations), max_size=len(durations)))
+    present = [row for row, state in enumerate(states) if state == "p"]
+    failures = {manifest.ids[row]: failure(manifest, row) for row, state in enumerate(states) if state == "f"}
+    planned = plan(manifest, holding(manifest, present), seconds_per_shard, failures)
+    asked = [utterance.id for task in planned for utterance in task.utterances]
+    assert sorted(asked) == sorted(manifest.ids[row] for row, state in enumerate(states) if state == "m")
+    assert len(asked) == len(set(asked))
+
+
+@given(ROWS, st.floats(0.1, 100), st.data())
+def test_after_any_tasks_are_done_the_others_remain_as_they_were(durations, seconds_per_shard, data):
+    """A killed run, resumed, makes the very shards that an uninterrupted one makes."""
+    manifest = table(durations)
+    whole = plan(manifest, holding(manifest, []), seconds_per_shard)
+    done = data.draw(st.sets(st.integers(0, len(whole) - 1)))
+    row_of = {id_: row for row, id_ in enumerate(manifest.ids)}
+    rows = [row_of[utterance.id] for number in done for utterance in whole[number].utterances]
+    rest = plan(manifest, holding(manifest, rows), seconds_per_shard)
+    assert rest == [task for number, task in enumerate(whole) if number not in done]
+
+
+@given(ROWS, st.floats(0.1, 100))
+def test_ranges_rise_one_by_one_and_hold_a_shard_of_audio_at_most(durations, seconds_per_shard):
+    """Whatever durations a manifest claims, ranges are no more than its rows."""
+    seconds = np.array(durations)
+    ranges = partition(seconds, seconds_per_shard)
+    assert ranges[0] == 0
+    assert set(np.diff(ranges).tolist()) <= {0, 1}
+    for number in range(int(ranges[-1]) + 1):
+        members = seconds[ranges == number]
+        assert members[:-1].sum() <= seconds_per_shard * 1.001  # what the last one runs over does not count
+
+
+def test_a_shard_holds_no_more_than_so_many_items():
+    """Clips of a millisecond would fill a shard by the million."""
+    ranges = partition(np.full(250_000, 1e-6), 3600.0)
+    assert np.bincount(ranges).max() <= MAX_ITEMS + 1
+
+
+def test_one_absurd_duration_costs_nothing():
+    """Milliseconds in place of seconds, say: the plan is no larger for it."""
+    manifest = table([1.0, 1e300, 2.0])
+    assert [len(task.utterances) for task in plan(manifest, holding(manifest, []))] == [2, 1]
+
+
+@given(ROWS, st.randoms())
+def test_a_tasks_name_says_what_is_in_it(durations, random):
+    """Two runs that plan the same shard claim it under the same name, and different shards under different ones."""
+    manifest = table(durations)
+    planned = plan(manifest, holding(manifest, []))
+    assert len({task.name for task in planned}) == len(planned)
+    again = plan(table(durations), holding(manifest, []))
+    assert again == planned
+    order = list(range(len(durations)))
+    random.shuffle(order)
+    shuffled = table([durations[i] for i in order], ids=[f"id-{i}" for i in order])
+    for task in plan(shuffled, holding(manifest, [])):
+        same = [one for one in planned if one.name == task.name]
+        assert not same or same[0].utterances == task.utterances
+
+
+@pytest.mark.parametrize("column", ["paths", "start", "duration", "channel"])
+def test_a_row_that_changed_is_missing_and_replaces_what_was_there(column):
+    """Path, start, duration and channel decide what is extracted; any of them changed makes it another row."""
+    before, after = table([1.0] * 4, starts=[0.5] * 4), table([1.0] * 4, starts=[0.5] * 4)
+    if column == "paths":
+        after = Manifest(
+            **{
+                **{name: getattr(after, name) for name in Manifest.__slots__},
+                "paths": Strings.of(["id-0.wav", "id-1.wav", "other.wav", "id-3.wav"]),
+            }
+        )
+    else:
+        getattr(after, column)[2] += 1
+    index = holding(before, range(4))
+    todo = compare(after, index, {})
+    assert todo.missing.tolist() == [False, False, True, False]
+    assert todo.replaces.tolist() == [-1, -1, 2, -1]
+    (task,) = tasks(after, index, todo, after.duration, 30.0)
+    (replaced,) = task.replaces
+    assert task.supersedes([replaced, "another"]) == {"0123456789ab": [2]}
+    assert task.supersedes([]) == {}  # it failed: what there is stays
+
+
+def test_a_failure_of_another_row_or_file_is_tried_again():
+    """The ledger's record counts for the very row that failed, and while its file is what it was."""
+    manifest = table([1.0, 1.0, 1.0])
+    failures = {id_: failure(manifest, row) for row, id_ in enumerate(manifest.ids)}
+    changed = table([1.0, 2.0, 1.0])
+    index = holding(manifest, [])
+    todo = compare(changed, index, failures, lambda failure: failure.id != "id-2")
+    assert todo.failed.tolist() == [True, False, False]
+    assert compare(changed, index, {}).failed.tolist() == [False, False, False]
+
+
+@given(ROWS)
+def test_tasks_travel(durations):
+    """A task is picklable: any process on any machine can do it."""
+    manifest = table(durations)
+    planned = plan(manifest, holding(manifest, []))
+    assert pickle.loads(pickle.dumps(planned)) == planned
+    for task in planned:
+        assert task.only(set(range(len(task.utterances)))) == task
+
+
+def test_nothing_missing_is_no_task():
+    """A manifest that is all there needs no work."""
+    manifest = table([1.0, 2.0])
+    assert plan(manifest, holding(manifest, [0, 1])) == []

@@ -1,0 +1,291 @@
+"""Versions of quantised features, from audio to what is made of them."""
+
+import json
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from conftest import TINY, Corpus, check, speech, write_config
+from speech import digits
+
+import featcache
+from featcache.config import config_from
+from featcache.device import Device
+from featcache.errors import AudioError, Reason
+from featcache.extract.work import Options
+from featcache.extraction import Extraction
+from featcache.extractors import Clip
+from featcache.extractors.codebook import Codebook
+from featcache.extractors.units import Units, UnitsParams
+from featcache.health.recompute import recompute
+from featcache.manifest import read_manifest
+from featcache.quantize import dequantize_array, quantize
+from featcache.spec import QUANTIZATION
+from featcache.stats.kmeans import draw, fit_version
+from featcache.store.index import open_index
+
+pytestmark = pytest.mark.usefixtures("trusted")
+
+FBANK = {"extractor": "fbank"}
+ROWS = {"extractor": "row_extractors:Moments"}
+PIECES = {"extractor": "row_extractors:Moments", "params": {"piece": 20}}
+"""Clips of more than 0.4 s are computed in two pieces."""
+
+every_kind = pytest.mark.parametrize("source", [FBANK, ROWS, PIECES], ids=["frames", "rows", "pieces"])
+
+
+def config_of(source, dtype="uint8"):
+    return config_from({"name": f"some-{dtype}", **source, "store": {"dtype": dtype}})
+
+
+def extract(manifest, config, cache, **options):
+    """Fill a version; opened."""
+    Extraction(read_manifest(manifest), [config], cache, Options(device="cpu", **options)).run()
+    return featcache.open(cache)
+
+
+def stored(cache):
+    """What is on disk of each utterance, as bytes: levels, and everything beside them."""
+    sides = [side.name for side in cache.spec.side]
+    return {
+        id_: (cache.item(id_, raw=True).tobytes(), *(cache.side(name, id_).tobytes() for name in sides))
+        for id_ in cache.ids
+    }
+
+
+@pytest.fixture(scope="module")
+def source_of_noise(tmp_path_factory):
+    """An extractor's output is the moments of every 10 ms, times the number in a file; which may change."""
+    path = tmp_path_factory.mktemp("factor") / "factor"
+    path.write_text("1.0")
+    return path, {"extractor": "test_units:Scaled", "params": {"weights": str(path)}}
+
+
+# Extraction
+
+
+@every_kind
+def test_each_item_is_quantised_as_a_whole_and_alone(source, corpus, scratch):
+    """However it was cut and put together: the bytes are those of the whole item's float32, quantised by itself."""
+    found = extract(corpus.manifest(), config_of(source), scratch / "levels")
+    exact = extract(corpus.manifest(), config_of(source, "float32"), scratch / "exact")
+    assert list(found.ids) == list(exact.ids)
+    assert len(found) > 25
+    for id_ in exact.ids:
+        levels, parameters = quantize(torch.tensor(exact[id_]), [len(exact[id_])])
+        assert found.item(id_, raw=True).tobytes() == levels.numpy().tobytes(), id_
+        assert found.side(QUANTIZATION, id_).tobytes() == parameters.numpy().tobytes(), id_
+        for side in exact.spec.side:
+            assert np.array_equal(found.side(side.name, id_), exact.side(side.name, id_))
+    assert check(scratch / "levels").problems == []
+
+
+@every_kind
+def test_threads_shards_and_order_change_no_byte(source, corpus, scratch):
+    expected = stored(extract(corpus.manifest(), config_of(source), scratch / "one", threads=1))
+    backwards = corpus.manifest(corpus.rows[::-1], "backwards.csv")
+    small = extract(corpus.manifest(), config_of(source), scratch / "small", threads=3, shard_megabytes=4e-4)
+    assert len(small.index.shards) > 8
+    assert stored(small) == expected
+    assert stored(extract(backwards, config_of(source), scratch / "backwards", threads=2)) == expected
+
+
+def test_recomputing_finds_the_same_bytes(corpus, scratch):
+    for number, source in enumerate((FBANK, ROWS, PIECES)):
+        cache = extract(corpus.manifest(), config_of(source), scratch / str(number))
+        again = recompute(cache.version, cache.index, range(len(cache)), None, Device("cpu", 1))
+        assert (again.problems, again.identical, again.largest_difference) == ([], len(cache), 0.0)
+
+
+def test_recomputing_tells_rounding_from_other_values(plain, scratch, source_of_noise):
+    path, source = source_of_noise
+    cache = extract(plain.manifest(), config_of(source), scratch)
+    positions = range(len(cache))
+    path.write_text("1.0000002")
+    again = recompute(cache.version, cache.index, positions, None, Device("cpu", 1))
+    assert again.problems == []
+    assert again.identical == 0
+    scale, _ = cache.quantization([*positions]).numpy().max(axis=(0, 2))
+    assert 0 < again.largest_difference <= 1.01 * scale
+    path.write_text("1.5")
+    again = recompute(cache.version, cache.index, positions, None, Device("cpu", 1))
+    assert len(again.problems) == len(cache)
+    assert "it differs by 0." in again.problems[0].message
+    path.write_text("1.0")
+
+
+def test_values_that_are_not_finite_are_failures(cli, plain, scratch, tmp_path):
+    rows = [dict(row) for row in plain.rows]
+    rows[3]["id"], rows[7]["id"] = "nan-3", "refuse-7"
+    config = write_config(tmp_path, "Picky")
+    config.write_text(config.read_text() + "store: {dtype: uint8}\n")
+    done = cli("extract", plain.manifest(rows, "picky.csv"), "-c", config, "-o", scratch, "--device", "cpu")
+    assert done.code == 3, done.err
+    cache = featcache.open(scratch)
+    assert sorted(cache.ids) == sorted(row["id"] for row in rows if row["id"].startswith("utt"))
+    assert check(scratch).problems == []
+    failures = cli("info", scratch, "--failures").out
+    assert "nan-3\tnon_finite_features\t03.wav\tfeatures are NaN or infinite as float32" in failures
+    assert "refuse-7\textractor_refused" in failures
+
+
+def test_a_batch_of_failures_alone_is_no_trouble(plain, scratch):
+    manifest = plain.manifest([{**row, "id": f"nan-{row['id']}"} for row in plain.rows], "nan.csv")
+    config = config_of({"extractor": "odd_extractors:Picky"})
+    summary = Extraction(read_manifest(manifest), [config], scratch, Options(device="cpu")).run()
+    assert (summary.versions[0].extracted, summary.failures) == (0, {"non_finite_features": len(plain.rows)})
+
+
+def test_an_utterance_of_one_frame_is_exact(tmp_path, scratch):
+    made = Corpus(tmp_path)
+    soundfile.write(tmp_path / "a.wav", speech(0.025), 16000)
+    made.add("a", "a.wav")
+    exact = extract(made.manifest(), config_of(FBANK, "float32"), scratch / "exact")
+    cache = extract(made.manifest(), config_of(FBANK), scratch / "levels")
+    assert cache["a"].shape == (1, 80)
+    assert np.array_equal(cache["a"], exact["a"])
+
+
+def test_digits_are_within_a_tenth_of_what_they_are(tmp_path, scratch):
+    """fbank80 of real speech: a natural logarithm, of which a tenth is less than half a decibel."""
+    made = Corpus(tmp_path)
+    for number, (waveform, rate) in enumerate(digits(20)):
+        soundfile.write(tmp_path / f"{number}.wav", waveform, rate)
+        made.add(str(number), f"{number}.wav")
+    exact = extract(made.manifest(), config_of(FBANK, "float32"), scratch / "exact")
+    cache = extract(made.manifest(), config_of(FBANK), scratch / "levels")
+    apart = np.concatenate([np.abs(cache[id_] - exact[id_]).ravel() for id_ in exact.ids])
+    assert apart.max() < 0.1
+    assert apart.mean() < 0.02
+
+
+# Repair
+
+
+def test_what_is_damaged_is_extracted_again_as_it_was(cli, plain, scratch):
+    config = "fbank80-uint8"
+    done = cli("extract", plain.manifest(), "-c", config, "-o", scratch, "--device", "cpu", "--shard-size", TINY)
+    assert done.code == 0, done.err
+    cache = featcache.open(scratch)
+    expected = stored(cache)
+    names = cache.version.shard_names()
+    for name, chunk in ((names[0], "features/c/0/0"), (names[1], f"side_{QUANTIZATION}/c/0/0/0")):
+        path = cache.version.shard(name).folder / chunk
+        data = bytearray(path.read_bytes())
+        data[5] ^= 1
+        path.write_bytes(data)
+    assert len(check(scratch).damaged_shards) == 2
+    done = cli("repair", scratch / cache.version.path.name, "--manifest", plain.manifest(), "--device", "cpu")
+    assert done.code == 0, done.err
+    assert check(scratch).problems == []
+    assert stored(featcache.open(scratch)) == expected
+
+
+# What is said of them
+
+
+def test_info_show_and_verify_say_what_is_stored(cli, plain, scratch):
+    cli("extract", plain.manifest(), "-c", "fbank80-uint8", "-o", scratch, "--device", "cpu")
+    cache = featcache.open(scratch)
+    lines = cli("info", scratch).out
+    assert "float32 [frames, 80], 100 frames/s: log mel energy" in lines
+    assert "quantised to uint8 with a scale and an offset for each utterance and dimension" in lines
+    assert QUANTIZATION not in lines
+    (document,) = cli("info", scratch, "--json").json()["versions"]
+    assert document["bytes"] == (int(cache.lengths.sum()) + len(cache) * 2 * 4) * 80  # with float32 scales and offsets
+    assert [side["name"] for side in document["spec"]["side"]] == [QUANTIZATION]
+
+    scale, _ = cache.quantization(["utt-03"])[0]
+    (document,) = cli("show", scratch, "utt-03", "--json").json()["versions"]
+    assert (document["dtype"], document["shape"], document["side"]) == ("float32", [*cache["utt-03"].shape], {})
+    assert document["min"] == pytest.approx(float(cache["utt-03"].min()))
+    assert document["quantized"] == {
+        "dtype": "uint8",
+        "smallest_scale": pytest.approx(float(scale.min())),
+        "largest_scale": pytest.approx(float(scale.max())),
+        "largest_error": pytest.approx(float(scale.max()) / 2),
+    }
+    assert f"uint8, off by at most {float(scale.max()) / 2:.3g}" in cli("show", scratch, "utt-03").out
+
+    done = cli("verify", scratch, "--recompute", 5)
+    assert done.code == 0, done.err
+    assert "extracted 5 again: 5 bit-identical, largest difference 0" in done.out
+
+
+def test_a_probe_measures_the_extractor_as_ever(cli, plain, scratch):
+    done = cli("probe", "fbank80-uint8", plain.manifest(), "--device", "cpu", "--utterances", 4)
+    assert done.code == 0, done.err
+
+
+# What is made of them
+
+
+def test_k_means_takes_values(corpus, scratch):
+    cache = extract(corpus.manifest(), config_of(FBANK), scratch, shard_megabytes=float(TINY))
+    frames = int(cache.lengths.sum())
+    sample = draw(cache.version, open_index(cache.version), frames, np.random.default_rng(0))
+    values = np.concatenate(list(cache))
+    assert np.array_equal(sample[np.lexsort(sample.T)], values[np.lexsort(values.T)])
+    codebook, _ = fit_version(cache.version, 5)
+    assert codebook.dtype == "float32"
+
+
+def units_of(cache, path):
+    """Units of a cache's features: 30 of its frames as centroids."""
+    values = np.concatenate(list(cache))
+    centroids = values[np.random.default_rng(0).choice(len(values), 30, replace=False)]
+    codebook = Codebook(torch.from_numpy(centroids), cache.config, cache.version.info.fingerprint, cache.spec.dtype, {})
+    path.write_bytes(codebook.to_bytes())
+    return config_from({"name": "units", "extractor": "units", "params": {"weights": str(path)}})
+
+
+@pytest.mark.parametrize("source", [FBANK, ROWS], ids=["frames", "rows"])
+def test_units_from_audio_and_from_a_version_are_the_same(source, corpus, scratch, tmp_path):
+    cache = extract(corpus.manifest(), config_of(source), scratch / "features")
+    config = units_of(cache, tmp_path / "units.safetensors")
+    from_audio = extract(corpus.manifest(), config, scratch / "audio")
+    from_version = extract(corpus.manifest(), config, scratch / "version", source=cache.version.path)
+    assert len(from_audio) == len(cache)
+    assert stored(from_audio) == stored(from_version)
+    for id_, codes in zip(cache.ids, from_version, strict=True):
+        distances = np.square(cache[id_][:, None].astype(np.float64) - _centroids(tmp_path)).sum(2)
+        assert (codes[:, 0] == distances.argmin(1)).mean() > 0.99
+
+
+def _centroids(folder):
+    from featcache.extractors.codebook import read_codebook
+
+    return read_codebook(folder / "units.safetensors").centroids.double().numpy()
+
+
+def test_units_of_clips_in_pieces_are_made_from_a_version_alone(corpus, scratch, tmp_path):
+    cache = extract(corpus.manifest(), config_of(PIECES), scratch / "features")
+    config = units_of(cache, tmp_path / "units.safetensors")
+    from_version = extract(corpus.manifest(), config, scratch / "version", source=cache.version.path)
+    assert list(from_version.ids) == list(cache.ids)
+    units = Units(UnitsParams(weights=str(tmp_path / "units.safetensors")), 16000, torch.device("cpu"))
+    waveform = torch.from_numpy(speech(0.3)[:, 0].astype(np.float32))
+    with torch.inference_mode():
+        assert units.extract([Clip("short", waveform)])[0].shape == (30, 1)
+        with pytest.raises(AudioError, match=r"quantised over a whole clip, .* in 2 chunks: .* with --from") as caught:
+            units.extract([Clip("long", torch.cat([waveform, waveform]))])
+    assert caught.value.reason == Reason.TOO_LONG
+
+
+def test_the_version_says_it_in_its_metadata(plain, scratch):
+    """And a reader that knows side arrays and not this one sees a dtype that is not the one it was promised."""
+    cache = extract(plain.manifest(), config_of(FBANK), scratch)
+    document = json.loads((cache.version.path / "zarr.json").read_text())["attributes"]["featcache"]
+    assert document["format"] == 1
+    assert document["spec"]["dtype"] == "float32"
+    assert [side["name"] for side in document["spec"]["side"]] == [QUANTIZATION]
+    (name,) = cache.version.shard_names()
+    features = json.loads((cache.version.shard(name).folder / "features" / "zarr.json").read_text())
+    assert features["data_type"] == "uint8"
+    zarr = pytest.importorskip("zarr")
+    shard = zarr.open_group(cache.version.shard(name).folder, mode="r")
+    first, last = shard["offsets"][3:5]
+    scale, offset = shard[f"side_{QUANTIZATION}"][3]
+    assert np.array_equal(offset + scale * shard["features"][int(first) : int(last)], cache[3])
+    assert np.array_equal(dequantize_array(cache.item(3, raw=True), scale, offset), cache[3])

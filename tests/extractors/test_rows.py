@@ -1,0 +1,348 @@
+"""Extractors that take rows: a clip's batch has one shape, whatever is beside it, and what comes back is in order."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from conftest import TINY, Corpus, items, only_version, shard_folders, speech, write_config
+from extracting import run_to_its_end
+from gate import interrupt
+from processes import MOST_SECONDS
+from row_extractors import HOP, Moments, MomentsParams, Shapes, Small
+
+from featcache import device
+from featcache.config import load_config
+from featcache.engines import local
+from featcache.errors import ExtractorError
+from featcache.extract import batch, decoding
+from featcache.extract.work import Options
+from featcache.extraction import Extraction
+from featcache.extractors import Clip
+from featcache.manifest import read_manifest
+from featcache.store.index import open_index
+from featcache.store.runs import latest_failures
+
+CPU = torch.device("cpu")
+
+
+def moments(waveform: np.ndarray) -> np.ndarray:
+    """What `Moments` computes, of one clip by itself."""
+    frames = waveform[: len(waveform) // HOP * HOP].reshape(-1, HOP)
+    return np.stack([frames.mean(1), np.square(frames).mean(1)], axis=1)
+
+
+def clips(count: int, seed: int = 0) -> list[Clip]:
+    generator = random.Random(seed)
+    seconds = [generator.choice((0.01, 0.02, 0.3, 1.0, 3.0)) * generator.uniform(1, 1.5) for _ in range(count)]
+    return [Clip(str(i), torch.from_numpy(speech(one, seed=i)[:, 0].astype("f4"))) for i, one in enumerate(seconds)]
+
+
+def extract(manifest, config, cache, *more, **options):
+    """Extract in this process."""
+    configs = [load_config(one) for one in (config, *more)]
+    return Extraction(read_manifest(manifest), configs, cache, Options(**{"threads": 2, **options})).run()
+
+
+# Shapes
+
+
+@pytest.mark.parametrize("granularity", [1, 160, 320, 1920])
+def test_padded_lengths_are_few_and_never_an_eighth_too_long(granularity):
+    extractor = Moments(MomentsParams(), 16000, CPU)
+    extractor.granularity = granularity
+    lengths = [extractor.padded_length(n) for n in range(1, 300 * granularity, max(1, granularity // 3))]
+    assert lengths == sorted(lengths)
+    assert all(length % granularity == 0 for length in lengths)
+    assert len(set(lengths)) <= 16 + 8 * 5
+    for n in range(1, 300 * granularity, max(1, granularity // 3)):
+        hops = -(-n // granularity)
+        assert hops <= extractor.padded_length(n) // granularity <= max(hops * 9 / 8, hops)
+        assert extractor.padded_length(extractor.padded_length(n)) == extractor.padded_length(n)
+
+
+@pytest.mark.parametrize("policy", ["padded", "equal_length", "single"])
+def test_the_shape_of_a_clips_batch_depends_on_its_length_alone(policy):
+    extractor = Shapes(MomentsParams(), 16000, CPU)
+    extractor.policy = policy
+    some = clips(40)
+    alone = [extractor.extract([clip])[0] for clip in some]
+    shuffled = random.Random(1).sample(range(len(some)), len(some))
+    together = extractor.extract([some[i] for i in shuffled])
+    for position, i in enumerate(shuffled):
+        assert torch.equal(together[position], alone[i])
+        count, length = alone[i][0].tolist()
+        expected = extractor.padded_length(len(some[i].waveform))
+        assert (count, length) == (extractor.rows(expected, CPU), expected)
+        assert policy == "padded" or length == len(some[i].waveform)
+        assert policy != "single" or count == 1
+
+
+def test_clips_come_back_in_order_and_cut_to_their_own_frames():
+    extractor = Moments(MomentsParams(), 16000, CPU)
+    some = clips(30)
+    for clip, found in zip(some, extractor.extract_rows(some), strict=True):
+        np.testing.assert_allclose(found.features, moments(clip.waveform.numpy()), rtol=1e-5, atol=1e-8)
+        assert found.side["counts"].tolist() == [len(clip.waveform) // HOP]
+    assert extractor.extract([]) == []
+
+
+def test_pieces_are_put_together_again():
+    whole, cut = (Moments(MomentsParams(piece=piece), 16000, CPU) for piece in (0, 10))
+    some = clips(20)
+    for one, other in zip(whole.extract(some), cut.extract_rows(some), strict=True):
+        assert torch.equal(one, other.features)
+        assert len(other.side["counts"]) == (2 if len(one) >= 20 else 1)
+
+
+# The main job
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    return write_config(tmp_path_factory.mktemp("config"), "Shapes", module="row_extractors")
+
+
+@pytest.fixture(scope="module")
+def truth(corpus, config, tmp_path_factory):
+    """By one thread, in the manifest's order."""
+    cache = tmp_path_factory.mktemp("truth")
+    assert not extract(corpus.manifest(), config, cache, threads=1).failed
+    return items(cache)
+
+
+@pytest.fixture(params=[1.0, 4.0, 120.0])
+def batch_seconds(request, monkeypatch):
+    """Of audio that a worker decodes at once: with little, rows of many batches are gathered, and windows are full."""
+    monkeypatch.setitem(device.BATCH_SECONDS, "cpu", request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_batches_and_order_change_no_bit(corpus, config, truth, scratch, batch_seconds, threads):
+    shuffled = corpus.rows[:]
+    random.Random(threads).shuffle(shuffled)
+    extract(corpus.manifest(shuffled, "shuffled.csv"), config, scratch, threads=threads, shard_megabytes=0.004)
+    assert items(scratch) == truth
+
+
+def test_a_window_that_is_full_lets_nothing_wait_for_ever(corpus, config, truth, scratch, monkeypatch):
+    """One batch ahead, of one utterance each, is all that may wait; rows wait for others of their length."""
+    monkeypatch.setitem(device.BATCH_SECONDS, "cpu", 0.01)
+    monkeypatch.setattr(local, "_WINDOW_PER_WORKER", 1)
+    job = Extraction(read_manifest(corpus.manifest()), [load_config(config)], scratch, Options(threads=2))
+    run_to_its_end(job)
+    assert items(scratch) == truth
+
+
+def test_a_killed_and_resumed_run_gives_the_same_bits(cli, corpus, truth, scratch, tmp_path, gate):
+    config = write_config(tmp_path, "Gated", module="row_extractors", gate=str(gate))
+    job = ("extract", corpus.manifest(), "-c", config, "-o", scratch, "--shard-size", TINY, "--threads", 1)
+    gate.write_text("14")  # of 20 batches: after 9 the first shard is whole
+    running = cli.start(*job)
+    running.wait_until(lambda: shard_folders(scratch))
+    running.send(signal.SIGKILL)
+    running.wait()
+    gate.unlink()
+    before = len(only_version(scratch).shard_names())
+    assert cli(*job, "--threads", 2).code == 0
+    assert before < len(only_version(scratch).shard_names())
+    assert items(scratch) == truth
+
+
+def test_two_runs_share_the_work(cli, corpus, truth, scratch, tmp_path):
+    """Each leaves to the other what that has begun, and goes on with its own meanwhile."""
+    slow = write_config(tmp_path, "Shapes", module="row_extractors", seconds=0.02)
+    arguments = ("extract", corpus.manifest(), "-c", slow, "-o", scratch, "--shard-size", TINY, "--json")
+    runs = [cli.start(*arguments) for _ in range(2)]
+    done = [run.wait() for run in runs]
+    assert [run.code for run in done] == [0, 0]
+    assert sum(run.json()["versions"][0]["extracted"] for run in done) == len(corpus.rows)
+    assert items(scratch) == truth
+
+
+def test_several_configs_decode_once(corpus, scratch, tmp_path, monkeypatch):
+    """Rows, frames, and rows at another rate, of the same files."""
+    one = write_config(tmp_path, "Moments", module="row_extractors")
+    other = tmp_path / "other.yaml"
+    other.write_text("name: other\nextractor: row_extractors:Moments\naudio: {sample_rate: 8000}\n")
+    decoded = []
+    real = batch.decode_all
+    monkeypatch.setattr(batch, "decode_all", lambda *args: decoded.append(len(args[0])) or real(*args))
+    extract(corpus.manifest(), one, scratch, "fbank80", other)
+    assert sum(decoded) == len(corpus.rows)
+    alone = scratch / "alone"
+    for config in (one, "fbank80", other):
+        extract(corpus.manifest(), config, alone / str(config).replace("/", "-"))
+    together = {path.name: path for path in scratch.iterdir() if path != alone}
+    assert len(together) == 3
+    for cache in alone.iterdir():
+        (version,) = cache.iterdir()
+        link = scratch / f"only-{version.name}"
+        link.mkdir()
+        (link / version.name).symlink_to(together[version.name])
+        assert items(link) == items(cache)
+
+
+def test_side_arrays_follow_their_items(corpus, scratch, tmp_path):
+    """As many entries for each item as it has pieces, in the manifest's order."""
+    config = write_config(tmp_path, "Moments", module="row_extractors", piece=10)
+    extract(corpus.manifest(), config, scratch, shard_megabytes=0.004)
+    version = only_version(scratch)
+    index = open_index(version)
+    assert len(index.shards) > 3
+    for name in index.shards:
+        shard = version.shard(name)
+        for number, frames in enumerate(np.diff(shard.offsets)):
+            entries = shard.side("counts").item(number).tolist()
+            assert entries == ([frames] if frames < 20 else [11, frames - 9])
+
+
+# What goes wrong
+
+
+def test_batches_that_do_not_fit_are_halved(corpus, scratch, tmp_path):
+    """After running out of memory a batch is done in smaller ones, and those that follow are small at once."""
+    config = write_config(tmp_path, "Small", module="row_extractors")
+    job = Extraction(read_manifest(corpus.manifest()), [load_config(config)], scratch, Options(threads=2))
+    assert not job.run().failed
+    (extractor,) = job._extractors.values()
+    sizes = [count for count, _ in extractor.calls]
+    too_large = [count for count in sizes if count > Small.limit]
+    assert 1 <= len(too_large) <= 2 * 3  # of each thread, until 16 have become 2
+    assert len(too_large) < len(sizes) / 2
+    plain = write_config(tmp_path, "Moments", module="row_extractors")
+    extract(corpus.manifest(), plain, scratch / "plain")
+    (small,) = scratch.glob("small-*")
+    (link := scratch / "link").mkdir()
+    (link / small.name).symlink_to(small)
+    assert items(link) == items(scratch / "plain")
+
+
+def test_a_clip_that_does_not_fit_at_all_is_a_failure(cli, corpus, scratch, tmp_path):
+    config = write_config(tmp_path, "Tiny", module="row_extractors")
+    result = cli("extract", corpus.manifest(), "-c", config, "-o", scratch)
+    assert result.code == 3, result.err
+    failed = {id_: failure.reason for id_, failure in latest_failures(only_version(scratch)).items()}
+    assert failed["plain-06"] == failed["mp3"] == "too_long"
+    assert "plain-02" not in failed
+    assert set(items(scratch)) | set(failed) == set(corpus.ids)
+
+
+def test_clips_that_do_not_fit_leave_the_batches_of_others_as_large_as_they_are():
+    extractor = Moments(MomentsParams(), 16000, CPU)
+    before = extractor.rows(HOP, CPU)
+    assert not extractor.shrink(1, 100 * 16000, CPU)
+    assert extractor.rows(HOP, CPU) == before > 1
+
+
+def test_a_clip_that_fits_only_alone_is_computed_alone(corpus, scratch, tmp_path):
+    """Running out of memory beside another thread's batch is no failure of the clip."""
+    config = write_config(tmp_path, "Crowded", module="row_extractors")
+    summary = extract(corpus.manifest(), config, scratch, threads=4)
+    plain = write_config(tmp_path, "Moments", module="row_extractors")
+    assert summary.failed == extract(corpus.manifest(), plain, scratch / "plain").failed
+    (crowded,) = scratch.glob("crowded-*")
+    (link := scratch / "link").mkdir()
+    (link / crowded.name).symlink_to(crowded)
+    assert items(link) == items(scratch / "plain")
+
+
+def test_who_is_alone_on_the_device_waits_for_the_others_and_they_for_it():
+    shared = device.Device("cpu", 3)
+    inside, most, alone = 0, 0, []
+    lock = threading.Lock()
+
+    def hold(is_alone):
+        nonlocal inside, most
+        with shared.slot(is_alone):
+            with lock:
+                inside += 1
+                most = max(most, inside)
+                alone.extend([inside] * is_alone)
+            time.sleep(0.002)
+            with lock:
+                alone.extend([inside] * is_alone)
+                inside -= 1
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(hold, [i % 4 == 0 for i in range(60)]))
+    assert set(alone) == {1}
+    assert most <= shared.slots
+
+
+def test_as_many_as_there_are_slots_are_on_the_device_together():
+    shared = device.Device("cpu", 3)
+    together = threading.Barrier(shared.slots)
+
+    def hold(_):
+        with shared.slot(False):
+            return together.wait(MOST_SECONDS)  # for the others, who are let in meanwhile: each gets another number
+
+    with ThreadPoolExecutor(shared.slots) as pool:
+        numbers = list(pool.map(hold, range(3 * shared.slots)))
+    assert sorted(numbers) == sorted(3 * [*range(shared.slots)])
+
+
+def test_too_few_frames_are_the_extractors_fault(corpus, scratch, tmp_path):
+    config = write_config(tmp_path, "Liar", module="row_extractors")
+    with pytest.raises(ExtractorError, match=r"Liar returned \d+ frames for a row of \d+ samples"):
+        extract(corpus.manifest(), config, scratch)
+
+
+def test_what_was_whole_when_an_extractor_broke_stays(cli, plain, scratch, tmp_path):
+    config = write_config(tmp_path, "Failing", module="row_extractors")
+    result = cli("extract", plain.manifest(), "-c", config, "-o", scratch, "--shard-size", "0.0001", "--threads", 1)
+    assert result.code == 1
+    assert "out of cheese" in result.err
+    again = cli("verify", scratch)
+    assert again.code == 0, again.err
+
+
+def test_long_recordings_are_computed_piece_by_piece(scratch, tmp_path, monkeypatch):
+    """What is too large to wait with others is computed at once, and gives the same."""
+    corpus = Corpus(tmp_path)
+    for i in range(3):
+        soundfile.write(tmp_path / f"{i}.wav", speech(3.0 + i, seed=i), 16000)
+        corpus.add(str(i), f"{i}.wav")
+    config = write_config(tmp_path, "Shapes", module="row_extractors", piece=20)
+    extract(corpus.manifest(), config, scratch / "a")
+    monkeypatch.setattr(decoding, "SMALL_BYTES", 100_000)
+    extract(corpus.manifest(), config, scratch / "b")
+    assert items(scratch / "a") == items(scratch / "b")
+
+
+def test_short_recordings_of_many_samples_wait_for_others(scratch, tmp_path, monkeypatch):
+    """However much a batch of them holds: of stereo at 48 kHz, say."""
+    corpus = Corpus(tmp_path)
+    for i in range(32):
+        soundfile.write(tmp_path / f"{i}.wav", speech(0.1, seed=i), 16000)
+        corpus.add(str(i), f"{i}.wav")
+    config = write_config(tmp_path, "Moments", module="row_extractors")
+    monkeypatch.setattr(decoding, "SMALL_BYTES", 20_000)  # of three
+    job = Extraction(read_manifest(corpus.manifest()), [load_config(config)], scratch, Options(threads=2))
+    assert not job.run().failed
+    (extractor,) = job._extractors.values()
+    assert len(extractor.calls) == 2
+
+
+def test_interrupted_while_rows_wait(cli, corpus, truth, scratch, tmp_path, gate):
+    config = write_config(tmp_path, "Gated", module="row_extractors", gate=str(gate))
+    job = ("extract", corpus.manifest(), "-c", config, "-o", scratch)
+    gate.write_text("14")  # of 20 batches: after 9 the first shard is whole
+    running = cli.start(*job, "--shard-size", TINY, "--threads", 1)
+    running.wait_until(lambda: shard_folders(scratch))
+    assert interrupt(running, gate).code == 130
+    found = items(scratch)
+    assert 0 < len(found) < len(truth)
+    assert found == {id_: truth[id_] for id_ in found}
+    summary = cli(*job, "--json").json()
+    assert summary["versions"][0]["extracted"] == len(truth) - len(found)
+    assert items(scratch) == truth

@@ -1,0 +1,342 @@
+"""Units: from audio, and from a version of the features that they are units of."""
+
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from make_cache import make_features, make_version
+from small_units import CPU, build, nearest
+
+import featcache
+from featcache.config import config_from
+from featcache.errors import AudioError, ConfigError, DamagedError, Reason
+from featcache.extract.derived import Given, open_source
+from featcache.extractors import Clip, Extractor, Params
+from featcache.extractors.codebook import Codebook
+from featcache.extractors.rows import RowExtractor
+from featcache.manifest import Utterance
+from featcache.spec import FeatureSpec
+from featcache.testing import ExtractorSuite
+
+pytestmark = pytest.mark.usefixtures("trusted")
+
+HOP = 160
+
+
+class ScaledParams(Params):
+    locations = frozenset({"weights"})
+
+    weights: str
+    power: int = 1
+
+
+class Scaled(Extractor[ScaledParams]):
+    """The mean and the largest of every 10 ms, times the number that is in a file: an extractor with weights."""
+
+    Params = ScaledParams
+    revision = 1
+    batching = "single"
+
+    def __init__(self, params, sample_rate, device):
+        self._factor = float(Path(params.weights).read_text()) ** params.power
+        self.max_seconds = 30.0
+        self.spec = FeatureSpec((2,), "float32", sample_rate / HOP, HOP, sample_rate, "moments")
+
+    def num_frames(self, num_samples):
+        return num_samples // HOP
+
+    def extract(self, clips):
+        frames = [clip.waveform[: len(clip.waveform) // HOP * HOP].view(-1, HOP) for clip in clips]
+        return [torch.stack([one.mean(1), one.amax(1)], 1) * self._factor for one in frames]
+
+    @classmethod
+    def weights_digest(cls, params):
+        return sha256(Path(params.weights).read_bytes()).hexdigest()
+
+
+def noise(num_samples, seed=0):
+    rng = np.random.default_rng(seed)
+    return torch.from_numpy(
+        (np.geomspace(1e-3, 0.3, num_samples) * rng.standard_normal(num_samples)).astype(np.float32)
+    )
+
+
+def clips(*lengths):
+    return [Clip(f"clip-{seed}", noise(length, seed)) for seed, length in enumerate(lengths)]
+
+
+LENGTHS = (400, 399 + 160, 8000, 16001, 640 * 160, 5000, 401)
+
+
+def features_of(config, some, dtype=None):
+    """What a version of `config` holds of the clips: numpy arrays of the stored dtype."""
+    with torch.inference_mode():
+        return [one.to(getattr(torch, dtype or config.dtype)).numpy() for one in config.build(CPU).extract(some)]
+
+
+def write_units(path, config, k=40, **changes):
+    """Units of a config's features, whose centroids are some of the frames of noise, spread out a little."""
+    frames = np.concatenate(features_of(config, clips(30_000, 20_000))).astype(np.float32)
+    rng = np.random.default_rng(k)
+    centroids = rng.permutation(frames)[:k] + 1e-3 * rng.normal(size=(k, frames.shape[1]))
+    codebook = Codebook(
+        torch.from_numpy(centroids.astype(np.float32)), config.resolved(), config.fingerprint(), config.dtype, {}
+    )
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(codebook.to_bytes())
+    return codebook
+
+
+def extract(extractor, some):
+    with torch.inference_mode():
+        return [codes.numpy() for codes in extractor.extract(some)]
+
+
+SOURCES = {
+    "fbank-float16": {"extractor": "fbank", "store": {"dtype": "float16"}},
+    "mfcc-float32": {"extractor": "mfcc", "params": {"snip_edges": False}},
+    "log_mel": {"extractor": "log_mel", "store": {"dtype": "float16"}},
+    "rows": {"extractor": "row_extractors:Moments", "store": {"dtype": "float16"}},
+    "rows-in-pieces": {"extractor": "row_extractors:Moments", "params": {"piece": 7}},
+}
+
+
+@pytest.fixture(params=SOURCES)
+def source(request):
+    return config_from({"name": request.param, **SOURCES[request.param]})
+
+
+# The same codes, whichever way
+
+
+def test_both_routes_give_the_nearest_centroids_of_what_is_stored(source, tmp_path):
+    codebook = write_units(tmp_path / "units.safetensors", source)
+    units, some = build(tmp_path / "units.safetensors"), clips(*LENGTHS)
+    from_audio = extract(units, some)
+    stored = features_of(source, some)
+    for codes, features in zip(from_audio, stored, strict=True):
+        assert units.from_features(torch.from_numpy(features)).numpy().tobytes() == codes.tobytes()
+        assert (codes == nearest(features, codebook)).mean() > 0.995
+    assert len(np.unique(np.concatenate(from_audio))) > 20
+
+
+def test_rounding_to_the_stored_dtype_matters(tmp_path):
+    config = config_from({"name": "a", "extractor": "fbank", "store": {"dtype": "float16"}})
+    write_units(tmp_path / "units.safetensors", config)
+    units, some = build(tmp_path / "units.safetensors"), clips(160_000)
+    (exact,) = features_of(config, some, "float32")
+    (codes,) = extract(units, some)
+    assert (units.from_features(torch.from_numpy(exact)).numpy() != codes).any()
+
+
+class TestUnitsOfFrames(ExtractorSuite):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def loaded(cls, tmp_path_factory):
+        path = tmp_path_factory.mktemp("units") / "units.safetensors"
+        write_units(path, config_from({"name": "source", **SOURCES["mfcc-float32"]}))
+        return config_from({"name": "units", "extractor": "units", "params": {"weights": str(path)}})
+
+
+class TestUnitsOfRows(ExtractorSuite):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def loaded(cls, tmp_path_factory):
+        path = tmp_path_factory.mktemp("units") / "units.safetensors"
+        write_units(path, config_from({"name": "source", **SOURCES["rows-in-pieces"]}))
+        return config_from({"name": "units", "extractor": "units", "params": {"weights": str(path)}})
+
+
+def test_rows_are_put_together_as_the_features_extractor_would(tmp_path):
+    config = config_from({"name": "a", **SOURCES["rows-in-pieces"]})
+    write_units(tmp_path / "units.safetensors", config)
+    units, inner = build(tmp_path / "units.safetensors"), config.build(CPU)
+    assert isinstance(inner, RowExtractor)
+    for policy in (None, "single", "equal_length", "padded"):
+        units.policy = inner.policy = policy
+        assert units.policy == policy
+        for length in (160, 1000, 5000, 33333):
+            assert units.pieces(length) == inner.pieces(length)
+            assert units.padded_length(length) == inner.padded_length(length)
+            assert units.rows(length, CPU) == inner.rows(length, CPU)
+    assert units.shrink(4, 4000, CPU)
+    assert inner.rows(4000, CPU) > units.rows(4000, CPU)
+
+
+# What it says of itself
+
+
+@pytest.mark.parametrize(("k", "dtype"), [(1, "uint8"), (256, "uint8"), (257, "uint16"), (65536, "uint16")])
+def test_the_smallest_dtype_that_holds_the_codes(k, dtype, tmp_path):
+    config = config_from({"name": "a", "extractor": "fbank"})
+    centroids = torch.zeros(k, 80)
+    codebook = Codebook(centroids, config.resolved(), config.fingerprint(), config.dtype, {})
+    (tmp_path / "units.safetensors").write_bytes(codebook.to_bytes())
+    units = config_from({"name": "u", "extractor": "units", "params": {"weights": str(tmp_path / "units.safetensors")}})
+    assert units.dtype == dtype
+    spec = units.build(CPU).spec
+    assert (spec.item_shape, spec.codebook_sizes) == ((1,), (k,))
+    assert (spec.frame_rate, spec.frame_length, spec.sample_rate) == (100.0, 400, 16000)
+    assert spec.units == f"number of the nearest of {k} centroids of a"
+
+
+def test_the_fingerprint_is_of_the_centroids_wherever_they_are(tmp_path):
+    config = config_from({"name": "a", "extractor": "fbank"})
+    for folder, k in (("one", 20), ("two", 20), ("three", 30)):
+        write_units(tmp_path / folder / "units.safetensors", config, k)
+        (tmp_path / folder / "units.yaml").write_text(
+            "name: u\nextractor: units\nparams: {weights: units.safetensors}\n"
+        )
+    one, two, three = (featcache.config.load_config(tmp_path / name / "units.yaml") for name in ("one", "two", "three"))
+    assert one.fingerprint() == two.fingerprint() != three.fingerprint()
+    assert one.params.weights == str(tmp_path / "one" / "units.safetensors")
+
+
+def test_weights_that_are_elsewhere_now(tmp_path):
+    (tmp_path / "old").write_text("3.0")
+    config = config_from({"name": "a", "extractor": "test_units:Scaled", "params": {"weights": str(tmp_path / "old")}})
+    write_units(tmp_path / "units.safetensors", config, 20)
+    expected = extract(build(tmp_path / "units.safetensors"), clips(*LENGTHS))
+    (tmp_path / "old").rename(tmp_path / "new")
+    (tmp_path / "units.yaml").write_text(
+        "name: u\nextractor: units\nparams: {weights: units.safetensors, features: {weights: new}}\n"
+    )
+    moved = featcache.config.load_config(tmp_path / "units.yaml").build(CPU)
+    assert moved.max_seconds == 30
+    assert all(map(np.array_equal, expected, extract(moved, clips(*LENGTHS))))
+    (tmp_path / "new").write_text("3.5")
+    with pytest.raises(ConfigError, match=r"the extractor test_units:Scaled, or its weights, have changed"):
+        build(tmp_path / "units.safetensors", weights=str(tmp_path / "new"))
+
+
+@pytest.mark.parametrize(
+    ("source", "features", "sample_rate", "message"),
+    [
+        ({"extractor": "fbank"}, {}, 8000, "audio.sample_rate: 8000; these units are of a, whose .* is 16000"),
+        (
+            {"extractor": "fbank"},
+            {"num_mel_bins": "40"},
+            16000,
+            r"params.features: num_mel_bins: .* and they have none",
+        ),
+        (
+            {"extractor": "test_units:Scaled"},
+            {"power": "2"},
+            16000,
+            r"params.features: power: .* only the location of their weights",
+        ),
+        ({"extractor": "fbank", "params": {"dither": 1.0}}, {}, 16000, "its features have dither"),
+    ],
+)
+def test_what_does_not_go_together(source, features, sample_rate, message, tmp_path):
+    if source["extractor"] == "test_units:Scaled":
+        (tmp_path / "factor").write_text("1.0")
+        source = {**source, "params": {"weights": str(tmp_path / "factor")}}
+    write_units(tmp_path / "units.safetensors", config_from({"name": "a", **source}), 20)
+    with pytest.raises(ConfigError, match=message):
+        build(tmp_path / "units.safetensors", sample_rate, **features)
+
+
+def test_features_with_parameters_that_are_no_more(tmp_path):
+    config = config_from({"name": "a", "extractor": "fbank"})
+    resolved = {**config.resolved(), "params": {"bins": 80}}
+    codebook = Codebook(torch.zeros(3, 80), resolved, config.fingerprint(), "float32", {})
+    (tmp_path / "units.safetensors").write_bytes(codebook.to_bytes())
+    with pytest.raises(ConfigError, match="fbank does not accept the config of its features: bins: Extra inputs"):
+        build(tmp_path / "units.safetensors")
+
+
+def test_audio_is_that_of_the_features(tmp_path):
+    config = config_from({"name": "a", "extractor": "fbank", "audio": {"channel": "first", "max_seconds": 20}})
+    write_units(tmp_path / "units.safetensors", config, 20)
+    units = build(tmp_path / "units.safetensors")
+    units.check_audio({**config.resolved()["audio"], "max_seconds": 5})
+    with pytest.raises(ConfigError, match=r"audio.channel: mix; these units are of a, whose audio.channel is first"):
+        units.check_audio(config_from({"name": "b", "extractor": "fbank"}).resolved()["audio"])
+
+
+def test_features_that_the_version_could_not_hold_are_a_failure(tmp_path):
+    config = config_from(
+        {"name": "a", "extractor": "fbank", "params": {"use_log_fbank": False}, "store": {"dtype": "float16"}}
+    )
+    codebook = Codebook(torch.zeros(3, 80), config.resolved(), config.fingerprint(), "float16", {})
+    (tmp_path / "units.safetensors").write_bytes(codebook.to_bytes())
+    with pytest.raises(AudioError, match=r"NaN or infinite as torch.float16") as caught:
+        extract(build(tmp_path / "units.safetensors"), clips(16000))
+    assert caught.value.reason == Reason.NON_FINITE_FEATURES
+
+
+# From a version
+
+
+def rows_of(version, names):
+    return [Utterance(name, f"audio/{name}.wav", None, None, None) for name in names]
+
+
+def test_a_versions_items_for_rows_of_a_manifest(tmp_path):
+    features = make_features(50, (4,), "float16")
+    names = list(features)
+    version = make_version(
+        tmp_path, {name: features[name] for name in names[:20]}, {n: features[n] for n in names[20:]}
+    )
+    source = open_source(tmp_path, version.info.fingerprint)
+    some = [names[number] for number in (49, 3, 20, 3)]
+    for name, given in zip(some, source.read(rows_of(version, some)), strict=True):
+        assert isinstance(given, Given)
+        np.testing.assert_array_equal(given.features, features[name])
+        item = given.item
+        assert (item.id, item.path, item.num_samples) == (name, f"audio/{name}.wav", len(features[name]) * 160 + 240)
+        assert (item.size, item.mtime_ns, item.sample_rate) == (1000, 5, 16000)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            Utterance("utt-1", "audio/utt-2.wav", None, None, None),
+            "whose features of this id are of another row or file: ",
+        ),
+        (
+            Utterance("utt-1", "audio/utt-1.wav", 0.5, None, None),
+            "whose features of this id are of another row or file: ",
+        ),
+        (
+            Utterance("utt-1", "audio/utt-1.wav", None, 0.5, None),
+            "whose features of this id are of another row or file: ",
+        ),
+        (
+            Utterance("utt-1", "audio/utt-1.wav", None, None, 0),
+            "whose features of this id are of another row or file: ",
+        ),
+        (Utterance("utt-9", "audio/utt-9.wav", None, None, None), r"not in fbank80-[0-9a-f]{12}$"),
+    ],
+)
+def test_a_row_that_the_version_has_not(tmp_path, row, message):
+    version = make_version(tmp_path, make_features(5, (4,), "float16"))
+    there, missing = open_source(version.path, version.info.fingerprint).read([*rows_of(version, ["utt-0"]), row])
+    assert isinstance(there, Given)
+    assert isinstance(missing, AudioError)
+    assert missing.reason == Reason.NOT_IN_SOURCE
+    with pytest.raises(AudioError, match=message):
+        raise missing
+
+
+def test_a_flipped_bit_is_not_made_into_units(tmp_path):
+    version = make_version(tmp_path, make_features(5, (4,), "float16"))
+    chunk = version.shard(version.shard_names()[0]).folder / "features" / "c" / "0" / "0"
+    data = bytearray(chunk.read_bytes())
+    data[0] ^= 1
+    chunk.write_bytes(data)
+    with pytest.raises(DamagedError, match=r"utt-0: damaged: .* `featcache repair"):
+        open_source(tmp_path, version.info.fingerprint).read(rows_of(version, ["utt-0"]))
+
+
+def test_the_version_is_found_by_its_fingerprint(tmp_path):
+    one, two = (make_version(tmp_path, make_features(5, (4,), "float16"), name=name) for name in ("one", "two"))
+    assert open_source(tmp_path, two.info.fingerprint).version.path == two.path
+    with pytest.raises(ConfigError, match=r"the config needs version 000000000000; there is one-.*two-"):
+        open_source(tmp_path, "0" * 64)
+    with pytest.raises(ConfigError, match="there is one-"):
+        open_source(one.path, two.info.fingerprint)

@@ -1,0 +1,445 @@
+"""`featcache probe`: what it finds of extractors known to be right or wrong, and what a run makes of that."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from conftest import Corpus, only_version, write_config
+from odd_extractors import EqualLengths, Halves, NothingSeen, Slow
+from row_extractors import Moments
+from small_models import encodec_24khz, speech_like
+
+from featcache.config import load_config
+from featcache.device import Device
+from featcache.errors import ConfigError, ManifestError
+from featcache.extract.policy import POLICIES, choose_policy
+from featcache.extractors.rows import Rows
+from featcache.health.differences import Values, difference, tied_frames
+from featcache.health.probe import probe
+from featcache.health.recompute import recompute
+from featcache.health.sampling import sample
+from featcache.manifest import read_manifest
+from featcache.store.index import open_index
+
+pytestmark = pytest.mark.usefixtures("trusted")
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory) -> Corpus:
+    """Eight clips of 0.2 to 1.6 s, no two of one length, the durations not in the manifest."""
+    made = Corpus(tmp_path_factory.mktemp("speech"))
+    for i in range(8):
+        waveform = speech_like(0.213 + 0.201 * i, 16000, seed=i)
+        soundfile.write(made.folder / f"{i}.wav", waveform.numpy(), 16000)
+        made.add(f"utt-{i}", f"{i}.wav")
+    return made
+
+
+def probed(folder: Path, corpus: Corpus, extractor: str, utterances: int = 8, **params):
+    """A probe of one of the `odd_extractors`, and its measurements by precision and policy."""
+    config = load_config(write_config(folder, extractor, **params))
+    found = probe(config, read_manifest(corpus.manifest()), Device("cpu", 2), utterances)
+    return found, {(one.precision, one.policy): one for one in found.measured}
+
+
+# What it finds
+
+
+@pytest.mark.parametrize(
+    ("extractor", "clean"),
+    [("NothingSeen", POLICIES), ("PaddingSeen", POLICIES[:2]), ("NeighboursSeen", POLICIES[:1])],
+)
+def test_policies_that_change_values_are_found(tmp_path, speech, extractor, clean):
+    """And never named as the fastest."""
+    found, measured = probed(tmp_path, speech, extractor)
+    assert {policy for (_, policy), one in measured.items() if not one.mismatch} == set(clean)
+    assert all(one.mismatch == one.disturbed for one in found.measured)
+    assert found.fastest.policy in clean
+    assert found.fastest.times_real_time == max(measured["fp32", policy].times_real_time for policy in clean)
+
+
+def test_other_neighbours_show_where_bits_depend_on_them(tmp_path, speech):
+    """Padding is always the same zeros, and strangers are not."""
+    _, padding = probed(tmp_path, speech, "PaddingSeen")
+    _, neighbours = probed(tmp_path, speech, "NeighboursSeen")
+    assert [padding["fp32", policy].repeatable for policy in POLICIES] == [None, True, True]
+    assert [neighbours["fp32", policy].repeatable for policy in POLICIES] == [None, False, False]
+
+
+@pytest.fixture(scope="module")
+def quarters(tmp_path_factory) -> Corpus:
+    """Clips that are 0.25 all over, which is a tie between the two codewords of `Halves`."""
+    made = Corpus(tmp_path_factory.mktemp("quarters"))
+    for i in range(4):
+        soundfile.write(made.folder / f"{i}.wav", np.full(3217 + 1111 * i, 0.25, np.float32), 16000, subtype="FLOAT")
+        made.add(f"utt-{i}", f"{i}.wav")
+    return made
+
+
+def test_ties_are_told_from_mismatches(tmp_path, quarters):
+    """Every code flips in a batch, by rounding; what moves latents by more is found, though their codes stay."""
+    _, exact = probed(tmp_path, quarters, "Halves")
+    for policy in ("equal_length", "padded"):
+        assert exact["fp32", policy].tied == exact["fp32", policy].differing == 1
+        assert exact["fp32", policy].mismatch == exact["fp32", policy].disturbed == 0
+    found, leaking = probed(tmp_path, quarters, "Halves", leaks=2)
+    assert leaking["fp32", "padded"].mismatch == 0  # minus a quarter has the same code as a quarter
+    assert leaking["fp32", "padded"].disturbed > 0  # and yet is another
+    assert found.fastest.policy != "padded"
+
+
+def test_it_says_where_mismatches_are(tmp_path, quarters):
+    """In the frames at the end that padding leaks into."""
+    loud = Corpus(tmp_path)
+    for row in quarters.rows:
+        samples, rate = soundfile.read(quarters.folder / row["path"], dtype="float32")
+        soundfile.write(tmp_path / row["path"], 2 * samples, rate, subtype="FLOAT")
+        loud.add(row["id"], row["path"])
+    found, measured = probed(tmp_path, loud, "Halves", leaks=2)
+    padded = measured["fp32", "padded"]
+    assert padded.last == 2
+    assert padded.mismatch == pytest.approx(2 * len(loud.rows) / found.frames)
+    assert measured["fp32", "equal_length"].mismatch == 0
+    assert found.fastest.policy != "padded"
+
+
+@pytest.mark.parametrize(("extractor", "is_clean"), [("OrderUnseen", True), ("OrderSeen", False)])
+def test_extractors_without_rows_are_held_to_the_last_bit(tmp_path, speech, extractor, is_clean):
+    """Alone, all together, and in another order."""
+    found, measured = probed(tmp_path, speech, extractor)
+    assert measured["fp32", "single"].mismatch == 0
+    assert (measured["fp32", "frames"].mismatch == 0) == measured["fp32", "frames"].repeatable == is_clean
+    assert found.rounding == {}
+    assert is_clean or found.fastest.policy == "single"
+
+
+def test_the_sample_spreads_over_all_lengths(speech):
+    """The shortest and the longest are in it, whether or not the manifest gives durations."""
+    for rows in (speech.rows, [{**row, "duration": 0.2 + 0.2 * i} for i, row in enumerate(speech.rows)]):
+        manifest = read_manifest(speech.manifest(rows, "some.csv"))
+        assert [utterance.id for utterance in sample(manifest, 3)] in (
+            ["utt-0", "utt-3", "utt-7"],
+            ["utt-0", "utt-4", "utt-7"],
+        )
+        assert len(sample(manifest, 100)) == len(speech.rows)
+
+
+def test_what_cannot_be_extracted_is_left_out_and_named(tmp_path, speech):
+    """And where nothing can be, that is said instead."""
+    rows = [*speech.rows, {"id": "gone", "path": "gone.wav"}]
+    config = load_config(write_config(tmp_path, "NothingSeen"))
+    found = probe(config, read_manifest(speech.manifest(rows, "gone.csv")), Device("cpu", 1))
+    assert found.utterances == 8
+    (fault,) = found.skipped
+    assert fault.startswith("gone: file_missing")
+    with pytest.raises(ManifestError, match="none of the utterances"):
+        probe(config, read_manifest(speech.manifest(rows[-1:], "none.csv")), Device("cpu", 1))
+
+
+# Ties
+
+
+def test_rounding_is_relative_to_a_frame():
+    """A code that differs is a tie where the latents agree, an error where they do not, or are not known."""
+    latents = torch.ones(3, 4)
+    moved = latents * torch.tensor([1 + 1e-5, 1 + 1e-4, 1.0])[:, None]
+    codes = torch.zeros(3, 2, dtype=torch.long)
+    others = torch.tensor([[0, 1], [1, 1], [0, 0]])
+    found = difference(Values(others, moved), Values(codes, latents))
+    assert (found.values, found.differing, found.mismatched) == (6, 3, 2)
+    assert (found.first, found.last) == (2, 2)
+    assert difference(Values(others), Values(codes)).mismatched == 3
+    assert difference(Values(latents * torch.nan), Values(latents)).mismatched == 3
+
+
+def test_noise_finds_ties_of_residual_codes():
+    """Between two codewords that are equally near either is right; a code that is further away is not."""
+    generator = torch.Generator().manual_seed(0)
+    codebooks = [size * torch.randn(count, 8, generator=generator) for size, count in ((9, 16), (1, 2), (0.1, 16))]
+
+    def quantize(latents):
+        codes = []
+        for codebook in codebooks:
+            codes.append(torch.cdist(latents, codebook.expand(len(latents), -1, -1)).argmin(2))
+            latents = latents - codebook[codes[-1]]
+        return torch.stack(codes, dim=2)
+
+    latents = codebooks[0] + codebooks[1].mean(0)
+    codes = quantize(latents[None])[0]
+    tied, wrong_before, wrong_after = codes.clone(), codes.clone(), codes.clone()
+    tied[:, 1] = 1 - codes[:, 1]
+    tied[:, 2] = 0  # behind a tie: means nothing
+    wrong_before[:, 0] = (codes[:, 0] + 1) % 16
+    wrong_before[:, 1] = 1 - codes[:, 1]
+    wrong_after[:, 2] = (codes[:, 2] + 1) % 16
+    assert tied_frames(quantize, latents, codes, tied).all()
+    assert not tied_frames(quantize, latents, codes, wrong_before).any()
+    assert not tied_frames(quantize, latents, codes, wrong_after).any()
+    assert not tied_frames(quantize, latents + 0.01 * codebooks[1][0], codes, tied).all()
+
+
+# EnCodec
+
+
+@pytest.fixture(scope="module")
+def encodec(tmp_path_factory) -> Path:
+    """The folder of a small EnCodec's weights."""
+    return encodec_24khz(tmp_path_factory.mktemp("encodec"))
+
+
+def encodec_config(folder: Path, weights: Path, extractor: str = "featcache.extractors.encodec:Encodec", **params):
+    path = folder / "encodec.yaml"
+    params = {"weights": str(weights), "codebooks": 4, **params}
+    path.write_text(
+        f"name: encodec\nextractor: {extractor}\nparams: {json.dumps(params)}\naudio: {{sample_rate: 24000}}\n"
+    )
+    return path
+
+
+def test_naive_padding_of_encodec_is_found_and_ours_is_clean(tmp_path, speech, encodec):
+    """Its tail: the last frames look into the zeros behind them."""
+    manifest = read_manifest(speech.manifest())
+    naive = load_config(encodec_config(tmp_path, encodec, "odd_extractors:NaiveEncodec"))
+    for config, is_clean in ((naive, False), (load_config(encodec_config(tmp_path, encodec)), True)):
+        found = probe(config, manifest, Device("cpu", 2), 3)
+        measured = {(one.precision, one.policy): one for one in found.measured}
+        assert {precision for precision, _ in measured} == {"fp32", "bf16", "fp16"}
+        padded = measured["fp32", "padded"]
+        assert (padded.mismatch == 0) == is_clean
+        assert measured["fp32", "single"].differing == measured["fp32", "equal_length"].mismatch == 0
+        assert measured["bf16", "single"].error or measured["bf16", "single"].mismatch > 0
+        if is_clean:
+            assert padded.repeatable
+        else:
+            assert 1 <= padded.last <= 4
+            assert found.fastest.policy != "padded"
+
+
+def test_chunks_are_held_to_the_whole(tmp_path, speech, encodec):
+    """EnCodec's LSTM looks at all that was before, so a little overlap is not exact."""
+    config = load_config(encodec_config(tmp_path, encodec, chunk={"seconds": 0.6, "overlap": 0.04}))
+    found = probe(config, read_manifest(speech.manifest()), Device("cpu", 2), 2)
+    assert found.chunks.utterances == 1
+    assert not found.chunks.exact
+    assert found.chunks.mismatch > 0
+    assert all(one.mismatch == 0 for one in found.measured if one.precision == "fp32")
+
+
+# The command
+
+
+def test_the_command_keeps_what_it_finds_where_it_is_told_to(cli, speech, scratch):
+    """With the config's version, which extraction fills, and which `info` tells of."""
+    config = write_config(scratch, "PaddingSeen", name="here")
+    asked = ("probe", config, speech.manifest(), "--utterances", 3, "--threads", 1)
+    told = cli(*asked, cwd=scratch)
+    assert told.code == 0, told.err
+    for words in ("equal_length", "throughout", "bit-identical whatever the neighbours: yes", "not saved"):
+        assert words in told.out
+    assert not (scratch / "features").exists()
+    kept = cli(*asked, "-o", "features", "--json", cwd=scratch)
+    assert kept.code == 0, kept.err
+    version = only_version(scratch / "features")
+    (document,) = version.probes()
+    assert {**document, "kept": str(version.path.relative_to(scratch))} == kept.json()
+    assert document["fingerprint"] == version.info.fingerprint
+    assert document["fastest"]["policy"] in ("single", "equal_length")
+    assert cli("extract", speech.manifest(), "-c", config, cwd=scratch).code == 0
+    assert "fastest without a mismatch: " in cli("info", "features", cwd=scratch).out
+    again = cli(*asked, cwd=scratch)
+    assert "saved in" in again.out
+    assert len(version.probes()) == 2
+
+
+@pytest.mark.parametrize("args", [["gone.yaml", "{manifest}"], ["{config}", "gone.csv"], ["{config}", "{gone}"]])
+def test_what_it_cannot_measure_exits_with_2(cli, speech, scratch, args):
+    """One line, and nothing written."""
+    gone = speech.manifest([{"id": "gone", "path": "gone.wav"}], "only-gone.csv")
+    paths = {"manifest": speech.manifest(), "config": write_config(scratch, "NothingSeen"), "gone": gone}
+    refused = cli("probe", *(arg.format(**paths) for arg in args), "-o", scratch / "cache", cwd=scratch)
+    assert refused.code == 2
+    assert len(refused.err.splitlines()) == 1
+    assert not (scratch / "cache").exists()
+
+
+# Extracting again
+
+
+@pytest.fixture
+def halves(cli, quarters, scratch):
+    """A version of `Halves`, whose codes are all 1, and recomputing it."""
+    config = write_config(scratch, "Halves")
+    assert cli("extract", quarters.manifest(), "-c", config, "-o", scratch / "c").code == 0
+    version = only_version(scratch / "c")
+    index = open_index(version)
+    return lambda: recompute(version, index, range(len(index)), None, Device("cpu", 1))
+
+
+def test_codes_extracted_again_are_the_same(halves):
+    """In a batch of the same shape."""
+    again = halves()
+    assert (again.utterances, again.identical, again.differing) == (4, 4, 0)
+    assert again.codes > 100
+
+
+@pytest.mark.parametrize(("latent", "is_tie"), [(0.25, True), (0.25 * (1 - 1e-6), True), (0.25 * (1 - 1e-3), False)])
+def test_codes_that_rounding_changes_are_no_problem(halves, monkeypatch, latent, is_tie):
+    """Latents that are nearer to the border than rounding may lie on either side of it."""
+    latents = Halves.latents
+    monkeypatch.setattr(Halves, "latents", lambda *call: torch.full_like(latents(*call), latent))
+    monkeypatch.setattr(Device, "label", "another")
+    again = halves()
+    assert again.identical == 0
+    assert again.differing == again.codes
+    assert again.tied == (again.codes if is_tie else 0)
+    assert len(again.problems) == (0 if is_tie else 4)
+    for problem in again.problems:
+        assert "codes differ by more than rounding; it was written on cpu, and this is another" in problem.message
+
+
+def test_what_is_beside_features_is_extracted_again_too(cli, speech, scratch, monkeypatch):
+    """Side arrays are compared as features are."""
+    config = write_config(scratch, "Moments", module="row_extractors", piece=20)
+    assert cli("extract", speech.manifest(), "-c", config, "-o", scratch / "c").code == 0
+    version = only_version(scratch / "c")
+    index = open_index(version)
+    assert recompute(version, index, range(len(index)), None, Device("cpu", 1)).identical == len(index)
+    encode = Moments.encode
+
+    def one_more(*call):
+        rows = encode(*call)
+        return Rows(rows.features, {"counts": rows.side["counts"] + 1})
+
+    monkeypatch.setattr(Moments, "encode", one_more)
+    again = recompute(version, index, [0], None, Device("cpu", 1))
+    (problem,) = again.problems
+    assert problem.message.endswith("its counts differ")
+
+
+# What a run makes of it
+
+
+def extractor_of(kind, **params):
+    return kind(kind.Params.model_validate(params), 16000, torch.device("cpu"))
+
+
+def probe_of(device="cpu", date="2026-01-01", precision="fp32", **disturbed):
+    """A document that found such shares to differ under policies."""
+    measured = [
+        {"policy": policy, "precision": precision, "error": None, "disturbed": share, "mismatch": share}
+        for policy, share in disturbed.items()
+    ]
+    return {"device": device, "date": date, "measured": measured}
+
+
+CLEAN = probe_of(single=0.0, equal_length=0.0, padded=0.0)
+PADDED_UNCLEAN = probe_of(single=0.0, equal_length=0.0, padded=0.08)
+BOTH_UNCLEAN = probe_of(single=0.0, equal_length=0.01, padded=0.08)
+
+
+@pytest.mark.parametrize(
+    ("probes", "requested", "policy", "mismatch"),
+    [
+        ([], None, "padded", None),
+        ([], "single", "single", None),
+        ([CLEAN], None, "padded", 0.0),
+        ([PADDED_UNCLEAN], None, "equal_length", 0.0),
+        ([BOTH_UNCLEAN], None, "single", 0.0),
+        ([PADDED_UNCLEAN], "single", "single", 0.0),
+        ([PADDED_UNCLEAN, probe_of(date="2026-02-01", padded=0.0)], None, "padded", 0.0),
+        ([probe_of("another GPU", padded=0.08)], None, "padded", None),
+        ([probe_of(precision="bf16", padded=0.08)], None, "padded", None),
+    ],
+)
+def test_a_run_takes_the_loosest_clean_policy(probes, requested, policy, mismatch):
+    """Of those declared, by the newest probe of its own device, at its own precision."""
+    choice = choose_policy(extractor_of(NothingSeen), probes, "cpu", requested)
+    assert (choice.policy, choice.mismatch) == (policy, mismatch)
+    assert (choice.note is None) == (requested is not None or policy == "padded")
+
+
+@pytest.mark.parametrize(
+    ("kind", "probes", "requested", "words"),
+    [
+        (NothingSeen, [PADDED_UNCLEAN], "padded", "8 % of the frames: use --batching equal_length, or --allow-mis"),
+        (NothingSeen, [BOTH_UNCLEAN], "equal_length", "1 % of the frames: use --batching single"),
+        (
+            EqualLengths,
+            [],
+            "padded",
+            "looser than equal_length, .* EqualLengths declares: use --batching equal_length",
+        ),
+        (EqualLengths, [CLEAN], "padded", "a probe found no difference in its sample"),
+        (Slow, [], "padded", "Slow has only one batching policy, single: leave --batching out"),
+        (NothingSeen, [], "sideways", "choose from single, equal_length, padded"),
+    ],
+)
+def test_a_looser_policy_than_was_found_clean_is_refused(kind, probes, requested, words):
+    """Saying what was measured, and what to do."""
+    extractor = extractor_of(kind)
+    with pytest.raises(ConfigError, match=words):
+        choose_policy(extractor, probes, "cpu", requested)
+
+
+@pytest.mark.parametrize(
+    ("kind", "probes", "mismatch"),
+    [(NothingSeen, [PADDED_UNCLEAN], 0.08), (EqualLengths, [], None), (EqualLengths, [CLEAN], 0.0)],
+)
+def test_a_mismatch_that_was_allowed_is_known(kind, probes, mismatch):
+    """The choice carries what was measured, and a line that says so."""
+    choice = choose_policy(extractor_of(kind), probes, "cpu", "padded", allow_mismatch=True)
+    assert (choice.policy, choice.mismatch) == ("padded", mismatch)
+    assert choice.note.startswith("batching padded: ")
+
+
+def test_extractors_without_rows_have_one_way():
+    """Which may be asked for by its name."""
+    assert choose_policy(extractor_of(Slow), [], "cpu").policy == "single"
+    assert choose_policy(extractor_of(Slow), [], "cpu", "single").policy == "single"
+
+
+def test_extract_holds_to_what_was_probed(cli, speech, scratch):
+    """What was found to change values is refused where it is asked for, and not taken by itself."""
+    config = write_config(scratch, "PaddingSeen", name="seen")
+    run = ("extract", speech.manifest(), "-c", config, "-o", scratch / "c", "--device", "cpu")
+    assert cli("probe", config, speech.manifest(), "--utterances", 6, "--threads", 1, "-o", scratch / "c").code == 0
+    refused = cli(*run, "--batching", "padded")
+    assert refused.code == 2
+    assert "--batching padded: the probe of cpu found that it changes" in refused.err
+    assert len(refused.err.splitlines()) == 1
+    taken = cli(*run)
+    assert taken.code == 0, taken.err
+    assert "by the probe of cpu, padded changes" in taken.err
+    version = only_version(scratch / "c")
+    (name,) = version.shard_names()
+    made_by = version.shard(name).info.made_by
+    assert (made_by["batching"], made_by["mismatch"]) == ("equal_length", 0.0)
+
+
+def test_a_mismatch_that_is_allowed_is_kept_with_the_shards(cli, speech, scratch):
+    config = write_config(scratch, "PaddingSeen", name="seen")
+    assert cli("probe", config, speech.manifest(), "--utterances", 6, "--threads", 1, "-o", scratch / "c").code == 0
+    options = ("-c", config, "-o", scratch / "c", "--device", "cpu", "--batching", "padded", "--allow-mismatch")
+    assert cli("extract", speech.manifest(), *options).code == 0
+    version = only_version(scratch / "c")
+    (name,) = version.shard_names()
+    made_by = version.shard(name).info.made_by
+    assert made_by["batching"] == "padded"
+    assert made_by["mismatch"] > 0
+    assert "batching padded: " in cli("info", scratch / "c").out
+    assert "% mismatched when probed" in cli("info", scratch / "c").out
+
+
+def test_looser_than_declared_is_refused(cli, speech, scratch):
+    config = write_config(scratch, "EqualLengths", name="declared")
+    run = ("extract", speech.manifest(), "-c", config, "-o", scratch / "c", "--batching", "padded")
+    refused = cli(*run)
+    assert refused.code == 2
+    assert "looser than equal_length" in refused.err
+    assert not (scratch / "c").exists()
+    assert cli(*run, "--allow-mismatch").code == 0

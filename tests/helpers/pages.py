@@ -1,0 +1,295 @@
+"""The pages of documentation, their code blocks, and a reader who runs them one after the other in one folder."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tomllib
+import warnings
+from contextlib import chdir
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+import yaml
+from processes import MOST_SECONDS, TESTS
+
+from featcache.errors import FeatcacheWarning
+from featcache.manifest import read_manifest
+
+ROOT = Path(__file__).parents[2]
+
+OUTPUT = {"", "text", "hexdump"}
+"""What blocks of output, of diagrams and of bytes are marked as: nobody runs them."""
+
+INSTALLS = [
+    "python3 -m venv .venv && .venv/bin/pip install --quiet '.[extract]'",
+    "python3 -m venv .venv && .venv/bin/pip install -e '.[extract,test]'",
+    "pip install '.[extract,models,bench]'",
+    "pip install '.[extract,bench]'",
+    "pip install '.[bench]'",
+    ".ci/run",
+    ".venv/bin/ruff check && .venv/bin/ruff format && .venv/bin/mypy",
+    ".venv/bin/python scripts/make_docs.py",
+    ".venv/bin/pytest",
+]
+"""Commands that install, check or write the project itself: `.ci/run` does that, and a reader of the tests has."""
+
+SMALL = {
+    "featcache probe encodec24k-6kbps train.csv": "--utterances 2",
+    "python scripts/train_keywords.py": "--weights encodec --limit 60 --epochs 1 --more-epochs 1 --channels 8",
+    "python scripts/train_xvector.py": "--limit 60 --epochs 2 --channels 8 --threads 1",
+    "python scripts/bench_masks.py": "--rounds 1",
+    "python scripts/bench_resample.py": "--rounds 1 --no-shares",
+}
+"""Commands that take long, with options that make them small."""
+
+SLOW = {"docs/stories.md"}
+"""Pages that take a minute even so."""
+
+PACKAGES = {
+    "README.md": ["transformers"],
+    "docs/adapters.md": ["lightning", "speechbrain", "lhotse", "datasets"],
+    "docs/extractors.md": ["transformers"],
+    "docs/loader.md": ["transformers"],
+    "docs/manifest.md": ["lhotse"],
+    "docs/stories.md": ["matplotlib", "transformers"],
+}
+"""What pages need beyond featcache[extract]; where one is not installed, the page is not run."""
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block.
+
+    Attributes:
+        page: its page, by its path in the repository.
+        line: where it begins.
+        language: what it is marked as.
+        text: what is in it.
+        lead: the last line before it that is not empty.
+    """
+
+    page: str
+    line: int
+    language: str
+    text: str
+    lead: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks_of(page: str) -> list[Block]:
+    """The blocks of a page, in order."""
+    lines = text_of(page).splitlines()
+    fences = [number for number, line in enumerate(lines) if line.startswith("```")]
+    assert len(fences) % 2 == 0, f"{page}: a block is not closed"
+    found = []
+    for first, last in zip(fences[::2], fences[1::2], strict=True):
+        lead = next((line for line in reversed(lines[:first]) if line.strip()), "")
+        text = "".join(f"{line}\n" for line in lines[first + 1 : last])
+        found.append(Block(page, first + 1, lines[first].removeprefix("```"), text, lead))
+    return found
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """What is in the blocks of a text that are marked as this language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def pages_in_order() -> list[str]:
+    """All pages, as README leads to them; those that take long come last."""
+    every = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} | {"examples/README.md", "CONTRIBUTING.md"}
+    linked = re.findall(r"\]\(([\w/.]+\.md)", text_of("README.md").partition("\n## More")[2])
+    return [
+        "README.md",
+        *sorted(sorted(every), key=lambda page: (page in SLOW, linked.index(page) if page in linked else -1)),
+    ]
+
+
+@dataclass
+class Reader:
+    """Somebody with a clone, who has run README's first command, and who has some speech of his own.
+
+    Attributes:
+        folder: where everything is run.
+        env: of the commands.
+        names: what each page's Python has defined.
+        failed: the page that did not run to its end, and why: what comes after it may need what it lacks.
+    """
+
+    folder: Path
+    env: dict[str, str]
+    names: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failed: str = ""
+
+    def read(self, page: str) -> dict[str, Any]:
+        """Run a page, and before it those that come before it; gives the names that its Python has defined."""
+        for name in pages_in_order():
+            if name not in self.names and not self.failed and self._can_run(name):
+                self.names[name] = {"__name__": "__page__"}
+                self._run(name)
+            if name == page:
+                break
+        assert not self.failed, self.failed
+        if page not in self.names:
+            pytest.skip(f"{page} needs {PACKAGES[page]}")
+        return self.names[page]
+
+    def _can_run(self, page: str) -> bool:
+        return all(_is_installed(package) for package in PACKAGES.get(page, ()))
+
+    def _run(self, page: str) -> None:
+        for block in blocks_of(page):
+            try:
+                self._run_block(block)
+            except BaseException as error:
+                self.failed = f"{block}: {type(error).__name__}: {error}"
+                raise
+
+    def _run_block(self, block: Block) -> None:
+        if block.language in OUTPUT or ("needs a GPU" in block.text and not torch.cuda.is_available()):
+            return
+        run = {"sh": self._run_sh, "python": self._run_python}.get(block.language, self._read_file)
+        with chdir(self.folder), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # other packages', which a reader sees and goes on
+            warnings.simplefilter("error", FeatcacheWarning)
+            run(block)
+
+    def _run_sh(self, block: Block) -> None:
+        """Run commands; the exit code is 0, or what the last line says: `# exit code 3`."""
+        text = self._here(block.text)
+        for command in sorted(INSTALLS, key=len, reverse=True):
+            text = re.sub(rf"(?<![\w./]){re.escape(command)}(?![\w/.-])", "true", text)
+        for command, options in SMALL.items():
+            text = text.replace(command, f"{command} {options}")
+        said = re.search(r"# .*exit code (\d+)", text.rstrip().rpartition("\n")[2])
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=self.folder,
+            env={**os.environ, **self.env},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=MOST_SECONDS,
+        )
+        expected = int(said[1]) if said else 0
+        assert done.returncode == expected, f"{block}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+
+    def _run_python(self, block: Block) -> None:
+        code = "\n" * block.line + self._here(block.text)  # so that a traceback has the page's lines
+        exec(compile(code, str(ROOT / block.page), "exec"), self.names[block.page])
+
+    def _read_file(self, block: Block) -> None:
+        """What a file holds; where the line before it names the file, the reader writes it."""
+        text = block.text.replace("<commit>", "0" * 40)
+        named = re.findall(r"`([\w.-]+\.(?:yaml|csv|jsonl|toml))`", block.lead)
+        if block.language == "csv":
+            (self.folder / "shown.csv").write_text(text)
+            read_manifest(self.folder / "shown.csv")
+        else:
+            {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}[block.language](text)
+        if named:
+            (self.folder / named[-1]).write_text(text)
+
+    def _here(self, text: str) -> str:
+        """With the reader's disks in his folder."""
+        return re.sub(r"(?<![\w.])/(?=(?:data|corpora|network|local)/)", f"{self.folder}/", text)
+
+
+def make_reader(folder: Path, socket: str) -> Reader:
+    """A reader in a folder, whose `featcache` is that of `cli_server.py`."""
+    programs = folder / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    _write_program(programs / "featcache", f"#!{sys.executable} -SE\nSOCKET = {socket!r}\n{_featcache}")
+    _write_program(programs / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    shutil.copytree(ROOT / "scripts", folder / "scripts")
+    (folder / "data").mkdir()
+    _write_speech(folder)
+    path = os.pathsep.join([str(ROOT), str(TESTS)])
+    return Reader(folder, {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": path})
+
+
+def _write_speech(folder: Path) -> None:
+    """The files of his own that pages speak of."""
+    (folder / "audio").mkdir()
+    random = np.random.default_rng(0)
+    with (folder / "train.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["id", "path", "text", "speaker", "digit"])
+        for number in range(24):
+            samples = 0.1 * random.standard_normal(int(16000 * random.uniform(0.45, 0.65)))
+            soundfile.write(folder / "audio" / f"{number}.wav", samples, 16000)
+            rows.writerow([f"utt-{number}", f"audio/{number}.wav", "a word", f"speaker-{number % 3}", number % 10])
+    with (folder / "noises.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["id", "path"], ["hum", "audio/0.wav"], ["hiss", "audio/1.wav"]])
+    (folder / "my-config.yaml").write_text("name: mine\nextractor: fbank\nparams: {num_mel_bins: 40}\n")
+    (folder / "units.yaml").write_text("name: units\nextractor: units\nparams: {weights: units.safetensors}\n")
+    (folder / "wav.scp").write_text("".join(f"rec-{number} audio/{number}.wav\n" for number in range(3)))
+    (folder / "segments").write_text("u1 rec-0 0.0 0.3\nu2 rec-1 0.1 0.3\n")
+    (folder / "my_package.py").write_text(_ENCODER)
+    if _is_installed("lhotse"):
+        _write_cuts(folder)
+
+
+def _write_cuts(folder: Path) -> None:
+    from lhotse import CutSet, Recording
+
+    recordings = [Recording.from_file(folder / "audio" / f"{number}.wav") for number in range(3)]
+    CutSet.from_cuts(recording.to_cut() for recording in recordings).to_file(folder / "cuts.jsonl.gz")
+
+
+def _write_program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def _is_installed(package: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(package) is not None
+
+
+_featcache = """
+import json, os, socket, sys
+
+pid, variables = os.getpid(), ("PYTHONPATH",)
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(SOCKET)
+request = {
+    "args": sys.argv[1:],
+    "cwd": os.getcwd(),
+    "env": {name: os.environ[name] for name in variables if name in os.environ},
+    "limits": {},
+    "fault": None,
+    "powerless": False,
+    **{name: f"/proc/{pid}/fd/{number}" for number, name in enumerate(("stdin", "stdout", "stderr"))},
+}
+connection.sendall(json.dumps(request).encode() + b"\\n")
+stream = connection.makefile("r")
+stream.readline()
+sys.exit(int(stream.readline()))
+"""
+
+_ENCODER = """
+import torch
+
+
+class MyEncoder(torch.nn.Module):
+    pass
+"""

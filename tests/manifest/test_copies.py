@@ -1,0 +1,135 @@
+"""The ids of copies: what is made of an id, what is read from one, and what is refused."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from featcache.errors import ManifestError
+from featcache.manifest import Manifest
+from featcache.manifest.copies import PLAIN, Copies, Copy, copies_of, expand
+from featcache.strings import Strings
+
+SPEEDS = st.lists(st.sampled_from([0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 2.0]), min_size=1, unique=True)
+SNRS = st.lists(st.sampled_from([-5.0, 0.0, 2.5, 5.0, 10.0, 15.0, 20.0]), unique=True)
+IDS = st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12), unique=True)
+
+
+def section(speeds, snrs=()):
+    noise = {"snr": list(snrs), "manifest": "n.csv", "seed": 0, "content": "…"} if snrs else None
+    return {"augment": {"speed": list(speeds), "noise": noise}}
+
+
+def manifest_of(ids, **columns):
+    count = len(ids)
+    return Manifest(
+        source="train.csv",
+        root=None,
+        ids=Strings.of(ids),
+        paths=Strings.of(f"{number}.wav" for number in range(count)),
+        start=np.arange(count, dtype=np.float64),
+        duration=np.full(count, np.nan),
+        channel=np.full(count, -1, np.int32),
+        columns={name: Strings.of(values) for name, values in columns.items()},
+    )
+
+
+def test_every_speed_has_a_clean_copy_and_one_for_each_snr():
+    copies = copies_of(section([0.9, 1.0], [5.0, 15.0]))
+    assert copies.suffixes == ["_sp0.9", "_sp0.9_snr5", "_sp0.9_snr15", "", "_snr5", "_snr15"]
+    assert copies.speeds.tolist() == [0.9] * 3 + [1.0] * 3
+    assert np.isnan(copies.snrs[[0, 3]]).all()
+    assert copies.snrs[[1, 2, 4, 5]].tolist() == [5, 15, 5, 15]
+
+
+def test_a_config_without_the_section_makes_the_utterance_itself():
+    for config in ({}, {"augment": None}, section([1.0])):
+        copies = copies_of(config)
+        assert list(copies) == [PLAIN]
+        assert copies.are_plain
+        ids = Strings.of(["a", "b_sp0.9"])
+        assert copies.ids(ids) is ids
+        assert copies.of("b_sp0.9") == PLAIN
+
+
+def test_numbers_in_suffixes_are_written_as_short_as_they_can_be():
+    assert Copy(0.9).suffix == "_sp0.9"
+    assert Copy(2.0).suffix == "_sp2"
+    assert Copy(1.0, 15.0).suffix == "_snr15"
+    assert Copy(1.0, -2.5).suffix == "_snr-2.5"
+    assert Copy(1.0).suffix == ""
+
+
+@given(IDS, SPEEDS, SNRS)
+def test_an_id_tells_which_copy_it_is(ids, speeds, snrs):
+    copies = copies_of(section(speeds, snrs))
+    assume(not any(id_.endswith(suffix) for id_ in ids for suffix in copies.suffixes if suffix))
+    made = list(copies.ids(Strings.of(ids)))
+    assert made == [f"{id_}{copy.suffix}" for id_ in ids for copy in copies]
+    assert len(set(made)) == len(made)
+    assert [copies.of(id_).suffix for id_ in made] == copies.suffixes * len(ids)
+    assert copies.numbers(Strings.of(made)).tolist() == list(range(len(copies))) * len(ids)
+
+
+@given(IDS, SPEEDS, SNRS, st.data())
+def test_ids_that_end_like_copies_are_refused_and_no_others(ids, speeds, snrs, data):
+    copies = copies_of(section(speeds, snrs))
+    suffixes = [suffix for suffix in copies.suffixes if suffix]
+    marked = data.draw(st.booleans()) and suffixes and ids
+    if marked:
+        ids = [*ids[:-1], ids[-1] + data.draw(st.sampled_from(suffixes))]
+    ends = [id_ for id_ in ids if any(id_.endswith(suffix) for suffix in suffixes)]
+    if ends:
+        with pytest.raises(ManifestError, match=rf"train.csv: {len(ends)} of {len(ids)} ids end in"):
+            copies.refuse_suffixed(Strings.of(ids), "train.csv")
+    else:
+        copies.refuse_suffixed(Strings.of(ids), "train.csv")
+
+
+def test_ids_of_another_configs_copies_are_plain_names():
+    copies = copies_of(section([0.9, 1.0]))
+    assert copies.of("utt-1_sp1.1") == PLAIN
+    assert copies.of("utt-1_snr5") == PLAIN
+    copies.refuse_suffixed(Strings.of(["utt-1_sp1.1"]), "train.csv")
+
+
+def test_without_speed_1_no_id_is_the_utterance_itself():
+    copies = copies_of(section([0.9, 1.1]))
+    assert not copies.has_plain
+    assert copies.numbers(Strings.of(["a", "a_sp0.9", "a_sp1.1"])).tolist() == [-1, 0, 1]
+
+
+def test_a_manifest_gets_a_row_for_each_copy_beside_the_others_of_its_utterance():
+    manifest = manifest_of(["a", "b"], speaker=["x", "y"])
+    expanded = expand(manifest, copies_of(section([1.0, 1.1])))
+    assert list(expanded.ids) == ["a", "a_sp1.1", "b", "b_sp1.1"]
+    assert list(expanded.paths) == ["0.wav", "0.wav", "1.wav", "1.wav"]
+    assert list(expanded.columns["speaker"]) == ["x", "x", "y", "y"]
+    assert expanded.start.tolist() == [0, 0, 1, 1]
+    assert np.isnan(expanded.duration).all()
+    assert expanded.channel.tolist() == [-1] * 4
+
+
+def test_a_manifest_of_many_rows_is_expanded_in_blocks(monkeypatch):
+    monkeypatch.setattr("featcache.manifest.copies._BLOCK", 7)
+    ids = [f"utterance-{number}" for number in range(50)]
+    copies = copies_of(section([0.9, 1.0], [5.0]))
+    expanded = expand(manifest_of(ids), copies)
+    assert list(expanded.ids) == [f"{id_}{suffix}" for id_ in ids for suffix in copies.suffixes]
+    assert list(expanded.paths) == [f"{number}.wav" for number in range(50) for _ in copies]
+
+
+def test_a_manifest_with_ids_of_copies_is_refused_in_one_line():
+    with pytest.raises(ManifestError) as caught:
+        expand(manifest_of(["a", "b_sp0.9", "c_sp0.9"]), copies_of(section([0.9, 1.0])))
+    message = str(caught.value)
+    assert message.startswith("train.csv: 2 of 3 ids end in a suffix of the config's copies (_sp0.9): b_sp0.9, c_sp0.9")
+    assert "\n" not in message
+
+
+def test_copies_are_equal_where_their_suffixes_are():
+    one, other = copies_of(section([0.9, 1.0], [5.0])), copies_of(section([0.9, 1.0], [5.0]))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != copies_of(section([0.9, 1.0]))
+    assert Copies([PLAIN]) == copies_of({})

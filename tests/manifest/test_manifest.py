@@ -1,0 +1,306 @@
+"""A manifest is read as it was written."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from manifests import faults_of, rows_of
+
+from featcache.manifest import SPELLINGS, Utterance, read_manifest
+from featcache.strings import Strings
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+
+
+# What is read
+
+
+def test_reads_columns_and_rows(written):
+    manifest = read_manifest(written("id,path,start,duration,channel,text\na,x.wav,0.5,2,1,hi\nb,y.wav,,,,\n"))
+    assert rows_of(manifest) == [
+        Utterance("a", "x.wav", 0.5, 2.0, 1),
+        Utterance("b", "y.wav", None, None, None),
+    ]
+    assert manifest.ids == Strings.of(["a", "b"])
+    assert manifest.paths == Strings.of(["x.wav", "y.wav"])
+    for values, dtype, expected in [
+        (manifest.start, np.float64, [0.5, math.nan]),
+        (manifest.duration, np.float64, [2.0, math.nan]),
+        (manifest.channel, np.int32, [1, -1]),
+    ]:
+        assert values.dtype == dtype
+        np.testing.assert_array_equal(values, expected)
+    assert manifest.columns == {"text": Strings.of(["hi", ""])}
+
+
+def test_rows_count_from_the_end_and_stop_at_it(written):
+    manifest = read_manifest(written("id,path\na,x.wav\nb,y.wav\n"))
+    assert manifest[-1].id == "b"
+    with pytest.raises(IndexError):
+        manifest[2]
+
+
+def test_an_utterance_travels_by_pickle():
+    utterance = Utterance("a", "x.wav", 0.5, None, 1)
+    pickled = pickle.dumps(utterance)
+    assert pickle.loads(pickled) == utterance
+    assert len(pickled) < 200
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "id,path,text\na,x.wav,hi\n"),
+        ("a.CSV", "id,path,text\na,x.wav,hi\n"),
+        ("a.tsv", "id\tpath\ttext\na\tx.wav\thi\n"),
+        ("a.jsonl", '{"id": "a", "path": "x.wav", "text": "hi"}\n'),
+        ("a.json", '{"id": "a", "path": "x.wav", "text": "hi"}\n'),
+        ("a.txt", "id,path,text\na,x.wav,hi\n"),
+        ("a.txt", "id\tpath\ttext\na\tx.wav\thi\n"),
+        ("manifest", '{"id": "a", "path": "x.wav", "text": "hi"}\n'),
+    ],
+)
+def test_format_by_suffix_then_by_first_line(written, name, content):
+    manifest = read_manifest(written(content, name))
+    assert rows_of(manifest) == [Utterance("a", "x.wav", None, None, None)]
+    assert list(manifest.columns["text"]) == ["hi"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "id,path\na,x.wav\n",
+        "id\tpath\na\tx.wav\n",
+        '\n{"id": "a", "path": "x.wav"}\n',
+        "\ufeffid,path\na,x.wav",
+    ],
+)
+def test_standard_input(monkeypatch, tmp_path, content):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
+    manifest = read_manifest("-")
+    assert manifest.source == "<stdin>"
+    assert manifest.root == tmp_path
+    assert rows_of(manifest) == [Utterance("a", "x.wav", None, None, None)]
+    assert not sys.stdin.closed
+
+
+def test_faults_of_standard_input_name_it(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"id,path\n,x.wav\n")))
+    assert faults_of("-") == ["line 2: id is missing"]
+
+
+def test_root_is_the_manifests_folder_unless_given(written, tmp_path, monkeypatch):
+    path = written("id,path\na,wavs/x.wav\n")
+    assert read_manifest(path).resolve("wavs/x.wav") == tmp_path / "wavs/x.wav"
+    assert read_manifest(path).resolve("/corpus/x.wav") == Path("/corpus/x.wav")
+    assert read_manifest(path, root="/corpus").resolve("wavs/x.wav") == Path("/corpus/wavs/x.wav")
+    monkeypatch.chdir(tmp_path)
+    assert read_manifest("train.csv").root == tmp_path
+    assert read_manifest("train.csv").source == "train.csv"
+    assert read_manifest("train.csv", root="corpus").root == tmp_path / "corpus"
+
+
+@pytest.mark.parametrize("spelled", [str, str.upper, str.title, " {} ".format])
+@pytest.mark.parametrize(("column", "spelling"), [(c, s) for c, all_ in SPELLINGS.items() for s in all_])
+def test_every_spelling(written, column, spelling, spelled):
+    cells = {"id": "a", "path": "x.wav", "start": "1", "duration": "2", "channel": "3"}
+    cells = {spelled(spelling) if name == column else name: cell for name, cell in cells.items()}
+    for path in (
+        written(",".join(cells) + "\n" + ",".join(cells.values()) + "\n"),
+        written(json.dumps(cells) + "\n", "train.jsonl"),
+    ):
+        manifest = read_manifest(path)
+        assert rows_of(manifest) == [Utterance("a", "x.wav", 1.0, 2.0, 3)]
+        assert manifest.columns == {}
+
+
+def test_spellings_are_lower_case_and_mean_one_thing():
+    spellings = [spelling for all_ in SPELLINGS.values() for spelling in all_]
+    assert len(set(spellings)) == len(spellings)
+    assert all(spelling == spelling.lower().strip() for spelling in spellings)
+    assert all(column in all_ for column, all_ in SPELLINGS.items())
+
+
+def test_the_exact_name_wins_and_the_other_is_carried(written):
+    for path in (
+        written("ID,id,key,path\n1,a,k,x.wav\n"),
+        written('{"ID": "1", "id": "a", "key": "k", "path": "x.wav"}\n', "train.jsonl"),
+    ):
+        manifest = read_manifest(path)
+        assert list(manifest.ids) == ["a"]
+        assert manifest.columns == {"ID": Strings.of(["1"]), "key": Strings.of(["k"])}
+
+
+def test_other_columns_are_carried_untouched(written):
+    carried = ["007", " padded ", "1.50", "null", "", "nan", "a,b", 'say "hi"', "two\nlines", "名前"]
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
+    writer.writerow(["id", "path", "", "Speaker ID"])
+    writer.writerows([f"u{i}", "x.wav", cell, cell] for i, cell in enumerate(carried))
+    manifest = read_manifest(written(buffer.getvalue()))
+    assert manifest.columns == {"": Strings.of(carried), "Speaker ID": Strings.of(carried)}
+
+
+def test_json_values_are_carried_as_text(written):
+    values = ["007", 7, 1.5, True, None, ["a", 1], {"k": "é"}, ""]
+    lines = [json.dumps({"id": f"u{i}", "path": "x.wav", "extra": value}) for i, value in enumerate(values)]
+    manifest = read_manifest(written("\n".join(lines), "train.jsonl"))
+    assert list(manifest.columns["extra"]) == ["007", "7", "1.5", "true", "", '["a",1]', '{"k":"é"}', ""]
+
+
+def test_keys_may_come_and_go_between_json_lines(written):
+    rows = [{"id": f"u{i}", "path": "x.wav"} for i in range(5000)]
+    rows[10] = {"early": "e", **rows[10]}
+    rows[4990] |= {"late": "l", "offset": 2}
+    manifest = read_manifest(written("\n".join(map(json.dumps, rows)), "train.jsonl"))
+    assert list(manifest.ids) == [row["id"] for row in rows]
+    assert list(manifest.columns["early"]) == [row.get("early", "") for row in rows]
+    assert list(manifest.columns["late"]) == [row.get("late", "") for row in rows]
+    assert np.flatnonzero(~np.isnan(manifest.start)).tolist() == [4990]
+
+
+def test_json_cells_may_be_numbers_text_or_null(written):
+    manifest = read_manifest(
+        written(
+            '{"id": 12, "path": "x.wav", "start": "0.5", "duration": 2, "channel": "1"}\n'
+            '{"id": "b", "path": "x.wav", "start": null, "duration": null, "channel": null}\n'
+            '{"id": "c", "path": "x.wav", "start": 0, "duration": 1e-3, "channel": 0.0}\n',
+            "train.jsonl",
+        )
+    )
+    assert rows_of(manifest) == [
+        Utterance("12", "x.wav", 0.5, 2.0, 1),
+        Utterance("b", "x.wav", None, None, None),
+        Utterance("c", "x.wav", 0.0, 0.001, 0),
+    ]
+
+
+def test_byte_order_mark_crlf_and_blank_lines(written):
+    content = b"\xef\xbb\xbf\r\n  \r\nid,path,text\r\n\r\na,x.wav,hi\r\n   \r\nb,y.wav,ho\r\n\r\n"
+    for path in (
+        written(content),
+        written(content.replace(b",", b"\t"), "train.tsv"),
+        written(content.replace(b",", b"\t"), "train.txt"),
+    ):
+        manifest = read_manifest(path)
+        assert list(manifest.ids) == ["a", "b"]
+        assert list(manifest.columns["text"]) == ["hi", "ho"]
+
+
+def test_quotes_mean_nothing_in_tsv(written):
+    manifest = read_manifest(written('id\tpath\ttext\na\tx.wav\t"Hi" he said\nb\ty.wav\t"open\n', "train.tsv"))
+    assert list(manifest.columns["text"]) == ['"Hi" he said', '"open']
+
+
+def test_only_ids_are_required_without_audio(written):
+    manifest = read_manifest(written("id,text\na,hi\nb,ho\n"), audio=False)
+    assert rows_of(manifest) == [Utterance("a", "", None, None, None), Utterance("b", "", None, None, None)]
+    assert list(read_manifest(written("id,path\na,\n"), audio=False).paths) == [""]
+    assert list(read_manifest(written("id\na\n\nb\n"), audio=False).ids) == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["train.csv", "train.jsonl"])
+def test_columns_need_not_be_carried(written, name):
+    content = "id,path,text\na,x.wav,hi\n" if name == "train.csv" else '{"id":"a","path":"x.wav","text":"hi"}'
+    assert read_manifest(written(content, name), carry=False).columns == {}
+
+
+# Whatever is written is read
+
+text = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]))
+carried = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
+seconds = st.floats(0, 1e9, allow_nan=False)
+utterances = st.builds(
+    Utterance,
+    id=text.filter(len),
+    path=text.filter(lambda path: path and not path.rstrip().endswith("|")),
+    start=st.none() | seconds,
+    duration=st.none() | seconds.filter(bool),
+    channel=st.none() | st.integers(0, 2**31 - 1),
+)
+tables = st.lists(st.tuples(utterances, carried), min_size=1, unique_by=lambda row: row[0].id)
+HEADER = ["id", "path", "start", "duration", "channel", "speaker"]
+
+
+def cells_of(utterance: Utterance, speaker: str) -> list:
+    return [utterance.id, utterance.path, utterance.start, utterance.duration, utterance.channel, speaker]
+
+
+def as_csv(rows) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
+    writer.writerow(HEADER)
+    writer.writerows(cells_of(*row) for row in rows)
+    return buffer.getvalue()
+
+
+def as_tsv(rows) -> str:
+    lines = [HEADER] + [["" if cell is None else str(cell) for cell in cells_of(*row)] for row in rows]
+    return "".join("\t".join(line) + "\r\n" for line in lines)
+
+
+def as_jsonl(rows, ensure_ascii: bool) -> str:
+    rows = [dict(zip(HEADER, cells_of(*row), strict=True)) for row in rows]
+    return "".join(json.dumps(row, ensure_ascii=ensure_ascii) + "\n" for row in rows)
+
+
+def assert_reads_back(path: Path, content: str, rows) -> None:
+    path.write_bytes(content.encode())
+    manifest = read_manifest(path)
+    assert rows_of(manifest) == [utterance for utterance, _ in rows]
+    assert list(manifest.columns["speaker"]) == [speaker for _, speaker in rows]
+
+
+same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+
+
+@same_folder
+@given(tables)
+@example([(Utterance('"', " x\u2028", 0.0, 5e-324, 0), "\r"), (Utterance("\ufeff", "é", None, None, None), "\n")])
+def test_csv_round_trip(tmp_path, rows):
+    assert_reads_back(tmp_path / "t.csv", as_csv(rows), rows)
+
+
+@same_folder
+@given(tables)
+@example([(Utterance('"', "'", None, None, None), '"')])
+def test_tsv_round_trip(tmp_path, rows):
+    rows = [(utterance, speaker.translate({9: "", 10: ""})) for utterance, speaker in rows]
+    assert_reads_back(tmp_path / "t.tsv", as_tsv(rows), rows)
+
+
+@same_folder
+@given(tables, st.booleans())
+@example([(Utterance("😀", "\\ud800", None, None, None), "\ud7ff")], True)
+def test_jsonl_round_trip(tmp_path, rows, ensure_ascii):
+    assert_reads_back(tmp_path / "t.jsonl", as_jsonl(rows, ensure_ascii), rows)
+
+
+# Real manifests
+
+
+@pytest.mark.parametrize(("name", "num_rows"), [("fsdd/manifest.csv", 3000), ("ljspeech/flac.csv", 32)])
+def test_real_manifests(name, num_rows):
+    path = DATA / name
+    if not path.exists():
+        pytest.skip("the real data is not here")
+    manifest = read_manifest(path)
+    assert len(manifest) == num_rows
+    assert all(manifest.resolve(manifest[row].path).is_file() for row in range(0, num_rows, 31))
+    with path.open(newline="", encoding="utf-8") as file:
+        expected = list(csv.DictReader(file))
+    assert list(manifest.ids) == [row["id"] for row in expected]
+    assert manifest.duration.tolist() == [float(row["duration"]) for row in expected]
+    for name, column in manifest.columns.items():
+        assert list(column) == [row[name] for row in expected]

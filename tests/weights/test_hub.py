@@ -1,0 +1,349 @@
+"""Weights from a hub: downloaded, kept, and used without network; every fault in one line. The hub is on loopback."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+
+import hub_server
+import pytest
+import small_models
+from conftest import items
+from extracting import versions_in
+from processes import MOST_SECONDS
+from terminal import on_terminal
+
+from featcache.cli import downloads
+from featcache.cli.common import megabytes
+from featcache.config import load_config
+from featcache.errors import ExtractorError
+from featcache.weights.downloads import Download
+from featcache.weights.hub import _require_space
+from featcache.weights.hub_faults import Wanted, as_fault
+
+CONFIG = """
+name: encodec
+extractor: encodec
+params: {{weights: {weights}, revision: {revision}, bandwidth: 6.0}}
+audio: {{sample_rate: 24000}}
+"""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """A folder with a model's files, and with others that nobody wants here. The weights are none."""
+    folder = tmp_path_factory.mktemp("repository")
+    (folder / "config.json").write_text("{}")
+    (folder / "preprocessor_config.json").write_text(json.dumps({"sampling_rate": 24000}))
+    (folder / "model.safetensors").write_bytes(bytes(range(256)) * 4000)
+    (folder / "pytorch_model.bin").write_bytes(b"the same once more")
+    (folder / "README.md").write_text("# EnCodec\n")
+    (folder / ".gitattributes").write_text("*.bin filter=lfs\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The same of a model that works."""
+    folder = small_models.encodec_24khz(tmp_path_factory.mktemp("model"))
+    (folder / "preprocessor_config.json").write_text(json.dumps({"sampling_rate": 24000}))
+    (folder / "README.md").write_text("# EnCodec\n")
+    return folder
+
+
+@pytest.fixture
+def hub(repository):
+    """A hub that has this repository."""
+    with hub_server.serve(repository) as hub:
+        yield hub
+
+
+@pytest.fixture
+def home(scratch):
+    """An empty HF_HOME."""
+    return scratch / "home"
+
+
+def environment(hub, home, **others):
+    """Of a process that is to use this hub and this HF_HOME."""
+    return {
+        "HF_ENDPOINT": hub.address,
+        "HF_HOME": str(home),
+        "HF_HUB_CACHE": str(home / "hub"),
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_ETAG_TIMEOUT": str(MOST_SECONDS),
+        "HF_HUB_DOWNLOAD_TIMEOUT": str(MOST_SECONDS),
+        "HF_TOKEN": "",
+        "no_proxy": "*",
+        **others,
+    }
+
+
+@pytest.fixture
+def fetch(cli, scratch, home, hub):
+    """Runs `featcache extract`, which looks for the weights first, with a manifest that does not exist."""
+
+    def start(name=hub.name, revision=hub.commit, env=(), **options):
+        config = scratch / "encodec.yaml"
+        config.write_text(CONFIG.format(weights=name, revision=revision))
+        return cli.start("extract", "gone.csv", "-c", config, env=environment(hub, home, **dict(env)), **options)
+
+    def fetch(**options):
+        return start(**options).wait()
+
+    fetch.start = start
+    return fetch
+
+
+def fetched(done):
+    """What was said before the manifest was looked for: the weights are there."""
+    *lines, last = done.err.splitlines()
+    assert done.code == 2, done.err
+    assert "gone.csv" in last, done.err
+    return lines
+
+
+def refused(done, code):
+    """The one line on stderr, but for the one that announces a download."""
+    lines = [line for line in done.err.splitlines() if not line.startswith("downloading ")]
+    assert (done.code, done.out, len(lines)) == (code, "", 1), done.err
+    assert "params." in lines[0]
+    return lines[0]
+
+
+def left_over(home):
+    """What is half downloaded."""
+    return [path for path in home.rglob("*") if path.name.endswith(".incomplete")]
+
+
+# Downloaded
+
+
+def test_a_model_is_downloaded_once_and_then_used_without_network(cli, plain, scratch, home, model):
+    """Its version is that of a folder with the same files."""
+    config, manifest = scratch / "encodec.yaml", plain.manifest()
+    with hub_server.serve(model) as hub:
+        config.write_text(CONFIG.format(weights=hub.name, revision=hub.commit))
+        here = environment(hub, home)
+        first = cli("extract", manifest, "-c", config, "-o", scratch / "hub", env=here)
+    assert first.code == 0, first.err
+    size = sum(len(hub.files[name]) for name in ("config.json", "preprocessor_config.json", "model.safetensors"))
+    source = f"org/name at {hub.commit[:12]} from {hub.address}"
+    assert first.err.splitlines() == [f"downloading {source} to {home}/hub: 3 files, {megabytes(size)}"]
+    assert len(hub.asked_for("GET /large/")) == 1
+    assert not hub.asked_for("README")
+
+    again = cli("extract", manifest, "-c", config, "-o", scratch / "again", env=here | {"HF_HUB_OFFLINE": "1"})
+    assert (again.code, again.err) == (0, "")
+    assert items(scratch / "again") == items(scratch / "hub")
+    config.write_text(CONFIG.format(weights=model, revision="null"))
+    (version,) = versions_in(scratch / "hub")
+    assert version == f"encodec-{load_config(config).fingerprint()[:12]}"
+    assert versions_in(scratch / "again") == {version}
+
+
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_what_is_there_is_used_without_asking(fetch, hub, offline):
+    """Also where the hub could be asked."""
+    assert len(fetched(fetch())) == 1
+    assert not hub.asked_for("README|gitattributes|pytorch_model")
+    asked = len(hub.requests)
+    assert fetched(fetch(env={"HF_HUB_OFFLINE": offline})) == []
+    assert len(hub.requests) == asked
+
+
+@pytest.mark.parametrize("drop", ["close", "reset"])
+def test_a_download_that_breaks_off_goes_on(fetch, hub, home, drop):
+    """As when a server is started again."""
+    hub.drop, hub.drops = drop, 1
+    assert len(fetched(fetch())) == 1
+    assert len(hub.asked_for("GET /large/")) == 2
+    assert next(home.rglob("model.safetensors")).read_bytes() == hub.files["model.safetensors"]
+
+
+def test_a_download_that_breaks_off_again_and_again_leaves_whole_files(fetch, hub, home):
+    """The next run gets the others."""
+    hub.drop, hub.drops = "reset", 3
+    line = refused(fetch(), 1)
+    assert f"the download from {hub.address} broke off (" in line
+    assert "run it again" in line
+    assert not left_over(home)
+    (line,) = fetched(fetch())
+    assert ": 1 file, " in line
+    assert len(hub.asked_for("GET .*/config.json")) == 1
+
+
+def test_weights_that_another_program_has_loaded_lack_what_is_done_to_waveforms(fetch, hub, home, repository):
+    """`from_pretrained` fetches no preprocessor_config.json, which decides values: it is fetched now."""
+    snapshot = home / "hub" / "models--org--name" / "snapshots" / hub.commit
+    snapshot.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(repository / name, snapshot)
+    line = refused(fetch(env={"HF_HUB_OFFLINE": "1"}), 2)
+    assert f"org/name is not whole in {home}/hub, and HF_HUB_OFFLINE forbids" in line
+    assert len(fetched(fetch())) == 1
+    assert hub.asked_for("GET .*preprocessor_config.json")
+    assert not hub.asked_for("GET /large/")
+    assert fetched(fetch(env={"HF_HUB_OFFLINE": "1"})) == []
+
+
+def test_a_model_that_says_nothing_of_waveforms_is_whole_without(fetch, hub):
+    """The hub is asked once whether there is such a file."""
+    del hub.files["preprocessor_config.json"]
+    assert len(fetched(fetch())) == 1
+    asked = len(hub.requests)
+    for offline in ("0", "1"):
+        assert fetched(fetch(env={"HF_HUB_OFFLINE": offline})) == []
+    assert len(hub.requests) == asked
+
+
+def test_a_whole_copy_of_the_repository_is_whole(fetch, hub, home, repository):
+    """As `hf download` makes it, and as it is copied to a machine without network."""
+    snapshot = home / "hub" / "models--org--name" / "snapshots" / hub.commit
+    shutil.copytree(repository, snapshot)
+    (snapshot / "preprocessor_config.json").unlink()
+    assert fetched(fetch(env={"HF_HUB_OFFLINE": "1"})) == []
+
+
+def test_a_terminal_has_a_bar(scratch, home, hub):
+    """Which goes when all is there."""
+    config = scratch / "encodec.yaml"
+    config.write_text(CONFIG.format(weights=hub.name, revision=hub.commit))
+    _, shown = on_terminal(
+        120, "extract", "gone.csv", "-c", config, env=os.environ | environment(hub, home), cwd=scratch
+    )
+    first, bar, *_ = shown.split("\n")
+    assert first.startswith("downloading org/name at ")
+    assert re.search(r"\r +\d+%\|.*/1\.02M \[.*B/s\]", bar)
+    assert re.search(r"\r +\rloading encodec: ", bar)
+    assert "model.safetensors" not in bar  # as huggingface_hub's own bars would say
+
+
+def test_elsewhere_there_is_a_line_now_and_then(hub, home, capsys, monkeypatch):
+    """Every 30 seconds, and here at once; a hub may not say how much is to come."""
+    monkeypatch.setattr(downloads, "LINE_SECONDS", 0.0)
+    for total, of in ((2_000_000, " of 2 MB"), (None, "")):
+        with downloads.show(Download("org/name", hub.commit, hub.address, home, 1, total)) as advance:
+            advance(1_500_000)
+            advance(-500_000)
+        first, *lines = capsys.readouterr().err.splitlines()
+        assert first.endswith(": 1 file, 2 MB" if total else ": 1 file")
+        assert lines == [f"1.5 MB{of} of org/name", f"1 MB{of} of org/name"]
+
+
+def test_a_download_can_be_interrupted(fetch, hub, home):
+    """By one SIGINT; nothing half of it is left."""
+    hub.drop, hub.drops = "hold", 1
+    running = fetch.start()
+    running.wait_until(lambda: left_over(home) and hub.asked_for("GET /large/"))
+    running.send(signal.SIGINT)
+    done = running.wait()
+    assert (done.code, done.err.splitlines()[1:]) == (130, ["featcache: interrupted"])
+    assert not left_over(home)
+
+
+# Refused
+
+
+@pytest.mark.parametrize(
+    ("answers", "code", "words"),
+    [
+        ({"api/models": (404, {"X-Error-Code": "RevisionNotFound"})}, 2, ["params.revision", "has no commit"]),
+        ({"api/models": (401, {})}, 2, ["has no public model of this name", "HF_TOKEN"]),
+        ({"HEAD .*/resolve/": (401, {"X-Error-Code": "GatedRepo"})}, 2, ["access has to be requested at", "HF_TOKEN"]),
+        ({"HEAD .*/resolve/": (403, {"X-Error-Code": "GatedRepo"})}, 2, ["access has to be requested at", "HF_TOKEN"]),
+        ({"api/models": (401, {"X-Error-Message": "Invalid credentials"})}, 2, ["answers 401", "token is not valid"]),
+        ({"HEAD .*/resolve/": (403, {"X-Error-Message": "not for you"})}, 2, ["answers 403 (not for you)", "token"]),
+        ({"api/models": (429, {})}, 1, ["answers 429", "too many requests", "later"]),
+        ({"api/models": (503, {})}, 1, ["answers 503", "later"]),
+        ({"GET /large/": (500, {})}, 1, ["answers 500", "later"]),
+        ({"api/models": (200, {"Content-Type": "text/html"})}, 2, ["does not answer as a hub does", "HF_ENDPOINT"]),
+        ({"HEAD .*/resolve/": (200, {"ETag": '"1"'})}, 2, ["does not answer as a hub does", "HF_ENDPOINT"]),
+    ],
+)  # fmt: skip
+def test_what_a_hub_refuses_is_said_in_one_line(fetch, hub, home, answers, code, words):
+    """With what to do; 2 where the config or the environment is wrong, 1 where it may work another time."""
+    hub.answers = answers
+    line = refused(fetch(), code)
+    for word in (hub.address, *words):
+        assert word in line
+    assert not left_over(home)
+
+
+def test_a_programming_error_is_not_taken_for_the_hubs(hub, home):
+    """A list of files that is none raises the same, before anything is downloaded."""
+    wanted = Wanted("org/name", hub.commit, hub.address, home)
+    assert "does not answer as a hub does (not a mapping)" in str(as_fault(TypeError("not a mapping"), wanted))
+    wanted.has_begun = True
+    assert as_fault(TypeError("not a mapping"), wanted) is None
+
+
+def test_a_model_and_a_commit_that_a_hub_does_not_have(fetch, hub):
+    """By what this hub says of itself."""
+    assert f"{hub.address}/org/name has no commit {hub.commit[::-1]}" in refused(fetch(revision=hub.commit[::-1]), 2)
+    assert f"org/other: {hub.address} has no public model of this name" in refused(fetch(name="org/other"), 2)
+    assert "org/a--b: neither a folder nor a model id" in refused(fetch(name="org/a--b"), 2)
+
+
+def test_without_network_it_says_what_to_download_to_where(fetch, hub, home):
+    """Offline as it was asked for, and with a hub that nobody is at home at."""
+    remedy = f"`hf download org/name --revision {hub.commit}`; then copy its HF_HOME to this one"
+    line = refused(fetch(env={"HF_HUB_OFFLINE": "1"}), 2)
+    assert f"org/name is not in {home}/hub, and HF_HUB_OFFLINE forbids downloading it" in line
+    assert remedy in line
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        line = refused(fetch(env={"HF_ENDPOINT": nobody}), 1)
+        assert f"{nobody} cannot be reached (" in line
+        assert remedy in line
+        line = refused(fetch(env={"HF_ENDPOINT": "hub.example.org"}), 2)
+        assert "HF_ENDPOINT is 'hub.example.org', and has to begin with https://" in line
+        proxy = {"no_proxy": "", "http_proxy": f"http://user:secret@{nobody.removeprefix('http://')}"}
+        line = refused(fetch(env=proxy), 1)
+        assert f"{hub.address}, through the proxy of HTTP_PROXY, cannot be reached (" in line
+        assert "secret" not in line
+    assert not hub.requests
+
+
+def test_a_disk_that_is_full(fetch, hub, home, scratch):
+    """Before anything is downloaded, where that is known; and where it is full in the middle."""
+    content = hub.files["model.safetensors"]
+    fault = {"folder": str(home / "hub"), "before": 0, "error": errno.ENOSPC}
+    line = refused(fetch(fault=fault), 1)
+    assert f"org/name does not fit into {home}/hub; HF_HOME names another place" in line
+    line = refused(fetch(limits={"FSIZE": len(content) // 2}), 1)
+    assert "org/name does not fit into" in line
+    assert not left_over(home)
+
+
+def test_a_disk_that_will_be_full(hub, home):
+    """It says how much is wanted, and how much is free."""
+    wanted = Wanted("org/name", hub.commit, hub.address, home)
+    free = shutil.disk_usage(home.parent).free
+    _require_space(wanted, free // 2)
+    with pytest.raises(ExtractorError, match=r"[\d,]+ bytes are to come, and [\d,]+ are free"):
+        _require_space(wanted, 2 * free)
+
+
+def test_a_cache_that_may_not_be_written(fetch, home):
+    """Another's, say."""
+    home.mkdir(mode=0o555)
+    assert f"cannot be kept in {home}/hub: Permission denied; HF_HOME" in refused(fetch(powerless=True), 1)
+
+
+def test_weights_that_arrive_damaged_are_not_kept(fetch, hub, home):
+    """Their size is right, so huggingface_hub takes them."""
+    hub.corrupt = True
+    line = refused(fetch(), 1)
+    assert f"model.safetensors arrived damaged from {hub.address} and was removed" in line
+    assert not list(home.rglob("model.safetensors"))
+    hub.corrupt = False
+    assert len(fetched(fetch())) == 1
+    assert next(home.rglob("model.safetensors")).read_bytes() == hub.files["model.safetensors"]

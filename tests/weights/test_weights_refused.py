@@ -1,0 +1,132 @@
+"""Weights that are refused: not whole, damaged, of another class, or with code in them."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from saved_models import CPU, digest, edit_json, edit_tensors, fault, load_fault, located, save_models
+from transformers import (
+    AutoModel,
+    EncodecModel,
+    HubertModel,
+)
+
+from featcache import weights
+from featcache.weights import trust
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return save_models(tmp_path_factory.mktemp("saved"))
+
+
+@pytest.fixture
+def hubert(saved, tmp_path):
+    """A copy of the HuBERT's folder, to be spoiled."""
+    return shutil.copytree(saved / "hubert", tmp_path / "hubert")
+
+
+def test_a_model_that_is_not_whole_is_refused(hubert):
+    """transformers would draw what is missing at random, and only warn."""
+    edit_tensors(hubert, lambda tensors: tensors.pop("encoder.layer_norm.bias"))
+    assert "lacks encoder.layer_norm.bias" in load_fault(HubertModel, hubert)
+    edit_tensors(hubert, lambda tensors: tensors.update({"encoder.layer_norm.bias": torch.zeros(5)}))
+    assert "encoder.layer_norm.bias (5,) for (16,)" in load_fault(HubertModel, hubert)
+
+
+def test_what_only_training_needs_may_be_missing(hubert):
+    """facebook/wav2vec2-base-960h lacks it. It is zero then, and not random."""
+    edit_tensors(hubert, lambda tensors: tensors.pop("masked_spec_embed"))
+    assert not weights.load(HubertModel, located(hubert), CPU).masked_spec_embed.any()
+
+
+def test_a_model_of_another_class_is_refused(saved, hubert):
+    """By config.json, before weights are read."""
+    assert "holds a model of type 'hubert', not 'encodec'" in load_fault(EncodecModel, saved / "hubert")
+    edit_json(hubert / "config.json", model_type="")
+    assert "config.json names no model_type, not 'hubert'" in load_fault(HubertModel, hubert)
+    edit_json(hubert / "config.json", model_type="fancy")
+    assert "config.json" in load_fault(AutoModel, hubert)
+    edit_json(hubert / "config.json", model_type="hubert", conv_stride="fast")
+    load_fault(HubertModel, hubert)
+    (hubert / "config.json").write_text("{")
+    assert "cannot be read" in load_fault(HubertModel, hubert)
+    (hubert / "config.json").unlink()
+    assert "holds no config.json" in load_fault(HubertModel, hubert)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("damage", ["truncated", "garbage", "empty"])
+def test_a_damaged_file_is_refused(hubert, name, damage):
+    """Whatever was done to it."""
+    if name == "pytorch_model.bin":
+        torch.save(load_file(hubert / "model.safetensors"), hubert / name)
+        (hubert / "model.safetensors").unlink()
+    whole = (hubert / name).read_bytes()
+    (hubert / name).write_bytes({"truncated": whole[:-100], "garbage": b"garbage" * 100, "empty": b""}[damage])
+    assert f"{name}: damaged" in load_fault(HubertModel, hubert)
+    assert f"{name}: damaged" in fault(digest, hubert)
+
+
+def test_a_missing_shard_is_named(saved, tmp_path):
+    """And not taken for missing keys."""
+    HubertModel.from_pretrained(saved / "hubert").save_pretrained(tmp_path, max_shard_size="5KB")
+    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    assert f"lacks {shard.name}" in load_fault(HubertModel, tmp_path)
+
+
+class Malicious:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+@pytest.mark.parametrize("pack", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
+@pytest.mark.parametrize("suffix", [".bin", ".pt", ".pth", ".ckpt"])
+def test_no_pickle_is_run(hubert, tmp_path, pack, suffix):
+    """Not even to find out that it is none of ours."""
+    trace = tmp_path / "it ran"
+    file = hubert / f"weights{suffix}"
+    pack({"weight": Malicious(trace)}, file)
+    for message in (load_fault(HubertModel, file), fault(digest, file)):
+        assert "never unpickled: save it as safetensors" in message
+    assert not trace.exists()
+
+
+def test_a_checkpoint_with_more_than_tensors_is_refused(hubert):
+    """A trainer's, say, with its step beside the weights."""
+    torch.save({"step": 5, "model": load_file(hubert / "model.safetensors")}, hubert / "last.ckpt")
+    assert "expected tensors by name" in load_fault(HubertModel, hubert / "last.ckpt")
+
+
+def test_no_remote_code_is_run_unless_the_user_says_so(hubert, tmp_path, monkeypatch):
+    """`--trust-remote-code` is what says so."""
+    trace = tmp_path / "it ran"
+    (hubert / "theirs.py").write_text(
+        "from transformers import HubertModel\n"
+        f"open({str(trace)!r}, 'w').close()\n"
+        "class TheirModel(HubertModel):\n    theirs = True\n"
+    )
+    edit_json(hubert / "config.json", auto_map={"AutoModel": "theirs.TheirModel"})
+    for model_class in (AutoModel, HubertModel):
+        assert "--trust-remote-code" in load_fault(model_class, hubert)
+    assert not trace.exists()
+
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(trust, "_allowed", False)
+    trust.allow_remote_code()
+    assert weights.load(AutoModel, located(hubert), CPU).theirs
+    assert trace.exists()
+    edit_json(hubert / "config.json", auto_map={"AutoModel": "org/name--theirs.TheirModel"})
+    assert "in another repository" in load_fault(AutoModel, hubert)
