@@ -13,10 +13,8 @@ import socket
 import hub_server
 import pytest
 import small_models
-from conftest import items
-from extracting import versions_in
-from processes import MOST_SECONDS
-from terminal import on_terminal
+from cache_contents import items, versions_in
+from processes import MOST_SECONDS, on_terminal
 
 from featcache.cli import downloads
 from featcache.cli.common import megabytes
