@@ -26,9 +26,9 @@ from processes import Cli
 from scratch import scratch_folder
 from small_shards import INFO
 
+from featcache import trust
 from featcache.store import probes, runs
 from featcache.store.version import Version
-from featcache.weights import trust
 
 # How long an example takes says something about the machine, and nothing about the code. Examples are others each time,
 # but where many changes are tested: there, one that fails is the fault of the change.
@@ -68,7 +68,7 @@ def one_thread() -> Iterator[None]:
 def trusted() -> Iterator[None]:
     """In this process, what caches name is imported, registered or not: the word of `--trust-remote-code`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trust, "_allowed", True)
+        patch.setattr(trust, "_remote_code_is_allowed", True)
         yield
 
 

@@ -1,10 +1,9 @@
-"""Downloads: whether there may be any, and the hook that shows them. The library itself shows nothing."""
+"""The hook that shows downloads. The library itself shows nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +39,6 @@ def _show_nothing(download: Download) -> AbstractContextManager[Callable[[int], 
 
 
 _show: Show = _show_nothing
-_may_download: ContextVar[bool] = ContextVar("_may_download", default=True)
 
 
 def show_downloads(show: Show) -> None:
@@ -52,18 +50,3 @@ def show_downloads(show: Show) -> None:
 def shown(download: Download) -> AbstractContextManager[Callable[[int], object]]:
     """Show a download for as long as it goes on; gives what is called with the number of bytes that have come."""
     return _show(download)
-
-
-@contextmanager
-def without_downloads() -> Iterator[None]:
-    """Within the block, weights are looked for on this machine only: for what a cache names."""
-    before = _may_download.set(False)
-    try:
-        yield
-    finally:
-        _may_download.reset(before)
-
-
-def may_download() -> bool:
-    """Whether weights that are not on this machine may be downloaded."""
-    return _may_download.get()
