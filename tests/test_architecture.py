@@ -34,7 +34,7 @@ FLAT = {"arguments", "errors", "spec", "finite", "strings", "manifest"}
 ONLY = {
     "manifest": {"arguments", "errors", "strings"},
     "store": FLAT,
-    "loader": FLAT | {"quantize", "store"},
+    "loader": FLAT | {"device", "quantize", "store"},
     "extractors": {"errors", "quantize", "spec", "strings", "weights"},
     "masks": {"errors"},
     "augment": {"arguments", "errors", "masks", "strings"},
