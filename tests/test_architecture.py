@@ -34,8 +34,8 @@ FLAT = {"arguments", "errors", "spec", "finite", "strings", "manifest"}
 ONLY = {
     "manifest": {"arguments", "errors", "strings"},
     "store": FLAT,
-    "loader": FLAT | {"quantize", "store"},
     "extractors": {"errors", "quantize", "spec", "strings", "trust", "weights"},
+    "loader": FLAT | {"device", "quantize", "store"},
     "masks": {"errors"},
     "augment": {"arguments", "errors", "masks", "strings"},
     "cmvn": {"errors", "masks", "stats"},

@@ -25,9 +25,9 @@ from open_files import open_files
 from processes import MOST_SECONDS
 
 import featcache
-from featcache.loader import local_disk, locks
+from featcache.loader import local_disk
 from featcache.loader.local_disk import LocalDisk, NotNow, PartialCopy
-from featcache.store import zarr3
+from featcache.store import locks, zarr3
 
 
 @pytest.fixture
