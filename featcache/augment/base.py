@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featcache.arguments import is_number, number, whole
+from featcache.arguments import is_number, require_int, require_number
 from featcache.augment.draws import Draws
 from featcache.errors import ArgumentError
 from featcache.masks import padding_mask
@@ -28,8 +28,8 @@ class Augmentation(nn.Module):
 
     def __init__(self, *, seed: int = 0, probability: float = 1.0) -> None:
         super().__init__()
-        self.seed = whole("seed", seed)
-        self.probability = number("probability", probability, 0, 1)
+        self.seed = require_int("seed", seed)
+        self.probability = require_number("probability", probability, 0, 1)
 
     def draws(self, step: Any, device: torch.device) -> Draws:
         """The random numbers of one call.
@@ -39,7 +39,7 @@ class Augmentation(nn.Module):
         """
         if isinstance(step, Tensor):  # to read one, a GPU would be waited for
             raise ArgumentError("step is a tensor: give the step of the training, an int")
-        return Draws(type(self).__name__, self.seed, whole("step", step), device)
+        return Draws(type(self).__name__, self.seed, require_int("step", step), device)
 
     def chosen(self, draws: Draws, rows: int) -> Tensor | None:
         """Which rows are augmented, bool `[rows]`; None for all."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from featcache.arguments import number
+from featcache.arguments import require_number
 from featcache.augment.base import Augmentation, expand, frames_of, pair
 from featcache.errors import ArgumentError
 
@@ -54,7 +54,7 @@ class Mixup(Augmentation):
 
     def __init__(self, alpha: float = 0.2, *, seed: int = 0, probability: float = 1.0) -> None:
         super().__init__(seed=seed, probability=probability)
-        self.alpha = number("alpha", alpha, 0.01)
+        self.alpha = require_number("alpha", alpha, 0.01)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Mixed:
         """Mix a batch.

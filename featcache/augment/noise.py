@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from featcache.arguments import number
+from featcache.arguments import require_number
 from featcache.augment.base import Augmentation, check_floats, expand, frames_of, pair
 from featcache.errors import ArgumentError
 
@@ -44,7 +44,7 @@ class GaussianNoise(Augmentation):
         self.std = None if std is None else pair("std", std)
         self.snr_db = None if snr_db is None else pair("snr_db", snr_db)
         if self.std is not None:
-            number("std", self.std[0], 0)
+            require_number("std", self.std[0], 0)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Tensor:
         """Add noise.

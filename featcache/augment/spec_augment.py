@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from featcache.arguments import is_number, number, whole
+from featcache.arguments import is_number, require_int, require_number
 from featcache.augment.base import Augmentation, expand, frames_of
 from featcache.augment.draws import Draws
 from featcache.augment.time_warp import warp_time
@@ -53,12 +53,12 @@ class SpecAugment(Augmentation):
         probability: float = 1.0,
     ) -> None:
         super().__init__(seed=seed, probability=probability)
-        self.time_masks = whole("time_masks", time_masks, 0)
-        self.time_width = whole("time_width", time_width, 0)
-        self.max_time_fraction = number("max_time_fraction", max_time_fraction, 0, 1)
-        self.freq_masks = whole("freq_masks", freq_masks, 0)
-        self.freq_width = whole("freq_width", freq_width, 0)
-        self.time_warp = whole("time_warp", time_warp, 0)
+        self.time_masks = require_int("time_masks", time_masks, 0)
+        self.time_width = require_int("time_width", time_width, 0)
+        self.max_time_fraction = require_number("max_time_fraction", max_time_fraction, 0, 1)
+        self.freq_masks = require_int("freq_masks", freq_masks, 0)
+        self.freq_width = require_int("freq_width", freq_width, 0)
+        self.time_warp = require_int("time_warp", time_warp, 0)
         if value != "mean" and not is_number(value):
             raise ArgumentError(f"value is {value!r}: give a number, or 'mean'")
         self.value = value

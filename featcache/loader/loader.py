@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from featcache.arguments import whole
+from featcache.arguments import require_int
 from featcache.errors import ArgumentError, FeatcacheError
 from featcache.loader.dataset import FeatureDataset
 from featcache.loader.transfer import Transfer, transfer_to
@@ -69,7 +69,7 @@ class DataLoader:
         self.dataset = dataset
         self.sampler = sampler
         self.device = _device(device)
-        self.prefetch = whole("prefetch", prefetch, 1)
+        self.prefetch = require_int("prefetch", prefetch, 1)
         self._dtypes = _dtypes(dataset, dtype)
         self._threads = min(self.prefetch, len(os.sched_getaffinity(0)))
         self._transfer = self._new_transfer()
