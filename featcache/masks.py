@@ -230,9 +230,7 @@ _shared = _SharedMasks(_SHARED_BYTES)
 
 
 def _check(name: str, value: int, least: int, hint: str = "") -> None:
-    if (
-        isinstance(value, (float, str)) or value is None
-    ):  # torch.compile passes numbers that are no ints
+    if isinstance(value, (float, str)) or value is None:  # torch.compile passes numbers that are no ints
         raise ArgumentError(f"{name} is {value!r}: it must be a whole number{hint}")
     if value < least:
         raise ArgumentError(f"{name} is {value}: it must be {least} or more{hint}")
