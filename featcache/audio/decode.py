@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from featcache.audio.recording import END_TOLERANCE_SECONDS, UNKNOWN, Recording, Span
 from featcache.errors import AudioError, MissingDependencyError, Reason
-from featcache.finite import all_finite
+from featcache.spec import all_finite
 
 if TYPE_CHECKING:
     from featcache.audio.policy import AudioPolicy
