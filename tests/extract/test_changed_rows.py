@@ -14,8 +14,9 @@ from collections import Counter
 import numpy as np
 import pytest
 import soundfile
-from conftest import Corpus, check, items, only_version, speech
-from extracting import extracted
+from cache_contents import check, items, only_version
+from corpora import Corpus, speech
+from extractions import extracted
 from make_cache import codes_cache, make_features, make_version
 from manifests import manifest_of
 

@@ -1,6 +1,6 @@
-"""Lhotse's `compute_and_store_features` over a manifest: what `bench_extract.py` holds featcache against.
+"""Lhotse's `compute_and_store_features` over a manifest: what `extract.py` holds featcache against.
 
-    python scripts/peer_lhotse.py MANIFEST --jobs 2 --storage numpy_hdf5 [--started]
+    python scripts/bench/peer_lhotse.py MANIFEST --jobs 2 --storage numpy_hdf5 [--started]
 
 Prints a JSON object: seconds, of this one call. `--started` hands it a pool of processes that have imported Lhotse
 already; otherwise it starts them, as it does when called by a user. A process of its own and a small module, since

@@ -1,8 +1,8 @@
 """Spotting spoken digits in EnCodec's codes: tokenised again in every epoch, and once.
 
     pip install '.[extract,models,bench]'     # bench: matplotlib, for the picture
-    python scripts/train_keywords.py [--limit 1200] [--epochs 2] [--more-epochs 30] [--device cuda] [--png P] [--json]
-    python scripts/train_keywords.py --weights facebook/encodec_24khz      the real weights, from the hub
+    python scripts/stories/train_keywords.py [--limit 1200] [--epochs 2] [--more-epochs 30] [--device cuda] [--png P]
+    python scripts/stories/train_keywords.py --weights facebook/encodec_24khz      the real weights, from the hub
 
 The same classifier is trained on the same batches of the same clips in three ways:
 
@@ -10,10 +10,10 @@ one by one  every epoch loads, resamples and tokenises each clip by itself: the 
 padded      every epoch tokenises padded batches, as most people do: other codes in clips' last frames
 featcache   `featcache extract` once, and a `featcache.DataLoader`
 
-scripts/on_the_fly.py does the first two as well as they can be done. The classifier is an x-vector network
-(scripts/xvector.py) over the sum of the codes' embeddings. EnCodec is the 24 kHz model at 6 kbps, in fp32. Without
---weights it has its full size, random weights, and codebooks made from its own latents (scripts/random_encodec.py): it
-computes as much as the real one, but its accuracies say nothing of that one's.
+`on_the_fly.py` does the first two as well as they can be done. The classifier is an x-vector network (`xvector.py`)
+over the sum of the codes' embeddings. EnCodec is the 24 kHz model at 6 kbps, in fp32. Without --weights it has its full
+size, random weights, and codebooks made from its own latents (`random_encodec.py`): it computes as much as the real
+one, but its accuracies say nothing of that one's.
 
 All three train for --epochs from the same seed; featcache goes on until --more-epochs. An epoch's time is the median of
 them, without the test. The extraction is the whole command, from the start of Python on, of both splits. The codes of
@@ -41,11 +41,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from bench_tokenize import Model
-from check_codecs import apart
-from clock import CORES, Timed, median, remark, timed
 from on_the_fly import CodesOfBatch, OnTheFly, Waveforms
-from pictures import pyplot_for
 from random_encodec import make_weights
 from training import SPLITS, GpuUse, Loader, Pass, Trainer, add_options, extract, split
 from xvector import EmbeddedCodes, XVector
@@ -57,6 +53,12 @@ from featcache.device import Device
 from featcache.extractors.model import CodecExtractor
 from featcache.health.differences import ROUNDING
 from featcache.manifest import read_manifest
+
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+from clock import CORES, Timed, median, remark, timed
+from pictures import pyplot_for
+from ties import latent_distances
+from tokenizing import Model
 
 ALONE, PADDED, CACHED = "one by one", "padded", "featcache"
 HUB = "encodec24k-6kbps"
@@ -171,7 +173,7 @@ class Story:
         return outcome
 
     def compare(self, outcome: Outcome, *, ties: bool) -> dict[str, int]:
-        """Hold the codes that a way had against featcache's; `ties`: tell ties apart."""
+        """Hold the codes that a way had against featcache's; `ties`: count ties too."""
         counts = {"codes": 0, "different": 0, "ties": 0}
         for name, batches in outcome.codes.items():
             waveforms, ids = Waveforms(read_manifest(self.manifests[name])), self.datasets[name].ids
@@ -180,7 +182,7 @@ class Story:
                 counts["codes"] += differ.size
                 counts["different"] += int(differ.sum())
                 if ties and differ.any():
-                    far = apart(self.extractor, waveforms[row][1].to(self.asked.device))
+                    far = latent_distances(self.extractor, waveforms[row][1].to(self.asked.device))
                     counts["ties"] += int(differ[far <= ROUNDING].sum())
         return counts
 

@@ -1,9 +1,9 @@
 """Extraction end to end, beside what its stages cost by themselves, and beside Lhotse.
 
     pip install '.[extract,bench]'
-    python scripts/bench_extract.py [--hours 1.4] [--threads 2] [--rounds 5] [--json]
-    python scripts/bench_extract.py --kind short          many short clips, that are resampled too
-    python scripts/bench_extract.py --memory              10^5 and 10^6 clips of 0.1 s: see `bench_memory.py`
+    python scripts/bench/extract.py [--hours 1.4] [--threads 2] [--rounds 5] [--json]
+    python scripts/bench/extract.py --kind short          many short clips, that are resampled too
+    python scripts/bench/extract.py --memory              10^5 and 10^6 clips of 0.1 s: see `memory.py`
 
 A stage by itself goes over the whole corpus on one core: decoding all files; resampling, where the corpus has
 another rate; fbank of all waveforms, in the batches that a run makes; writing all features as one shard, flushed
@@ -253,9 +253,9 @@ def main() -> None:
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     if asked.memory:
-        import bench_memory
+        import memory
 
-        bench_memory.report(asked.folder, bench_memory.ROWS, asked.threads, asked.json)
+        memory.report(asked.folder, memory.ROWS, asked.threads, asked.json)
         return
     path = make_corpus(asked.folder, asked.kind, hours=asked.hours, count=asked.count)
     result = measure(path, asked)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from conftest import chunk_files, shard_folders, write_config
+from cache_contents import chunk_files, shard_folders
+from extractions import write_config
 from processes import Cli
 
 from featcache.config import Config, parse_config

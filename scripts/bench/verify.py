@@ -1,6 +1,6 @@
 """How fast `verify` is, beside reading the same bytes and taking their CRC-32C, on one core.
 
-    python scripts/bench_verify.py [--megabytes 1000] [--threads 2] [--rounds 5] [--json]
+    python scripts/bench/verify.py [--megabytes 1000] [--threads 2] [--rounds 5] [--json]
 
 Two caches: of items like fbank of LibriSpeech (float16, 80 bins, 12.3 s: 200 kB), and of short ones (0.3 s: 5 kB).
 The comparison reads each chunk file of features into one buffer, a megabyte at a time, and takes the checksum of
@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from bench_load import BINS, make_version
 from clock import CORES, Timed, median, remark, timed, undisturbed
 from corpus import KINDS
+from load import BINS, make_version
 
 from featcache.health.verify import verify
 from featcache.store.version import Version

@@ -1,7 +1,7 @@
 """How fast training reads: shuffled batches of padded fbank features, from featcache and from what others use.
 
     pip install '.[extract,bench]'
-    python scripts/bench_load.py [--utterances 3000] [--seconds 1] [--rounds 4] [--json]
+    python scripts/bench/load.py [--utterances 3000] [--seconds 1] [--rounds 4] [--json]
 
 The utterances are 16 kB a second, float16 [frames, 80], with the lengths of LibriSpeech's (12.3 s on average), or with
 --seconds of so many, to a tenth. The same ones quantised are in another version, for the line that says uint8.

@@ -1,7 +1,7 @@
 """How fast chunked attention masks are made, beside a loop over steps and a loop over chunks, at several lengths.
 
     pip install '.[bench]'                    # matplotlib, for the picture
-    python scripts/bench_masks.py [--chunk-size 16] [--left-chunks 4] [--device cuda] [--cold] [--png P] [--json]
+    python scripts/bench/masks.py [--chunk-size 16] [--left-chunks 4] [--device cuda] [--cold] [--png P] [--json]
 
 The loop over steps is WeNet's (`subsequent_chunk_mask`): a slice of each row. A loop over chunks sets the frames of a
 chunk at once. SpeechBrain's pull request 2426 is about going from one to the other, "10x 50x"; its loop had two passes,

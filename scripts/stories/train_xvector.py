@@ -1,11 +1,11 @@
 """An x-vector network that tells speakers apart, with noise before its pooling: drawn on the CPU, or in place.
 
     pip install '.[extract,bench]'            # bench: matplotlib, for the picture
-    python scripts/train_xvector.py [--epochs 10] [--channels 128] [--device cuda] [--png P] [--json]
+    python scripts/stories/train_xvector.py [--epochs 10] [--channels 128] [--device cuda] [--png P] [--json]
 
 The features are the paper's, 24 log mel energies of 8 kHz speech, extracted once by `featcache extract` and read by a
-`featcache.DataLoader`. The network (scripts/xvector.py) has 128 channels instead of 512, or --channels. Noise of 1e-5
-is added to what is pooled, [batch, frames, channels], so that no standard deviation over time is zero. Two ways:
+`featcache.DataLoader`. The network (`xvector.py`) has 128 channels instead of 512, or --channels. Noise of 1e-5 is
+added to what is pooled, [batch, frames, channels], so that no standard deviation over time is zero. Two ways:
 
 on the CPU      x + 1e-5 * torch.randn(x.shape).to(x.device): the GPU waits while the CPU draws, and for the copy
 on the device   featcache.augment.GaussianNoise(1e-5): nothing is copied, and the same step draws the same noise again
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,13 +32,15 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from clock import CORES, median, remark, timed
-from pictures import pyplot_for
 from torch import Tensor
 from training import SPLITS, GpuUse, Pass, Trainer, Watch, add_options, extract, split
 from xvector import Noise, XVector
 
 import featcache
+
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+from clock import CORES, median, remark, timed
+from pictures import pyplot_for
 
 STD = 1e-5
 CONFIG = {

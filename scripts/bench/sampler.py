@@ -1,7 +1,7 @@
 """What padding costs with BucketBatchSampler, sorted by length, and at random; and how long an epoch's batches take.
 
     pip install .
-    python scripts/bench_sampler.py [--utterances 28000] [--large 10000000]
+    python scripts/bench/sampler.py [--utterances 28000] [--large 10000000]
 
 `padding` is how many frames are added to those that there are, `batches` how many an epoch has, and `again` how many of
 those that an utterance shares a batch with it meets again in the next epoch's. Lengths are at 100 frames a second:

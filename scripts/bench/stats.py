@@ -1,7 +1,7 @@
 """How fast `featcache stats` goes over a version, beside reading its bytes and nothing more.
 
     pip install .
-    python scripts/bench_stats.py CACHE[/VERSION] [--threads 1 2] [--rounds 5]
+    python scripts/bench/stats.py CACHE[/VERSION] [--threads 1 2] [--rounds 5]
 
 Reading is a copy of all features, a megabyte at a time, by one thread. What is on the disk is read once before: both
 then come from the page cache. In each round all take turns; rates are medians of the rounds.

@@ -1,7 +1,7 @@
 """What opening ten million utterances takes: seconds, and memory that no other process shares.
 
     pip install .
-    python scripts/bench_open.py [--utterances 10000000] [--folder FOLDER]
+    python scripts/bench/open.py [--utterances 10000000] [--folder FOLDER]
 
 A version of so many tiny utterances is made first, which takes some minutes and 0.2 kB each; with --folder it is kept
 there, and used again the next time. Memory is Private_Dirty of /proc/self/smaps_rollup, what a step leaves; and the
@@ -28,7 +28,7 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from bench_load import make_version, private_bytes
+from load import make_version, private_bytes
 
 import featcache
 

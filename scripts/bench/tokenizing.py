@@ -1,8 +1,8 @@
 """EnCodec from FLAC files to codes on disk: beside the model alone, and beside the loop that people write.
 
     pip install '.[extract,models]'
-    python scripts/bench_tokenize.py [--hours 0.1] [--threads 2] [--rounds 3] [--device cpu] [--json]
-    python scripts/bench_tokenize.py --kind short          clips of 0.43 s at 8 kHz, the worst case for padding
+    python scripts/bench/tokenizing.py [--hours 0.1] [--threads 2] [--rounds 3] [--device cpu] [--json]
+    python scripts/bench/tokenizing.py --kind short          clips of 0.43 s at 8 kHz, the worst case for padding
 
 The model is EnCodec for 24 kHz at its full size, with random weights and codebooks that are filled with what its
 encoder gives, at 6 kbps in fp32. In each round three things take turns:
@@ -31,9 +31,9 @@ from time import perf_counter
 import numpy as np
 import soundfile
 import torch
-from check_codecs import apart
 from clock import CORES, Timed, median, remark, timed, undisturbed
 from corpus import KINDS, make_corpus
+from ties import latent_distances
 
 import featcache
 from featcache.config import Config, config_from
@@ -45,7 +45,7 @@ from featcache.health.differences import ROUNDING
 from featcache.manifest import Manifest, read_manifest
 from featcache.summary import Summary
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "helpers"))
 from small_models import save_encodec
 
 RATE = 24000
@@ -159,7 +159,7 @@ def compare(manifest: Manifest, config: Config, cache: Path, model: Model, devic
             counts["different"] += found.size
         elif (frames := np.flatnonzero((found != alone).any(1))).size:
             counts["different"] += int((found != alone).sum())
-            far = apart(extractor, waveform)[frames]
+            far = latent_distances(extractor, waveform)[frames]
             counts["ties"] += int((found != alone)[frames[far <= ROUNDING]].sum())
     counts["distinct"] = len(seen)
     return counts

@@ -1,6 +1,6 @@
 """How fast fbank is, beside torchaudio, Lhotse and kaldi-native-fbank: one thread, one process, in turns.
 
-    python scripts/bench_fbank.py [--rounds 20] [--profile]
+    python scripts/bench/fbank.py [--rounds 20] [--profile]
 
 The audio is noise: what it holds does not change the time. Each line is the best of the rounds, in which all
 take turns, so that a noisy neighbour meets them all. The others take one clip at a time; featcache is shown

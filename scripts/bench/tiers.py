@@ -1,9 +1,9 @@
 """What caching above the page cache gives: cold batches, hits in memory, copies; and whether memory stays in its limit.
 
     pip install .
-    python scripts/bench_tiers.py [--utterances 3000] [--folder FOLDER]
+    python scripts/bench/tiers.py [--utterances 3000] [--folder FOLDER]
 
-Batches of 64 shuffled utterances of 16 kB a second, as in bench_load.py, best of the rounds, in which all take turns.
+Batches of 64 shuffled utterances of 16 kB a second, as in `load.py`, best of the rounds, in which all take turns.
 Cold means that no byte of the features is in the page cache before each round, on the disk that holds the folder;
 "without asking ahead" is what the kernel's own readahead makes of it. Memory is what this process has to itself
 (RssAnon) after utterances of 5 kB to 1 MB have come and gone a million times, by one thread and by eight, held in Ram
@@ -27,8 +27,8 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from bench_load import BATCH, BINS, make_features, make_version, shuffled
-from bench_open import anonymous_bytes, forget, in_child
+from load import BATCH, BINS, make_features, make_version, shuffled
+from open import anonymous_bytes, forget, in_child
 
 import featcache
 from featcache.loader.ram import Ram

@@ -1,9 +1,9 @@
 """How fast other toolkits read features through featcache's adapters, and through what they have themselves.
 
     pip install '.[extract,test,bench]'
-    python scripts/bench_adapters.py [--utterances 1000] [--rounds 4] [--json]
+    python scripts/bench/adapters.py [--utterances 1000] [--rounds 4] [--json]
 
-The utterances are those of bench_load.py: fbank features, float16 [frames, 80], 12.3 s on average, all in the page
+The utterances are those of `load.py`: fbank features, float16 [frames, 80], 12.3 s on average, all in the page
 cache. Every line is the best of the rounds, in which all take turns, with one thread and no workers.
 
 * Lhotse: `cut.load_features()` of every cut, in shuffled order; the same of 2 s from the middle of each; and batches of
@@ -33,7 +33,7 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from bench_load import make_features, make_version
+from load import make_features, make_version
 
 import featcache
 

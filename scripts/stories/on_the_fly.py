@@ -7,16 +7,17 @@ On a GPU, and where a padded batch is tokenised at once, the training process do
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import soundfile
 import soxr
 import torch
-from bench_tokenize import RATE, Model
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
@@ -24,6 +25,9 @@ from torch.utils.data import DataLoader, Dataset
 import featcache
 from featcache.device import Device
 from featcache.manifest import Manifest
+
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+from tokenizing import RATE, Model
 
 HOP = 320
 """Samples to a frame."""

@@ -1,7 +1,7 @@
 """Makes the corpora that the benchmarks run on; the same one every time, and kept from one run to the next.
 
-    python scripts/corpus.py /tmp/corpora --kind long --hours 1.4
-    python scripts/corpus.py /tmp/corpora --kind short --count 3000
+    python scripts/bench/corpus.py /tmp/corpora --kind long --hours 1.4
+    python scripts/bench/corpus.py /tmp/corpora --kind short --count 3000
 
 `long` are 16 kHz FLAC files with lengths like LibriSpeech's: 12.3 s on average, from 1.5 to 35 s. `short` are
 8 kHz WAV files with lengths like those of the Free Spoken Digit Dataset: 0.43 s on average, from 0.15 to 2.3 s.
@@ -27,7 +27,7 @@ import soundfile
 import soxr
 from numpy.typing import NDArray
 
-SPEECH = Path(__file__).resolve().parents[2] / "shared" / "data" / "ljspeech" / "wav"
+SPEECH = Path(__file__).resolve().parents[3] / "shared" / "data" / "ljspeech" / "wav"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Whether a run's memory grows with its manifest: 10^5 and 10^6 clips of 0.1 s, planned, extracted and asked for again.
 
-    python scripts/bench_memory.py [--rows 100000 1000000] [--threads 2] [--json]
+    python scripts/bench/memory.py [--rows 100000 1000000] [--threads 2] [--json]
 
 The clips are 64 WAV files, each named by many rows of the manifest under an id of its own; every row is decoded and
 extracted by itself. Commands run in processes of their own, whose resident memory is read 20 times a second. Peaks

@@ -1,7 +1,7 @@
 """Resampling: how fast, how clean, and what share of an extraction it is.
 
     pip install '.[extract,models,bench]'
-    python scripts/bench_resample.py [--rounds 7] [--device cuda] [--no-shares] [--png P] [--json]
+    python scripts/bench/resample.py [--rounds 7] [--device cuda] [--no-shares] [--png P] [--json]
 
 From 8 to 24 kHz, from 22.05 and from 44.1 to 16 kHz, each of these takes turns, on one thread:
 
@@ -26,7 +26,7 @@ is at most 0.01 dB. Rounding to 16 bits by itself leaves -98 dB of a loud sine; 
 which is half of float16's rounding.
 
 A share is of the worker threads' time in `Extraction.run`, with fbank at the target's rate and with EnCodec for 24 kHz
-at its full size with random weights (see bench_tokenize.py); it contains mixing down. Speeds and shares are medians.
+at its full size with random weights (see `tokenizing.py`); it contains mixing down. Speeds and shares are medians.
 
 Seen on one of 2 cores without a GPU, Python 3.11, torch 2.11, soxr 1.1: HQ is the fastest that is clean, at 13,900 ×
 real time from 8 to 24 kHz, 7,270 × from 22.05 and 6,640 × from 44.1 to 16 kHz (clips of 0.43 s: 6,810, 3,250 and 3,090
@@ -55,12 +55,12 @@ import numpy as np
 import soundfile
 import soxr
 import torch
-from bench_tokenize import make_weights
 from clock import CORES, median, remark, timed, undisturbed
 from corpus import SPEECH, buzz, is_speech, speech_at, write_manifest
 from numpy.typing import NDArray
 from pictures import pyplot_for
 from resample_quality import CLEAN_DB, RIPPLE_DB, Signal, is_clean, quality
+from tokenizing import make_weights
 
 from featcache.audio.decode import to_waveform
 from featcache.config import AudioPolicy, Config, config_from

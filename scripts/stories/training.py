@@ -17,11 +17,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from clock import CORES, Timed, timed
-from corpus import make_digits
 from torch import Tensor, nn
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "fsdd" / "manifest.csv"
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+from clock import CORES, Timed, timed
+from corpus import make_digits
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "fsdd" / "manifest.csv"
 SPLITS = ("train", "test")
 
 

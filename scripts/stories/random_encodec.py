@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "helpers"))
 from small_models import speech_like
 
 SECONDS = 100
