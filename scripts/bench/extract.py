@@ -104,7 +104,7 @@ class Stages:
         shards.mkdir(parents=True)
         writer = ShardWriter(self._folder / "work", self._extractor.spec.item_shape, np.dtype(self._config.dtype))
         for batch, (frames, num_frames) in zip(self._batches, features, strict=True):
-            items = [Item(row.id, row.path, row.start, row.duration, row.channel, 1, 1, 1, 1) for row in batch]
+            items = [Item.of(row, 1, (1, 1, 1)) for row in batch]
             writer.append(items, frames, num_frames)
         writer.commit(shards, sample_rate=16000, row=0, supersedes={}, made_by={})
 

@@ -47,6 +47,7 @@ from corpus import KINDS
 from torch.utils.data import DataLoader
 
 import featcache
+from featcache.manifest import Utterance
 from featcache.quantize import quantize, stored_spec
 from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.store.shard import Item
@@ -152,7 +153,7 @@ def make_version(
     for row in range(0, len(utterances), items_per_shard):
         shard = utterances[row : row + items_per_shard]
         items = [
-            Item(f"speaker{n % 997:03}-{n:08}", f"{n}.wav", None, None, None, len(array) * 160 + 240, 0, 0, 16000)
+            Item.of(Utterance(id=f"speaker{n % 997:03}-{n:08}", path=f"{n}.wav"), len(array) * 160 + 240, (0, 0, 16000))
             for n, array in enumerate(shard, row)
         ]
         stored, lengths, side = np.concatenate(shard), [len(array) for array in shard], {}

@@ -147,7 +147,7 @@ def measure(num_frames: int, chunk_size: int, left: int | None, device: torch.de
                 best = math.inf
                 for _ in range(5):
                     if name == MADE:
-                        masks._shared = masks._Shared(masks._KEPT_BYTES)
+                        masks._shared = masks._SharedMasks(masks._SHARED_BYTES)
                     if cold:
                         OTHER_MEMORY.add_(1)
                     settle(device)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import featcache
-from featcache.audio.decode import Segment, decode, to_waveform
+from featcache.audio.decode import Cut, decode, to_waveform
 from featcache.audio.noise import Noise
 from featcache.audio.preparation import Preparation
 from featcache.config import AudioPolicy, config_from
@@ -120,7 +120,7 @@ def test_what_is_silent_stays_what_it_is(noises, tmp_path):
 def test_an_id_gets_the_noise_of_its_suffix(noises):
     config = config_of({**section(), "speed": [0.9, 1.0]}, noises)
     preparation = Preparation.of(config.audio, config.augment)
-    (result,) = decode(noises / "long.wav", [Segment(0.0, 0.5)])
+    (result,) = decode(noises / "long.wav", [Cut(0.0, 0.5)])
     samples = result[0]
     clean = preparation.waveform(samples, RATE, "utt_sp0.9", None)
     noisy = preparation.waveform(samples, RATE, "utt_sp0.9_snr5", None)

@@ -19,7 +19,7 @@ from featcache.errors import DamagedError, StoreError
 from featcache.extract.work import Options
 from featcache.extraction import Extraction
 from featcache.manifest import read_manifest
-from featcache.store.claims import Claim
+from featcache.store.locks import Claim
 from featcache.store.shard_writer import ShardWriter
 from featcache.store.version import select_versions
 from featcache.store.zarr3 import ChunkWriter

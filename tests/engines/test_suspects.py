@@ -264,10 +264,10 @@ def test_an_older_item_settles_nothing(version, clock):
     forget_suspects(version, open_index(version))
     assert marks(version.path.parent) == []
 
-    Run(version, {}).fail([Failure("b", "b.wav", None, None, None, "empty", "", None, None)])
+    Run(version, {}).fail([Failure(id="b", path="b.wav", reason="empty", message="")])
     as_if_killed(version, ["b"])
     forget_suspects(version, open_index(version))
     assert marks(version.path.parent)
-    Run(version, {}).fail([Failure("b", "b.wav", None, None, None, "crashed", "", None, None)])
+    Run(version, {}).fail([Failure(id="b", path="b.wav", reason="crashed", message="")])
     forget_suspects(version, open_index(version))
     assert marks(version.path.parent) == []

@@ -143,7 +143,7 @@ def test_units_are_not_made_of_an_older_file(cli, corpus, scratch):
     shutil.copy(corpus.folder / "junk.wav", corpus.folder / "a.wav")
     assert cli("extract", manifest, "-o", cache, "--check-sources").code == 3
     version = only_version(cache)
-    rows = [Utterance("u1", "a.wav", None, None, None), Utterance("u2", "b.wav", None, None, None)]
+    rows = [Utterance(id="u1", path="a.wav"), Utterance(id="u2", path="b.wav")]
     older, there = open_source(version.path, version.info.fingerprint).read(rows)
     assert isinstance(there, Given)
     assert older.reason == Reason.NOT_IN_SOURCE

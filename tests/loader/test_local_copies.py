@@ -24,9 +24,9 @@ from make_cache import make_version
 from processes import MOST_SECONDS, open_files
 
 import featcache
-from featcache.loader import local_disk, locks
+from featcache.loader import local_disk
 from featcache.loader.local_disk import LocalDisk, NotNow, PartialCopy
-from featcache.store import zarr3
+from featcache.store import locks, zarr3
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ class TestRecords:
     def run(self, version, manifest="a.csv", *, new, held, only=False, extracted=None, failed=(), **outcome):
         asked = {"manifest": manifest, "root": "/", "utterances": new + held, "new": new, "held": held, "only": only}
         run = Run(version, asked)
-        run.fail(Failure(id_, "x.wav", None, None, None, "empty", "", None, None) for id_ in failed)
+        run.fail(Failure(id=id_, path="x.wav", reason="empty", message="") for id_ in failed)
         if extracted is not None:
             run.finish({"extracted": extracted, "failed": len(failed), "interrupted": False, **outcome})
         return run

@@ -1,4 +1,4 @@
-"""A claim is one process's, and what nobody claims is swept."""
+"""Locks end with their process, a claim is one process's, and what nobody claims is swept."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from forking import forked, wait_for_word, wait_until
 from small_shards import INFO, elsewhere, item, write
 
-from featcache.store.claims import Claim
 from featcache.store.index import open_index
+from featcache.store.locks import Claim, is_held
 from featcache.store.version import Version
 
 
@@ -112,3 +113,26 @@ def test_folders_that_are_no_shards_are_left_alone(version):
     (version.path / "shards" / "0123456789ab").write_text("a file")
     assert version.shard_names() == [shard.name]
     assert list(open_index(version).ids) == ["a"]
+
+
+def test_a_forked_child_holds_none_of_its_parents_claims(scratch):
+    """Or those of a parent that is killed would last as long as its child; nor does it remove what they are about."""
+    claim = Claim(scratch / "x.lock")
+    assert claim.take()
+
+    path, (reading, writing) = scratch / "x.lock", os.pipe()
+
+    def child():
+        claim.release()
+        assert path.exists()
+        assert is_held(path)
+        os.write(writing, b".")
+        wait_until(lambda: not path.exists())  # it lives on, and the claim is free all the same
+
+    with forked(child):
+        wait_for_word(reading)
+        claim.release()
+        with Claim(path) as again:
+            assert again.take()
+    os.close(reading)
+    os.close(writing)
