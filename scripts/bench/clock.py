@@ -73,7 +73,7 @@ def _wait_for_quiet(patience: float) -> None:
 
 def _own_seconds() -> float:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def _busy_seconds() -> float:

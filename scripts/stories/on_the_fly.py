@@ -36,7 +36,7 @@ HOP = 320
 def one_by_one(model: Model, waveforms: Tensor, num_samples: Tensor) -> Tensor:
     """Codes `[B, F, Q]` of waveforms `[B, n]` with `num_samples` `[B]` on the CPU; each as if alone."""
     clips = zip(waveforms, num_samples.tolist(), strict=True)
-    return pad_sequence([model.encode(one[None, :count])[0].T for one, count in clips], batch_first=True)
+    return pad_sequence([model.encode(clip[None, :count])[0].T for clip, count in clips], batch_first=True)
 
 
 def at_once(model: Model, waveforms: Tensor, num_samples: Tensor) -> Tensor:

@@ -153,7 +153,7 @@ class GpuUse:
             return "–"
         if self._samples:
             return f"{sum(self._samples) / len(self._samples):.0f}%"
-        return f"at most {sum(one.busy for one in passes) / sum(one.seconds for one in passes):.0%}"
+        return f"at most {sum(epoch.busy for epoch in passes) / sum(epoch.seconds for epoch in passes):.0%}"
 
     def _now(self) -> int | None:
         if self._device.type != "cuda":

@@ -114,9 +114,9 @@ def add_shard(version, features, *, row=0, supersedes=None, rows=None):
         for name, length in zip(features, lengths, strict=True)
     ]
     sides = {}
-    for one in spec.side:
-        entries = [made_up_side(one, array) for array in arrays]
-        sides[one.name] = np.concatenate(entries), [len(entry) for entry in entries]
+    for spec_of_side in spec.side:
+        entries = [made_up_side(spec_of_side, array) for array in arrays]
+        sides[spec_of_side.name] = np.concatenate(entries), [len(entry) for entry in entries]
     stored = np.concatenate(arrays)
     if spec.is_quantized:
         levels, parameters = quantize(torch.from_numpy(stored), lengths)

@@ -141,9 +141,9 @@ class Cli:
 
     def stop(self) -> None:
         """End the server, and what a failed test may have left running."""
-        for one in self._started:
-            if one._code is None:
-                one.send(signal.SIGKILL)
+        for running in self._started:
+            if running._code is None:
+                running.send(signal.SIGKILL)
         self._connect().close()
         self._server.wait()
 
@@ -192,4 +192,4 @@ def open_files(path, pid="self"):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(FileNotFoundError):  # it has been closed
                 found.append(Path(os.readlink(descriptor)))
-    return sorted(str(one) for one in found if one.is_relative_to(path))
+    return sorted(str(file) for file in found if file.is_relative_to(path))
