@@ -57,23 +57,20 @@ Waveforms = torch.Tensor
 
 @dataclass(frozen=True)
 class Codec:
-    """One codec.
-
-    Attributes:
-        make: writes a small model into a folder.
-        extractor: its registered name.
-        rate: in Hz.
-        load: the real model from a folder.
-        encode: the real model's codes `[R, F, Q]` of waveforms `[R, n]`.
-        params: of the extractor, besides the weights.
-    """
+    """One codec."""
 
     make: Callable[[Path], Path]
+    """Writes a small model into a folder."""
     extractor: str
+    """The extractor's registered name."""
     rate: int
+    """The model's sample rate in Hz."""
     load: Callable[[Path], Any]
+    """Loads the real model from a folder."""
     encode: Callable[[Any, Waveforms], torch.Tensor]
+    """The real model's codes `[R, F, Q]` of waveforms `[R, n]`."""
     params: dict[str, Any]
+    """The extractor's parameters besides the weights."""
 
 
 def _transformers(name: str) -> Callable[[Path], Any]:

@@ -18,17 +18,14 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Timed:
-    """What a call took.
-
-    Attributes:
-        seconds: by the clock on the wall.
-        cpu_seconds: of all threads, and of child processes that have ended.
-        others: share of the machine's cores that other processes took meanwhile.
-    """
+    """What a call took."""
 
     seconds: float
+    """Seconds by the clock on the wall."""
     cpu_seconds: float
+    """CPU seconds of all threads, and of child processes that have ended."""
     others: float
+    """The share of the machine's cores that other processes took meanwhile."""
 
 
 def timed(function: Callable[[], object], *, patience: float = 10.0) -> Timed:

@@ -54,9 +54,9 @@ class Stages:
     """The stages of a run, each over the whole corpus by itself.
 
     Args:
-        manifest: of the corpus.
-        config: of the features.
-        folder: to write in.
+        manifest: The corpus's manifest.
+        config: The config of the features.
+        folder: The folder to write in.
     """
 
     def __init__(self, manifest: Manifest, config: Config, folder: Path) -> None:

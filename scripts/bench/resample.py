@@ -81,9 +81,9 @@ class Candidate:
     """A resampler for one pair of rates.
 
     Attributes:
-        clips: float32 `[clips, samples]` to float32 `[clips, samples]`, which may lie on a GPU; what is timed.
-        prepare: what `clips` is given, from a float32 array on the CPU.
-        back: to the CPU again.
+        clips: Resamples float32 `[clips, samples]`, which may lie on a GPU; this is what is timed.
+        prepare: Makes the input of `clips` from a float32 array on the CPU.
+        back: Brings the output back to the CPU.
     """
 
     name: str

@@ -68,9 +68,8 @@ class Model:
     """The model alone.
 
     Args:
-        weights: folder of them.
-        device: to run on.
-        threads: on a CPU, how many batches are computed at a time.
+        weights: The folder of the weights.
+        device: The device to run on.
     """
 
     def __init__(self, weights: Path, device: Device) -> None:

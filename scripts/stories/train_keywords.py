@@ -81,23 +81,20 @@ def make_config(asked: argparse.Namespace, folder: Path) -> Path:
 
 @dataclass
 class Outcome:
-    """What became of one way.
-
-    Attributes:
-        accuracy: on the test split, after the epochs that all have.
-        passes: its epochs.
-        parts: what they took in all, with starting and ending workers.
-        gpu: how busy the GPU was.
-        codes: that it trained and was tested on, by split, as in `OnTheFly.codes`; of featcache none.
-        later: the accuracy after --more-epochs; of featcache alone.
-    """
+    """What became of one way."""
 
     accuracy: float = 0.0
+    """The accuracy on the test split, after the epochs that all ways have."""
     passes: list[Pass] = field(default_factory=list)
+    """Its epochs."""
     parts: list[Timed] = field(default_factory=list)
+    """What the epochs took in all, with starting and ending workers."""
     gpu: str = ""
+    """How busy the GPU was."""
     codes: dict[str, list[CodesOfBatch]] = field(default_factory=dict)
+    """The codes that it trained and was tested on, by split, as in `OnTheFly.codes`; empty for featcache."""
     later: float | None = None
+    """The accuracy after --more-epochs; for featcache alone."""
 
     def summary(self) -> dict[str, Any]:
         """Figures."""
@@ -118,8 +115,8 @@ class Story:
     """The three, over one extraction.
 
     Args:
-        asked: on the command line.
-        folder: for the cache.
+        asked: The options from the command line.
+        folder: The folder for the cache.
     """
 
     def __init__(self, asked: argparse.Namespace, folder: Path) -> None:

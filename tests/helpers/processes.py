@@ -80,9 +80,9 @@ class Cli:
     """Runs `featcache` commands in processes of their own; see `cli_server.py`.
 
     Args:
-        folder: for its files.
-        env: added to the environment of all.
-        modules: that all have imported.
+        folder: The folder for its files.
+        env: Variables added to the environment of all commands.
+        modules: Modules that all commands have imported.
     """
 
     def __init__(self, folder: Path, env: dict[str, str] | None = None, modules: Sequence[str] = ()) -> None:
@@ -111,13 +111,13 @@ class Cli:
         """Start a command.
 
         Args:
-            args: the command line, without `featcache`.
-            cwd: where it runs.
-            stdin: what it reads.
-            env: added to its environment.
-            limits: resource limits, `FSIZE` for `RLIMIT_FSIZE` and so on.
-            fault: what goes wrong; see `saboteur` in `cli_server.py`.
-            powerless: permissions count, though the tests may run as root.
+            args: The command line, without `featcache`.
+            cwd: The folder where it runs.
+            stdin: The file that it reads.
+            env: Variables added to its environment.
+            limits: Resource limits, `FSIZE` for `RLIMIT_FSIZE` and so on.
+            fault: What goes wrong; see `saboteur` in `cli_server.py`.
+            powerless: Whether permissions count even if the tests run as root.
         """
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         for name in ("out", "err"):  # a kill may come before it has opened them
