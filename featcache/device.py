@@ -38,6 +38,21 @@ def available_threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def parse_device(name: str | torch.device) -> torch.device:
+    """A torch device of this machine by its name: `cpu`, `cuda`, `cuda:1`, or another that torch knows.
+
+    Raises:
+        ValueError: There is no such device; the message says why, without the name.
+    """
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError("not a torch device; use cpu, cuda, or cuda:0 and so on") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"there is no such device; torch sees {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
 @dataclass
 class _Slot:
     """What one batch at a time uses on the device."""
@@ -77,15 +92,11 @@ class Device:
 
     def __init__(self, name: str | None = None, threads: int | None = None) -> None:
         try:
-            device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        except RuntimeError as error:
-            raise ConfigError(f"device {name!r}: not a torch device; use cpu, cuda, or cuda:0 and so on") from error
+            device = parse_device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        except ValueError as error:
+            raise ConfigError(f"device {name!r}: {error}") from error
         if device.type not in ("cpu", "cuda"):
             raise ConfigError(f"device {name!r}: extraction runs on cpu or cuda")
-        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            raise ConfigError(
-                f"device {name!r}: there is no such device; torch sees {torch.cuda.device_count()} CUDA devices"
-            )
         self.torch_device = device
         self.is_cuda = device.type == "cuda"
         self.batch_seconds = BATCH_SECONDS[device.type]

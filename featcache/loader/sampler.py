@@ -31,7 +31,7 @@ class BucketBatchSampler(Sampler[list[int]]):
     only on the arguments and the epoch, on every machine.
 
     Padding adds 1.4 % to the frames of 28,000 utterances with lengths as in LibriSpeech, and 1.5 % with log-normal
-    lengths (`max_frames=20_000`, `scripts/bench_sampler.py`). In batches sorted by length it adds 0.1 % and 0.2 %, in
+    lengths (`max_frames=20_000`, `scripts/bench/sampler.py`). In batches sorted by length it adds 0.1 % and 0.2 %, in
     random batches 34 % and 122 %. Of the utterances that share a batch with a given one, 6 % and 7 % share one with it
     again in the next epoch.
 

@@ -19,7 +19,7 @@ from featcache.manifest.cells import COLUMNS, Column, carried
 from featcache.manifest.columns import SPELLINGS
 from featcache.manifest.faults import Faults
 from featcache.manifest.formats import Batch, batches
-from featcache.manifest.rows import Manifest
+from featcache.manifest.utterances import Manifest
 from featcache.strings import Strings
 
 _GZIP = b"\x1f\x8b"
