@@ -20,7 +20,7 @@ import featcache
 from featcache.cli import main
 from featcache.store import zarr3
 from featcache.store.version import Version
-from featcache.weights import trust
+from featcache.weights import permissions
 
 PLANTED = """
 import pathlib
@@ -89,7 +89,7 @@ def shell(cache, plain, monkeypatch):
     (cache / "units.yaml").write_text("name: units\nextractor: units\nparams: {weights: units.safetensors}\n")
     monkeypatch.chdir(cache)
     monkeypatch.syspath_prepend(cache)
-    monkeypatch.setattr(trust, "_allowed", False)
+    monkeypatch.setattr(permissions, "_remote_code_is_allowed", False)
     yield Shell(cache, plain.manifest())
     sys.modules.pop("planted", None)
 

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from featcache import weights
-from featcache.weights import trust
+from featcache.weights import permissions
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +124,8 @@ def test_no_remote_code_is_run_unless_the_user_says_so(hubert, tmp_path, monkeyp
 
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(trust, "_allowed", False)
-    trust.allow_remote_code()
+    monkeypatch.setattr(permissions, "_remote_code_is_allowed", False)
+    permissions.allow_remote_code()
     assert weights.load(AutoModel, located(hubert), CPU).theirs
     assert trace.exists()
     edit_json(hubert / "config.json", auto_map={"AutoModel": "org/name--theirs.TheirModel"})
