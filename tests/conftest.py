@@ -27,11 +27,11 @@ from hypothesis import HealthCheck, settings
 from processes import Cli
 from small_shards import INFO
 
+from featcache import trust
 from featcache.health.verify import Report, verify
 from featcache.store import probes, runs
 from featcache.store.index import open_index
 from featcache.store.version import Version, version_folders
-from featcache.weights import permissions
 
 # How long an example takes says something about the machine, and nothing about the code. Examples are others each time,
 # but where many changes are tested: there, one that fails is the fault of the change.
@@ -75,7 +75,7 @@ def one_thread() -> Iterator[None]:
 def trusted() -> Iterator[None]:
     """In this process, what caches name is imported, registered or not: the word of `--trust-remote-code`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(permissions, "_remote_code_is_allowed", True)
+        patch.setattr(trust, "_remote_code_is_allowed", True)
         yield
 
 

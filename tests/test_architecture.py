@@ -13,7 +13,7 @@ PACKAGE = Path(featcache.__file__).parent
 # Layers, from the ground up: a file or folder of the package may import from the layers below its own, and from its
 # own folder.
 LAYERS = {
-    "ground": {"errors", "spec", "strings", "finite"},
+    "ground": {"errors", "spec", "strings", "finite", "trust"},
     "values": {"arguments", "quantize", "device", "masks"},
     "inputs": {"manifest", "weights"},
     "features": {"store", "audio", "extractors", "augment"},
@@ -35,7 +35,7 @@ ONLY = {
     "manifest": {"arguments", "errors", "strings"},
     "store": FLAT,
     "loader": FLAT | {"quantize", "store"},
-    "extractors": {"errors", "quantize", "spec", "strings", "weights"},
+    "extractors": {"errors", "quantize", "spec", "strings", "trust", "weights"},
     "masks": {"errors"},
     "augment": {"arguments", "errors", "masks", "strings"},
     "cmvn": {"errors", "masks", "stats"},

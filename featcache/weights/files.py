@@ -8,12 +8,11 @@ import re
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from featcache.errors import ConfigError, MissingDependencyError, listing
-
-if TYPE_CHECKING:
-    import torch
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 """The suffixes of files that hold weights."""
@@ -180,8 +179,6 @@ def digest(located: Located) -> str:
     Raises:
         ConfigError: See `state_dict` and `read_json`.
     """
-    import torch
-
     jsons = [located.folder / name for name in ("config.json", *PREPROCESSING)]
     code = sorted(located.folder.rglob("*.py")) if "auto_map" in read_json(located, "config.json") else []
     key = tuple(_identity(path) for path in (*weight_files(located), *jsons, *code))
@@ -213,8 +210,6 @@ def _read_safetensors(file: Path) -> dict[str, torch.Tensor]:
 
 
 def _read_torch(file: Path) -> dict[str, torch.Tensor]:
-    import torch
-
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except PermissionError:

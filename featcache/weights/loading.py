@@ -7,15 +7,15 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize, remove_weight_norm
 
 from featcache.errors import ConfigError, MissingDependencyError, listing
+from featcache.trust import remote_code_is_allowed
 from featcache.weights.files import Located, fault, first_line, read_json, state_dict
-from featcache.weights.permissions import remote_code_is_allowed
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 _TRAINING_ONLY = re.compile(r"(^|\.)masked_spec_embed$")
 """Parameters that a model in eval mode never uses, and that fine-tuned checkpoints may lack."""
@@ -59,8 +59,6 @@ def load(model_class: Any, located: Located, device: torch.device, **options: An
             or the model brings its own code.
         MissingDependencyError: transformers is not installed.
     """
-    import torch
-
     with _loading, _quiet():
         config, found_class = _resolve(model_class, located)
         tensors = state_dict(located)
@@ -88,10 +86,6 @@ def load(model_class: Any, located: Located, device: torch.device, **options: An
 
 def fold_weight_norm(model: nn.Module) -> None:
     """Replace weight norm, in torch's old or new form, by the weights that it computes, in one thread."""
-    import torch
-    from torch import nn
-    from torch.nn.utils import parametrize, remove_weight_norm
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # threads share the norm's sum, so its last bits depend on their number
     try:

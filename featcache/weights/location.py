@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 from featcache.errors import ConfigError, MissingDependencyError, listing
+from featcache.trust import may_download
 from featcache.weights.files import SUFFIXES, Located, fault, first_line, folder_with_weights
 from featcache.weights.hub import HubModel, download, not_to_be_downloaded
-from featcache.weights.permissions import downloads_are_allowed
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -64,7 +64,7 @@ def _folder_of_hub_model(name: str, revision: str) -> Path:
     model = HubModel(name, revision, constants.ENDPOINT, Path(constants.HF_HUB_CACHE).expanduser())
     if complete := model.complete_folder():
         return complete
-    if not downloads_are_allowed():
+    if not may_download():
         raise not_to_be_downloaded(model)
     download(model)
     downloaded = folder_with_weights(model.snapshot)

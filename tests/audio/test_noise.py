@@ -117,7 +117,8 @@ def test_what_is_silent_stays_what_it_is(noises, tmp_path):
 
 
 def test_an_id_gets_the_noise_of_its_suffix(noises):
-    preparation = Preparation.of(config_of({**section(), "speed": [0.9, 1.0]}, noises))
+    config = config_of({**section(), "speed": [0.9, 1.0]}, noises)
+    preparation = Preparation.of(config.audio, config.augment)
     (result,) = decode(noises / "long.wav", [Segment(0.0, 0.5)])
     samples = result[0]
     clean = preparation.waveform(samples, RATE, "utt_sp0.9", None)

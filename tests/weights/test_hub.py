@@ -15,19 +15,12 @@ import pytest
 import small_models
 from conftest import items
 from extracting import versions_in
-from processes import MOST_SECONDS
+from hub_server import CONFIG, environment
 from terminal import on_terminal
 
 from featcache.config import load_config
 from featcache.errors import ExtractorError
 from featcache.weights.hub import HubModel, in_one_line, require_space
-
-CONFIG = """
-name: encodec
-extractor: encodec
-params: {{weights: {weights}, revision: {revision}, bandwidth: 6.0}}
-audio: {{sample_rate: 24000}}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -63,22 +56,6 @@ def hub(repository):
 def home(scratch):
     """An empty HF_HOME."""
     return scratch / "home"
-
-
-def environment(hub, home, **others):
-    """Of a process that is to use this hub and this HF_HOME."""
-    return {
-        "HF_ENDPOINT": hub.address,
-        "HF_HOME": str(home),
-        "HF_HUB_CACHE": str(home / "hub"),
-        "HF_HUB_OFFLINE": "0",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_ETAG_TIMEOUT": str(MOST_SECONDS),
-        "HF_HUB_DOWNLOAD_TIMEOUT": str(MOST_SECONDS),
-        "HF_TOKEN": "",
-        "no_proxy": "*",
-        **others,
-    }
 
 
 @pytest.fixture

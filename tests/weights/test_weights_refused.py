@@ -16,8 +16,7 @@ from transformers import (
     HubertModel,
 )
 
-from featcache import weights
-from featcache.weights import permissions
+from featcache import trust, weights
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +123,8 @@ def test_no_remote_code_is_run_unless_the_user_says_so(hubert, tmp_path, monkeyp
 
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(permissions, "_remote_code_is_allowed", False)
-    permissions.allow_remote_code()
+    monkeypatch.setattr(trust, "_remote_code_is_allowed", False)
+    trust.allow_remote_code()
     assert weights.load(AutoModel, located(hubert), CPU).theirs
     assert trace.exists()
     edit_json(hubert / "config.json", auto_map={"AutoModel": "org/name--theirs.TheirModel"})

@@ -1,4 +1,4 @@
-"""What data may make this process do: run Python code that it brings or names, and download weights."""
+"""What data from elsewhere may cause: Python code that it names to run, weights that it names to be downloaded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 _remote_code_is_allowed = False
-_downloads_are_allowed: ContextVar[bool] = ContextVar("_downloads_are_allowed", default=True)
+_may_download: ContextVar[bool] = ContextVar("_may_download", default=True)
 
 
 def allow_remote_code() -> None:
@@ -27,13 +27,13 @@ def remote_code_is_allowed() -> bool:
 @contextmanager
 def without_downloads() -> Iterator[None]:
     """Within the block, look for weights on this machine only. Weights that only a cache names are loaded like this."""
-    before = _downloads_are_allowed.set(False)
+    before = _may_download.set(False)
     try:
         yield
     finally:
-        _downloads_are_allowed.reset(before)
+        _may_download.reset(before)
 
 
-def downloads_are_allowed() -> bool:
+def may_download() -> bool:
     """Whether weights that are not on this machine may be downloaded."""
-    return _downloads_are_allowed.get()
+    return _may_download.get()
