@@ -50,7 +50,9 @@ def main() -> None:
     layers = layers_of(arrows, rooms)
     nodes = [node for tree in trees.values() for node in ast.walk(tree)]
     documented = [node for node in nodes if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
-    docstrings = sum(node.body[0].end_lineno - node.body[0].lineno + 1 for node in documented if ast.get_docstring(node))
+    docstrings = sum(
+        node.body[0].end_lineno - node.body[0].lineno + 1 for node in documented if ast.get_docstring(node)
+    )
     counts = {path: len((package / path).read_text(encoding="utf-8").splitlines()) for path in trees}
     print(f"rooms       {len(rooms)}")
     print(f"arrows      {sum(map(len, arrows.values()))}")
@@ -61,7 +63,9 @@ def main() -> None:
         print(f"{number:>2}  {', '.join(sorted(room for room in layers if layers[room] == number))}")
     for room in sorted(rooms):
         inside = [path for path in files if room_of(path) == room]
-        print(f"{room:>12} {len(inside):>3} files {sum(counts[path] for path in trees if room_of(path) == room):>6} lines")
+        print(
+            f"{room:>12} {len(inside):>3} files {sum(counts[path] for path in trees if room_of(path) == room):>6} lines"
+        )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from copying import SPEEDS, assert_resumed_to_the_same_bits, config_of, extract,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featcache.audio.decode import to_waveform
+from featcache.audio.resample import to_waveform
 from featcache.config import AudioPolicy, config_from, load_config, packaged_configs
 from featcache.errors import AudioError, ConfigError, ManifestError, Reason
 from featcache.extract import decoding

@@ -6,10 +6,10 @@ import numpy as np
 import soundfile
 from audio_files import RATE
 
-from featcache.audio.decode import Segment, decode
+from featcache.audio.decode import Cut, decode
 from featcache.errors import AudioError
 
-WHOLE = Segment()
+WHOLE = Cut()
 
 
 def samples_of(path, segment=WHOLE, **options) -> np.ndarray:
@@ -33,6 +33,6 @@ def read_whole(path) -> np.ndarray:
         return file.read(file.frames, "float32", always_2d=True)
 
 
-def in_seconds(first: int, stop: int, rate: int = RATE) -> Segment:
+def in_seconds(first: int, stop: int, rate: int = RATE) -> Cut:
     """From one sample to another."""
-    return Segment(first / rate, (stop - first) / rate)
+    return Cut(first / rate, (stop - first) / rate)
