@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.arguments import local
+from featcache.arguments import refuse_url
 from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
 from featcache.device import Device
@@ -84,7 +84,7 @@ class Extraction:
         options: Options,
         only: Strings | None = None,
     ) -> None:
-        local("cache", cache)
+        refuse_url("cache", cache)
         names = [config.name for config in configs]
         if len(set(names)) < len(names):
             raise ConfigError(f"two configs have the same name: {', '.join(sorted(names))}; each names a version")

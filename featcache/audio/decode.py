@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from featcache.audio.recording import END_TOLERANCE_SECONDS, UNKNOWN, Recording, Span
 from featcache.audio.resample import error_if_too_long
 from featcache.errors import AudioError, Reason
-from featcache.finite import all_finite
+from featcache.spec import all_finite
 
 
 @dataclass(frozen=True, slots=True)

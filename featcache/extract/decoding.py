@@ -46,18 +46,8 @@ class Decoded:
     def item(self, num_samples: int) -> Item:
         """What a shard keeps of it, as a waveform of that many samples."""
         assert self.source is not None
-        row, source = self.utterance, self.source
-        return Item(
-            id=row.id,
-            path=row.path,
-            start=row.start,
-            duration=row.duration,
-            channel=row.channel,
-            num_samples=num_samples,
-            size=source.size,
-            mtime_ns=source.mtime_ns,
-            sample_rate=source.sample_rate,
-        )
+        source = self.source
+        return Item.of(self.utterance, num_samples, (source.size, source.mtime_ns, source.sample_rate))
 
 
 def batches(
@@ -186,11 +176,7 @@ def failure_of(utterance: Utterance, root: Path, error: AudioError) -> Failure:
     except (OSError, ValueError):
         size, mtime_ns = None, None
     return Failure(
-        id=utterance.id,
-        path=utterance.path,
-        start=utterance.start,
-        duration=utterance.duration,
-        channel=utterance.channel,
+        **utterance.row(),
         reason=error.reason.value,
         message=str(error) + (where(utterance.path, root) if error.reason == Reason.FILE_MISSING else ""),
         size=size,

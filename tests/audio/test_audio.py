@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import soundfile
 from audio_files import KINDS, RATE, forget_mp3_length, patch_file, tone, write_audio, write_kind, write_tone
-from decoded import WHOLE, fault_of, in_seconds, read_whole, samples_of
+from decoded_audio import WHOLE, fault_of, in_seconds, read_whole, samples_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from open_files import open_files
+from processes import open_files
 
 from featcache.audio import recording
 from featcache.audio.decode import Cut, FileIdentity, decode, probe_seconds

@@ -10,8 +10,9 @@ import shutil
 import numpy as np
 import pytest
 import soundfile
-from conftest import check, items, speech
-from copying import assert_resumed_to_the_same_bits, config_of, extract, write_config_of
+from augment_section import assert_resumed_to_the_same_bits, config_of, extract, write_config_of
+from cache_contents import check, items
+from corpora import speech
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -14,8 +14,9 @@ from collections import Counter
 import numpy as np
 import pytest
 import soundfile
-from conftest import Corpus, check, items, only_version, speech
-from extracting import extracted
+from cache_contents import check, items, only_version
+from corpora import Corpus, speech
+from extractions import extracted
 from make_cache import codes_cache, make_features, make_version
 from manifests import manifest_of
 
@@ -363,7 +364,7 @@ def test_units_are_not_made_of_an_older_file(cli, corpus, scratch):
     shutil.copy(corpus.folder / "junk.wav", corpus.folder / "a.wav")
     assert cli("extract", manifest, "-o", cache, "--check-sources").code == 3
     version = only_version(cache)
-    rows = [Utterance("u1", "a.wav", None, None, None), Utterance("u2", "b.wav", None, None, None)]
+    rows = [Utterance(id="u1", path="a.wav"), Utterance(id="u2", path="b.wav")]
     older, there = open_source(version.path, version.info.fingerprint).read(rows)
     assert isinstance(there, Given)
     assert older.reason == Reason.NOT_IN_SOURCE
