@@ -33,7 +33,7 @@ import torch
 from torch.nn.functional import pad
 
 import featcache
-from featcache.audio.decode import to_waveform
+from featcache.audio.resample import to_waveform
 from featcache.config import Config, config_from
 from featcache.device import Device
 from featcache.extract.decoding import decode_all
