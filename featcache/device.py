@@ -53,10 +53,11 @@ class _Slot:
 class Device:
     """A torch device as the pipeline's worker threads use it.
 
-    On the CPU each worker computes by itself, with torch's own threads set to one. On a GPU at most `_CUDA_SLOTS`
-    of them hold device memory at once, each in a slot that has a stream and pinned staging buffers, so that copies and
-    kernels of different batches overlap. They are the slots' and not the workers', since torch keeps what was freed on
-    a stream for that stream: with one for each worker, a GPU's memory would be shared out among all of them.
+    On the CPU each worker computes by itself, with torch's own threads set to one (see `configure_torch`, which must be
+    called before extractors are built). On a GPU at most `_CUDA_SLOTS` of them hold device memory at once, each in a
+    slot that has a stream and pinned staging buffers, so that copies and kernels of different batches overlap. They are
+    the slots' and not the workers', since torch keeps what was freed on a stream for that stream: with one for each
+    worker, a GPU's memory would be shared out among all of them.
 
     Args:
         name: `cpu`, `cuda`, `cuda:1`; None is cuda where there is one.
@@ -95,6 +96,9 @@ class Device:
             self._free.put(_Slot())
         self._entering = threading.Lock()
         self._own = threading.local()
+
+    def configure_torch(self) -> None:
+        """Make torch in this process ready for extraction: one thread of its own, TF32 off, repeatable kernels."""
         torch.set_num_threads(1)
         # fp32 means fp32: TF32 rounds to ten bits, and matrix products and convolutions have a switch each.
         torch.backends.cuda.matmul.allow_tf32 = False

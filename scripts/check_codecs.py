@@ -36,9 +36,9 @@ import featcache
 from featcache.audio.decode import to_waveform
 from featcache.config import Config, config_from
 from featcache.device import Device
+from featcache.engines.local import run_locally
 from featcache.extract.decoding import decode_all
-from featcache.extract.work import Options
-from featcache.extraction import Extraction
+from featcache.extract.extraction import Options, plan_extraction, run_extraction
 from featcache.extractors import rows
 from featcache.extractors.model import CodecExtractor
 from featcache.health.differences import ROUNDING
@@ -155,7 +155,7 @@ def apart(extractor: CodecExtractor, waveform: torch.Tensor) -> np.ndarray:
     latents = []
     with torch.inference_mode():
         for policy in ("padded", "single"):
-            extractor.policy = policy
+            extractor.chosen_batching = policy
             pieces = []
             for piece in extractor.pieces(len(waveform)):
                 length = extractor.padded_length(piece.num_samples)
@@ -165,7 +165,7 @@ def apart(extractor: CodecExtractor, waveform: torch.Tensor) -> np.ndarray:
                 lengths = torch.full((count,), len(samples), device=waveform.device)
                 pieces.append(extractor.latents(padded, lengths)[0, piece.skip : piece.skip + piece.num_frames])
             latents.append(torch.cat(pieces).double())
-    extractor.policy = None
+    extractor.chosen_batching = None
     batched, alone = latents
     return ((batched - alone).norm(dim=1) / alone.norm(dim=1).clamp(min=1e-30)).cpu().numpy()
 
@@ -184,9 +184,9 @@ def check(codec: Codec, corpus: Path, folder: Path, limit: int | None) -> dict[s
     path = _manifest(corpus, folder, limit)
     manifest = read_manifest(path)
     _killed_and_resumed(path, config, folder)
-    Extraction(manifest, [config], folder / "whole", Options("cpu", 1)).run()
+    run_extraction(plan_extraction(manifest, [config], folder / "whole", Options("cpu", 1)), run_locally)
     with mock.patch.dict(rows.ROW_SECONDS, cpu=240.0), mock.patch.dict(rows.MAX_ROWS, cpu=256):
-        Extraction(manifest, [config], folder / "many", Options("cpu", 2)).run()
+        run_extraction(plan_extraction(manifest, [config], folder / "many", Options("cpu", 2)), run_locally)
     resumed, whole, many = (featcache.open(folder / name) for name in ("resumed", "whole", "many"))
     model, extractor = codec.load(weights), config.build(torch.device("cpu"))
     assert isinstance(extractor, CodecExtractor)
@@ -294,7 +294,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="clips of a corpus")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    Device("cpu", 2)  # one thread in each kernel, as in a run
+    Device("cpu", 2).configure_torch()  # one thread in each kernel, as in a run
     results = {}
     for name in asked.only:
         for corpus in asked.corpora:

@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 import soundfile
 from conftest import Corpus, check, items, only_version, speech
-from extracting import extracted
+from extracting import extract_here, extracted
 from make_cache import codes_cache, make_features, make_version
 from manifests import manifest_of
 
 import featcache
 from featcache.config import load_config
+from featcache.engines.local import run_locally
 from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError, Reason
-from featcache.extract.derived import Given, open_source
-from featcache.extract.work import Options
-from featcache.extraction import Extraction
+from featcache.extract.extraction import Options, plan_extraction, run_extraction
+from featcache.extract.from_version import StoredUtterance, open_source
 from featcache.manifest import Utterance, read_manifest
 from featcache.stats import moments, usage
 from featcache.store.index import open_index
@@ -241,14 +241,14 @@ def test_an_utterance_counts_once_however_many_copies_there_are_of_it(corpus, sc
 
     def extraction(some, options=options):
         manifest = read_manifest(corpus.manifest(some, "some.csv"))
-        return Extraction(manifest, [load_config(config)], scratch / "c", options)
+        return plan_extraction(manifest, [load_config(config)], scratch / "c", options)
 
-    extraction(rows).run()
+    run_extraction(extraction(rows), run_locally)
     one, two = ([*({**row, "path": "b.wav"} for row in rows[2 : 2 + n]), *rows[:2]] for n in (1, 2))
-    assert extraction(one).missing == 3
+    assert extraction(one).num_missing == 3
     with pytest.raises(ManifestError, match="names other files for 2 of the 6 utterances"):
         extraction(two)
-    assert extraction(two, Options("cpu", 1, replace=True)).missing == 6
+    assert extraction(two, Options("cpu", 1, replace=True)).num_missing == 6
 
 
 # Failures of what is to replace an item
@@ -365,7 +365,7 @@ def test_units_are_not_made_of_an_older_file(cli, corpus, scratch):
     version = only_version(cache)
     rows = [Utterance("u1", "a.wav", None, None, None), Utterance("u2", "b.wav", None, None, None)]
     older, there = open_source(version.path, version.info.fingerprint).read(rows)
-    assert isinstance(there, Given)
+    assert isinstance(there, StoredUtterance)
     assert older.reason == Reason.NOT_IN_SOURCE
     assert "of another row or file: its file has changed since, and extracting the new one failed: not" in str(older)
 
@@ -413,7 +413,7 @@ def test_whatever_is_edited_each_row_has_its_own_features_or_is_told(corpus, scr
         path = corpus.manifest(rows, "random.csv")
         manifest = read_manifest(path)
         options = Options("cpu", 1, check_sources=True, replace=True, retry_failed=bool(random.random() < 0.3))
-        summary = Extraction(manifest, [config], cache, options).run()
+        summary = extract_here(manifest, [config], cache, options)
         expected = {}
         for row in rows:
             key = content[row["path"]], row.get("duration", "")
@@ -424,8 +424,8 @@ def test_whatever_is_edited_each_row_has_its_own_features_or_is_told(corpus, scr
         assert summary.failed == len(bad), step
         version = only_version(cache)
         assert set(standing_failures(version, open_index(version))) >= bad
-        again = Extraction(manifest, [config], cache, Options("cpu", 1, check_sources=True))
-        assert (again.missing, int(again.work[0].todo.failed.sum())) == (0, len(bad))
+        again = plan_extraction(manifest, [config], cache, Options("cpu", 1, check_sources=True))
+        assert (again.num_missing, int(again.versions[0].rows.failed.sum())) == (0, len(bad))
         served = items(cache)
         assert all(served[id_] == features for id_, features in expected.items() if features is not None)
         report = check(cache, manifest=manifest)
@@ -446,7 +446,7 @@ def alone(corpus, config, key, cache):
     which, duration = key
     rows = [{"id": "alone", "path": f"{which}.wav", "duration": duration}]
     manifest = read_manifest(corpus.manifest(rows, "alone.csv"))
-    Extraction(manifest, [config], cache, Options("cpu", 1)).run()
+    extract_here(manifest, [config], cache, Options("cpu", 1))
     return items(cache).get("alone")
 
 

@@ -12,7 +12,7 @@ import pytest
 from conftest import check, items, only_version
 from damage import CHUNKS, flip, provenance, victim
 
-from featcache.extract.work import Options
+from featcache.extract.extraction import Options
 from featcache.health.repair import repair
 from featcache.manifest import read_manifest
 from featcache.store.index import open_index

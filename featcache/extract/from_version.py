@@ -1,11 +1,10 @@
-"""Extraction from the features of another version instead of audio: that version's items, for the rows of a
-manifest."""
+"""Extracts a batch of utterances from the features that another version holds, instead of from audio."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -17,14 +16,10 @@ from numpy.typing import NDArray
 from featcache.config import Config
 from featcache.device import Device
 from featcache.errors import AudioError, ConfigError, DamagedError, Reason, listing
-from featcache.extract.batch import process
-from featcache.extract.decoding import failure_of
-from featcache.extract.features import cast
-from featcache.extract.memory import AudioMemory
-from featcache.extract.rows import Pending
-from featcache.extract.target import Extracted, Spent, Target
-from featcache.extractors import Extractor, Params
-from featcache.extractors.units import Units
+from featcache.extract.decoding import WorkerTimes, failure_of
+from featcache.extract.features import Extracted, cast
+from featcache.extract.rows import PendingRows
+from featcache.extract.version_plan import BuiltConfig
 from featcache.manifest import Manifest, Utterance
 from featcache.manifest.copies import copies_of
 from featcache.quantize import dequantize_array
@@ -36,37 +31,31 @@ from featcache.store.runs import Failure, standing_failures
 from featcache.store.shard import Item
 from featcache.store.version import Version, select_versions
 
-Produce = Callable[[Sequence[Utterance], Spent], Iterable[list[Extracted | Pending]]]
-"""Makes features of a batch of utterances: for one part of it after the other, what each target gets."""
-
 _UTTERANCES = 64
-"""Whose features are on the device at once, at most."""
+"""The most utterances whose features are on the device at once."""
 
 _SHARDS_HELD = 8
-"""Shards whose columns are held: as many as workers are at, about. A shard of 10^5 short clips takes 4 MB."""
+"""Shards whose columns are held: about as many as workers are at. A shard of 10^5 short clips takes 4 MB."""
 
 
 @dataclass(frozen=True)
-class Given:
-    """What a version has of an utterance.
-
-    Attributes:
-        item: what it keeps besides the features: the audio file's identity, the number of samples.
-        features: `[frames, *item_shape]`, memory-mapped and read-only; quantised ones as their values, float32.
-    """
+class StoredUtterance:
+    """What a version holds of an utterance."""
 
     item: Item
+    """Everything besides the features: the identity of the audio file, the number of samples."""
     features: NDArray[Any]
+    """`[frames, *item_shape]`, memory-mapped and read-only; quantised ones as their values, float32."""
 
 
-class Source:
-    """A version that others are made from. Its methods may be called from several threads.
+class SourceVersion:
+    """A version from whose features others are made. Its methods may be called from several threads.
 
     Args:
-        version: which.
+        version: The version.
 
     Raises:
-        DamagedError: the index has to be built, and a shard's metadata is damaged.
+        DamagedError: The index has to be built, and a shard's metadata is damaged.
     """
 
     def __init__(self, version: Version) -> None:
@@ -75,20 +64,21 @@ class Source:
         self._failures = standing_failures(version, self._index)
         self._shard = lru_cache(_SHARDS_HELD)(self._open_shard)
 
-    def read(self, utterances: Sequence[Utterance]) -> list[Given | AudioError]:
-        """What the version has of each utterance; held against its checksum.
+    def read(self, utterances: Sequence[Utterance]) -> list[StoredUtterance | AudioError]:
+        """Read what the version holds of each utterance, and check it against its checksum.
 
-        An utterance is there if an item of its id was made from a row of the same path, start, duration and channel,
-        and its file has not changed and failed since. For any other there is an `AudioError` with the reason
+        The version holds an utterance if an item of its id was made from a row of the same path, start, duration and
+        channel, and its file has not changed and failed since. Others give an `AudioError` with the reason
         NOT_IN_SOURCE.
 
         Raises:
-            DamagedError: a shard is damaged.
+            DamagedError: A shard is damaged.
         """
-        failures = {one.id: self._failures[one.id] for one in utterances if one.id in self._failures}
+        ids = [utterance.id for utterance in utterances]
+        failures = {id_: self._failures[id_] for id_ in ids if id_ in self._failures}
         joined = join(self._index, Rows.of_utterances(utterances), failures)
         return [
-            self._given(utterance, position)
+            self._stored(utterance, position)
             if position >= 0 and not is_changed
             else self._missing(utterance, position, joined.failures.get(number))
             for number, (utterance, position, is_changed) in enumerate(
@@ -96,15 +86,14 @@ class Source:
             )
         ]
 
-    def seconds(self, manifest: Manifest) -> NDArray[np.float64]:
-        """Seconds of audio of each row, float64 `[rows]`: the manifest's, else the version's, else NaN."""
+    def seconds(self, manifest: Manifest, known: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Seconds of audio of each row, float64 `[rows]`: those known, else the version's, else NaN."""
         positions = self._index.find(manifest.ids)
-        lengths = np.where(
-            positions >= 0, self._index.num_frames[positions] / self.version.info.spec.frame_rate, np.nan
-        )
-        return np.where(np.isnan(manifest.duration), lengths, manifest.duration)
+        frame_rate = self.version.info.spec.frame_rate
+        lengths = np.where(positions >= 0, self._index.num_frames[positions] / frame_rate, np.nan)
+        return np.where(np.isnan(known), lengths, known)
 
-    def _given(self, utterance: Utterance, position: int) -> Given:
+    def _stored(self, utterance: Utterance, position: int) -> StoredUtterance:
         index = self._index
         shard, number = self._shard(int(index.shard[position])), int(index.item[position])
         first = int(index.first_frame[position])
@@ -128,7 +117,7 @@ class Source:
             mtime_ns=mtime_ns,
             sample_rate=sample_rate,
         )
-        return Given(item, features)
+        return StoredUtterance(item, features)
 
     def _missing(self, utterance: Utterance, position: int, failure: Failure | None) -> AudioError:
         where = f"not in {self.version.path.name}"
@@ -139,10 +128,10 @@ class Source:
             where += f", where it failed: {failure.reason}: {failure.message}"
         return AudioError(Reason.NOT_IN_SOURCE, where)
 
-    def _open_shard(self, number: int) -> _Columns:
+    def _open_shard(self, number: int) -> _ShardColumns:
         shard = self.version.shard(self._index.shards[number])
         is_quantized = self.version.info.spec.is_quantized
-        return _Columns(
+        return _ShardColumns(
             features=shard.features,
             crc32c=shard.column("crc32c"),
             num_samples=shard.column("num_samples"),
@@ -152,8 +141,8 @@ class Source:
 
 
 @dataclass(frozen=True)
-class _Columns:
-    """What is needed of a shard, over and over."""
+class _ShardColumns:
+    """The columns of a shard that are read for every utterance."""
 
     features: NDArray[Any]
     crc32c: NDArray[np.uint32]
@@ -162,106 +151,92 @@ class _Columns:
     parameters: NDArray[np.float32] | None
 
 
-def producer(root: Path, targets: Sequence[Target], device: Device, source: Source | None) -> Produce:
-    """What makes features of a batch for every target: from audio, or if there is a source, from its features."""
-    if source is not None:
-        return partial(derive, root, targets, device, source)
-    return partial(process, root, targets, device, AudioMemory())
-
-
-def derive(
+def extract_from_version(
     root: Path,
-    targets: Sequence[Target],
+    configs: Sequence[BuiltConfig],
     device: Device,
-    source: Source,
+    source: SourceVersion,
     batch: Sequence[Utterance],
-    spent: Spent,
-) -> Iterator[list[Extracted | Pending]]:
-    """Make features of a batch from those of the source, for every target; its extractor is `Units`.
+    times: WorkerTimes,
+) -> Iterator[list[Extracted | PendingRows]]:
+    """Make the features of a batch from those of the source, for every config.
 
-    Yields the targets' results, in the targets' order, for one part of the batch after the other.
+    Yields:
+        For one part of the batch after the other, the results of all configs in their order.
     """
     for part in np.array_split(np.arange(len(batch)), -(-len(batch) // _UTTERANCES)):
         started = perf_counter()
         utterances = [batch[i] for i in part.tolist()]
-        given = source.read(utterances)
-        items = [one.item for one in given if isinstance(one, Given)]
+        stored = source.read(utterances)
+        items = [found.item for found in stored if isinstance(found, StoredUtterance)]
+        features = [found.features for found in stored if isinstance(found, StoredUtterance)]
         failures = [
-            failure_of(row, root, one)
-            for row, one in zip(utterances, given, strict=True)
-            if isinstance(one, AudioError)
+            failure_of(row, root, found)
+            for row, found in zip(utterances, stored, strict=True)
+            if isinstance(found, AudioError)
         ]
-        features = [one.features for one in given if isinstance(one, Given)]
-        spent.decode += perf_counter() - started
-        results: list[Extracted | Pending] = []
-        for target in targets:
-            with spent.extracting(target):
-                codes = _codes(target, features, device)
-            results.append(Extracted(items, [len(one) for one in features], codes, failures))
+        times.decode += perf_counter() - started
+        results: list[Extracted | PendingRows] = []
+        for config in configs:
+            started = perf_counter()
+            made = _from_features(config, features, device)
+            seconds = perf_counter() - started
+            times.extract += seconds
+            results.append(Extracted(items, [len(item) for item in features], made, failures, seconds=seconds))
         yield results
 
 
-def _codes(target: Target, features: Sequence[NDArray[Any]], device: Device) -> NDArray[Any]:
-    """The codes of some utterances' features, one after the other."""
-    extractor = target.extractor
-    assert isinstance(extractor, Units)
+def _from_features(config: BuiltConfig, features: Sequence[NDArray[Any]], device: Device) -> NDArray[Any]:
+    """What the config makes of some utterances' features, one after the other."""
     if not features:
-        return np.empty((0, *extractor.spec.item_shape), target.config.dtype)
+        return np.empty((0, *config.spec.item_shape), config.dtype)
     with device.slot():
         frames = torch.from_numpy(np.concatenate(features)).to(device.torch_device)
-        codes: NDArray[Any] = device.download(cast(extractor.from_features(frames), target.config.dtype))
-    return codes
+        made: NDArray[Any] = device.download(cast(config.extractor.from_features(frames), config.dtype))
+    return made
 
 
-def source_of(configs: Sequence[Config], extractors: Mapping[str, Extractor[Params]], path: Path) -> Source:
-    """The version, at `path` or in the cache at `path`, that the configs' features are made from.
-
-    Args:
-        configs: of what is to be made.
-        extractors: of each, by its name.
-        path: of the version or its cache.
+def find_source(configs: Sequence[BuiltConfig], path: Path) -> SourceVersion:
+    """Open the version that the configs' features are made from, at `path` or in the cache at `path`.
 
     Raises:
-        StoreError: there is no version.
-        ConfigError: they are made from audio alone, or from other features or copies than are there.
-        DamagedError: its metadata is damaged.
+        StoreError: There is no version.
+        ConfigError: A config's features are made from audio only, or from other features or copies than are there.
+        DamagedError: The version's metadata is damaged.
     """
+    fingerprints = set()
     for config in configs:
-        if not isinstance(extractors[config.name], Units):
+        if config.extractor.source_fingerprint is None:
             raise ConfigError(
-                f"--from: {config.name}: {config.extractor} is extracted from audio; --from is only for units"
+                f"--from: {config.name}: {config.config.extractor} is extracted from audio; --from is only for units"
             )
-    sources = {extractor.source_fingerprint for extractor in extractors.values() if isinstance(extractor, Units)}
-    if len(sources) > 1:
+        fingerprints.add(config.extractor.source_fingerprint)
+    if len(fingerprints) > 1:
         raise ConfigError("--from: these configs make units of different features: run them one at a time")
-    source = open_source(path, sources.pop())
+    source = open_source(path, fingerprints.pop())
     for config in configs:
-        _refuse_other_copies(config, source.version)
+        _refuse_other_copies(config.config, source.version)
     return source
 
 
-def open_source(path: Path, fingerprint: str) -> Source:
+def open_source(path: Path, fingerprint: str) -> SourceVersion:
     """Open the version of that fingerprint, at `path` or in the cache at `path`.
 
     Raises:
-        StoreError: there is no version.
-        ConfigError: there are others.
-        DamagedError: its metadata is damaged.
+        StoreError: There is no version.
+        ConfigError: There are only other versions.
+        DamagedError: The version's metadata is damaged.
     """
     versions = select_versions(path)
     for version in versions:
         if version.info.fingerprint == fingerprint:
-            return Source(version)
+            return SourceVersion(version)
     there = listing(version.path.name for version in versions)
     raise ConfigError(f"--from {path}: the config needs version {fingerprint[:12]}; there is {there}")
 
 
 def _refuse_other_copies(config: Config, source: Version) -> None:
-    """Refuse to make copies of a version's that it has not, or that have other noise.
-
-    Raises:
-        ConfigError: says which.
-    """
+    """Refuse a config with copies that the source lacks, or that have other noise there."""
     there = copies_of(source.info.config).suffixes
     if lacking := [suffix or "the utterances themselves" for suffix in config.copies.suffixes if suffix not in there]:
         raise ConfigError(
