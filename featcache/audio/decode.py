@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from featcache.audio.recording import END_TOLERANCE_SECONDS, UNKNOWN, Recording, Span
 from featcache.errors import AudioError, MissingDependencyError, Reason
-from featcache.finite import all_finite
+from featcache.spec import all_finite
 
 if TYPE_CHECKING:
     from featcache.audio.policy import AudioPolicy
@@ -44,7 +44,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Cut:
     """What to cut from a file: by default, all of it.
 
     Attributes:
@@ -58,7 +58,7 @@ class Segment:
 
 def decode(
     path: str | Path,
-    segments: Sequence[Segment],
+    segments: Sequence[Cut],
     *,
     max_seconds: float | None = None,
     reserve: Callable[[int, float], None] | None = None,
@@ -188,7 +188,7 @@ def probe_rate(path: str | Path) -> int | None:
         return None
 
 
-def _span(recording: Recording, held: int, segment: Segment, max_seconds: float | None) -> Span | AudioError:
+def _span(recording: Recording, held: int, segment: Cut, max_seconds: float | None) -> Span | AudioError:
     """Where a segment lies in a recording that holds `held` samples, or why it does not."""
     rate = recording.sample_rate
     first = round((segment.start or 0.0) * rate)
@@ -218,7 +218,7 @@ def _size(recording: Recording, span: Span) -> str:
 
 
 def _fault(
-    recording: Recording, samples: NDArray[np.float32], span: Span, segment: Segment, max_seconds: float | None
+    recording: Recording, samples: NDArray[np.float32], span: Span, segment: Cut, max_seconds: float | None
 ) -> AudioError | None:
     """What is wrong with the samples that were cut for a span; None where nothing is."""
     first, stop = span

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.audio.decode import Segment, decode, to_waveform
+from featcache.audio.decode import Cut, decode, to_waveform
 from featcache.audio.noise_manifest import NoiseClip, noise_content, read_noise
 from featcache.audio.noise_memory import Span, shared_memory
 from featcache.errors import AudioError, ConfigError
@@ -106,7 +106,7 @@ class Noise:
         """Spans of a noise, mono, at the file's rate."""
         rate = clip.sample_rate
         at_own_rate = self._audio.model_copy(update={"sample_rate": rate})
-        segments = [Segment((clip.first + first) / rate, (stop - first) / rate) for first, stop in spans]
+        segments = [Cut((clip.first + first) / rate, (stop - first) / rate) for first, stop in spans]
         decoded = []
         for result in list(decode(clip.path, segments)):  # to its end, so that the file is closed
             if isinstance(result, AudioError):

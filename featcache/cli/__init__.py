@@ -27,8 +27,8 @@ from featcache.cli.show import show
 from featcache.cli.signals import INTERRUPTED, sigterm_interrupts
 from featcache.cli.stats import stats
 from featcache.cli.verify import verify
+from featcache.downloads import show_downloads
 from featcache.errors import FeatcacheError, MissingDependencyError
-from featcache.weights.downloads import show_downloads
 
 _EXTRACT_ONLY = {"pydantic", "soundfile", "soxr", "torchaudio", "yaml"}
 """Packages that come with `featcache[extract]`; a training environment has no need of them."""

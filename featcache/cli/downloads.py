@@ -11,8 +11,8 @@ from typing import Never
 from tqdm import tqdm
 
 from featcache.cli.common import LINE_SECONDS, megabytes, note, terminal_columns
+from featcache.downloads import Download
 from featcache.errors import counted
-from featcache.weights.downloads import Download
 
 
 @contextmanager

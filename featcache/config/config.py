@@ -18,7 +18,7 @@ from featcache.audio.policy import AudioPolicy, AugmentPolicy
 from featcache.config.faults import faults_of
 from featcache.errors import ConfigError, listing
 from featcache.manifest.copies import Copies, copies_of
-from featcache.weights.downloads import without_downloads
+from featcache.trust import without_downloads
 
 if TYPE_CHECKING:
     import torch

@@ -32,7 +32,7 @@ from featcache.extract.version_plan import BuiltConfig
 from featcache.extractors.base import Batching
 from featcache.manifest import Utterance
 from featcache.store.version import Version
-from featcache.weights.trust import allow_remote_code, remote_code_is_allowed
+from featcache.trust import allow_remote_code, remote_code_is_allowed
 
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from featcache.engines.isolated import serve; serve()"

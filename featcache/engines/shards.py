@@ -122,8 +122,7 @@ class OpenShard:
             except OSError as error:
                 raise _cannot_write(shard.job.version, error) from error
             shard.failures += extracted.failures
-            shard.counts.add(extracted)
-            shard.job.counts.add(extracted)
+            shard.counts.add(shard.job.count(extracted))
             progress.count_failures(extracted.failures)
             rate = shard.job.plan.built.sample_rate
             seconds |= {item.id: item.num_samples / rate for item in extracted.items}

@@ -19,7 +19,7 @@ from featcache.config import AudioPolicy
 from featcache.errors import ManifestError, Reason, counted
 from featcache.extract.decoding import where_missing
 from featcache.extract.tasks import RowStatus
-from featcache.manifest import Manifest
+from featcache.manifest import Manifest, rows_at_even_steps
 from featcache.store.index import Index
 from featcache.store.join import find_other_files, item_at, sources_of
 from featcache.store.runs import Failure
@@ -49,7 +49,7 @@ def row_seconds(manifest: Manifest, known: NDArray[np.float64], speed: NDArray[n
     unknown = np.flatnonzero(np.isnan(seconds))
     if not len(unknown):
         return seconds
-    probed = unknown[_at_even_steps(len(unknown))]
+    probed = unknown[rows_at_even_steps(len(unknown), _PROBED)]
     with ThreadPoolExecutor(_STAT_THREADS) as pool:
         found = pool.map(lambda row: probe_seconds(manifest.resolve(manifest.paths[row])), probed.tolist())
     known = np.array([math.nan if one is None else one for one in found])
@@ -171,11 +171,6 @@ def would_fail_again(manifest: Manifest, failure: Failure, audio: AudioPolicy, m
     return min(failure.duration or math.inf, seconds - (failure.start or 0.0)) > max_seconds
 
 
-def _at_even_steps(count: int) -> NDArray[np.int64]:
-    """Numbers from 0 to `count - 1`, at most `_PROBED` of them."""
-    return np.unique(np.linspace(0, count - 1, min(count, _PROBED)).astype(np.int64))
-
-
 def stat_of(path: Path) -> tuple[int | None, int | None]:
     """A file's size in bytes and its mtime in ns; two Nones if there is no such file."""
     try:
@@ -210,7 +205,7 @@ def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]
 def _some_paths(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]:
     """The different paths of some of these rows, from the first to the last."""
     numbers = np.flatnonzero(rows)
-    some = numbers[_at_even_steps(len(numbers))]
+    some = numbers[rows_at_even_steps(len(numbers), _PROBED)]
     return list(dict.fromkeys(manifest.paths[row] for row in some.tolist()))
 
 

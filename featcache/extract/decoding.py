@@ -15,7 +15,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.audio.decode import Segment, Source, decode
+from featcache.audio.decode import Cut, Source, decode
 from featcache.audio.preparation import Preparation
 from featcache.errors import AudioError, Reason
 from featcache.manifest import Utterance
@@ -107,18 +107,8 @@ class Decoded:
     def item(self, num_samples: int) -> Item:
         """What a shard keeps of the utterance, whose waveform has that many samples."""
         assert self.source is not None
-        row, source = self.utterance, self.source
-        return Item(
-            id=row.id,
-            path=row.path,
-            start=row.start,
-            duration=row.duration,
-            channel=row.channel,
-            num_samples=num_samples,
-            size=source.size,
-            mtime_ns=source.mtime_ns,
-            sample_rate=source.sample_rate,
-        )
+        source = self.source
+        return Item.of(self.utterance, num_samples, (source.size, source.mtime_ns, source.sample_rate))
 
 
 def batches(
@@ -175,8 +165,8 @@ def decode_all(
             del result  # not held while the next one is decoded
 
 
-def _segment(utterance: Utterance) -> Segment:
-    return Segment(utterance.start, utterance.duration)
+def _segment(utterance: Utterance) -> Cut:
+    return Cut(utterance.start, utterance.duration)
 
 
 def parts(decoding: Iterator[Decoded], part_seconds: float, times: WorkerTimes) -> Iterator[list[Decoded]]:
@@ -261,11 +251,7 @@ def failure_of(utterance: Utterance, root: Path, error: AudioError) -> Failure:
         size, mtime_ns = None, None
     where = where_missing(utterance.path, root) if error.reason == Reason.FILE_MISSING else ""
     return Failure(
-        id=utterance.id,
-        path=utterance.path,
-        start=utterance.start,
-        duration=utterance.duration,
-        channel=utterance.channel,
+        **utterance.row(),
         reason=error.reason.value,
         message=f"{error}{where}",
         size=size,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.arguments import local
+from featcache.arguments import refuse_url
 from featcache.config import Config
 from featcache.device import Device
 from featcache.errors import ConfigError
@@ -137,7 +137,7 @@ def plan_extraction(
         ArgumentError: A version's folder has been renamed, or the cache is a URL.
         DamagedError: A version's metadata or columns are damaged.
     """
-    local("cache", cache)
+    refuse_url("cache", cache)
     _refuse_equal_names(configs)
     device = Device(options.device, options.threads)
     started = perf_counter()

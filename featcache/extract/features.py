@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from featcache.device import Device
 from featcache.errors import AudioError, ExtractorError, Reason, listing
 from featcache.extractors import Clip, Extractor, Params
-from featcache.finite import all_finite
 from featcache.quantize import is_quantized, quantize
-from featcache.spec import QUANTIZATION, FeatureSpec
+from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
 from featcache.store.runs import Failure
 from featcache.store.shard import Item
 
@@ -44,8 +43,8 @@ class Extracted:
     """For each side array, the entries of all items one after the other, and how many each item has."""
     seconds: float = 0.0
     """Seconds of worker threads that computing the features took."""
-    resampled: int = 0
-    """The number of utterances whose file has another sample rate than the config. Copies do not count."""
+    resampled: Sequence[str] = ()
+    """The ids of utterances whose file has another sample rate than the config; without the suffixes of copies."""
 
     @classmethod
     def of_failures(cls, spec: FeatureSpec, failures: list[Failure]) -> Extracted:

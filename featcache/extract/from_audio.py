@@ -93,8 +93,6 @@ class _BatchOfConfig:
         self._root = root
         self._device = device
         self._times = times
-        self._resampled: set[str] = set()
-        """The ids of utterances that have been counted as resampled, without the suffixes of copies."""
 
     def extract(self, waveforms: Waveforms, at_once: bool) -> Extracted | PendingRows:
         """Extract a part of the batch; with `at_once`, compute its rows too."""
@@ -112,7 +110,7 @@ class _BatchOfConfig:
                 items.append(decoded.item(len(waveform)))
                 clips.append(waveform)
                 utterances.append(decoded.utterance)
-        resampled = self._newly_resampled(items)
+        resampled = self._resampled(items)
         result: Extracted | PendingRows
         if config.row_extractor is not None:
             result = PendingRows(
@@ -123,7 +121,7 @@ class _BatchOfConfig:
                 waveforms=clips,
                 failures=failures,
                 fail=lambda clip, error: self._fail(utterances[clip], error),
-                resampled=len(resampled),
+                resampled=resampled,
             )
             if at_once:
                 result.compute(self._device)
@@ -143,9 +141,8 @@ class _BatchOfConfig:
                 + [self._fail(row, error) for row, error in zip(utterances, computed.errors, strict=True) if error],
                 side=computed.side,
                 seconds=seconds,
-                resampled=len(resampled),
+                resampled=resampled,
             )
-        self._resampled |= resampled
         return result
 
     def extract_if_it_fits(self, decoded: Decoded) -> Extracted | PendingRows:
@@ -172,11 +169,11 @@ class _BatchOfConfig:
             Reason.TOO_SHORT, f"{num_samples} samples at {config.sample_rate} Hz are too few for one frame"
         )
 
-    def _newly_resampled(self, items: Sequence[Item]) -> set[str]:
-        """The utterances whose file has another sample rate and that have not been counted."""
+    def _resampled(self, items: Sequence[Item]) -> list[str]:
+        """The ids of utterances whose file has another sample rate, without the suffixes of copies."""
         copies = self._config.preparation.copies
         ids = (item.id for item in items if item.sample_rate != self._config.sample_rate)
-        return {id_.removesuffix(copies.of(id_).suffix) for id_ in ids} - self._resampled
+        return list(dict.fromkeys(id_.removesuffix(copies.of(id_).suffix) for id_ in ids))
 
     def _fail(self, utterance: Utterance, error: AudioError) -> Failure:
         return failure_of(utterance, self._root, error)

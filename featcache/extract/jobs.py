@@ -18,7 +18,7 @@ from featcache.extract.from_version import SourceVersion, extract_from_version
 from featcache.extract.rows import PendingRows
 from featcache.extract.tasks import ShardTask
 from featcache.extract.version_plan import BuiltConfig, VersionPlan
-from featcache.manifest import Utterance
+from featcache.manifest import Segment, Utterance
 from featcache.store.in_flight import Suspects, forget_suspects
 from featcache.store.index import open_index
 from featcache.store.runs import Failure, Run
@@ -44,14 +44,13 @@ class VersionCounts:
     resampled: int = 0
     """Utterances whose file has another sample rate than the config. Copies do not count."""
 
-    def add(self, extracted: Extracted) -> None:
-        """Count what the version gets from a part of a batch."""
-        self.extracted += len(extracted.items)
-        self.failed += len(extracted.failures)
-        self.num_bytes += extracted.features.nbytes
-        self.num_bytes += sum(entries.nbytes for entries, _ in extracted.side.values())
-        self.seconds += extracted.seconds
-        self.resampled += extracted.resampled
+    def add(self, other: VersionCounts) -> None:
+        """Add what has been counted elsewhere."""
+        self.extracted += other.extracted
+        self.failed += other.failed
+        self.num_bytes += other.num_bytes
+        self.seconds += other.seconds
+        self.resampled += other.resampled
 
     def take_back(self, other: VersionCounts) -> None:
         """Subtract what the version did not get after all. The time has been spent all the same."""
@@ -110,7 +109,7 @@ class ConcurrentRuns:
     def __init__(self, version: Version, planned: Iterable[str]) -> None:
         self._version = version
         self._known = set(planned)
-        self._rows: dict[str, tuple[Any, ...]] = {}
+        self._rows: dict[str, Segment] = {}
 
     def ignore(self, shard: str) -> None:
         """Take a shard of that name for this run's own."""
@@ -122,12 +121,8 @@ class ConcurrentRuns:
             if name not in self._known:
                 self._known.add(name)
                 for item in self._version.shard(name).items():
-                    self._rows[item.id] = (item.path, item.start, item.duration, item.channel)
-        return {
-            number
-            for number, row in enumerate(task.utterances)
-            if self._rows.get(row.id) != (row.path, row.start, row.duration, row.channel)
-        }
+                    self._rows[item.id] = item.segment
+        return {number for number, row in enumerate(task.utterances) if self._rows.get(row.id) != row.segment}
 
 
 @dataclass(eq=False)
@@ -146,6 +141,23 @@ class VersionJob:
     """What other runs add to the version in the meantime."""
     counts: VersionCounts = field(default_factory=VersionCounts)
     """What this run has added to the version."""
+    _last_resampled: str = ""
+    """The last utterance that was counted as resampled; copies of it may follow."""
+
+    def count(self, extracted: Extracted) -> VersionCounts:
+        """Count what the version gets from a part of a batch; parts come in order. Returns the counts of the part."""
+        resampled = [id_ for id_ in extracted.resampled if id_ != self._last_resampled]
+        if resampled:
+            self._last_resampled = resampled[-1]
+        counts = VersionCounts(
+            extracted=len(extracted.items),
+            failed=len(extracted.failures),
+            num_bytes=extracted.features.nbytes + sum(entries.nbytes for entries, _ in extracted.side.values()),
+            seconds=extracted.seconds,
+            resampled=len(resampled),
+        )
+        self.counts.add(counts)
+        return counts
 
     def finish(self, interrupted: bool) -> None:
         """Record the outcome; unless the run was interrupted, also build the index, so that training opens it at once.

@@ -87,7 +87,7 @@ class PendingRows:
         waveforms: The waveform of each utterance, `[num_samples]`.
         failures: The utterances of the part that have failed before.
         fail: Makes the failure of an utterance, by its number in `items`.
-        resampled: The number of utterances that were resampled.
+        resampled: The ids of utterances that were resampled, without the suffixes of copies.
 
     Attributes:
         extractor: As given.
@@ -105,7 +105,7 @@ class PendingRows:
         waveforms: Sequence[NDArray[np.float32]],
         failures: list[Failure],
         fail: Callable[[int, AudioError], Failure],
-        resampled: int = 0,
+        resampled: Sequence[str] = (),
     ) -> None:
         self.extractor = extractor
         self.dtype = dtype

@@ -29,7 +29,6 @@ from featcache.extractors.model import CodecExtractor
 from featcache.extractors.rows import RowExtractor
 from featcache.health.differences import tied_frames
 from featcache.health.trial import with_latents
-from featcache.manifest import Utterance
 from featcache.quantize import dequantize_array, is_quantized, quantize
 from featcache.spec import QUANTIZATION
 from featcache.store.check import Problem
@@ -161,8 +160,7 @@ def _waveform(item: Item, preparation: Preparation, root: Path) -> NDArray[np.fl
     Raises:
         AudioError: it cannot be decoded.
     """
-    utterance = Utterance(item.id, item.path, item.start, item.duration, item.channel)
-    (decoded,) = decode_all([utterance], root)
+    (decoded,) = decode_all([item], root)
     if decoded.samples is None or decoded.source is None:
         assert decoded.error is not None
         raise decoded.error

@@ -3,11 +3,11 @@
 Nothing is unpickled, and no code that comes with weights is run unless `allow_remote_code` was called.
 """
 
+from featcache.trust import allow_remote_code
 from featcache.weights.content import digest, state_dict
 from featcache.weights.files import Located, read_json, read_preprocessing
 from featcache.weights.loading import fold_weight_norm, load, transformers_class
 from featcache.weights.location import locate
-from featcache.weights.trust import allow_remote_code
 
 __all__ = [
     "Located",

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from featcache.downloads import Download, shown
 from featcache.errors import ConfigError, ExtractorError, FeatcacheError, MissingDependencyError
-from featcache.weights.downloads import Download, may_download, shown
+from featcache.trust import may_download
 from featcache.weights.files import PREPROCESSING, first_line, is_complete, with_weights
 from featcache.weights.hub_faults import Wanted, as_fault, is_reset, no_space, not_to_be_downloaded
 

@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn.utils import parametrize, remove_weight_norm
 
 from featcache.errors import ConfigError, MissingDependencyError, listing
+from featcache.trust import remote_code_is_allowed
 from featcache.weights.content import state_dict
 from featcache.weights.files import Located, fault, first_line, read_json
-from featcache.weights.trust import remote_code_is_allowed
 
 _TRAINING_ONLY = re.compile(r"(^|\.)masked_spec_embed$")
 """Parameters that a model in eval mode never looks at, and that fine-tuned checkpoints may lack."""

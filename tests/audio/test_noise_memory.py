@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import soundfile
 from audio_files import KINDS, tone, write_audio
-from conftest import items, speech
-from copying import config_of, extract
+from augment_section import config_of, extract
+from cache_contents import items
+from corpora import speech
 from hypothesis import given
 from hypothesis import strategies as st
-from speech import sentences
+from real_speech import sentences
 
 from featcache.audio import noise as noise_module
 from featcache.audio import noise_memory

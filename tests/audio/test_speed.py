@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from conftest import check, items, only_version, speech
-from copying import SPEEDS, assert_resumed_to_the_same_bits, config_of, extract, write_config_of
+from augment_section import SPEEDS, assert_resumed_to_the_same_bits, config_of, extract, write_config_of
+from cache_contents import check, items, only_version
+from corpora import speech
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 import soundfile
-from conftest import Corpus, being_written, check, chunk_files, items, only_version, shard_folders, speech
-from extracting import extract_here
-from gate import interrupt
+from cache_contents import being_written, check, chunk_files, items, only_version, shard_folders
+from corpora import Corpus, speech
+from extractions import extract_here
+from pausing import interrupt
 
 from featcache.config import load_config
 from featcache.device import BATCH_SECONDS

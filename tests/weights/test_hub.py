@@ -13,25 +13,17 @@ import socket
 import hub_server
 import pytest
 import small_models
-from conftest import items
-from extracting import versions_in
-from processes import MOST_SECONDS
-from terminal import on_terminal
+from cache_contents import items, versions_in
+from hub_server import CONFIG, environment
+from processes import on_terminal
 
 from featcache.cli import downloads
 from featcache.cli.common import megabytes
 from featcache.config import load_config
+from featcache.downloads import Download
 from featcache.errors import ExtractorError
-from featcache.weights.downloads import Download
 from featcache.weights.hub import _require_space
 from featcache.weights.hub_faults import Wanted, as_fault
-
-CONFIG = """
-name: encodec
-extractor: encodec
-params: {{weights: {weights}, revision: {revision}, bandwidth: 6.0}}
-audio: {{sample_rate: 24000}}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -67,22 +59,6 @@ def hub(repository):
 def home(scratch):
     """An empty HF_HOME."""
     return scratch / "home"
-
-
-def environment(hub, home, **others):
-    """Of a process that is to use this hub and this HF_HOME."""
-    return {
-        "HF_ENDPOINT": hub.address,
-        "HF_HOME": str(home),
-        "HF_HUB_CACHE": str(home / "hub"),
-        "HF_HUB_OFFLINE": "0",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_ETAG_TIMEOUT": str(MOST_SECONDS),
-        "HF_HUB_DOWNLOAD_TIMEOUT": str(MOST_SECONDS),
-        "HF_TOKEN": "",
-        "no_proxy": "*",
-        **others,
-    }
 
 
 @pytest.fixture
