@@ -1,4 +1,4 @@
-"""Decodes a batch of utterances, part by part, and makes waveforms: once for each way of preparing them."""
+"""Decodes a batch of utterances, part by part, and makes waveforms: once for each way of making them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.audio.decode import Cut, Source, decode
-from featcache.audio.preparation import Preparation
+from featcache.audio.decode import Cut, FileIdentity, decode
+from featcache.audio.waveform import WaveformMaker
 from featcache.errors import AudioError, Reason
 from featcache.manifest import Utterance
 from featcache.store.runs import Failure
@@ -94,7 +94,7 @@ class Decoded:
     """The utterance."""
     samples: NDArray[np.float32] | None
     """`[num_samples, channels]` at the file's rate; None if it could not be decoded."""
-    source: Source | None
+    source: FileIdentity | None
     """The identity of the file; None if it could not be decoded."""
     error: AudioError | None
     """Why it could not be decoded."""
@@ -193,7 +193,7 @@ def parts(decoding: Iterator[Decoded], part_seconds: float, times: WorkerTimes) 
 
 
 class Waveforms:
-    """The waveforms of a part of a batch, made once for each way of preparing them.
+    """The waveforms of a part of a batch, made once for each way of making them.
 
     Args:
         part: The decoded utterances.
@@ -206,36 +206,36 @@ class Waveforms:
     def __init__(self, part: Sequence[Decoded], times: WorkerTimes) -> None:
         self.part = part
         self._times = times
-        self._made: dict[Preparation, list[NDArray[np.float32] | AudioError]] = {}
+        self._made: dict[WaveformMaker, list[NDArray[np.float32] | AudioError]] = {}
 
-    def prepared(self, preparation: Preparation) -> list[NDArray[np.float32] | AudioError]:
+    def made_by(self, waveform_maker: WaveformMaker) -> list[NDArray[np.float32] | AudioError]:
         """A mono waveform at the config's rate for each decoded utterance, of any length, or what was wrong."""
-        if preparation not in self._made:
+        if waveform_maker not in self._made:
             started = perf_counter()
             made: list[NDArray[np.float32] | AudioError] = []
             previous: tuple[object, ...] = ()
             clean: NDArray[np.float32] | AudioError | None = None
             for decoded in self.part:
                 # Copies of an utterance that differ only in noise are neighbours, and resampled once.
-                speed = preparation.speed(decoded.utterance.id)
+                speed = waveform_maker.speed(decoded.utterance.id)
                 this = id(decoded.samples), decoded.utterance.channel, speed
                 if decoded.samples is None or this != previous or clean is None:
-                    previous, clean = this, _at_speed(decoded, preparation)
+                    previous, clean = this, _at_speed(decoded, waveform_maker)
                 made.append(
-                    clean if isinstance(clean, AudioError) else preparation.with_noise(clean, decoded.utterance.id)
+                    clean if isinstance(clean, AudioError) else waveform_maker.with_noise(clean, decoded.utterance.id)
                 )
-            self._made[preparation] = made
+            self._made[waveform_maker] = made
             self._times.resample += perf_counter() - started
-        return self._made[preparation]
+        return self._made[waveform_maker]
 
 
-def _at_speed(decoded: Decoded, preparation: Preparation) -> NDArray[np.float32] | AudioError:
+def _at_speed(decoded: Decoded, waveform_maker: WaveformMaker) -> NDArray[np.float32] | AudioError:
     if decoded.samples is None or decoded.source is None:
         assert decoded.error is not None
         return decoded.error
     row, rate = decoded.utterance, decoded.source.sample_rate
     try:
-        return preparation.at_speed(decoded.samples, rate, row.id, row.channel)
+        return waveform_maker.at_speed(decoded.samples, rate, row.id, row.channel)
     except AudioError as error:
         return error
 

@@ -269,7 +269,7 @@ def _compare(
     def is_unchanged(failure: Failure) -> bool:
         if options.retry_failed:
             return False
-        max_seconds = None if limit is None else limit * built.preparation.speed(failure.id)
+        max_seconds = None if limit is None else limit * built.waveform_maker.speed(failure.id)
         return would_fail_again(manifest, failure, built.config.audio, max_seconds)
 
     rows = compare(manifest, index, held.failures, is_unchanged)
@@ -279,7 +279,7 @@ def _compare(
         refuse_another_corpus(manifest, rows, index, version)
     if only is None:
         if not options.replace:
-            refuse_other_paths(manifest, rows, index, version, len(built.preparation.copies))
+            refuse_other_paths(manifest, rows, index, version, len(built.waveform_maker.copies))
         return rows
     wanted = np.isin(manifest.ids.hashes(), only.hashes())
     # Items that the version still holds of these ids are those that the lost items had replaced.

@@ -1,8 +1,8 @@
 """Extracts a batch of utterances from audio, for all versions that are filled together.
 
-Each file is decoded once, and prepared once for each way of preparing it. The worker thread that decodes a batch also
-extracts it, except for extractors that take rows: their rows are handed out (`PendingRows`), to be computed together
-with rows of other batches.
+Each file is decoded once, and made into waveforms once for each way of doing that. The worker thread that decodes a
+batch also extracts it, except for extractors that take rows: their rows are handed out (`PendingRows`), to be computed
+together with rows of other batches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.audio.decode import is_too_long
+from featcache.audio.resample import error_if_too_long
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
 from featcache.extract.decoding import AudioMemory, Decoded, Waveforms, WorkerTimes, decode_all, failure_of, parts
@@ -101,7 +101,7 @@ class _BatchOfConfig:
         clips: list[NDArray[np.float32]] = []
         utterances: list[Utterance] = []
         failures: list[Failure] = []
-        for decoded, waveform in zip(waveforms.part, waveforms.prepared(config.preparation), strict=True):
+        for decoded, waveform in zip(waveforms.part, waveforms.made_by(config.waveform_maker), strict=True):
             if isinstance(waveform, AudioError):
                 failures.append(self._fail(decoded.utterance, waveform))
             elif refusal := self._refusal(decoded, len(waveform)):
@@ -160,8 +160,8 @@ class _BatchOfConfig:
         assert decoded.samples is not None
         assert decoded.source is not None
         config = self._config
-        speed = config.preparation.speed(decoded.utterance.id)
-        if too_long := is_too_long(len(decoded.samples), decoded.source.sample_rate * speed, config.max_seconds):
+        speed = config.waveform_maker.speed(decoded.utterance.id)
+        if too_long := error_if_too_long(len(decoded.samples), decoded.source.sample_rate * speed, config.max_seconds):
             return too_long
         if config.extractor.num_frames(num_samples):
             return None
@@ -171,7 +171,7 @@ class _BatchOfConfig:
 
     def _resampled(self, items: Sequence[Item]) -> list[str]:
         """The ids of utterances whose file has another sample rate, without the suffixes of copies."""
-        copies = self._config.preparation.copies
+        copies = self._config.waveform_maker.copies
         ids = (item.id for item in items if item.sample_rate != self._config.sample_rate)
         return list(dict.fromkeys(id_.removesuffix(copies.of(id_).suffix) for id_ in ids))
 

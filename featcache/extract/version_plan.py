@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache.audio.preparation import Preparation
+from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
 from featcache.errors import ArgumentError, ConfigError, FeatcacheError, counted, listing
 from featcache.extract.audio_files import stat_of
@@ -79,9 +79,9 @@ class BuiltConfig:
         return self.extractor.as_row_extractor()
 
     @cached_property
-    def preparation(self) -> Preparation:
+    def waveform_maker(self) -> WaveformMaker:
         """How waveforms are made from decoded audio."""
-        return Preparation.of(self.config.audio, self.config.augment)
+        return WaveformMaker.of(self.config.audio, self.config.augment)
 
     @cached_property
     def max_seconds(self) -> float | None:
@@ -92,7 +92,7 @@ class BuiltConfig:
     @cached_property
     def max_source_seconds(self) -> float | None:
         """The longest recording whose fastest copy is no longer than `max_seconds`; None for no limit."""
-        return None if self.max_seconds is None else self.max_seconds * self.preparation.fastest
+        return None if self.max_seconds is None else self.max_seconds * self.waveform_maker.fastest
 
 
 @dataclass(frozen=True, eq=False)
