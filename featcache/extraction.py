@@ -44,9 +44,8 @@ from featcache.manifest import Manifest
 from featcache.manifest.copies import Copies, expand
 from featcache.store.in_flight import InFlight, find_suspects, forget_suspects
 from featcache.store.index import build_index, open_index
-from featcache.store.provenance import library_versions
 from featcache.store.runs import Failure, Run, standing_failures
-from featcache.store.version import Version
+from featcache.store.version import Version, library_versions
 from featcache.strings import Strings
 from featcache.summary import Summary, summarize
 

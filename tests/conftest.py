@@ -28,7 +28,8 @@ from processes import Cli
 from small_shards import INFO
 
 from featcache.health.verify import Report, verify
-from featcache.store import probes, runs
+from featcache.store import runs
+from featcache.store import version as versions
 from featcache.store.index import open_index
 from featcache.store.version import Version, version_folders
 from featcache.weights import trust
@@ -129,7 +130,7 @@ def clock(monkeypatch) -> None:
         def now(cls, tz=None):
             return cls(2026, 1, 1, tzinfo=tz) + timedelta(seconds=next(seconds))
 
-    for module in (runs, probes):
+    for module in (runs, versions):
         monkeypatch.setattr(module, "datetime", Clock)
 
 

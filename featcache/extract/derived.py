@@ -31,7 +31,7 @@ from featcache.quantize import dequantize_array
 from featcache.spec import QUANTIZATION
 from featcache.store import zarr3
 from featcache.store.index import open_index
-from featcache.store.join import Rows, item_at, join, what_changed
+from featcache.store.join import RowKeys, item_at, join, what_changed
 from featcache.store.runs import Failure, standing_failures
 from featcache.store.shard import Item
 from featcache.store.version import Version, select_versions
@@ -86,7 +86,7 @@ class Source:
             DamagedError: a shard is damaged.
         """
         failures = {one.id: self._failures[one.id] for one in utterances if one.id in self._failures}
-        joined = join(self._index, Rows.of_utterances(utterances), failures)
+        joined = join(self._index, RowKeys.of_utterances(utterances), failures)
         return [
             self._given(utterance, position)
             if position >= 0 and not is_changed

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from featcache.manifest import Manifest, Utterance
 from featcache.store.index import Index, Place
-from featcache.store.join import Rows, join
+from featcache.store.join import RowKeys, join
 from featcache.store.runs import Failure
 
 MAX_ITEMS = 100_000
@@ -100,7 +100,7 @@ def compare(
         failures: those that stand, by id.
         is_unchanged: whether a failed utterance's file is still the one that failed; else it is tried again.
     """
-    joined = join(index, Rows.of(manifest), failures)
+    joined = join(index, RowKeys.of(manifest), failures)
     present = (joined.positions >= 0) & ~joined.is_changed
     failed = np.zeros(len(manifest), bool)
     for row, failure in joined.failures.items():

@@ -16,8 +16,7 @@ from featcache.quantize import is_quantized, stored_spec
 from featcache.spec import FeatureSpec
 from featcache.store.in_flight import Suspects
 from featcache.store.index import Index
-from featcache.store.provenance import library_versions
-from featcache.store.version import VersionInfo
+from featcache.store.version import VersionInfo, library_versions
 
 SHARD_MEGABYTES = 128.0
 """A shard's size, about."""

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.loader.locks import close_own, is_held, open_own
-from featcache.store.mapping import map_file
+from featcache.store.zarr3 import map_file
 
 __all__ = ["LocalDisk", "NotNow", "PartialCopy"]
 

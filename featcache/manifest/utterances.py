@@ -24,13 +24,10 @@ class Segment:
 
     path: str
     """The audio file, as the manifest has it; `Manifest.resolve` gives its place."""
-
     start: float | None = None
     """Seconds from the beginning of the file; None if the row does not give it."""
-
     duration: float | None = None
     """Seconds; None if the row does not give it."""
-
     channel: int | None = None
     """The number of the file's channel, from 0; None if the row does not give it."""
 
@@ -83,25 +80,18 @@ class Manifest:
 
     source: str
     """What was read, for messages: the file as it was named, or `<stdin>`."""
-
     root: Path
     """The folder that relative paths are relative to; absolute."""
-
     ids: Strings
     """The ids `[rows]`, all different."""
-
     paths: Strings
     """The paths `[rows]`, as written; empty if not given, which only `audio=False` allows."""
-
     start: NDArray[np.float64]
     """Seconds, float64 `[rows]`; NaN if not given."""
-
     duration: NDArray[np.float64]
     """Seconds, float64 `[rows]`; NaN if not given."""
-
     channel: NDArray[np.int32]
     """Numbers of channels, int32 `[rows]`; -1 if not given."""
-
     columns: dict[str, Strings]
     """Every other column `[rows]`, as text, by its own name."""
 
@@ -138,13 +128,10 @@ class SegmentColumns(NamedTuple):
 
     paths: Strings
     """The paths `[rows]`."""
-
     start: NDArray[np.float64]
     """Seconds, float64 `[rows]`; NaN if not given."""
-
     duration: NDArray[np.float64]
     """Seconds, float64 `[rows]`; NaN if not given."""
-
     channel: NDArray[np.int32]
     """Numbers of channels, int32 `[rows]`; -1 if not given."""
 

@@ -14,7 +14,7 @@ from damage import CHUNKS, flip
 import featcache
 from featcache.errors import DamagedError, StoreError
 from featcache.store import zarr3
-from featcache.store.own_folders import WRITTEN, remove_from_version
+from featcache.store.files import WRITTEN, remove_from_version
 from featcache.store.version import Version
 
 NAMES = [*(f"{number:012x}" for number in range(6)), "index.00c0ffee", "repair.00c0ffee", "0123456789ab.00c0ffee"]

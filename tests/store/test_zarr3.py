@@ -16,7 +16,8 @@ from small_shards import DTYPES
 
 from featcache.errors import DamagedError, StoreError
 from featcache.store import zarr3
-from featcache.store.combine import combined_crc32c
+from featcache.store.check import combined_crc32c
+from featcache.store.files import write_file
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -122,10 +123,10 @@ def test_sealed_metadata_comes_back_or_is_refused(attributes, at, bit):
 
 def test_a_small_file_is_replaced_whole_or_stays(scratch, monkeypatch):
     """`write_file` leaves the old one, and no litter, where the disk is full."""
-    zarr3.write_file(scratch / "file", b"old")
+    write_file(scratch / "file", b"old")
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(StoreError, match="No space left"):
-        zarr3.write_file(scratch / "file", b"new")
+        write_file(scratch / "file", b"new")
     assert [path.name for path in scratch.iterdir()] == ["file"]
     assert (scratch / "file").read_bytes() == b"old"
 
