@@ -28,10 +28,10 @@ from featcache.manifest import Manifest
 from featcache.manifest.copies import expand
 from featcache.store import zarr3
 from featcache.store.check import check_shard
-from featcache.store.claims import Claim
 from featcache.store.damaged import DamagedShard, RepairPlan, copy_sound_items, plan_repairs
 from featcache.store.files import WRITTEN, refuse_links, remove_from_version, write_file
 from featcache.store.index import open_index
+from featcache.store.locks import Claim
 from featcache.store.shard import Shard
 from featcache.store.version import Version, VersionInfo, select_versions
 from featcache.strings import Strings

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from featcache.arguments import local
+from featcache.arguments import refuse_url
 from featcache.errors import ManifestError
 from featcache.manifest.columns import COLUMNS, SPELLINGS, Column, carried
 from featcache.manifest.formats import Batch, Faults, batches
@@ -39,9 +39,9 @@ def read_manifest(
         ManifestError: The file cannot be read, or has faults. The message lists the first 20 by line.
         ArgumentError: A path is a URL.
     """
-    local("the manifest", source)
+    refuse_url("the manifest", source)
     if root is not None:
-        local("root", root)
+        refuse_url("root", root)
     is_stdin = str(source) == "-"
     name = "<stdin>" if is_stdin else str(source)
     required = ("id", "path") if audio else ("id",)

@@ -15,11 +15,10 @@ still the older one, of another row or another file, that the failed extraction 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
@@ -29,6 +28,7 @@ from featcache.errors import DamagedError, StoreError
 from featcache.manifest import Utterance
 from featcache.store.files import refuse_links, write_file
 from featcache.store.index import Index, Place
+from featcache.store.locks import Lock, is_held
 from featcache.store.version import Version
 from featcache.strings import Strings
 
@@ -77,18 +77,14 @@ class Run:
         self.folder = version.path / "runs" / self.id
         self._version = version
         self._record: dict[str, Any] = {"started": started.isoformat(), "asked": asked}
-        self._descriptor = -1
         try:
             self.folder.mkdir()
-            self._descriptor = os.open(self.folder, os.O_RDONLY)
+            self._lock = Lock(self.folder, os.O_RDONLY)
         except OSError as error:
             raise StoreError(f"{self.folder}: cannot be written: {error.strerror}") from error
         with suppress(OSError):  # no locks on this file system
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock.take()
         self._write()
-
-    def __del__(self) -> None:
-        self._end()
 
     def fail(self, failures: Iterable[Failure], replaces: Mapping[str, Place] = {}) -> None:
         """Add failures to the ledger, and flush it to disk.
@@ -119,7 +115,7 @@ class Run:
         """Record the outcome of the run, which has ended."""
         self._record |= {"finished": datetime.now(UTC).isoformat(), "outcome": outcome}
         self._write()
-        self._end()
+        self._lock.release()
 
     def _with_replaced(self, failures: Iterable[Failure], replaces: Mapping[str, Place]) -> Iterator[Failure]:
         """The failures, each with the item that stays in the version nevertheless."""
@@ -131,11 +127,6 @@ class Run:
                 failure = replace(failure, replaces=ReplacedItem(run_of[place.shard], _hex(place.row_hash)))
             yield failure
 
-    def _end(self, close: Callable[[int], None] = os.close) -> None:  # a default: `os` may be gone when Python exits
-        if self._descriptor >= 0:
-            close(self._descriptor)
-            self._descriptor = -1
-
     def _write(self) -> None:
         text = json.dumps(self._record, indent=2, ensure_ascii=False)
         # A path may hold bytes that are not UTF-8: as JSON's escapes they come back as they were.
@@ -145,18 +136,9 @@ class Run:
 def is_running(version: Version, run: str) -> bool:
     """Whether a run, by its name, is still running; False if its file system has no locks, or none between machines."""
     try:
-        descriptor = os.open(version.path / "runs" / run, os.O_RDONLY)
+        return is_held(version.path / "runs" / run, alone=True)
     except OSError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def failures_of(version: Version, run: str) -> Iterator[Failure]:

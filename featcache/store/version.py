@@ -32,7 +32,6 @@ import numpy as np
 from featcache.errors import DamagedError, StoreError, listing
 from featcache.spec import FeatureSpec, SideSpec
 from featcache.store import zarr3
-from featcache.store.claims import Claim
 from featcache.store.files import (
     WRITTEN,
     folder_to_write,
@@ -45,6 +44,7 @@ from featcache.store.files import (
     sync,
     write_file,
 )
+from featcache.store.locks import Claim
 from featcache.store.shard import Shard, check_side_specs
 
 FORMAT = 1

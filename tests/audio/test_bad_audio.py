@@ -21,7 +21,7 @@ from audio_files import (
     write_kind,
     write_tone,
 )
-from decoded import WHOLE, fault_of, in_seconds, read_whole, samples_of
+from decoded_audio import WHOLE, fault_of, in_seconds, read_whole, samples_of
 
 from featcache.audio import recording
 from featcache.audio.decode import Cut, decode

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Corpus, check, chunk_files, items, only_version, shard_folders, write_config
-from extracting import extracted
+from cache_contents import check, chunk_files, items, only_version, shard_folders
+from corpora import Corpus
+from extractions import extracted, write_config
 from small_shards import item, write
 
 from featcache.config import load_config

@@ -62,7 +62,7 @@ def problems(version: Version, shard: Shard) -> list[str]:
 IN_ANOTHER_PROCESS = """
 import sys, time
 from pathlib import Path
-from featcache.store.claims import Claim
+from featcache.store.locks import Claim
 from featcache.store.version import Version
 from small_shards import INFO
 {}

@@ -6,9 +6,9 @@ import signal
 import warnings
 
 import pytest
-from conftest import only_version, shard_folders
-from gate import interrupt
+from cache_contents import only_version, shard_folders
 from make_cache import add_shard, make_features, make_version
+from pausing import interrupt
 
 import featcache
 from featcache.errors import FeatcacheWarning, StoreError

@@ -7,9 +7,9 @@ import math
 from dataclasses import replace
 
 import pytest
-from conftest import scratch_folder
 from hypothesis import given
 from hypothesis import strategies as st
+from scratch import scratch_folder
 from small_shards import INFO, item, write
 
 from featcache.errors import StoreError
