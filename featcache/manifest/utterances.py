@@ -18,8 +18,8 @@ from featcache.strings import Strings, extend_hashes
 class Segment:
     """A stretch of one channel of an audio file, in Kaldi's sense: what a row of a manifest asks for.
 
-    Features belong to their segment. Rows ask for the same features if their segments are equal, and `row_hashes` tells
-    segments apart by 64 bits.
+    Features belong to their segment: rows ask for the same features if their segments are equal. Among many segments,
+    `SegmentColumns.hashes` tells which are.
     """
 
     path: str
@@ -74,6 +74,43 @@ class Utterance(Segment):
         return {**self.row(), **asdict(self)}
 
 
+class SegmentColumns(NamedTuple):
+    """Segments as flat columns."""
+
+    paths: Strings
+    """The paths `[rows]`."""
+    start: NDArray[np.float64]
+    """Seconds, float64 `[rows]`; NaN if not given."""
+    duration: NDArray[np.float64]
+    """Seconds, float64 `[rows]`; NaN if not given."""
+    channel: NDArray[np.int32]
+    """Numbers of channels, int32 `[rows]`; -1 if not given."""
+
+    @classmethod
+    def of(cls, segments: Collection[Segment]) -> SegmentColumns:
+        """The columns of some segments, in their order."""
+        return cls(
+            Strings.of(segment.path for segment in segments),
+            np.array([math.nan if segment.start is None else segment.start for segment in segments], np.float64),
+            np.array([math.nan if segment.duration is None else segment.duration for segment in segments], np.float64),
+            np.array([-1 if segment.channel is None else segment.channel for segment in segments], np.int32),
+        )
+
+    def hashes(self) -> NDArray[np.uint64]:
+        """Hashes that tell rows apart by their segments: equal for equal path, start, duration and channel.
+
+        It is the 64-bit FNV-1a hash of the path's bytes, start and duration (little-endian float64, one NaN, one
+        zero) and channel (little-endian int32).
+
+        Returns:
+            uint64 `[rows]`.
+        """
+        hashes = self.paths.hashes()
+        for seconds in (self.start, self.duration):
+            hashes = extend_hashes(hashes, np.where(np.isnan(seconds), np.nan, seconds + 0.0))
+        return extend_hashes(hashes, self.channel.astype(np.int32))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Manifest:
     """A table of utterances, by column; `manifest[row]` is an `Utterance`."""
@@ -119,54 +156,8 @@ class Manifest:
         return self.root / path
 
     def row_hashes(self) -> NDArray[np.uint64]:
-        """The hash of each row's segment, uint64 `[rows]`; see the function of this name."""
-        return row_hashes(self.paths, self.start, self.duration, self.channel)
-
-
-class SegmentColumns(NamedTuple):
-    """Segments as flat columns, as `row_hashes` takes them."""
-
-    paths: Strings
-    """The paths `[rows]`."""
-    start: NDArray[np.float64]
-    """Seconds, float64 `[rows]`; NaN if not given."""
-    duration: NDArray[np.float64]
-    """Seconds, float64 `[rows]`; NaN if not given."""
-    channel: NDArray[np.int32]
-    """Numbers of channels, int32 `[rows]`; -1 if not given."""
-
-    @classmethod
-    def of(cls, segments: Collection[Segment]) -> SegmentColumns:
-        """The columns of some segments, in their order."""
-        return cls(
-            Strings.of(segment.path for segment in segments),
-            np.array([math.nan if segment.start is None else segment.start for segment in segments], np.float64),
-            np.array([math.nan if segment.duration is None else segment.duration for segment in segments], np.float64),
-            np.array([-1 if segment.channel is None else segment.channel for segment in segments], np.int32),
-        )
-
-
-def row_hashes(
-    paths: Strings, start: NDArray[np.float64], duration: NDArray[np.float64], channel: NDArray[np.int32]
-) -> NDArray[np.uint64]:
-    """Hashes that tell rows apart by their segments: equal for equal path, start, duration and channel.
-
-    It is the 64-bit FNV-1a hash of the path's bytes, start and duration (little-endian float64, one NaN, one
-    zero) and channel (little-endian int32).
-
-    Args:
-        paths: The paths `[rows]`.
-        start: Seconds `[rows]`; NaN if not given.
-        duration: Seconds `[rows]`; NaN if not given.
-        channel: Numbers of channels `[rows]`; -1 if not given.
-
-    Returns:
-        uint64 `[rows]`.
-    """
-    hashes = paths.hashes()
-    for seconds in (start, duration):
-        hashes = extend_hashes(hashes, np.where(np.isnan(seconds), np.nan, seconds + 0.0))
-    return extend_hashes(hashes, channel.astype(np.int32))
+        """The hash of each row's segment, uint64 `[rows]`."""
+        return SegmentColumns(self.paths, self.start, self.duration, self.channel).hashes()
 
 
 def rows_at_even_steps(count: int, at_most: int) -> NDArray[np.int64]:

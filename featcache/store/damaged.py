@@ -140,12 +140,10 @@ class RepairPlan:
 def plan_repairs(
     version: Version, damaged: Sequence[str], stopped: Callable[[], bool] = lambda: False
 ) -> list[RepairPlan]:
-    """Hold every item of the damaged shards against its own checksum.
+    """Hold every item of the damaged shards, which are named, against its own checksum.
 
-    Args:
-        version: The version.
-        damaged: The names of its damaged shards. Those that have gone in the meantime are left out.
-        stopped: Called before each shard; once it returns True, no more are read, and the result is empty.
+    Shards that have gone in the meantime are left out. Once `stopped` returns True, no more are read, and the result is
+    empty.
 
     Raises:
         DamagedError: Another shard than these is damaged.

@@ -115,12 +115,7 @@ class Suspects:
 
 
 def find_suspects(version: Version, failures: Mapping[str, Failure]) -> Suspects:
-    """The utterances that dead runs of a version had in flight, and those that crashed before.
-
-    Args:
-        version: The version.
-        failures: The ledger's latest record of each utterance.
-    """
+    """The utterances that dead runs had in flight, and those that crashed before; `failures` are the latest records."""
     suspects = {id_ for id_, failure in failures.items() if failure.reason == Reason.CRASHED}
     has_crashed = bool(suspects)
     killed, apart = set[str](), Counter[str]()
@@ -138,10 +133,6 @@ def forget_suspects(version: Version, index: Index) -> None:
     """Remove the marks of dead runs whose utterances later runs have all extracted or put into the ledger.
 
     An older item does not count: what was in flight may have been going to replace it.
-
-    Args:
-        version: The version.
-        index: The index of its items.
     """
     for run in _dead_runs(version):
         ids = {id_ for mark in _marks(run) for id_ in mark.ids}

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import StoreError
-from featcache.manifest import row_hashes
+from featcache.manifest import SegmentColumns
 from featcache.store import zarr3
 from featcache.store.files import publish_folder, remove_from_version
 from featcache.store.shard import Shard
@@ -75,7 +75,7 @@ class Index:
     num_frames: NDArray[np.int64]
     """Each item's number of frames, int64 `[items]`."""
     row_hash: NDArray[np.uint64]
-    """The hash of the row that each item was extracted from, uint64 `[items]`; see `featcache.manifest.row_hashes`."""
+    """The hash of the row that each item was extracted from, uint64 `[items]`; see `SegmentColumns.hashes`."""
     id_hash: NDArray[np.uint64]
     """FNV-1a hashes of the ids, sorted, uint64 `[items]`."""
     by_hash: NDArray[np.uint32]
@@ -238,7 +238,7 @@ class _Items:
 
 def _row_hashes(shard: Shard) -> NDArray[np.uint64]:
     segments = shard.column("segments")
-    return row_hashes(shard.paths, segments[:, 0], segments[:, 1], shard.column("channels"))
+    return SegmentColumns(shard.paths, segments[:, 0], segments[:, 1], shard.column("channels")).hashes()
 
 
 def _joined(parts: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:

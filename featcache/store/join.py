@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import listing
-from featcache.manifest import Manifest, Segment, SegmentColumns, Utterance, row_hashes, rows_at_even_steps
+from featcache.manifest import Manifest, Segment, SegmentColumns, Utterance, rows_at_even_steps
 from featcache.store.index import Index
 from featcache.store.runs import Failure, manifest_roots
 from featcache.store.shard import Item
@@ -38,7 +38,7 @@ class RowKeys:
     ids: Strings
     """The ids, `[rows]`."""
     hashes: NDArray[np.uint64]
-    """The hashes of the rows' segments, uint64 `[rows]`; see `featcache.manifest.row_hashes`."""
+    """The hashes of the rows' segments, uint64 `[rows]`; see `SegmentColumns.hashes`."""
     has_path: NDArray[np.bool_]
     """Whether a row says what it asks for, bool `[rows]`. Of the others, only the id is compared."""
 
@@ -56,7 +56,7 @@ class RowKeys:
     def of_utterances(cls, utterances: Sequence[Utterance]) -> RowKeys:
         """The keys of some utterances, all of which have a path."""
         ids = Strings.of(utterance.id for utterance in utterances)
-        return cls(ids, row_hashes(*SegmentColumns.of(utterances)), np.ones(len(ids), bool))
+        return cls(ids, SegmentColumns.of(utterances).hashes(), np.ones(len(ids), bool))
 
 
 @dataclass(frozen=True)
@@ -83,20 +83,14 @@ class Joined:
 
 
 def join(index: Index, rows: RowKeys, failures: Mapping[str, Failure]) -> Joined:
-    """Join rows with the items of the same ids.
-
-    Args:
-        index: The index of a version.
-        rows: The keys of a manifest's rows.
-        failures: The failures that stand, by id.
-    """
+    """Join rows with the items of the same ids; `failures` are those that stand, by id."""
     positions = index.find(rows.ids)
     found = np.flatnonzero((positions >= 0) & rows.has_path)
     is_another = np.zeros(len(positions), bool)
     is_another[found] = index.row_hash[positions[found]] != rows.hashes[found]
     failed = {}
     if failures:
-        failed_row = dict(zip(failures, row_hashes(*SegmentColumns.of(failures.values())).tolist(), strict=True))
+        failed_row = dict(zip(failures, SegmentColumns.of(failures.values()).hashes().tolist(), strict=True))
         may_have_failed = np.isin(rows.ids.hashes(), Strings.of(failures).hashes()) & rows.has_path
         for row in np.flatnonzero(may_have_failed).tolist():
             if failed_row.get(id_ := rows.ids[row]) == int(rows.hashes[row]):
@@ -107,12 +101,7 @@ def join(index: Index, rows: RowKeys, failures: Mapping[str, Failure]) -> Joined
 def with_other_files(joined: Joined, rows: RowKeys, manifest: Manifest, version: Version, index: Index) -> Joined:
     """The same, with the rows whose files are another corpus's with the same ids and paths, as far as a sample tells.
 
-    Args:
-        joined: The rows and their items.
-        rows: The keys of the rows that were joined.
-        manifest: The manifest of these rows.
-        version: The version with the items.
-        index: The version's index.
+    `rows` may be the keys of the manifest's copies.
     """
     same = np.flatnonzero((joined.positions >= 0) & rows.has_path & ~joined.is_changed)
     copies = max(1, len(rows.ids) // max(1, len(manifest)))
@@ -132,12 +121,12 @@ def find_other_files(
     Args:
         manifest: The manifest.
         rows: Numbers of rows, int64 `[n]`.
-        positions: The positions of their items in the index, int64 `[n]`.
+        positions: The positions of their items in the version's index, int64 `[n]`.
         version: The version with the items.
         index: The version's index.
 
     Returns:
-        Numbers below n, rising, int64; and how many files were looked at.
+        Which of `rows`, as numbers below n, rising, int64; and how many files were looked at.
     """
     if not len(rows) or str(manifest.root) in (known := manifest_roots(version)):
         return np.empty(0, np.int64), 0
@@ -166,7 +155,7 @@ def sources_of(version: Version, index: Index, positions: NDArray[np.int64]) -> 
     Args:
         version: The version with the items.
         index: The version's index.
-        positions: The positions of the items, int64 `[n]`.
+        positions: The positions of the items in the index, int64 `[n]`.
 
     Returns:
         int64 `[n, 3]`.
@@ -191,14 +180,7 @@ def _differs(old: Path, new: Path) -> bool:
 
 
 def describe_changed(manifest: Manifest, rows: RowKeys, version: Version, index: Index, joined: Joined) -> str:
-    """A message about rows whose items are not what they ask for: which rows, how the first differs, what to do.
-
-    Args:
-        manifest: The manifest of the rows.
-        rows: The keys of the rows that were joined.
-        version: The version with the items.
-        index: The version's index.
-        joined: The rows and the items; at least one is changed.
+    """A message about the changed rows, of which there is at least one: which, how the first differs, what to do.
 
     Raises:
         DamagedError: The shard of the first one is not what was written.
@@ -221,13 +203,7 @@ def describe_changed(manifest: Manifest, rows: RowKeys, version: Version, index:
 
 
 def what_changed(item: Item, utterance: Utterance, failure: Failure | None) -> str:
-    """How an item differs from what a row asks for: `path a.wav → c.wav`.
-
-    Args:
-        item: The item.
-        utterance: The row.
-        failure: The failure of that very row, if it has failed.
-    """
+    """How an item differs from what a row asks for, `path a.wav → c.wav`; and that this row has failed, if so."""
     found = differences(item, utterance)
     if failure is None:
         return found

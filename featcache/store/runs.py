@@ -60,11 +60,7 @@ class Failure(Utterance):
 
 
 class Run:
-    """One run's folder in a version.
-
-    Args:
-        version: The version.
-        asked: What the run is to do, for its record.
+    """One run's folder in a version, with a record of what it is asked to do.
 
     Raises:
         StoreError: From every method, if it cannot be written.
@@ -87,11 +83,7 @@ class Run:
         self._write()
 
     def fail(self, failures: Iterable[Failure], replaces: Mapping[str, Place] = {}) -> None:
-        """Add failures to the ledger, and flush it to disk.
-
-        Args:
-            failures: The failures of this run.
-            replaces: The items that utterances were to replace, by id.
+        """Add failures to the ledger, and flush it to disk; `replaces` has the items that were to be replaced, by id.
 
         Raises:
             DamagedError: The shard of such an item is not what was written.
@@ -160,12 +152,7 @@ def latest_failures(version: Version) -> dict[str, Failure]:
 
 
 def standing_failures(version: Version, index: Index) -> dict[str, Failure]:
-    """The failures that stand, by id: of utterances that have no item, or still the one that was to be replaced.
-
-    Args:
-        version: The version with the ledger.
-        index: The index of its items.
-    """
+    """The failures that stand, by id: of utterances that have no item, or still the one that was to be replaced."""
     failures = latest_failures(version)
     run_of: dict[str, str | None] = {}
 

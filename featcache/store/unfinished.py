@@ -56,10 +56,6 @@ def find_unfinished(version: Version, index: Index) -> list[Unfinished]:
     """What is missing of what unfinished runs were to add; or else, of what the fullest run found there.
 
     Reads a small file for each run, and the failure ledger only if something is missing.
-
-    Args:
-        version: The version.
-        index: The index of its items.
     """
     runs = [run for name in _latest(version) if (run := _Run.of(version, name)) is not None]
     ends: dict[tuple[str, str], str] = {}  # by manifest, when the last run ended that did everything
