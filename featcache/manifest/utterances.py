@@ -57,7 +57,8 @@ class Utterance(Segment):
 
     def __repr__(self) -> str:
         # In the order of a manifest's columns. The names of shard tasks are hashes of this text.
-        return f"Utterance({', '.join(f'{name}={value!r}' for name, value in self.row().items())})"
+        segment = f"path={self.path!r}, start={self.start!r}, duration={self.duration!r}, channel={self.channel!r}"
+        return f"Utterance(id={self.id!r}, {segment})"
 
     def row(self) -> dict[str, Any]:
         """The id and the segment's four values by name, in the order of a manifest's columns."""
