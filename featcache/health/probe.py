@@ -20,7 +20,7 @@ from featcache.health.sampling import Sampled, read, sample
 from featcache.health.trial import compute, row_batches
 from featcache.manifest import Manifest
 from featcache.manifest.copies import expand
-from featcache.store.provenance import library_versions
+from featcache.store.version import library_versions
 
 UTTERANCES = 32
 
