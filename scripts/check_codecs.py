@@ -33,14 +33,14 @@ import torch
 from torch.nn.functional import pad
 
 import featcache
-from featcache.audio.decode import to_waveform
+from featcache.audio.resample import to_waveform
 from featcache.config import Config, config_from
 from featcache.device import Device
 from featcache.extract.decoding import decode_all
 from featcache.extract.work import Options
 from featcache.extraction import Extraction
 from featcache.extractors import rows
-from featcache.extractors.model import CodecExtractor
+from featcache.extractors.codec import CodecExtractor
 from featcache.health.differences import ROUNDING
 from featcache.manifest import Manifest, read_manifest
 

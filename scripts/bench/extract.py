@@ -36,7 +36,7 @@ import torch
 from clock import CORES, Timed, median, remark, timed, undisturbed
 from corpus import KINDS, is_speech, make_corpus
 
-from featcache.audio.decode import to_waveform
+from featcache.audio.resample import to_waveform
 from featcache.config import Config, load_config
 from featcache.device import Device
 from featcache.extract.decoding import batches, decode_all

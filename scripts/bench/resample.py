@@ -62,7 +62,7 @@ from pictures import pyplot_for
 from resample_quality import CLEAN_DB, RIPPLE_DB, Signal, is_clean, quality
 from tokenizing import make_weights
 
-from featcache.audio.decode import to_waveform
+from featcache.audio.resample import to_waveform
 from featcache.config import AudioPolicy, Config, config_from
 from featcache.extract.work import Options
 from featcache.extraction import Extraction

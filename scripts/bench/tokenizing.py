@@ -40,7 +40,7 @@ from featcache.config import Config, config_from
 from featcache.device import Device
 from featcache.extract.work import Options
 from featcache.extraction import Extraction
-from featcache.extractors.model import CodecExtractor
+from featcache.extractors.codec import CodecExtractor
 from featcache.health.differences import ROUNDING
 from featcache.manifest import Manifest, read_manifest
 from featcache.summary import Summary
@@ -138,7 +138,7 @@ def loop(manifest: Manifest, rows: Sequence[int], model: Model, device: Device, 
 
 def compare(manifest: Manifest, config: Config, cache: Path, model: Model, device: Device) -> dict[str, int]:
     """Hold every code in the cache against the model alone on the same waveforms; ties apart."""
-    from featcache.audio.decode import to_waveform
+    from featcache.audio.resample import to_waveform
     from featcache.extract.decoding import decode_all
 
     stored = featcache.open(cache)

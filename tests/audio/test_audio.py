@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from processes import open_files
 
 from featcache.audio import recording
-from featcache.audio.decode import Cut, Source, decode, probe_seconds
+from featcache.audio.decode import Cut, FileIdentity, decode, probe_seconds
 from featcache.audio.recording import END_TOLERANCE_SECONDS
 from featcache.errors import Reason
 
@@ -35,7 +35,7 @@ def test_a_whole_file_is_what_soundfile_reads(files, kind):
     assert samples.flags.c_contiguous
     np.testing.assert_array_equal(samples, expected)
     status = path.stat()
-    assert source == Source(status.st_size, status.st_mtime_ns, RATE)
+    assert source == FileIdentity(status.st_size, status.st_mtime_ns, RATE)
     assert np.abs(samples).max() > 0.1
     # soundfile.read goes to the start before it reads, which changes the last bits of an MP3
     np.testing.assert_allclose(samples, soundfile.read(path, len(samples), always_2d=True)[0], atol=1e-6)

@@ -14,7 +14,7 @@ from corpora import speech
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featcache.audio.decode import to_waveform
+from featcache.audio.resample import to_waveform
 from featcache.config import AudioPolicy, config_from, load_config, packaged_configs
 from featcache.errors import AudioError, ConfigError, ManifestError, Reason
 from featcache.extract import decoding

@@ -1,5 +1,4 @@
-"""The sections of a config about audio: `audio`, how an utterance becomes a waveform, and `augment`, which copies of it
-are made at other speeds and with noise."""
+"""Two sections of a config: `audio`, how an utterance becomes a waveform; `augment`, which copies of it are made."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from featcache.audio.noise_manifest import noise_content, read_noise
+from featcache.audio.noise import noise_content, read_noise
 from featcache.errors import listing
 
 Resampler = Literal["soxr_mq", "soxr_hq", "soxr_vhq", "forbid"]
@@ -19,7 +18,7 @@ QUIETEST, LOUDEST = -50.0, 100.0  # dB
 
 
 class AudioPolicy(BaseModel):
-    """How one utterance becomes one mono waveform; the `audio` section."""
+    """The `audio` section: how one utterance becomes one mono waveform."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -39,7 +38,7 @@ class AudioPolicy(BaseModel):
 
 
 class NoisePolicy(BaseModel):
-    """What noise is added; `noise` in the `augment` section."""
+    """`noise` in the `augment` section: which noise is added."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -68,7 +67,7 @@ class NoisePolicy(BaseModel):
     @field_validator("content")
     @classmethod
     def _holds(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if "manifest" not in info.data:  # it has faults of its own
+        if "manifest" not in info.data:  # the manifest is at fault, which is reported by itself
             return value
         manifest = info.data["manifest"]
         found = noise_content(read_noise(manifest))
@@ -78,13 +77,12 @@ class NoisePolicy(BaseModel):
 
 
 class AugmentPolicy(BaseModel):
-    """Which further copies of every utterance are made; the `augment` section."""
+    """The `augment` section: which copies of every utterance are made, at other speeds and with noise."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     speed: tuple[float, ...] = (1.0,)
-    """Speed factors: 1.1 is faster, shorter and higher in pitch. Without 1, the utterance itself is not extracted.
-    """
+    """Speed factors: 1.1 is faster, shorter and higher in pitch. Without 1, the utterance itself is not extracted."""
     noise: NoisePolicy | None = None
     """Noise to add: see below."""
 
@@ -101,7 +99,7 @@ class AugmentPolicy(BaseModel):
 
 
 def _distinct(values: tuple[float, ...], lowest: float, highest: float, unit: str) -> tuple[float, ...]:
-    """Numbers for suffixes of ids, sorted: in which order a config gives them decides nothing."""
+    """Check numbers that become suffixes of ids, and sort them: their order in a config decides nothing."""
     faults: list[Any] = []
     if not values:
         faults.append("expected one number at least")
