@@ -119,8 +119,8 @@ def assert_as_close_as_they_are(
     assert ours.shape == truth.shape == theirs[0].shape == theirs[1].shape
     scale = max(1, np.abs(truth).max()) * EPSILON
     apart = max_error(*theirs) + 4 * scale
-    assert max(max_error(ours, one) for one in theirs) <= max_factor * apart
-    off = max(rms_error(one, truth) for one in theirs) + scale
+    assert max(max_error(ours, reference) for reference in theirs) <= max_factor * apart
+    off = max(rms_error(reference, truth) for reference in theirs) + scale
     assert rms_error(ours, truth) <= rms_factor * off
 
 
