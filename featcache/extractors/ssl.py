@@ -24,10 +24,11 @@ _EPSILON = 1e-7
 
 
 class SSLParams(HiddenStatesParams):
-    """The parameters of `ssl`. Which model it is, config.json beside the weights says.
+    """The parameters of `ssl`.
 
-    Whether a clip gets zero mean and unit variance first, preprocessor_config.json beside them says (`do_normalize`);
-    where there is no such file, waveforms go in as they are. With `chunk`, mean and variance are each chunk's own.
+    config.json beside the weights says which model it is. `do_normalize` in preprocessor_config.json beside them says
+    whether a clip first gets zero mean and unit variance; without this file, waveforms are not changed. With `chunk`,
+    mean and variance are those of each chunk.
     """
 
 

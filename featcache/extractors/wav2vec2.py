@@ -237,7 +237,7 @@ def group_norm(norm: nn.GroupNorm, steps_RCT: torch.Tensor, num_steps: torch.Ten
     """A group norm over time of `[R, C, T]`, with the statistics of each row's own steps, `num_steps` `[R]`.
 
     It is computed in float32, even under autocast. `steps_RCT` may be overwritten; what follows a row's end is
-    meaningless. (`ragged.group_norm` differs in the last bits.)
+    meaningless. `ragged.group_norm` is the same norm, and rounds differently.
     """
     steps_RCT = steps_RCT.float()
     if steps_RCT.device.type == "cpu":  # four times as fast as the other way, and exactly the bits of the row alone

@@ -155,7 +155,7 @@ def test_what_is_behind_the_ends_can_be_zeroed():
     x, ends, _ = batch([9, 4, 1, 8], 2, seed=0)
     behind = torch.arange(9) >= ends[:, None, None]
     some, every = x.clone(), x.clone()
-    ragged.zero_behind_(some, ends, 3)
+    ragged.zero_after_(some, ends, 3)
     ragged.mask_(every, ends)
     near = behind & (torch.arange(9) < ends[:, None, None] + 3)
     assert torch.equal(some, x.masked_fill(near, 0))
