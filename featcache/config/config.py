@@ -13,8 +13,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from featcache import extractors
-from featcache.audio.noise_manifest import read_noise
-from featcache.audio.policy import AudioPolicy, AugmentPolicy
+from featcache.audio.noise import read_noise
+from featcache.audio.sections import AudioPolicy, AugmentPolicy
 from featcache.config.faults import faults_of
 from featcache.errors import ConfigError, listing
 from featcache.manifest.copies import Copies, copies_of

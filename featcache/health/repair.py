@@ -28,8 +28,8 @@ from featcache.manifest import Manifest
 from featcache.manifest.copies import expand
 from featcache.store import zarr3
 from featcache.store.check import check_shard
-from featcache.store.claims import Claim
 from featcache.store.index import open_index
+from featcache.store.locks import Claim
 from featcache.store.own_folders import WRITTEN, refuse_links, remove_from_version
 from featcache.store.remains import Remains, keep
 from featcache.store.salvage import Salvage, find_sound

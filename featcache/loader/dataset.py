@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, default_collate
 
-from featcache.arguments import whole
+from featcache.arguments import require_int
 from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError, MissingItemError, listing
 from featcache.loader import perturbed
 from featcache.loader.cache import Cache
@@ -216,7 +216,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         Raises:
             ArgumentError: `epoch` is not a whole number, 0 or more.
         """
-        self._epoch.fill_(whole("epoch", epoch, 0))
+        self._epoch.fill_(require_int("epoch", epoch, 0))
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Make a batch of items: the `collate_fn` for a DataLoader. Without items, the batch is empty."""

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from featcache.arguments import whole
+from featcache.arguments import require_int
+from featcache.device import parse_device
 from featcache.errors import ArgumentError, FeatcacheError
 from featcache.loader.dataset import FeatureDataset
 from featcache.loader.transfer import Transfer, transfer_to
@@ -68,8 +69,11 @@ class DataLoader:
             raise ArgumentError(f"sampler is {sampler!r}: give a BucketBatchSampler, or lists of positions")
         self.dataset = dataset
         self.sampler = sampler
-        self.device = _device(device)
-        self.prefetch = whole("prefetch", prefetch, 1)
+        try:
+            self.device = parse_device(device)
+        except ValueError as error:
+            raise ArgumentError(f"device is {device!r}: {error}") from error
+        self.prefetch = require_int("prefetch", prefetch, 1)
         self._dtypes = _dtypes(dataset, dtype)
         self._threads = min(self.prefetch, len(os.sched_getaffinity(0)))
         self._transfer = self._new_transfer()
@@ -198,18 +202,6 @@ class DataLoader:
         }
         tensors = [*features, *lengths, *(column for column in columns.values() if isinstance(column, torch.Tensor))]
         return _Made(batch, tensors, self._transfer.fence())
-
-
-def _device(device: str | torch.device) -> torch.device:
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ArgumentError(f"device is {device!r}: not a torch device; use cpu, cuda, or cuda:0 and so on") from error
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        raise ArgumentError(
-            f"device is {device!r}: there is no such device; torch sees {torch.cuda.device_count()} CUDA devices"
-        )
-    return found
 
 
 def _dtypes(dataset: FeatureDataset, dtype: torch.dtype | Mapping[str, torch.dtype] | None) -> dict[str, torch.dtype]:

@@ -17,12 +17,11 @@ featcache's: nothing is read, written or removed through it.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -30,7 +29,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.loader.locks import close_own, is_held, open_own
+from featcache.store.locks import Lock, is_held, locked
 from featcache.store.mapping import map_file
 
 __all__ = ["LocalDisk", "NotNow", "PartialCopy"]
@@ -67,19 +66,14 @@ class LocalDisk:
         self._root = folder / "featcache"
         self._home = self._root / f"{version}.{place}"
         self._limit = limit
-        self._users = -1
         self._root.mkdir(parents=True, exist_ok=True)
         with self.alone():
             self._make_room(self._survey(), 0)
             if self._home.is_symlink():
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(self._home))
             self._home.mkdir(exist_ok=True)
-            self._users = os.open(self._home / "users", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-            fcntl.flock(self._users, fcntl.LOCK_SH | fcntl.LOCK_NB)
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # which the interpreter's end may have taken
-        if self._users >= 0:
-            close(self._users)
+            self._users = Lock(self._home / "users", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, is_inherited=True)
+            self._users.take(shared=True)
 
     def path(self, name: str) -> Path:
         """Where the copy of that name is, or would be."""
@@ -121,15 +115,9 @@ class LocalDisk:
     def _part(self, name: str) -> Path:
         return self._home / f"{name}.part"
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """Nobody else adds or removes anything here."""
-        descriptor = open_own(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            close_own(descriptor)
+        return locked(self._root / "lock")
 
     def _survey(self) -> dict[Path, list[_Kept]]:
         """The files of each version. Parts that killed processes have left are removed."""
@@ -196,35 +184,35 @@ class PartialCopy:
         self._path = path
         self._final_path = final_path
         self._num_bytes = num_bytes
-        self._descriptor = open_own(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        self._lock = Lock(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-            os.truncate(self._descriptor, num_bytes)  # it counts from now on
+            self._lock.take(wait=True)
+            os.truncate(self._lock.descriptor, num_bytes)  # it counts from now on
         except OSError:
             self.discard()
             raise
 
     def reserve(self) -> None:
         """Take all the room on the disk, so that it is not found to be full at the end."""
-        os.posix_fallocate(self._descriptor, 0, self._num_bytes)
+        os.posix_fallocate(self._lock.descriptor, 0, self._num_bytes)
 
     def write(self, data: memoryview) -> None:
         """Add bytes."""
         while len(data):  # one write may take less than it was given
-            data = data[os.write(self._descriptor, data) :]
+            data = data[os.write(self._lock.descriptor, data) :]
 
     def commit(self) -> None:
         """Flush it to disk, and give it its name."""
-        os.fsync(self._descriptor)
+        os.fsync(self._lock.descriptor)
         with self._disk.alone():
             self._path.rename(self._final_path)
-        close_own(self._descriptor)
+        self._lock.release()
 
     def discard(self) -> None:
         """Leave nothing behind."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
-        close_own(self._descriptor)
+        self._lock.release()
 
 
 def _has_size(path: Path, num_bytes: int) -> bool:

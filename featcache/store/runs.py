@@ -15,19 +15,20 @@ still the older one, of another row or another file, that the failed extraction 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from featcache.errors import DamagedError, StoreError
+from featcache.manifest import Utterance
 from featcache.store import zarr3
 from featcache.store.index import Index, Place
+from featcache.store.locks import Lock, is_held
 from featcache.store.own_folders import refuse_links
 from featcache.store.version import Version
 from featcache.strings import Strings
@@ -46,30 +47,24 @@ class Older:
     row_hash: str
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An utterance that could not be extracted.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure(Utterance):
+    """An utterance that could not be extracted."""
 
-    Attributes:
-        id: the utterance's.
-        path: as the manifest had it; so are start and duration (seconds) and channel.
-        reason: a `featcache.errors.Reason`.
-        message: what was seen.
-        size: of the audio file in bytes, when it was tried; None where there was no file.
-        mtime_ns: of the audio file, likewise.
-        replaces: the item that there is of the utterance nevertheless; None where there was none.
-    """
-
-    id: str
-    path: str
-    start: float | None
-    duration: float | None
-    channel: int | None
     reason: str
+    """Why: one of `featcache.errors.Reason`."""
+
     message: str
-    size: int | None
-    mtime_ns: int | None
+    """What was seen, for a person."""
+
+    size: int | None = None
+    """The size of the audio file in bytes when it was tried; None if there was no file."""
+
+    mtime_ns: int | None = None
+    """When the audio file was last modified, in nanoseconds since 1970; None if there was no file."""
+
     replaces: Older | None = None
+    """The item of this id that stays in the version nevertheless; None if there was none."""
 
 
 class Run:
@@ -86,18 +81,14 @@ class Run:
         self.folder = version.path / "runs" / self.id
         self._version = version
         self._record: dict[str, Any] = {"started": started.isoformat(), "asked": asked}
-        self._descriptor = -1
         try:
             self.folder.mkdir()
-            self._descriptor = os.open(self.folder, os.O_RDONLY)
+            self._lock = Lock(self.folder, os.O_RDONLY)
         except OSError as error:
             raise StoreError(f"{self.folder}: cannot be written: {error.strerror}") from error
         with suppress(OSError):  # no locks on this file system
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock.take()
         self._write()
-
-    def __del__(self) -> None:
-        self._end()
 
     def fail(self, failures: Iterable[Failure], replaces: Mapping[str, Place] = {}) -> None:
         """Add failures to the ledger, and flush it to disk.
@@ -127,7 +118,7 @@ class Run:
         """Record what came of the run."""
         self._record |= {"finished": datetime.now(UTC).isoformat(), "outcome": outcome}
         self._write()
-        self._end()
+        self._lock.release()
 
     def _all(self, failures: Iterable[Failure], replaces: Mapping[str, Place]) -> Iterator[Failure]:
         """The failures, each with the item that it leaves in place."""
@@ -139,11 +130,6 @@ class Run:
                 failure = replace(failure, replaces=Older(run_of[place.shard], _hex(place.row_hash)))
             yield failure
 
-    def _end(self, close: Callable[[int], None] = os.close) -> None:  # a default: `os` may be gone at the exit
-        if self._descriptor >= 0:
-            close(self._descriptor)
-            self._descriptor = -1
-
     def _write(self) -> None:
         text = json.dumps(self._record, indent=2, ensure_ascii=False)
         # A path may hold bytes that are not UTF-8; as an escape of JSON's they come back as they were.
@@ -153,18 +139,9 @@ class Run:
 def is_going_on(version: Version, run: str) -> bool:
     """Whether a run, by its name, is still alive; False where its file system has no locks, or not between machines."""
     try:
-        descriptor = os.open(version.path / "runs" / run, os.O_RDONLY)
+        return is_held(version.path / "runs" / run, alone=True)
     except OSError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def failures_of(version: Version, run: str) -> Iterator[Failure]:
@@ -234,7 +211,7 @@ def runs_with_failures(version: Version) -> list[str]:
 
 def _record(failure: Failure) -> dict[str, Any]:
     """A line of the ledger; without `replaces` where there is nothing, as readers before it know it."""
-    record = asdict(failure)
+    record = failure.document()
     if failure.replaces is None:
         del record["replaces"]
     return record

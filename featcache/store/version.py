@@ -27,7 +27,7 @@ import numpy as np
 from featcache.errors import DamagedError, StoreError, listing
 from featcache.spec import FeatureSpec, SideSpec
 from featcache.store import zarr3
-from featcache.store.claims import Claim
+from featcache.store.locks import Claim
 from featcache.store.own_folders import (
     WRITTEN,
     folder_to_write,

@@ -11,8 +11,8 @@ from pathlib import Path
 import hub_server
 import pytest
 import saved_models
+from cache_contents import only_version
 from click.testing import CliRunner, Result
-from conftest import only_version
 from damage import flip
 from hub_server import CONFIG, environment
 

@@ -10,16 +10,16 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import WORK, being_written
+from cache_contents import WORK, being_written
 from damage import flip
-from extracting import run_to_its_end
+from extractions import run_to_its_end
 
 from featcache.config import load_config
 from featcache.errors import DamagedError, StoreError
 from featcache.extract.work import Options
 from featcache.extraction import Extraction
 from featcache.manifest import read_manifest
-from featcache.store.claims import Claim
+from featcache.store.locks import Claim
 from featcache.store.shard_writer import ShardWriter
 from featcache.store.version import select_versions
 from featcache.store.zarr3 import ChunkWriter

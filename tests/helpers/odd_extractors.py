@@ -9,8 +9,8 @@ import sys
 import threading
 import time
 
-import gate
 import numpy as np
+import pausing
 import torch
 
 from featcache import weights
@@ -54,11 +54,11 @@ class Slow(Extractor[SlowParams]):
         return torch.stack([frames.mean(1), frames.square().mean(1)], dim=1)
 
 
-class GatedSlowParams(gate.GatedParams, SlowParams):
+class GatedSlowParams(pausing.GatedParams, SlowParams):
     """Those of `Gated`."""
 
 
-class Gated(gate.Gated, Slow):
+class Gated(pausing.Gated, Slow):
     """The same, and every clip goes through a gate."""
 
     Params = GatedSlowParams

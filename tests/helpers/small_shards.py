@@ -25,7 +25,7 @@ DTYPES = ["float32", "float16", "uint8", "uint16", "uint32", "int64"]
 
 def item(id_: str, frames: int = 3, **columns) -> Item:
     """An item of a clip that gives so many frames."""
-    values = {"path": f"{id_}.wav", "start": None, "duration": None, "channel": None, "num_samples": frames * 160}
+    values = {"path": f"{id_}.wav", "num_samples": frames * 160}
     return Item(id=id_, **{**values, "size": 1, "mtime_ns": 2, "sample_rate": 16000, **columns})
 
 
@@ -62,7 +62,7 @@ def problems(version: Version, shard: Shard) -> list[str]:
 IN_ANOTHER_PROCESS = """
 import sys, time
 from pathlib import Path
-from featcache.store.claims import Claim
+from featcache.store.locks import Claim
 from featcache.store.version import Version
 from small_shards import INFO
 {}

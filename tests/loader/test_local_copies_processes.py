@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forked import fork, forked, join, wait_for_word, wait_until
+from forking import fork, forked, join, wait_for_word, wait_until
 from local_copies import SHARDS, chunk, copies_in, mapped, parts_in, read_all, settle, shards, wait_until_idle
 from make_cache import make_version
 from processes import MOST_SECONDS

@@ -1,6 +1,7 @@
 """Whatever happens to copies of shards, what is read is right, and the user is told once."""
 
 import errno
+import fcntl
 import os
 import shutil
 
@@ -105,7 +106,7 @@ class TestTrouble:
         def flock(*_):
             raise OSError(errno.ENOLCK, "No locks available")
 
-        monkeypatch.setattr(local_disk.fcntl, "flock", flock)
+        monkeypatch.setattr(fcntl, "flock", flock)
         self.read_with_one_warning(slow_folder, disk, "No locks available")
         assert not copies_in(disk)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from forked import forked
+from forking import forked
 from hypothesis import given
 from make_cache import make_features, make_version
-from new_process import run_python
+from processes import run_python
 
 import featcache
 from featcache.errors import ArgumentError

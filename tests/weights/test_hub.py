@@ -13,10 +13,9 @@ import socket
 import hub_server
 import pytest
 import small_models
-from conftest import items
-from extracting import versions_in
+from cache_contents import items, versions_in
 from hub_server import CONFIG, environment
-from terminal import on_terminal
+from processes import on_terminal
 
 from featcache.config import load_config
 from featcache.errors import ExtractorError

@@ -1,0 +1,138 @@
+"""Locks end with their process, a claim is one process's, and what nobody claims is swept."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from forking import forked, wait_for_word, wait_until
+from small_shards import INFO, elsewhere, item, write
+
+from featcache.store.index import open_index
+from featcache.store.locks import Claim, is_held
+from featcache.store.version import Version
+
+
+def test_a_claim_is_one_processs(scratch):
+    """Another process does not get it, until it is released or its holder is dead."""
+    code = "claim = Claim(Path(sys.argv[1])); print(claim.take(wait=True), flush=True); sys.stdin.read()"
+    ours = Claim(scratch / "x.lock")
+    assert ours.take()
+    assert ours.locked
+    waiting = elsewhere(code, scratch / "x.lock")
+    again = Claim(scratch / "x.lock")
+    assert not again.take()
+    ours.release()
+    assert waiting.stdout.readline() == "True\n"
+    assert not again.take()
+    waiting.kill()
+    waiting.communicate()
+    assert again.take()
+    again.release()
+    assert not (scratch / "x.lock").exists()
+
+
+def test_a_claim_of_a_file_that_was_removed_is_none(scratch):
+    """Many threads take and release it, and no two ever hold it together."""
+    held, most = [0], [0]
+
+    def work():
+        for _ in range(40):
+            claim = Claim(scratch / "x.lock")
+            while not claim.take():
+                time.sleep(0.0001)
+            held[0] += 1
+            most[0] = max(most[0], held[0])
+            time.sleep(0.0002)
+            held[0] -= 1
+            claim.release()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most[0] == 1
+
+
+def test_a_claim_that_fails_holds_nothing(scratch, monkeypatch):
+    """Not even where the lock was taken before: whoever asks next gets it."""
+    with monkeypatch.context() as patched:
+        patched.setattr(os.path, "samestat", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "I/O error")))
+        with pytest.raises(OSError, match="I/O error"):
+            Claim(scratch / "x.lock").take()
+    claim = Claim(scratch / "x.lock")
+    assert claim.take()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", lambda *_: (_ for _ in ()).throw(OSError(errno.EROFS, "Read-only")))
+        claim.release()
+    with Claim(scratch / "x.lock") as again:
+        assert again.take()
+
+
+def test_where_there_are_no_locks_every_claim_succeeds(scratch, monkeypatch):
+    """Two runs may then do the same shard, and neither sweeps what it cannot know to be dead."""
+    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(95, "Operation not supported")))
+    version = Version.create(scratch, INFO)
+    one, other = version.claim("x"), version.claim("x")
+    assert one.take()
+    assert other.take()
+    assert not one.locked
+    left = version.work_folder("y")
+    left.mkdir()
+    version.sweep()
+    assert left.is_dir()
+
+
+def test_a_sweep_takes_what_nobody_claims(version):
+    """What a killed run left goes; what a living one writes stays."""
+    dead, living = version.work_folder("dead"), version.work_folder("living")
+    for folder in (dead, living):
+        (folder / "features").mkdir(parents=True)
+    (version.path / "work" / "dead.lock").write_text("")
+    with version.claim("living") as claim:
+        assert claim.take()
+        version.sweep()
+        assert not dead.exists()
+        assert living.is_dir()
+        assert [path.name for path in (version.path / "work").glob("*.lock")] == ["living.lock"]
+    version.sweep()
+    assert list((version.path / "work").iterdir()) == []
+
+
+def test_folders_that_are_no_shards_are_left_alone(version):
+    """Snapshots of the file system, a copy put aside: they lie among the shards and are none."""
+    shard = write(version, [item("a")])
+    for name in (".snapshot", "lost+found", f"{shard.name}.bak", f".nfs{shard.name}", shard.name.upper() + "x"):
+        (version.path / "shards" / name).mkdir()
+    (version.path / "shards" / "0123456789ab").write_text("a file")
+    assert version.shard_names() == [shard.name]
+    assert list(open_index(version).ids) == ["a"]
+
+
+def test_a_forked_child_holds_none_of_its_parents_claims(scratch):
+    """Or those of a parent that is killed would last as long as its child; nor does it remove what they are about."""
+    claim = Claim(scratch / "x.lock")
+    assert claim.take()
+
+    path, (reading, writing) = scratch / "x.lock", os.pipe()
+
+    def child():
+        claim.release()
+        assert path.exists()
+        assert is_held(path)
+        os.write(writing, b".")
+        wait_until(lambda: not path.exists())  # it lives on, and the claim is free all the same
+
+    with forked(child):
+        wait_for_word(reading)
+        claim.release()
+        with Claim(path) as again:
+            assert again.take()
+    os.close(reading)
+    os.close(writing)
