@@ -18,8 +18,8 @@ import wrong_extractors
 
 from featcache.config import Config, config_from, load_config
 from featcache.extractors.base import _BUILT_IN
-from featcache.extractors.codebook import Codebook
 from featcache.extractors.rows import ROW_SECONDS
+from featcache.extractors.units import Codebook
 from featcache.testing import ExtractorSuite
 from featcache.testing.signals import clip
 

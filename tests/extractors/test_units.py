@@ -14,8 +14,8 @@ from featcache.config import config_from
 from featcache.errors import AudioError, ConfigError, DamagedError, Reason
 from featcache.extract.derived import Given, open_source
 from featcache.extractors import Clip, Extractor, Params
-from featcache.extractors.codebook import Codebook
 from featcache.extractors.rows import RowExtractor
+from featcache.extractors.units import Codebook
 from featcache.manifest import Utterance
 from featcache.spec import FeatureSpec
 from featcache.testing import ExtractorSuite
