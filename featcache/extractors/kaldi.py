@@ -182,14 +182,6 @@ class Fbank(_Kaldi[FbankParams]):
 
     Features are float32 `[T, num_mel_bins]`; with `use_energy` there is one more value, the first, or with
     `htk_compat` the last.
-
-    Args:
-        params: See `FbankParams`.
-        sample_rate: The rate of the waveforms, in Hz.
-        device: The device to compute on.
-
-    Raises:
-        ConfigError: The parameters do not fit each other or the rate.
     """
 
     Params = FbankParams
@@ -222,14 +214,6 @@ class Mfcc(_Kaldi[MfccParams]):
 
     Features are float32 `[T, num_ceps]`. The first value is the log energy, or without `use_energy` the
     zeroth cepstrum; `htk_compat` puts it last.
-
-    Args:
-        params: See `MfccParams`.
-        sample_rate: The rate of the waveforms, in Hz.
-        device: The device to compute on.
-
-    Raises:
-        ConfigError: The parameters do not fit each other or the rate.
     """
 
     Params = MfccParams

@@ -66,14 +66,6 @@ class LogMel(FrameExtractor[LogMelParams]):
     Features are float32 `[T, num_mel_bins]`. With the default parameters they are what Whisper's formula gives for the
     clip alone. With `pad_to_seconds: 30` they are Whisper's input: 3,000 frames, of which the clip's last frame, and up
     to three after it, see both the clip's end and zeros. Without padding, the clip is reflected there.
-
-    Args:
-        params: See `LogMelParams`.
-        sample_rate: The rate of the waveforms, in Hz.
-        device: The device to compute on.
-
-    Raises:
-        ConfigError: The parameters do not fit each other or the rate.
     """
 
     Params = LogMelParams

@@ -43,16 +43,6 @@ class SSL(HiddenStates[SSLParams]):
     They are stored as float32 unless the config says otherwise. float16 halves the space and rounds by at most 1 in
     2000, but holds nothing above 65504. In some layers of large models, single dimensions grow that far (transformers
     clamps them if Whisper runs in float16); such clips would fail.
-
-    Args:
-        params: See `SSLParams`.
-        sample_rate: The rate of the waveforms, in Hz: 16000.
-        device: The device to compute on.
-
-    Raises:
-        ConfigError: The weights cannot be loaded, are of another kind of model, or lack the layer; or the parameters do
-            not fit the model.
-        MissingDependencyError: transformers is not installed.
     """
 
     Params = SSLParams

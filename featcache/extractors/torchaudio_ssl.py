@@ -39,16 +39,6 @@ class TorchaudioSSL(HiddenStates[TorchaudioSSLParams]):
     Features are float32 `[frames, D]`, or `[frames, layers, D]`, at 50 frames per second. Up to rounding, layer N is
     what the model's `extract_features` gives for the clip alone at N - 1, whatever clips are batched together. Features
     are stored as float32 unless the config says otherwise; see `SSL` about float16.
-
-    Args:
-        params: See `TorchaudioSSLParams`.
-        sample_rate: The rate of the waveforms, in Hz: 16000.
-        device: The device to compute on.
-
-    Raises:
-        ConfigError: torchaudio has no such bundle, the weights are missing or another model's, the model lacks the
-            layer, or the parameters do not fit the model.
-        MissingDependencyError: torchaudio is not installed.
     """
 
     Params = TorchaudioSSLParams

@@ -197,10 +197,12 @@ class TestUnits(OfModel):
 
 def test_every_registered_extractor_has_a_case_above():
     """One that is added gets one."""
-    cases = [one for name, one in globals().items() if name.startswith("Test")]
-    covered = {one.extractor_name for one in cases if issubclass(one, OfModel)}
-    configs = [one.config for one in cases if not issubclass(one, OfModel)]
-    covered |= {one["extractor"] if isinstance(one, dict) else load_config(one).extractor for one in configs}
+    cases = [case for name, case in globals().items() if name.startswith("Test")]
+    covered = {case.extractor_name for case in cases if issubclass(case, OfModel)}
+    configs = [case.config for case in cases if not issubclass(case, OfModel)]
+    covered |= {
+        config["extractor"] if isinstance(config, dict) else load_config(config).extractor for config in configs
+    }
     assert covered == set(_BUILT_IN)
 
 
@@ -277,6 +279,6 @@ def test_the_suite_finds_nothing_where_nothing_is_wrong(pytester, weights):
 
 def test_every_wrong_extractor_is_told_of():
     """None is left out above."""
-    classes = inspect.getmembers(wrong_extractors, lambda one: inspect.isclass(one) and hasattr(one, "extract"))
-    ours = {name for name, one in classes if one.__module__ == "wrong_extractors"}
+    classes = inspect.getmembers(wrong_extractors, lambda found: inspect.isclass(found) and hasattr(found, "extract"))
+    ours = {name for name, found in classes if found.__module__ == "wrong_extractors"}
     assert ours == {*WRONG, "Right", "RightRows"}

@@ -53,7 +53,7 @@ def alone(model, waveform, bandwidth=24.0):
         stereo = waveform.expand(1, model.config.audio_channels, -1)
         found = model.encode(stereo, bandwidth=bandwidth)
     handle.remove()
-    chunks = [chunk[0].T[: len(one)] for chunk, one in zip(found.audio_codes, latents, strict=True)]
+    chunks = [chunk[0].T[: len(latent)] for chunk, latent in zip(found.audio_codes, latents, strict=True)]
     return codes.Reference(torch.cat(chunks), torch.cat(latents)), found.audio_scales
 
 
@@ -138,7 +138,7 @@ def test_chunks_of_the_48_khz_model(stereo_folder, stereo_model, policy):
     with torch.inference_mode():
         found = extractor.extract_rows([Clip(str(i), clips[i]) for i in order])
     codes.assert_equal(
-        extractor, [clips[i] for i in order], [references[i] for i in order], [one.features for one in found]
+        extractor, [clips[i] for i in order], [references[i] for i in order], [rows.features for rows in found]
     )
     for i, rows in zip(order, found, strict=True):
         assert rows.side["scales"].dtype == torch.float32
@@ -154,7 +154,7 @@ def test_lengths_that_the_48_khz_model_cannot_stack(stereo_folder, stereo_model)
     with torch.inference_mode():
         chunks = [clip[start : start + CHUNK].expand(1, 2, -1) for start in range(0, len(clip), STRIDE)]
         expected = [stereo_model._encode_frame(chunk, 24.0)[0][0].T for chunk in chunks]
-    assert [len(one) for one in expected] == [150, 149, 1]
+    assert [len(codes) for codes in expected] == [150, 149, 1]
     assert torch.equal(found.long(), torch.cat(expected))
 
 

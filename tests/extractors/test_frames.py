@@ -43,7 +43,7 @@ def clip(seed: int, num_samples: int) -> Clip:
 
 def assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
     assert len(ours) == len(theirs)
-    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+    assert all(torch.equal(features, other) for features, other in zip(ours, theirs, strict=True))
 
 
 @every_extractor
@@ -55,7 +55,7 @@ def assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
 )
 def test_alone_as_in_any_batch(extractor, clips, order, threads):
     torch.set_num_threads(1)
-    alone = [extractor.extract([one])[0] for one in clips]
+    alone = [extractor.extract([clip])[0] for clip in clips]
     order.shuffle(shuffled := list(range(len(clips))))
     torch.set_num_threads(threads)
     batch = extractor.extract([clips[i] for i in shuffled])
@@ -70,11 +70,11 @@ def test_every_row_of_a_block(extractor):
     alone = extractor.extract([short])[0]
     others = [clip(seed, short.waveform.numel() + shift * (seed % 3)) for seed in range(20)]
     batch = [*others, short] * (2 * ROWS["cpu"] // (len(others) * len(alone)) + 1)
-    for found, one in zip(extractor.extract(batch), batch, strict=True):
-        if one is short:
+    for found, given in zip(extractor.extract(batch), batch, strict=True):
+        if given is short:
             assert torch.equal(found, alone)
     found = extractor.extract([short] * ROWS["cpu"])  # each starts at another row
-    assert all(torch.equal(one, alone) for one in found)
+    assert all(torch.equal(item, alone) for item in found)
 
 
 @settings(max_examples=60, deadline=None)
@@ -127,15 +127,15 @@ def test_a_long_clip_fills_many_blocks(extractor):
 def test_what_comes_back(extractor):
     """Rows of one tensor, in the clips' order; clips are left as they were."""
     clips = [clip(seed, 4000 + 1000 * seed) for seed in range(5)]
-    before = [one.waveform.clone() for one in clips]
+    before = [clip.waveform.clone() for clip in clips]
     features = extractor.extract(clips)
-    assert [len(one) for one in features] == [extractor.num_frames(len(one.waveform)) for one in clips]
-    assert all(one.dtype == torch.float32 and one.is_contiguous() for one in features)
-    assert all(one.shape[1:] == extractor.spec.item_shape for one in features)
-    addresses = [one.data_ptr() for one in features]
-    ends = [one.data_ptr() + one.nbytes for one in features]
+    assert [len(item) for item in features] == [extractor.num_frames(len(clip.waveform)) for clip in clips]
+    assert all(item.dtype == torch.float32 and item.is_contiguous() for item in features)
+    assert all(item.shape[1:] == extractor.spec.item_shape for item in features)
+    addresses = [item.data_ptr() for item in features]
+    ends = [item.data_ptr() + item.nbytes for item in features]
     assert addresses[1:] == ends[:-1]
-    assert_same([one.waveform for one in clips], before)
+    assert_same([clip.waveform for clip in clips], before)
     assert extractor.extract([]) == []
 
 

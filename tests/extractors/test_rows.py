@@ -43,12 +43,14 @@ def moments(waveform: np.ndarray) -> np.ndarray:
 def clips(count: int, seed: int = 0) -> list[Clip]:
     generator = random.Random(seed)
     seconds = [generator.choice((0.01, 0.02, 0.3, 1.0, 3.0)) * generator.uniform(1, 1.5) for _ in range(count)]
-    return [Clip(str(i), torch.from_numpy(speech(one, seed=i)[:, 0].astype("f4"))) for i, one in enumerate(seconds)]
+    return [
+        Clip(str(i), torch.from_numpy(speech(length, seed=i)[:, 0].astype("f4"))) for i, length in enumerate(seconds)
+    ]
 
 
 def extract(manifest, config, cache, *more, **options):
     """Extract in this process."""
-    configs = [load_config(one) for one in (config, *more)]
+    configs = [load_config(path) for path in (config, *more)]
     return Extraction(read_manifest(manifest), configs, cache, Options(**{"threads": 2, **options})).run()
 
 
@@ -98,9 +100,9 @@ def test_clips_come_back_in_order_and_cut_to_their_own_frames():
 def test_pieces_are_put_together_again():
     whole, cut = (Moments(MomentsParams(piece=piece), 16000, CPU) for piece in (0, 10))
     some = clips(20)
-    for one, other in zip(whole.extract(some), cut.extract_rows(some), strict=True):
-        assert torch.equal(one, other.features)
-        assert len(other.side["counts"]) == (2 if len(one) >= 20 else 1)
+    for features, other in zip(whole.extract(some), cut.extract_rows(some), strict=True):
+        assert torch.equal(features, other.features)
+        assert len(other.side["counts"]) == (2 if len(features) >= 20 else 1)
 
 
 # The main job
@@ -171,16 +173,16 @@ def test_two_runs_share_the_work(cli, corpus, truth, scratch, tmp_path):
 
 def test_several_configs_decode_once(corpus, scratch, tmp_path, monkeypatch):
     """Rows, frames, and rows at another rate, of the same files."""
-    one = write_config(tmp_path, "Moments", module="row_extractors")
+    moments = write_config(tmp_path, "Moments", module="row_extractors")
     other = tmp_path / "other.yaml"
     other.write_text("name: other\nextractor: row_extractors:Moments\naudio: {sample_rate: 8000}\n")
     decoded = []
     real = batch.decode_all
     monkeypatch.setattr(batch, "decode_all", lambda *args: decoded.append(len(args[0])) or real(*args))
-    extract(corpus.manifest(), one, scratch, "fbank80", other)
+    extract(corpus.manifest(), moments, scratch, "fbank80", other)
     assert sum(decoded) == len(corpus.rows)
     alone = scratch / "alone"
-    for config in (one, "fbank80", other):
+    for config in (moments, "fbank80", other):
         extract(corpus.manifest(), config, alone / str(config).replace("/", "-"))
     together = {path.name: path for path in scratch.iterdir() if path != alone}
     assert len(together) == 3

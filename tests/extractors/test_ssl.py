@@ -59,7 +59,7 @@ class Reference:
         inputs = self.extractor(waveform, sampling_rate=16000, return_tensors="pt")
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             outputs = self.model(**inputs, output_hidden_states=True)
-        hidden = torch.stack([one.float() for one in outputs.hidden_states], dim=2)[0].numpy()
+        hidden = torch.stack([state.float() for state in outputs.hidden_states], dim=2)[0].numpy()
         if isinstance(self.extractor, transformers.WhisperFeatureExtractor):
             kept = slice(-(-len(waveform) // 320))
         else:
@@ -199,9 +199,9 @@ def test_normalisation_is_what_the_folder_says(tmp_path, folder):
 def test_one_layer_several_and_their_sum(name, folder):
     waveforms = [noise(9001), noise(4000)]
     everything = extract(build(folder(name), layers=[0, 1, 2, 3]), waveforms)[0]
-    one = build(folder(name), layer=2)
-    assert one.spec.item_shape == (small_ssl.SIZE,)
-    assert np.array_equal(extract(one, waveforms)[0], everything[:, 2])
+    single = build(folder(name), layer=2)
+    assert single.spec.item_shape == (small_ssl.SIZE,)
+    assert np.array_equal(extract(single, waveforms)[0], everything[:, 2])
     some = build(folder(name), layers=[3, 1])
     assert some.spec.item_shape == (2, small_ssl.SIZE)
     assert np.array_equal(extract(some, waveforms)[0], everything[:, [3, 1]])

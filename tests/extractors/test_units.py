@@ -49,7 +49,7 @@ class Scaled(Extractor[ScaledParams]):
 
     def extract(self, clips):
         frames = [clip.waveform[: len(clip.waveform) // HOP * HOP].view(-1, HOP) for clip in clips]
-        return [torch.stack([one.mean(1), one.amax(1)], 1) * self._factor for one in frames]
+        return [torch.stack([clip_frames.mean(1), clip_frames.amax(1)], 1) * self._factor for clip_frames in frames]
 
     @classmethod
     def weights_digest(cls, params):
@@ -73,7 +73,9 @@ LENGTHS = (400, 399 + 160, 8000, 16001, 640 * 160, 5000, 401)
 def features_of(config, some, dtype=None):
     """What a version of `config` holds of the clips: numpy arrays of the stored dtype."""
     with torch.inference_mode():
-        return [one.to(getattr(torch, dtype or config.dtype)).numpy() for one in config.build(CPU).extract(some)]
+        return [
+            features.to(getattr(torch, dtype or config.dtype)).numpy() for features in config.build(CPU).extract(some)
+        ]
 
 
 def write_units(path, config, k=40, **changes):

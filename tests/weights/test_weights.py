@@ -156,11 +156,11 @@ def test_what_is_not_installed_is_named(saved, hub, monkeypatch):
 def test_copies_have_one_digest(saved, tmp_path):
     """Another place, shards, torch's own format, old names of weight norm, another version's marks in config.json."""
     for name, model in (("encodec", encodec_model()), ("hubert", hubert_model())):
-        one = digest(saved / name)
+        expected = digest(saved / name)
         copy = shutil.copytree(saved / name, tmp_path / name / "copy")
         edit_json(copy / "config.json", transformers_version="4.31.0", _name_or_path="/x", architectures=["X"])
         edit_json(copy / "config.json", torch_dtype="float16")
-        assert digest(copy) == one
+        assert digest(copy) == expected
 
         tensors = load_file(saved / name / "model.safetensors")
         sharded = shutil.copytree(saved / name, tmp_path / name / "sharded")
@@ -168,7 +168,7 @@ def test_copies_have_one_digest(saved, tmp_path):
         model.load_state_dict(tensors)
         model.save_pretrained(sharded, max_shard_size="5KB")
         assert (sharded / "model.safetensors.index.json").exists()
-        assert digest(sharded) == one
+        assert digest(sharded) == expected
 
         for form in ("torch", "old torch", "old names"):
             folder = shutil.copytree(saved / name, tmp_path / name / form)
@@ -179,7 +179,7 @@ def test_copies_have_one_digest(saved, tmp_path):
                     stored = {key.replace(f"parametrizations.weight.{new}", old): stored[key] for key in stored}
                 assert stored.keys() != tensors.keys()
             torch.save(stored, folder / "pytorch_model.bin", _use_new_zipfile_serialization=form != "old torch")
-            assert digest(folder) == one
+            assert digest(folder) == expected
             loaded = weights.load(type(model), located(folder), CPU)
             assert torch.equal(
                 next(loaded.parameters()), next(weights.load(type(model), located(copy), CPU).parameters())
@@ -226,13 +226,13 @@ def test_code_that_comes_with_a_model_is_in_its_digest(hubert):
 
 def test_a_digest_is_computed_once(hubert, monkeypatch):
     """As long as the files are what they were."""
-    one = digest(hubert)
+    expected = digest(hubert)
     reads = []
     monkeypatch.setattr(files, "state_dict", lambda found, real=weights.state_dict: reads.append(1) or real(found))
-    assert digest(hubert) == one
+    assert digest(hubert) == expected
     assert not reads
     os.utime(hubert / "model.safetensors", ns=(1, 1))
-    assert digest(hubert) == one
+    assert digest(hubert) == expected
     assert reads
 
 
