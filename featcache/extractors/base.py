@@ -45,31 +45,28 @@ SELECTING = frozenset({"max_seconds", "min_source_rate"})
 
 @dataclass(frozen=True)
 class Clip:
-    """One utterance, as passed to an extractor.
-
-    Attributes:
-        id: the utterance's id, for seeding.
-        waveform: float32 `[num_samples]`, mono, at the extractor's rate, nominally in [-1, 1],
-            on the extractor's device. Not to be written to.
-    """
+    """One utterance, as passed to an extractor."""
 
     id: str
+    """The id of the utterance, for seeding."""
     waveform: torch.Tensor
+    """The samples, float32 `[num_samples]`, mono, at the extractor's rate, nominally in [-1, 1], on the extractor's
+    device. Do not write to them."""
 
 
 class Params(BaseModel):
-    """The base of every extractor's parameters: unknown names are refused, and numbers that are not finite."""
+    """The base of every extractor's parameters. Unknown names, NaN and infinity are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     locations: ClassVar[frozenset[str]] = frozenset()
-    """Names of parameters that say where something is, and not what: not in the fingerprint, which holds the
-    digest of what is there."""
+    """Names of parameters that say where something is. They are not in the fingerprint, which has the digest of what is
+    there instead."""
 
     added_later: ClassVar[frozenset[str]] = frozenset()
-    """Names of parameters that were added after versions had been made without them. Their default is what the
-    extractor did before. While they have it they are left out of configs as versions keep them, and of the
-    fingerprint, so that those versions keep theirs."""
+    """Names of parameters that were added when there were already versions without them. Their default is what the
+    extractor did before. While they have their default, they are left out of the fingerprint and of the configs in
+    versions, so that older versions keep their fingerprint."""
 
     @model_serializer(mode="wrap")
     def _without_later_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -80,11 +77,12 @@ class Params(BaseModel):
 
 
 def absolute(value: str, info: ValidationInfo) -> str:
-    """A parameter that names a file or folder, as an absolute path, for pydantic's validators.
+    """The absolute path of a parameter that names a file or folder; for pydantic's validators.
 
-    A relative path is relative to the config file. What is not there stays as it is: a hub's id, say.
+    A relative path is relative to the config file. If there is no such file, the value is returned unchanged: it may be
+    a hub's id.
     """
-    # os.path's, which leaves the home of nobody as it is, where Path's own would raise
+    # Path.expanduser would raise for the home of an unknown user
     path = Path((info.context or {}).get("folder") or "", os.path.expanduser(value))
     return str(path.resolve()) if value and path.exists() else value
 
@@ -154,10 +152,10 @@ class Extractor(ABC, Generic[P]):
 def find(name: str) -> type[Extractor[Params]]:
     """The extractor class of a registered name, an entry point, or `package.module:Class`.
 
-    It imports the module, whatever that does. A name that comes from a cache has to pass `require_registered` first.
+    It imports the module, which may run any code. A name that comes from a cache must pass `require_registered` first.
 
     Raises:
-        ConfigError: there is no such extractor; the message lists the known ones.
+        ConfigError: There is no such extractor; the message lists the known ones.
     """
     path = _BUILT_IN.get(name, name)
     if ":" not in path:
@@ -181,13 +179,13 @@ def find(name: str) -> type[Extractor[Params]]:
 
 
 def require_registered(name: str) -> None:
-    """Refuse the extractor of a config that comes from a cache, where `find` would import whatever it says.
+    """Refuse an extractor that only a cache names, if it is not registered: `find` would import any module.
 
-    Registered are featcache's own extractors and the entry points of installed packages, by their names or as
-    `package.module:Class`. `--trust-remote-code` lets others pass.
+    featcache's own extractors and the entry points of installed packages are registered, by their names or as
+    `package.module:Class`. `--trust-remote-code` accepts others.
 
     Raises:
-        ConfigError: the name is `package.module:Class`, and not a registered extractor's.
+        ConfigError: The name is `package.module:Class`, and not that of a registered extractor.
     """
     if ":" in name and not remote_code_is_allowed() and name not in _registered().values():
         raise ConfigError(
@@ -197,7 +195,7 @@ def require_registered(name: str) -> None:
 
 
 def _registered() -> dict[str, str]:
-    """The classes of all registered extractors, as `package.module:Class`, by their names."""
+    """The class of each registered extractor, as `package.module:Class`, by its name."""
     return {point.name: point.value for point in entry_points(group=_ENTRY_POINTS)} | _BUILT_IN
 
 

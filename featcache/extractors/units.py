@@ -66,32 +66,23 @@ class UnitsParams(Params):
 class Units(RowExtractor[UnitsParams]):
     """The nearest centroid of each frame, by squared Euclidean distance in float32; of equals, the lowest.
 
-    Codes are int64 `[T, 1]`. How clips are cut, padded and put together is the features' extractor's business.
-
-    Args:
-        params: see `UnitsParams`.
-        sample_rate: of the waveforms, in Hz.
-        device: to compute on.
-
-    Attributes:
-        source_name: of the version that the centroids were fitted to.
-        source_fingerprint: of that version.
-        source_audio: its audio policy, which units from audio need too.
-
-    Raises:
-        ConfigError: the file is none of `featcache fit-kmeans`; the features' extractor or its weights are not what
-            they were; or `sample_rate` is not theirs.
+    Codes are int64 `[T, 1]`. The features' extractor decides how clips are cut, padded and batched. Units are refused
+    if that extractor or its weights have changed since the centroids were fitted.
     """
 
     Params = UnitsParams
     revision = 1
+    source_name: str
+    """The name of the version that the centroids were fitted to."""
+    source_audio: dict[str, Any]
+    """That version's audio policy, which units from audio need too."""
 
     def __init__(self, params: UnitsParams, sample_rate: int, device: torch.device) -> None:
         codebook = read_codebook(params.weights)
         config = _config_of(codebook, params)
         self.source_name = str(config["name"])
         self.source_fingerprint = codebook.fingerprint
-        self.source_audio: dict[str, Any] = config["audio"]
+        self.source_audio = config["audio"]
         self.check_audio({"sample_rate": sample_rate})
         source = _build(config, device)
         self._source = source if isinstance(source, RowExtractor) else _ByRow(source)
@@ -120,14 +111,14 @@ class Units(RowExtractor[UnitsParams]):
 
     @classmethod
     def weights_digest(cls, params: UnitsParams) -> str:
-        """A hash of the centroids, and of what they are centroids of."""
+        """A hash of the centroids, and of the version that they were fitted to."""
         return read_codebook(params.weights).digest()
 
     def check_audio(self, audio: Mapping[str, Any]) -> None:
-        """Hold the `audio` section of a config, or a part of it, against that of the features.
+        """Compare the `audio` section of a config, or a part of it, with that of the features.
 
         Raises:
-            ConfigError: waveforms are made in another way.
+            ConfigError: Waveforms are made in another way.
         """
         for key, value in audio.items():
             if key not in SELECTING and value != self.source_audio[key]:
@@ -137,7 +128,7 @@ class Units(RowExtractor[UnitsParams]):
                 )
 
     def from_features(self, features: torch.Tensor) -> torch.Tensor:
-        """The codes, int64 `[N, 1]`, of frames `[N, D]` as a version of the features gives them, on the device."""
+        """The codes, int64 `[N, 1]`, of frames `[N, D]` as a version of the features returns them, on the device."""
         codes, _ = self._nearest(features)
         return codes[:, None]
 
@@ -151,14 +142,14 @@ class Units(RowExtractor[UnitsParams]):
         self._source.policy = policy
 
     def num_frames(self, num_samples: int) -> int:
-        """How many frames `num_samples` samples give."""
+        """The number of frames of `num_samples` samples."""
         return self._source.num_frames(num_samples)
 
     def pieces(self, num_samples: int) -> list[Piece]:
         """How a clip is cut into rows.
 
         Raises:
-            AudioError: TOO_LONG: it is cut, but the features are quantised over the whole of a clip.
+            AudioError: TOO_LONG: the clip would be cut, but the features are quantised over a whole clip.
         """
         pieces = self._source.pieces(num_samples)
         if self._is_quantized and len(pieces) > 1:
@@ -170,11 +161,11 @@ class Units(RowExtractor[UnitsParams]):
         return pieces
 
     def padded_length(self, num_samples: int) -> int:
-        """Samples of the padded row of a piece of `num_samples`."""
+        """The samples of the padded row of a piece of `num_samples`."""
         return self._source.padded_length(num_samples)
 
     def rows(self, padded_length: int, device: torch.device) -> int:
-        """Rows of a batch whose rows have `padded_length` samples."""
+        """The number of rows in a batch whose rows have `padded_length` samples."""
         return self._source.rows(padded_length, device)
 
     def shrink(self, rows: int, padded_length: int, device: torch.device) -> bool:
@@ -182,7 +173,7 @@ class Units(RowExtractor[UnitsParams]):
         return self._source.shrink(rows, padded_length, device)
 
     def run(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
-        """`encode`; where the features take TF32, while no other thread lets a GPU round, or stops it."""
+        """`encode`. If the features take TF32, no other thread switches it meanwhile."""
         with computing("tf32" if self.tf32 else "fp32", waveforms.device):
             return self.encode(waveforms, num_samples)
 
@@ -190,7 +181,7 @@ class Units(RowExtractor[UnitsParams]):
         """Compute the features of rows, and their codes.
 
         Raises:
-            AudioError: NON_FINITE_FEATURES: they are NaN, or infinite as the dtype that the version stores.
+            AudioError: NON_FINITE_FEATURES: they are NaN, or infinite in the dtype that the version stores.
         """
         features = self._source.run(waveforms, num_samples).features
         num_frames = [self.num_frames(count) for count in num_samples.tolist()]
@@ -211,7 +202,7 @@ def _build(config: Mapping[str, Any], device: torch.device) -> Extractor[Params]
 
 
 def _requantized(features: torch.Tensor, num_frames: Sequence[int]) -> torch.Tensor:
-    """Rows' features `[R, F, D]` as they are read where they are stored quantised; zero behind each row's frames."""
+    """Features `[R, F, D]` as read from a version that stores them quantised; zero after each row's frames."""
     values = torch.zeros_like(features, dtype=torch.float32)
     for row, count in enumerate(num_frames):
         levels, parameters = quantize(features[row, :count], [count])
@@ -220,7 +211,7 @@ def _requantized(features: torch.Tensor, num_frames: Sequence[int]) -> torch.Ten
 
 
 class _ByRow(RowExtractor[Params]):
-    """An extractor that takes clips, as one that takes rows: of each, its own samples."""
+    """Makes an extractor that takes clips into one that takes rows: it gets each row's own samples."""
 
     def __init__(self, extractor: Extractor[Params]) -> None:
         self._extractor = extractor
@@ -236,11 +227,11 @@ class _ByRow(RowExtractor[Params]):
 
 
 def _config_of(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
-    """The resolved config of the features, with their weights where they are now.
+    """The resolved config of the features, with the present location of their weights.
 
     Raises:
-        ConfigError: it does not give the features that the centroids are of, or names an extractor that is not
-            registered: it comes from the cache that they were fitted to.
+        ConfigError: The config makes other features than those that the centroids were fitted to; or it names an
+            extractor that is not registered, since it comes from the cache that they were fitted to.
     """
     config = codebook.config
     try:

@@ -70,8 +70,8 @@ def test_every_row_of_a_block(extractor):
     alone = extractor.extract([short])[0]
     others = [clip(seed, short.waveform.numel() + shift * (seed % 3)) for seed in range(20)]
     batch = [*others, short] * (2 * ROWS["cpu"] // (len(others) * len(alone)) + 1)
-    for found, given in zip(extractor.extract(batch), batch, strict=True):
-        if given is short:
+    for found, batched in zip(extractor.extract(batch), batch, strict=True):
+        if batched is short:
             assert torch.equal(found, alone)
     found = extractor.extract([short] * ROWS["cpu"])  # each starts at another row
     assert all(torch.equal(item, alone) for item in found)
