@@ -39,7 +39,7 @@ _BUILT_IN = {
 }
 _ENTRY_POINTS = "featcache.extractors"
 
-SELECTING = frozenset({"max_seconds", "min_source_rate"})
+SELECTING_KEYS = frozenset({"max_seconds", "min_source_rate"})
 """Keys of a config's `audio` section that decide which utterances there are, and not their values."""
 
 
@@ -76,7 +76,7 @@ class Params(BaseModel):
         return {name: value for name, value in plain.items() if name not in left_out}
 
 
-def absolute(value: str, info: ValidationInfo) -> str:
+def absolute_path(value: str, info: ValidationInfo) -> str:
     """The absolute path of a parameter that names a file or folder; for pydantic's validators.
 
     A relative path is relative to the config file. If there is no such file, the value is returned unchanged: it may be
@@ -218,7 +218,7 @@ def fingerprint(config: Mapping[str, Any]) -> str:
     params = extractor.Params.model_validate(config["params"])
     decides = {key: value for key, value in config.items() if key != "name"}
     decides["params"] = _without_locations(params)
-    decides["audio"] = {key: value for key, value in config["audio"].items() if key not in SELECTING}
+    decides["audio"] = {key: value for key, value in config["audio"].items() if key not in SELECTING_KEYS}
     if "augment" in config:  # the noise's `content` is hashed, but not where it is
         noise = config["augment"].get("noise")
         located = {key: value for key, value in (noise or {}).items() if key != "manifest"}

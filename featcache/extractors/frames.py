@@ -15,20 +15,20 @@ import torch
 
 from featcache.extractors.base import Clip, Extractor, P
 
-ROWS = {"cpu": 640, "cuda": 8192}
+BLOCK_ROWS = {"cpu": 640, "cuda": 8192}
 """Rows of a block, by the type of the device. On a CPU, 640 rows keep a block's intermediate results in the cache,
 waste little of the last block, and can be shared evenly by two or four of torch's threads, on which values depend; a
 GPU needs more work in each kernel."""
 
-COLUMNS = 16
+COLUMN_MULTIPLE = 16
 """A block's products with a matrix have a multiple of this many columns (`with_whole_columns`), so that all rows of the
 result have the same alignment. If they do not, MKL computes rows differently: seen with 5, 6, 7, 9, 10 and 11
 columns."""
 
 
 def with_whole_columns(matrix: torch.Tensor) -> torch.Tensor:
-    """A matrix `[K, n]` with columns of zeros added up to a multiple of `COLUMNS`."""
-    return torch.nn.functional.pad(matrix, (0, -matrix.shape[1] % COLUMNS))
+    """A matrix `[K, n]` with columns of zeros added up to a multiple of `COLUMN_MULTIPLE`."""
+    return torch.nn.functional.pad(matrix, (0, -matrix.shape[1] % COLUMN_MULTIPLE))
 
 
 class FrameExtractor(Extractor[P]):
@@ -76,7 +76,7 @@ class FrameExtractor(Extractor[P]):
     def _blocks(self, clips: Sequence[Clip]) -> Iterator[tuple[torch.Tensor, int]]:
         """The frames of all clips in blocks `[B, L]`, and how many rows of each are used. The buffer is reused."""
         waveform = clips[0].waveform
-        block = waveform.new_empty(ROWS[waveform.device.type], self.spec.frame_length)
+        block = waveform.new_empty(BLOCK_ROWS[waveform.device.type], self.spec.frame_length)
         used = 0
         for clip in clips:
             frames = self.frames(clip)

@@ -70,7 +70,7 @@ class LayerParams(Params):
         return weights
 
 
-class Layers:
+class LayerChoice:
     """The hidden states that the parameters choose.
 
     Args:
@@ -111,7 +111,7 @@ class Layers:
             return f"sum of hidden states {names}, weighted {', '.join(f'{weight:g}' for weight in self._weights)}"
         return f"hidden state{'s' if self._stacked else ''} {names}"
 
-    def take(self, hidden_states: Iterable[torch.Tensor]) -> torch.Tensor:
+    def select(self, hidden_states: Iterable[torch.Tensor]) -> torch.Tensor:
         """Features, float32 `[R, F, *item_shape]`.
 
         Args:
@@ -143,14 +143,14 @@ H = TypeVar("H", bound=HiddenStatesParams)
 
 
 class HiddenStates(ModelExtractor[H]):
-    """The base of extractors of hidden states. A subclass's `__init__` ends with a call of `_use`."""
+    """The base of extractors of hidden states. A subclass's `__init__` ends with a call of `_set_encoder`."""
 
     _encoder: Encoder
-    _layers: Layers
+    _layers: LayerChoice
     _epsilon: float | None
 
-    def _use(
-        self, encoder: Encoder, layers: Layers, size: int, name: str, sample_rate: int, epsilon: float | None
+    def _set_encoder(
+        self, encoder: Encoder, layers: LayerChoice, size: int, name: str, sample_rate: int, epsilon: float | None
     ) -> None:
         """Take a model, and set the attributes that depend on it.
 
@@ -210,4 +210,4 @@ class HiddenStates(ModelExtractor[H]):
         """The chosen hidden states, float32 `[R, F, *item_shape]`, of rows `[R, P]`."""
         if self._epsilon is not None:
             waveforms = normalized(waveforms, num_samples, self._epsilon)
-        return Rows(self._layers.take(self._encoder.hidden_states(waveforms, num_samples)))
+        return Rows(self._layers.select(self._encoder.hidden_states(waveforms, num_samples)))

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from featcache.errors import ConfigError, listing
-from featcache.extractors.frames import COLUMNS, with_whole_columns
+from featcache.extractors.frames import COLUMN_MULTIPLE, with_whole_columns
 
 MelScale = Literal["htk", "slaney"]
 MelNorm = Literal["slaney", "none"]
@@ -61,7 +61,7 @@ class MelBank:
         filters = with_whole_columns(filters)
         self._num_columns = filters.shape[1]
         self._bands = []
-        step = COLUMNS if device.type == "cpu" else self._num_columns
+        step = COLUMN_MULTIPLE if device.type == "cpu" else self._num_columns
         for first in range(0, self._num_columns, step):
             bins = slice(first, first + step)
             touched = filters[:, bins].any(dim=1).nonzero().flatten()

@@ -12,7 +12,7 @@ from torch.nn import functional
 from featcache import weights
 from featcache.errors import ConfigError, listing
 from featcache.extractors.base import Clip
-from featcache.extractors.hidden_states import Encoder, HiddenStates, HiddenStatesParams, Layers
+from featcache.extractors.hidden_states import Encoder, HiddenStates, HiddenStatesParams, LayerChoice
 from featcache.extractors.log_mel import LogMel, LogMelParams
 from featcache.extractors.model import require_sample_rate
 from featcache.extractors.ragged import Length
@@ -63,12 +63,12 @@ class SSL(HiddenStates[SSLParams]):
         require_sample_rate(params, sample_rate, preprocessing.get("sampling_rate", 16000))
         model_class = weights.transformers_class(family.model_class, "extractor: ssl")
         default = model_class.config_class()
-        layers = Layers(params, settings.get(family.num_layers, getattr(default, family.num_layers)))
+        layers = LayerChoice(params, settings.get(family.num_layers, getattr(default, family.num_layers)))
         if layers.want_output and settings.get("add_adapter"):
             raise ConfigError("params.layer: the output of this model comes from an adapter; choose a layer before it")
         model = weights.load(model_class, located, device)
         normalizes = family.takes_waveforms and preprocessing.get("do_normalize", bool(preprocessing))
-        self._use(
+        self._set_encoder(
             encoder=family.encoder(model, device),
             layers=layers,
             size=getattr(model.config, family.size),

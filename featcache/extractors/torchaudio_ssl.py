@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from featcache import weights
 from featcache.errors import ConfigError, MissingDependencyError, listing
-from featcache.extractors.hidden_states import HiddenStates, HiddenStatesParams, Layers
+from featcache.extractors.hidden_states import HiddenStates, HiddenStatesParams, LayerChoice
 from featcache.extractors.wav2vec2 import Wav2Vec2, WavLMAttention
 
 _EPSILON = 1e-5
@@ -49,9 +49,9 @@ class TorchaudioSSL(HiddenStates[TorchaudioSSLParams]):
         bundle = _bundle(params.bundle)
         if sample_rate != bundle.sample_rate:
             raise ConfigError(f"audio.sample_rate: {sample_rate}; {params.bundle} is for {bundle.sample_rate}")
-        layers = Layers(params, bundle._params["encoder_num_layers"])
+        layers = LayerChoice(params, bundle._params["encoder_num_layers"])
         model = _load(bundle, _locate(params), device)
-        self._use(
+        self._set_encoder(
             encoder=TorchaudioWav2Vec2(model),
             layers=layers,
             size=bundle._params["encoder_embed_dim"],

@@ -21,17 +21,17 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from featcache.errors import AudioError, ConfigError, MissingDependencyError, Reason, listing
 from featcache.extractors.base import (
-    SELECTING,
+    SELECTING_KEYS,
     Batching,
     Clip,
     Extractor,
     Params,
-    absolute,
+    absolute_path,
     find,
     fingerprint,
     require_registered,
 )
-from featcache.extractors.frames import ROWS, with_whole_columns
+from featcache.extractors.frames import BLOCK_ROWS, with_whole_columns
 from featcache.extractors.model import computing
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 from featcache.quantize import dequantize, is_quantized, quantize
@@ -55,12 +55,12 @@ class UnitsParams(Params):
     @field_validator("weights")
     @classmethod
     def _absolute(cls, value: str, info: ValidationInfo) -> str:
-        return absolute(value, info)
+        return absolute_path(value, info)
 
     @field_validator("features")
     @classmethod
-    def _absolute_too(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
-        return {**value, "weights": absolute(value["weights"], info)} if "weights" in value else value
+    def _absolute_location(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        return {**value, "weights": absolute_path(value["weights"], info)} if "weights" in value else value
 
 
 class Units(RowExtractor[UnitsParams]):
@@ -79,13 +79,13 @@ class Units(RowExtractor[UnitsParams]):
 
     def __init__(self, params: UnitsParams, sample_rate: int, device: torch.device) -> None:
         codebook = read_codebook(params.weights)
-        config = _config_of(codebook, params)
+        config = _resolved_config(codebook, params)
         self.source_name = str(config["name"])
         self.source_fingerprint = codebook.fingerprint
         self.source_audio = config["audio"]
         self.check_audio({"sample_rate": sample_rate})
         source = _build(config, device)
-        self._source = source if isinstance(source, RowExtractor) else _ByRow(source)
+        self._source = source if isinstance(source, RowExtractor) else _RowsOfClips(source)
         self._dtype: torch.dtype = getattr(torch, codebook.dtype)
         self._is_quantized = is_quantized(source.spec.dtype, config["store"]["dtype"])
         self._nearest = Nearest(codebook.centroids, device)
@@ -121,7 +121,7 @@ class Units(RowExtractor[UnitsParams]):
             ConfigError: Waveforms are made in another way.
         """
         for key, value in audio.items():
-            if key not in SELECTING and value != self.source_audio[key]:
+            if key not in SELECTING_KEYS and value != self.source_audio[key]:
                 raise ConfigError(
                     f"audio.{key}: {value}; these units are of {self.source_name}, whose audio.{key} is "
                     f"{self.source_audio[key]}"
@@ -210,7 +210,7 @@ def _requantized(features: torch.Tensor, num_frames: Sequence[int]) -> torch.Ten
     return values
 
 
-class _ByRow(RowExtractor[Params]):
+class _RowsOfClips(RowExtractor[Params]):
     """Makes an extractor that takes clips into one that takes rows: it gets each row's own samples."""
 
     def __init__(self, extractor: Extractor[Params]) -> None:
@@ -226,7 +226,7 @@ class _ByRow(RowExtractor[Params]):
         return Rows(torch.nn.utils.rnn.pad_sequence(self._extractor.extract(clips), batch_first=True))
 
 
-def _config_of(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
+def _resolved_config(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
     """The resolved config of the features, with the present location of their weights.
 
     Raises:
@@ -360,7 +360,7 @@ class Nearest:
         self._minus_2_centroids = with_whole_columns(-2 * exact.float().T).contiguous()
         self._squares = torch.full((self._minus_2_centroids.shape[1],), torch.inf, device=device)
         self._squares[: len(exact)] = exact.square().sum(1).float()
-        self._rows = ROWS[device.type]
+        self._rows = BLOCK_ROWS[device.type]
 
     def __call__(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Find the nearest centroids.

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn import functional
 
 from featcache.extractors import mel
-from featcache.extractors.frames import ROWS
+from featcache.extractors.frames import BLOCK_ROWS
 from featcache.extractors.ragged import Length
 
 _STACKED = 2
@@ -114,7 +114,7 @@ class W2vBert:
         They are computed in blocks of one shape, as in `frames`.
         """
         found = []
-        rows = ROWS[frames.device.type]
+        rows = BLOCK_ROWS[frames.device.type]
         for block in torch.split(frames, rows):
             filled = functional.pad(block.double() * _SCALE, (0, 0, 0, rows - len(block)))
             filled -= filled.mean(dim=1, keepdim=True)

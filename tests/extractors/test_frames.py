@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from featcache.config import load_config
 from featcache.extractors import Clip
-from featcache.extractors.frames import ROWS
+from featcache.extractors.frames import BLOCK_ROWS
 from featcache.extractors.kaldi import Fbank, FbankParams, Mfcc, MfccParams
 from featcache.extractors.log_mel import LogMel, LogMelParams
 
@@ -69,11 +69,11 @@ def test_every_row_of_a_block(extractor):
     short = clip(1, extractor.spec.frame_length + 4 * shift)
     alone = extractor.extract([short])[0]
     others = [clip(seed, short.waveform.numel() + shift * (seed % 3)) for seed in range(20)]
-    batch = [*others, short] * (2 * ROWS["cpu"] // (len(others) * len(alone)) + 1)
+    batch = [*others, short] * (2 * BLOCK_ROWS["cpu"] // (len(others) * len(alone)) + 1)
     for found, batched in zip(extractor.extract(batch), batch, strict=True):
         if batched is short:
             assert torch.equal(found, alone)
-    found = extractor.extract([short] * ROWS["cpu"])  # each starts at another row
+    found = extractor.extract([short] * BLOCK_ROWS["cpu"])  # each starts at another row
     assert all(torch.equal(item, alone) for item in found)
 
 
@@ -94,7 +94,7 @@ def test_rows_are_the_same_whatever_the_shapes(num_mel_bins, num_ceps, frame_len
         LogMel(LogMelParams(num_mel_bins=num_mel_bins, n_fft=16 * frame_length), 16000, CPU),
     ):
         frame = clip(num_ceps, extractor.spec.frame_length).waveform
-        features = extractor.compute(frame.repeat(ROWS["cpu"], 1))
+        features = extractor.compute(frame.repeat(BLOCK_ROWS["cpu"], 1))
         assert torch.equal(features, features[:1].expand_as(features))
 
 
@@ -119,7 +119,7 @@ def test_neighbours_that_are_not_numbers(extractor):
 def test_a_long_clip_fills_many_blocks(extractor):
     long = clip(7, extractor.spec.sample_rate * 20)
     features = extractor.extract([long])[0]
-    assert len(features) == extractor.num_frames(len(long.waveform)) > 2 * ROWS["cpu"]
+    assert len(features) == extractor.num_frames(len(long.waveform)) > 2 * BLOCK_ROWS["cpu"]
     assert_same(extractor.extract([clip(8, 5000), long, clip(9, 5000)])[1:2], [features])
 
 

@@ -19,7 +19,7 @@ from processes import on_terminal
 
 from featcache.config import load_config
 from featcache.errors import ExtractorError
-from featcache.weights.hub import HubModel, in_one_line, require_space
+from featcache.weights.hub import HubModel, require_space, to_one_line_error
 
 
 @pytest.fixture(scope="module")
@@ -233,8 +233,8 @@ def test_what_a_hub_refuses_is_said_in_one_line(fetch, hub, home, answers, code,
 def test_a_programming_error_is_not_taken_for_the_hubs(hub, home):
     """A list of files that is none raises the same, before anything is downloaded."""
     model, error = HubModel("org/name", hub.commit, hub.address, home), TypeError("not a mapping")
-    assert "does not answer as a hub does (not a mapping)" in str(in_one_line(error, model, is_listing=True))
-    assert in_one_line(error, model, is_listing=False) is None
+    assert "does not answer as a hub does (not a mapping)" in str(to_one_line_error(error, model, is_listing=True))
+    assert to_one_line_error(error, model, is_listing=False) is None
 
 
 def test_a_model_and_a_commit_that_a_hub_does_not_have(fetch, hub):
