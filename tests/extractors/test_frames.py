@@ -1,4 +1,4 @@
-"""A value depends on its clip alone: not a bit of it changes with what surrounds the clip."""
+"""A value depends on its clip alone: no bit of it changes with what surrounds the clip."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -30,7 +30,7 @@ every_extractor = pytest.mark.parametrize("extractor", EXTRACTORS.values(), ids=
 
 @pytest.fixture(autouse=True)
 def _threads():
-    """Tests may set torch's threads."""
+    """Restore torch's number of threads after a test."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -85,7 +85,7 @@ def test_every_row_of_a_block(extractor):
     threads=st.sampled_from([1, 2]),
 )
 def test_rows_are_the_same_whatever_the_shapes(num_mel_bins, num_ceps, frame_length, threads):
-    """A block of one frame, again and again, gives one row of features, again and again."""
+    """In a block of equal frames, all rows of features are equal."""
     torch.set_num_threads(threads)
     shapes = {"num_mel_bins": num_mel_bins, "frame_length": frame_length}
     for extractor in (
@@ -125,7 +125,7 @@ def test_a_long_clip_fills_many_blocks(extractor):
 
 @every_extractor
 def test_what_comes_back(extractor):
-    """Rows of one tensor, in the clips' order; clips are left as they were."""
+    """Features are rows of one tensor in the clips' order; clips are not changed."""
     clips = [clip(seed, 4000 + 1000 * seed) for seed in range(5)]
     before = [clip.waveform.clone() for clip in clips]
     features = extractor.extract(clips)
@@ -141,7 +141,7 @@ def test_what_comes_back(extractor):
 
 @every_extractor
 def test_a_waveform_may_be_a_view(extractor):
-    """One channel of an interleaved recording, say."""
+    """A strided waveform may be one channel of an interleaved recording."""
     stereo = clip(3, 20_000).waveform.reshape(-1, 2)
     (view,) = extractor.extract([Clip("a", stereo[:, 1])])
     (copy,) = extractor.extract([Clip("a", stereo[:, 1].clone())])

@@ -1,4 +1,4 @@
-"""Units: from audio, and from a version of the features that they are units of."""
+"""Units from audio, and from a version of the features to which the centroids were fitted."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -33,7 +33,7 @@ class ScaledParams(Params):
 
 
 class Scaled(Extractor[ScaledParams]):
-    """The mean and the largest of every 10 ms, times the number that is in a file: an extractor with weights."""
+    """An extractor with weights: the mean and the largest sample of every 10 ms, times the number in a file."""
 
     Params = ScaledParams
     revision = 1
@@ -71,7 +71,7 @@ LENGTHS = (400, 399 + 160, 8000, 16001, 640 * 160, 5000, 401)
 
 
 def features_of(config, some, dtype=None):
-    """What a version of `config` holds of the clips: numpy arrays of the stored dtype."""
+    """The clips' features in a version of `config`: numpy arrays of the stored dtype."""
     with torch.inference_mode():
         return [
             features.to(getattr(torch, dtype or config.dtype)).numpy() for features in config.build(CPU).extract(some)
@@ -79,7 +79,7 @@ def features_of(config, some, dtype=None):
 
 
 def write_units(path, config, k=40, **changes):
-    """Units of a config's features, whose centroids are some of the frames of noise, spread out a little."""
+    """Units of a config's features; the centroids are some frames of noise, spread out a little."""
     frames = np.concatenate(features_of(config, clips(30_000, 20_000))).astype(np.float32)
     rng = np.random.default_rng(k)
     centroids = rng.permutation(frames)[:k] + 1e-3 * rng.normal(size=(k, frames.shape[1]))
