@@ -118,10 +118,17 @@ class Extractor(ABC, Generic[P]):
 
     @abstractmethod
     def __init__(self, params: P, sample_rate: int, device: torch.device) -> None:
-        """Build the extractor for waveforms of `sample_rate` Hz on `device`.
+        """Build the extractor.
+
+        Args:
+            params: The parameters, with defaults filled in.
+            sample_rate: The rate of the waveforms, in Hz.
+            device: The device to compute on.
 
         Raises:
-            ConfigError: the parameters do not fit the sample rate (for example `high_freq` above Nyquist).
+            ConfigError: The parameters do not fit each other, the sample rate (for example `high_freq` above Nyquist)
+                or the model; or the weights cannot be loaded.
+            MissingDependencyError: A package that the extractor needs is not installed.
         """
 
     @abstractmethod
@@ -132,10 +139,10 @@ class Extractor(ABC, Generic[P]):
     def extract(self, clips: Sequence[Clip]) -> list[torch.Tensor]:
         """The clips' features, in their order: each `[frames, *item_shape]` of `spec.dtype`, on the device.
 
-        Every clip is long enough for a frame. Called under `torch.inference_mode()`.
+        Every clip is long enough for a frame. This is called under `torch.inference_mode()`.
 
         Raises:
-            AudioError: the batch is a single clip that cannot be extracted.
+            AudioError: The batch is a single clip that cannot be extracted.
         """
 
     @classmethod

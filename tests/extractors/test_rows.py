@@ -123,7 +123,7 @@ def truth(corpus, config, tmp_path_factory):
 
 @pytest.fixture(params=[1.0, 4.0, 120.0])
 def batch_seconds(request, monkeypatch):
-    """Seconds of audio that a worker decodes at once. If few, rows of many batches are gathered, and windows fill up."""
+    """Seconds of audio in a worker's batch. If they are few, rows of many batches are gathered, and windows fill up."""
     monkeypatch.setitem(device.BATCH_SECONDS, "cpu", request.param)
     return request.param
 
