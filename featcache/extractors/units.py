@@ -85,7 +85,7 @@ class Units(RowExtractor[UnitsParams]):
         self.source_audio = config["audio"]
         self.check_audio({"sample_rate": sample_rate})
         source = _build(config, device)
-        self._source = source if isinstance(source, RowExtractor) else _RowsOfClips(source)
+        self._source = source if isinstance(source, RowExtractor) else _ByRow(source)
         self._dtype: torch.dtype = getattr(torch, codebook.dtype)
         self._is_quantized = is_quantized(source.spec.dtype, config["store"]["dtype"])
         self._nearest = Nearest(codebook.centroids, device)
@@ -210,7 +210,7 @@ def _requantized(features: torch.Tensor, num_frames: Sequence[int]) -> torch.Ten
     return values
 
 
-class _RowsOfClips(RowExtractor[Params]):
+class _ByRow(RowExtractor[Params]):
     """Makes an extractor that takes clips into one that takes rows: it gets each row's own samples."""
 
     def __init__(self, extractor: Extractor[Params]) -> None:
