@@ -159,12 +159,11 @@ class RowExtractor(Extractor[P]):
 
 def pad_rows(waveforms: Sequence[torch.Tensor], rows: int, padded_length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Waveforms `[n]` as rows `[rows, padded_length]`, filled up with copies of the first; and their int64 lengths."""
-    padded = waveforms[0].new_zeros(rows, padded_length)
-    for row in range(rows):
-        waveform = waveforms[row] if row < len(waveforms) else waveforms[0]
-        padded[row, : len(waveform)] = waveform
-    lengths = [len(waveform) for waveform in waveforms] + [len(waveforms[0])] * (rows - len(waveforms))
-    return padded, torch.tensor(lengths, device=padded.device)
+    filled = [*waveforms, *[waveforms[0]] * (rows - len(waveforms))]
+    padded_RP = waveforms[0].new_zeros(rows, padded_length)
+    for row, waveform in zip(padded_RP, filled, strict=True):
+        row[: len(waveform)] = waveform
+    return padded_RP, torch.tensor([len(waveform) for waveform in filled], device=padded_RP.device)
 
 
 def _joined(pieces: Sequence[Rows]) -> Rows:

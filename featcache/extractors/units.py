@@ -183,16 +183,16 @@ class Units(RowExtractor[UnitsParams]):
         Raises:
             AudioError: NON_FINITE_FEATURES: they are NaN, or infinite in the dtype that the version stores.
         """
-        features = self._source.run(waveforms, num_samples).features
+        x_RFD = self._source.run(waveforms, num_samples).features
         num_frames = [self.num_frames(count) for count in num_samples.tolist()]
-        features = _requantized(features, num_frames) if self._is_quantized else features.to(self._dtype)
-        there = torch.arange(features.shape[1], device=features.device) < num_samples.new_tensor(num_frames)[:, None]
-        features = features.masked_fill(~there[:, :, None], 0)
-        if not features.isfinite().all():
+        x_RFD = _requantized(x_RFD, num_frames) if self._is_quantized else x_RFD.to(self._dtype)
+        inside_RF = torch.arange(x_RFD.shape[1], device=x_RFD.device) < num_samples.new_tensor(num_frames)[:, None]
+        x_RFD = x_RFD.masked_fill(~inside_RF[:, :, None], 0)
+        if not x_RFD.isfinite().all():
             raise AudioError(Reason.NON_FINITE_FEATURES, f"features are NaN or infinite as {self._dtype}")
         with computing("fp32", waveforms.device):
-            codes = self.from_features(features.flatten(0, 1))
-        return Rows(codes.view(*features.shape[:2], 1))
+            codes = self.from_features(x_RFD.flatten(0, 1))
+        return Rows(codes.view(*x_RFD.shape[:2], 1))
 
 
 def _build(config: Mapping[str, Any], device: torch.device) -> Extractor[Params]:
@@ -201,13 +201,13 @@ def _build(config: Mapping[str, Any], device: torch.device) -> Extractor[Params]
     return extractor(extractor.Params.model_validate(config["params"]), config["audio"]["sample_rate"], device)
 
 
-def _requantized(features: torch.Tensor, num_frames: Sequence[int]) -> torch.Tensor:
-    """Features `[R, F, D]` as read from a version that stores them quantised; zero after each row's frames."""
-    values = torch.zeros_like(features, dtype=torch.float32)
+def _requantized(x_RFD: torch.Tensor, num_frames: Sequence[int]) -> torch.Tensor:
+    """Features as read from a version that stores them quantised; zero after each row's frames."""
+    values_RFD = torch.zeros_like(x_RFD, dtype=torch.float32)
     for row, count in enumerate(num_frames):
-        levels, parameters = quantize(features[row, :count], [count])
-        values[row, :count] = dequantize(levels[None], parameters)[0]
-    return values
+        levels, parameters = quantize(x_RFD[row, :count], [count])
+        values_RFD[row, :count] = dequantize(levels[None], parameters)[0]
+    return values_RFD
 
 
 class _ByRow(RowExtractor[Params]):
