@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
-from featcache.extractors.codebook import Codebook, Nearest
+from featcache.extractors.units import Codebook, Nearest
 from featcache.quantize import dequantize_array
 from featcache.spec import QUANTIZATION, all_finite
 from featcache.store.files import write_file

@@ -17,8 +17,7 @@ from featcache.device import Device
 from featcache.errors import AudioError, Reason
 from featcache.extract.extraction import Options
 from featcache.extractors import Clip
-from featcache.extractors.codebook import Codebook
-from featcache.extractors.units import Units, UnitsParams
+from featcache.extractors.units import Codebook, Units, UnitsParams
 from featcache.health.recompute import recompute
 from featcache.manifest import read_manifest
 from featcache.quantize import dequantize_array, quantize
@@ -255,7 +254,7 @@ def test_units_from_audio_and_from_a_version_are_the_same(source, corpus, scratc
 
 
 def _centroids(folder):
-    from featcache.extractors.codebook import read_codebook
+    from featcache.extractors.units import read_codebook
 
     return read_codebook(folder / "units.safetensors").centroids.double().numpy()
 

@@ -9,7 +9,7 @@ import torch
 from make_cache import make_features, make_version
 
 from featcache.errors import ConfigError, StoreError
-from featcache.extractors.codebook import Nearest, read_codebook
+from featcache.extractors.units import Nearest, read_codebook
 from featcache.stats import kmeans
 from featcache.stats.kmeans import cluster, draw_frames, first_centroids, fit_version, write_codebook
 from featcache.store.index import open_index
