@@ -95,7 +95,7 @@ class Spent:
     def count_resampled(self, target: Target, id_: str) -> None:
         """Count an utterance whose source has another rate than a version's; once, if its copies follow each other."""
         name, copies = target.config.name, target.waveform_maker.copies
-        utterance = id_.removesuffix(copies.of(id_).suffix)
+        utterance = id_.removesuffix(copies.copy_of(id_).suffix)
         if self._last_resampled.get(name) != utterance:
             self._last_resampled[name] = utterance
             self.resampled[name] = self.resampled.get(name, 0) + 1
