@@ -11,8 +11,9 @@ _may_download: ContextVar[bool] = ContextVar("_may_download", default=True)
 
 
 def allow_remote_code() -> None:
-    """Let models bring their own Python code, and caches name extractors that are not registered, for the rest of the
-    process: `--trust-remote-code`.
+    """Let models run Python code that they bring, and caches name extractors that are not registered.
+
+    This holds for the rest of the process. On the command line, `--trust-remote-code` says it.
     """
     global _remote_code_is_allowed
     _remote_code_is_allowed = True
@@ -25,7 +26,7 @@ def remote_code_is_allowed() -> bool:
 
 @contextmanager
 def without_downloads() -> Iterator[None]:
-    """Within the block, weights are looked for on this machine only: for what a cache names."""
+    """Within the block, look for weights on this machine only. Weights that only a cache names are loaded like this."""
     before = _may_download.set(False)
     try:
         yield

@@ -40,7 +40,7 @@ from featcache.extract.decoding import decode_all
 from featcache.extract.work import Options
 from featcache.extraction import Extraction
 from featcache.extractors import rows
-from featcache.extractors.model import CodecExtractor
+from featcache.extractors.codec import CodecExtractor
 from featcache.health.differences import ROUNDING
 from featcache.manifest import Manifest, read_manifest
 

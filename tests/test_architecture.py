@@ -13,7 +13,7 @@ PACKAGE = Path(featcache.__file__).parent
 # Layers, from the ground up: a file or folder of the package may import from the layers below its own, and from its
 # own folder.
 LAYERS = {
-    "ground": {"errors", "spec", "strings", "trust", "downloads"},
+    "ground": {"errors", "spec", "strings", "trust"},
     "values": {"arguments", "quantize", "device", "masks"},
     "inputs": {"manifest", "weights"},
     "features": {"store", "audio", "extractors", "augment"},

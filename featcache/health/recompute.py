@@ -26,7 +26,7 @@ from featcache.extract.features import cast, compute
 from featcache.extract.fitting import DoesNotFitError, Fitting
 from featcache.extract.policy import POLICIES
 from featcache.extractors import Clip, Extractor, Params
-from featcache.extractors.model import CodecExtractor
+from featcache.extractors.codec import CodecExtractor
 from featcache.extractors.rows import RowExtractor
 from featcache.health.differences import tied_frames
 from featcache.health.trial import with_latents

@@ -50,7 +50,7 @@ import featcache
 from featcache import weights
 from featcache.config import Config, load_config, packaged_configs
 from featcache.device import Device
-from featcache.extractors.model import CodecExtractor
+from featcache.extractors.codec import CodecExtractor
 from featcache.health.differences import ROUNDING
 from featcache.manifest import read_manifest
 

@@ -16,8 +16,9 @@ import torch
 from featcache import weights
 from featcache.errors import AudioError, Reason
 from featcache.extractors import Extractor, Params
+from featcache.extractors.codec import CodecExtractor
 from featcache.extractors.encodec import Encodec
-from featcache.extractors.model import CodecExtractor, ModelParams
+from featcache.extractors.model import ModelParams
 from featcache.extractors.rows import RowExtractor, Rows
 from featcache.spec import FeatureSpec
 
