@@ -41,7 +41,7 @@ from featcache.extract.work import Options
 from featcache.extraction import Extraction
 from featcache.extractors import rows
 from featcache.extractors.codec import CodecExtractor
-from featcache.health.differences import ROUNDING
+from featcache.health.compare import ROUNDING
 from featcache.manifest import Manifest, read_manifest
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
