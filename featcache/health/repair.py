@@ -19,10 +19,12 @@ import torch
 
 from featcache.config import Config, recorded_config
 from featcache.device import Device
-from featcache.engines.progress import Progress
+from featcache.engines.local import run_locally
 from featcache.errors import DamagedError, FeatcacheError, StoreError, counted, listing
-from featcache.extract.work import Options, version_info
-from featcache.extraction import Extraction
+from featcache.extract.extraction import Options, plan_extraction, run_extraction
+from featcache.extract.jobs import Progress
+from featcache.extract.summary import Summary
+from featcache.extract.version_plan import version_info
 from featcache.health.verify import Report, verify
 from featcache.manifest import Manifest
 from featcache.manifest.copies import expand
@@ -36,7 +38,6 @@ from featcache.store.salvage import Salvage, find_sound
 from featcache.store.shard import Shard
 from featcache.store.version import Version, VersionInfo, select_versions
 from featcache.strings import Strings
-from featcache.summary import Summary
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,9 @@ def _mend(
     if config is None:
         return Repaired(str(path), removed, restored, None, missing, kept=kept, aside=aside)
     options = replace(options, retry_failed=True)  # they were there, whatever the ledger once said of them
-    summary = Extraction(manifest, [config], path.parent, options, only=again).run(report, stop)
+    summary = run_extraction(
+        plan_extraction(manifest, [config], path.parent, options, again), run_locally, report, stop
+    )
     extracted = sum(one.extracted for one in summary.versions)
     return Repaired(str(path), removed, restored, summary, missing, kept=kept, extracted=extracted, aside=aside)
 

@@ -13,7 +13,7 @@ import zarr
 from numpy.typing import NDArray
 
 from featcache.errors import FeatcacheError, StoreError, counted
-from featcache.extract.plan import compare
+from featcache.extract.tasks import compare
 from featcache.manifest import Manifest
 from featcache.manifest.copies import copies_of, expand
 from featcache.store import zarr3
