@@ -41,7 +41,7 @@ from featcache.extract.decoding import decode_all
 from featcache.extract.extraction import Options, plan_extraction, run_extraction
 from featcache.extractors import rows
 from featcache.extractors.codec import CodecExtractor
-from featcache.health.differences import ROUNDING
+from featcache.health.compare import ROUNDING
 from featcache.manifest import Manifest, read_manifest
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))

@@ -14,8 +14,9 @@ from featcache.extract.batching import precision_of
 from featcache.extractors import Extractor, Params
 from featcache.extractors.model import ModelExtractor
 from featcache.extractors.rows import RowExtractor
+from featcache.health.compare import compare_all
 from featcache.health.probe_result import Chunks, Measured, Probe
-from featcache.health.probe_trials import Alone, Trials, total_difference, whole_clips
+from featcache.health.probe_trials import Alone, Trials, whole_clips
 from featcache.health.sampling import Sampled, read, sample
 from featcache.health.trial import compute, row_batches
 from featcache.manifest import Manifest
@@ -149,5 +150,5 @@ def _chunks(config: Config, clips: Sequence[Sampled], device: Device, reference:
     whole.chosen_batching = "single"
     long_clips = [clips[number] for number in numbers]
     values, _ = compute(whole, row_batches(whole, long_clips, device, None), device)
-    total = total_difference(values, [reference.values[number] for number in numbers], reference.rounding)
+    total = compare_all(values, [reference.values[number] for number in numbers], reference.rounding)
     return Chunks(exact, len(numbers), total.differing / total.values, total.mismatched / total.values, total.relative)

@@ -27,7 +27,7 @@ from featcache.extract.features import DoesNotFitError, OutOfMemoryRetry, cast, 
 from featcache.extractors import Clip, Extractor, Params
 from featcache.extractors.codec import CodecExtractor
 from featcache.extractors.rows import RowExtractor
-from featcache.health.differences import tied_frames
+from featcache.health.compare import largest_difference, tied_frames
 from featcache.health.trial import with_latents
 from featcache.quantize import dequantize_array, is_quantized, quantize
 from featcache.spec import QUANTIZATION
@@ -112,9 +112,9 @@ def recompute(
             faults.append(f"it has shape {list(again.features.shape)} and not {list(stored.shape)}")
         elif is_float:
             one, other = _values(again.features, again.parameters), _values(stored, parameters)
-            difference, step = _difference(one, other), _step(again.parameters, parameters)
+            difference, step = largest_difference(one, other), _step(again.parameters, parameters)
             largest = max(largest, difference)
-            if not _difference(one, other, step) <= _tolerance(other):  # NaN is not
+            if not largest_difference(one, other, step) <= _tolerance(other):  # NaN is not
                 faults.append(f"it differs by {difference:.3g}")
         else:
             unequal = again.features != stored
@@ -124,7 +124,7 @@ def recompute(
                 faults.append(f"{wrong} of {stored.size} codes differ by more than rounding")
         for name, array in again.side.items():
             there = shard.side(name).item(number)
-            if array.shape != there.shape or not _difference(array, there) <= _tolerance(there):
+            if array.shape != there.shape or not largest_difference(array, there) <= _tolerance(there):
                 faults.append(f"its {name} differ")
         for fault in faults:
             message = f"{item.id}: extracted again from {item.path}, {fault}{_devices(shard, device)}"
@@ -255,10 +255,3 @@ def _step(one: NDArray[Any] | None, other: NDArray[Any] | None) -> NDArray[Any] 
 
 def _tolerance(stored: NDArray[Any]) -> float:
     return _TOLERANCE.get(stored.dtype.name, 0.0)
-
-
-def _difference(one: NDArray[Any], other: NDArray[Any], step: NDArray[Any] | float = 0.0) -> float:
-    """The largest difference beyond `step`, relative where values are above 1, of arrays of one shape."""
-    a, b = one.astype(np.float64), other.astype(np.float64)
-    beyond = np.maximum(np.abs(a - b) - step, 0.0)
-    return float((beyond / np.maximum(1.0, np.abs(b))).max(initial=0.0))

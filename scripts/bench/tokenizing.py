@@ -42,7 +42,7 @@ from featcache.engines.local import run_locally
 from featcache.extract.extraction import Options, plan_extraction, run_extraction
 from featcache.extract.summary import Summary
 from featcache.extractors.codec import CodecExtractor
-from featcache.health.differences import ROUNDING
+from featcache.health.compare import ROUNDING
 from featcache.manifest import Manifest, read_manifest
 
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "helpers"))

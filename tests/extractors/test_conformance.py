@@ -21,7 +21,7 @@ from featcache.extractors.base import _BUILT_IN
 from featcache.extractors.rows import ROW_SECONDS
 from featcache.extractors.units import Codebook
 from featcache.testing import ExtractorSuite
-from featcache.testing.signals import clip
+from featcache.testing.clips import make_clip
 
 pytest_plugins = ["pytester"]
 
@@ -187,7 +187,7 @@ class TestUnits(OfModel):
         document = {"weights": str(small_ssl.save("hubert", folder / "hubert")), "layer": 2}
         config = config_from({"name": "hubert", "extractor": "ssl", "params": document})
         with torch.inference_mode():
-            (features,) = config.build(torch.device("cpu")).extract([clip(1, 64_000)])
+            (features,) = config.build(torch.device("cpu")).extract([make_clip(1, 64_000)])
         codebook = Codebook(features[::2].clone(), config.resolved(), config.fingerprint(), config.dtype, {})
         (folder / "units").mkdir()
         path = folder / "units" / "units.safetensors"

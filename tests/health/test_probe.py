@@ -21,7 +21,7 @@ from featcache.device import Device
 from featcache.errors import ConfigError, ManifestError
 from featcache.extract.batching import BATCHINGS, choose_batching
 from featcache.extractors.rows import Rows
-from featcache.health.differences import Values, difference, tied_frames
+from featcache.health.compare import ClipResult, compare, tied_frames
 from featcache.health.probe import probe
 from featcache.health.recompute import recompute
 from featcache.health.sampling import sample
@@ -152,11 +152,11 @@ def test_rounding_is_relative_to_a_frame():
     moved = latents * torch.tensor([1 + 1e-5, 1 + 1e-4, 1.0])[:, None]
     codes = torch.zeros(3, 2, dtype=torch.long)
     others = torch.tensor([[0, 1], [1, 1], [0, 0]])
-    found = difference(Values(others, moved), Values(codes, latents))
+    found = compare(ClipResult(others, moved), ClipResult(codes, latents))
     assert (found.values, found.differing, found.mismatched) == (6, 3, 2)
     assert (found.first, found.last) == (2, 2)
-    assert difference(Values(others), Values(codes)).mismatched == 3
-    assert difference(Values(latents * torch.nan), Values(latents)).mismatched == 3
+    assert compare(ClipResult(others), ClipResult(codes)).mismatched == 3
+    assert compare(ClipResult(latents * torch.nan), ClipResult(latents)).mismatched == 3
 
 
 def test_noise_finds_ties_of_residual_codes():
