@@ -10,8 +10,8 @@ from typing import Never
 from tqdm import tqdm
 
 from featcache.cli.common import FIRST_SECONDS, LINE_SECONDS, clock, hours, note, terminal_columns
-from featcache.engines.progress import Progress
-from featcache.extraction import Extraction
+from featcache.extract.extraction import ExtractionPlan
+from featcache.extract.jobs import Progress
 
 _BAR_SECONDS = 0.1
 _MOST_COLUMNS = 110
@@ -20,18 +20,18 @@ _MOST_COLUMNS = 110
 class Display:
     """Shows hours of audio done, time left, failures and times real time; use it as a context manager."""
 
-    def __init__(self, extraction: Extraction) -> None:
-        self._total = extraction.seconds_to_decode
+    def __init__(self, plan: ExtractionPlan) -> None:
+        self._total = plan.seconds_to_decode
         self._bar: tqdm[Never] | None = None
         if self._total and (columns := terminal_columns()):
-            # The bar takes what the words leave of a line; where that is nothing, the last words are left out.
+            # The bar fills what the words leave of the line; on a narrow terminal, the last words are left out.
             form = "{percentage:3.0f}%|{bar}| {desc}"
             self._bar = tqdm(total=self._total, bar_format=form, ncols=min(columns, _MOST_COLUMNS), file=sys.stderr)
         self._started = monotonic()
         self._next = self._started + (FIRST_SECONDS if self._bar is None else _BAR_SECONDS)
 
     def update(self, progress: Progress) -> None:
-        """Show the progress, unless it has just been shown."""
+        """Show the progress, unless it was shown a moment ago."""
         now = monotonic()
         if now < self._next:
             return
@@ -42,7 +42,7 @@ class Display:
         failed = sum(progress.failures.values())
         text = f"{hours(done)} of {hours(self._total)}, {left}, {failed:,} failed, {speed:,.0f} × real time"
         if self._bar is not None:
-            self._bar.ncols = min(terminal_columns() or _MOST_COLUMNS, _MOST_COLUMNS)  # it may have changed
+            self._bar.ncols = min(terminal_columns() or _MOST_COLUMNS, _MOST_COLUMNS)  # its width may have changed
             self._bar.n = min(done, self._total)
             self._bar.set_description_str(text)
         else:

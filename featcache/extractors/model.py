@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from featcache import weights
 from featcache.errors import ConfigError
-from featcache.extractors.base import Params, absolute
+from featcache.extractors.base import Params, absolute_path
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 
 LONGEST_SECONDS = 120.0
@@ -62,7 +62,7 @@ class ModelParams(Params):
     @field_validator("weights")
     @classmethod
     def _absolute(cls, value: str, info: ValidationInfo) -> str:
-        return absolute(value, info)
+        return absolute_path(value, info)
 
 
 M = TypeVar("M", bound=ModelParams)
@@ -93,6 +93,19 @@ class ModelExtractor(RowExtractor[M]):
         """Whether a frame in a chunk sees everything that it would see in the whole clip."""
         chunk, receptive = self.params.chunk, self.spec.frame_length
         return chunk is None or 0 < receptive <= self._samples(chunk.overlap)
+
+    def chunk_warning(self, name: str) -> str | None:
+        """A warning for the user if frames depend on more than the chunks' overlap."""
+        chunk = self.params.chunk
+        if chunk is None:
+            return None
+        self.pieces(round(3 * chunk.seconds * self.spec.sample_rate))  # raises now, not in the middle of a run
+        if self.chunks_are_exact:
+            return None
+        return (
+            f"chunks with {chunk.overlap:g} s of overlap are not exact for {name}, whose frames depend on more than "
+            "that: `featcache probe` measures the difference"
+        )
 
     def pieces(self, num_samples: int) -> list[Piece]:
         """The whole clip as one piece, or its chunks.

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 
 import torch
 
 from featcache.device import Device
 from featcache.errors import ExtractorError, FeatcacheError
-from featcache.extract.policy import POLICIES, declared
+from featcache.extract.batching import BATCHINGS, declared_batchings
 from featcache.extractors import Extractor, Params
 from featcache.extractors.base import Batching
 from featcache.extractors.rows import RowExtractor
-from featcache.health.differences import ROUNDING, Difference, Values, difference
+from featcache.health.compare import ROUNDING, ClipResult, compare_all
 from featcache.health.probe_result import Measured
 from featcache.health.sampling import Sampled
 from featcache.health.trial import Batch, clips_in_batch, compute, row_batches
@@ -31,7 +30,7 @@ _LARGEST_ROUNDING = 1e-3
 class Alone:
     """Each clip's values, alone at one precision, and what rounding may do to them."""
 
-    values: list[Values]
+    values: list[ClipResult]
     rounding: float
 
 
@@ -58,7 +57,7 @@ class Trials:
         reference: Alone | None,
         precision: str,
     ) -> None:
-        self.alone: list[Values] = []
+        self.alone: list[ClipResult] = []
         self.rounding = _ROUNDING[precision]
         self._extractor = extractor
         self._clips = clips
@@ -68,10 +67,10 @@ class Trials:
 
     def run(self) -> Iterator[Measured]:
         """Yield how each policy fares: the declared ones, and in fp32 the others, too."""
-        can_stand = declared(self._extractor)
-        for policy in can_stand if self._reference else POLICIES:
+        can_stand = declared_batchings(self._extractor)
+        for policy in can_stand if self._reference else BATCHINGS:
             is_declared = policy in can_stand
-            self._extractor.policy = policy
+            self._extractor.chosen_batching = policy
             try:
                 yield self._measure(policy, is_declared)
             except (RuntimeError, FeatcacheError) as error:  # no device can do everything at every precision
@@ -90,10 +89,10 @@ class Trials:
             self._set_rounding(first)
         reference = self._reference or Alone(self.alone, self.rounding)
         found = [*first, *second]
-        total = total_difference(reference.values, found, reference.rounding)
+        total = compare_all(found, reference.values, reference.rounding)
         if not math.isfinite(total.relative):
             raise ExtractorError(f"values at {self._precision} are NaN or infinite")
-        by_batching = total_difference(self.alone, found, self.rounding)
+        by_batching = compare_all(found, self.alone, self.rounding)
         return Measured(
             policy=policy,
             precision=self._precision,
@@ -110,12 +109,12 @@ class Trials:
             times_real_time=times_real_time,
         )
 
-    def _set_rounding(self, among_copies: Sequence[Values]) -> None:
-        if self.alone[0].compared.is_floating_point():
-            measured = 4 * total_difference(self.alone, among_copies, math.inf).relative
+    def _set_rounding(self, among_copies: Sequence[ClipResult]) -> None:
+        if self.alone[0].continuous.is_floating_point():
+            measured = 4 * compare_all(among_copies, self.alone, math.inf).relative
             self.rounding = max(self.rounding, min(measured, math.inf if self._reference else _LARGEST_ROUNDING))
 
-    def _compute(self, seed: int | None) -> tuple[list[Values], float]:
+    def _compute(self, seed: int | None) -> tuple[list[ClipResult], float]:
         """Each clip's values in its batch, and × real time; in smaller batches where they do not fit on the device."""
         try:
             batches = row_batches(self._extractor, self._clips, self._device, seed)
@@ -140,7 +139,7 @@ def whole_clips(extractor: Extractor[Params], clips: Sequence[Sampled], device: 
     together, _ = _compute_clips(extractor, clips, [list(every)], device)
     halves = [list(every)[::-1][first::2] for first in range(min(2, len(clips)))]
     reordered, speed = _compute_clips(extractor, clips, halves, device)
-    total = total_difference(alone, [*together, *reordered], 0.0)
+    total = compare_all([*together, *reordered], alone, 0.0)
     share = total.differing / total.values
     batched = Measured(
         policy=extractor.batching,
@@ -161,7 +160,7 @@ def whole_clips(extractor: Extractor[Params], clips: Sequence[Sampled], device: 
 
 def _compute_clips(
     extractor: Extractor[Params], clips: Sequence[Sampled], groups: Sequence[Sequence[int]], device: Device
-) -> tuple[list[Values], float]:
+) -> tuple[list[ClipResult], float]:
     rate = extractor.spec.sample_rate
     batches = [
         Batch(
@@ -174,11 +173,5 @@ def _compute_clips(
     return compute(extractor, batches, device)
 
 
-def total_difference(reference: Sequence[Values], found: Sequence[Values], rounding: float) -> Difference:
-    """Over all clips; `found` may hold them several times over."""
-    pairs = zip(found, cycle(reference), strict=False)
-    return sum((difference(one, other, rounding) for one, other in pairs), Difference())
-
-
-def _same_bits(one: Sequence[Values], other: Sequence[Values]) -> bool:
+def _same_bits(one: Sequence[ClipResult], other: Sequence[ClipResult]) -> bool:
     return all(torch.equal(a.features, b.features) for a, b in zip(one, other, strict=True))

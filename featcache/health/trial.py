@@ -18,7 +18,7 @@ from featcache.device import Device
 from featcache.extractors import Clip, Extractor, Params
 from featcache.extractors.codec import CodecExtractor
 from featcache.extractors.rows import RowExtractor, Rows
-from featcache.health.differences import Values
+from featcache.health.compare import ClipResult
 from featcache.health.sampling import Sampled
 
 _DRAWS = 20
@@ -39,7 +39,7 @@ class Batch:
     seconds: float
 
 
-def compute(extractor: Extractor[Params], batches: Sequence[Batch], device: Device) -> tuple[list[Values], float]:
+def compute(extractor: Extractor[Params], batches: Sequence[Batch], device: Device) -> tuple[list[ClipResult], float]:
     """Compute batches, as many at once as extraction does.
 
     Returns the wanted clips' values, in the order of their numbers, and seconds of audio in a second.
@@ -50,12 +50,12 @@ def compute(extractor: Extractor[Params], batches: Sequence[Batch], device: Devi
     num_codebooks = len(extractor.spec.codebook_sizes)
     seen = with_latents(extractor) if isinstance(extractor, CodecExtractor) else extractor
 
-    def values(features: torch.Tensor) -> Values:
+    def values(features: torch.Tensor) -> ClipResult:
         if seen is extractor:
-            return Values(features if features.is_floating_point() else features.long())
-        return Values(features[:, :num_codebooks].long(), features[:, num_codebooks:])
+            return ClipResult(features if features.is_floating_point() else features.long())
+        return ClipResult(features[:, :num_codebooks].long(), features[:, num_codebooks:])
 
-    def one(batch: Batch) -> dict[int, Values]:
+    def one(batch: Batch) -> dict[int, ClipResult]:
         with device.slot():
             waveforms = device.upload([clip.waveform for clip in batch.clips])
             features = seen.extract([Clip(clip.id, one) for clip, one in zip(batch.clips, waveforms, strict=True)])
@@ -92,7 +92,7 @@ def row_batches(
         position = int(generator.integers(rows))
         together.insert(position, clip)
         counted = sum(len(one.waveform) for one in together)
-        if extractor.policy == "equal_length":
+        if extractor.chosen_batching == "equal_length":
             counted = min(rows, same_length[len(clip.waveform)]) * len(clip.waveform)
         batches.append(Batch(together, {position: number}, counted / extractor.spec.sample_rate))
     return batches

@@ -13,7 +13,7 @@ import torch
 from featcache.config import Config, config_from
 from featcache.extractors.base import Batching, Extractor, Params
 from featcache.spec import FeatureSpec
-from featcache.testing.setting import Setting, with_params
+from featcache.testing.base import Checks, with_params
 
 ALLOWED: dict[Batching, list[Batching]] = {
     "padded": ["padded", "equal_length", "single"],
@@ -23,7 +23,7 @@ ALLOWED: dict[Batching, list[Batching]] = {
 """The policies that a declared one allows."""
 
 
-class DeclaredChecks(Setting):
+class DeclaredChecks(Checks):
     """What it says of itself, and its config."""
 
     def test_the_spec_is_coherent(self, loaded: Config, extractor: Extractor[Params]) -> None:

@@ -17,13 +17,12 @@ from featcache.extractors.base import Clip, Extractor, Params
 from featcache.extractors.codec import CodecExtractor
 from featcache.extractors.model import ModelExtractor
 from featcache.extractors.rows import RowExtractor, Rows, pad_rows
-from featcache.testing.compare import assert_same, difference
+from featcache.testing.base import Checks, check_features, extract, with_params
+from featcache.testing.clips import assert_same, label, largest_error
 from featcache.testing.declared import ALLOWED
-from featcache.testing.setting import Setting, check, extract, with_params
-from featcache.testing.signals import what
 
 
-class RowChecks(Setting):
+class RowChecks(Checks):
     """Skipped where the extractor is no `RowExtractor`."""
 
     @pytest.fixture
@@ -31,15 +30,15 @@ class RowChecks(Setting):
         """That instance, whose policy a check may set; the check is skipped where the extractor is of another kind."""
         if not isinstance(another, RowExtractor):
             pytest.skip("the extractor is no RowExtractor")
-        before = another.policy
+        before = another.chosen_batching
         yield another
-        another.policy = before
+        another.chosen_batching = before
 
     def test_batching_policies(self, row_extractor: RowExtractor[Params], around: list[Clip]) -> None:
         """Rows that are padded, and rows of equal length, give what a row alone gives."""
         found = {}
         for policy in ALLOWED[row_extractor.batching]:
-            row_extractor.policy = policy
+            row_extractor.chosen_batching = policy
             found[policy] = extract(row_extractor, around)
         for policy, features in found.items():
             self._assert_near(features, found["single"], around, f"those of one row alone, batched as {policy}")
@@ -55,9 +54,9 @@ class RowChecks(Setting):
             with torch.inference_mode():
                 alone = extractor.latents(*pad_rows([row], 1, len(row)))[0, :frames].cpu().numpy()
                 padded = extractor.latents(*pad_rows([row], 2, extractor.padded_length(len(row) + 1)))
-            apart = difference(padded[0, :frames].cpu().numpy(), alone)
+            apart = largest_error(padded[0, :frames].cpu().numpy(), alone)
             assert apart <= self.tolerance, (
-                f"latents of {what(one)} change by {apart:.2g} of the largest where zeros follow the clip; tolerance: "
+                f"latents of {label(one)} change by {apart:.2g} of the largest where zeros follow the clip; tolerance: "
                 f"{self.tolerance:.2g}; each layer must pad a row at its own end"
             )
 
@@ -86,7 +85,7 @@ class RowChecks(Setting):
         clips = self._clips(lengths)
         found = extract(chunked, clips)
         for one, features in zip(clips, found, strict=True):
-            check(chunked, one, features)
+            check_features(chunked, one, features)
         if chunked.chunks_are_exact:
             self._assert_near(found, extract(whole, clips), clips, "those of the clip whole, in chunks that are exact")
 
@@ -102,8 +101,8 @@ class RowChecks(Setting):
             for side in row_extractor.spec.side:
                 array = rows.side[side.name].cpu().numpy()
                 is_right = array.dtype == side.dtype and array.shape[1:] == side.item_shape and len(array) > 0
-                assert is_right, f"{side.name} of {what(one)} is {array.dtype} {array.shape}, spec.side says {side}"
-                assert np.isfinite(array).all(), f"{side.name} of {what(one)} is NaN or infinite"
+                assert is_right, f"{side.name} of {label(one)} is {array.dtype} {array.shape}, spec.side says {side}"
+                assert np.isfinite(array).all(), f"{side.name} of {label(one)} is NaN or infinite"
         features = [rows.features.cpu().numpy() for rows in found]
         assert_same(features, alone, clips, "in extract_rows")
 

@@ -51,7 +51,7 @@ from featcache import weights
 from featcache.config import Config, load_config, packaged_configs
 from featcache.device import Device
 from featcache.extractors.codec import CodecExtractor
-from featcache.health.differences import ROUNDING
+from featcache.health.compare import ROUNDING
 from featcache.manifest import read_manifest
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
@@ -130,6 +130,7 @@ class Story:
             name: featcache.FeatureDataset(self.cache, self.manifests[name], columns=["digit"]) for name in SPLITS
         }
         self.device = Device(str(asked.device), asked.threads)
+        self.device.configure_torch()
         params = self.config.params
         self.model = Model(weights.locate(params.weights, params.revision).folder, self.device)
 

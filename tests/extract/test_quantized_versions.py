@@ -8,23 +8,21 @@ import soundfile
 import torch
 from cache_contents import check
 from corpora import Corpus, speech
-from extractions import TINY, write_config
+from extractions import TINY, extract_here, write_config
 from real_speech import digits
 
 import featcache
 from featcache.config import config_from
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
-from featcache.extract.work import Options
-from featcache.extraction import Extraction
+from featcache.extract.extraction import Options
 from featcache.extractors import Clip
-from featcache.extractors.codebook import Codebook
-from featcache.extractors.units import Units, UnitsParams
+from featcache.extractors.units import Codebook, Units, UnitsParams
 from featcache.health.recompute import recompute
 from featcache.manifest import read_manifest
 from featcache.quantize import dequantize_array, quantize
 from featcache.spec import QUANTIZATION
-from featcache.stats.kmeans import draw, fit_version
+from featcache.stats.kmeans import draw_frames, fit_version
 from featcache.store.index import open_index
 
 pytestmark = pytest.mark.usefixtures("trusted")
@@ -43,7 +41,7 @@ def config_of(source, dtype="uint8"):
 
 def extract(manifest, config, cache, **options):
     """Fill a version; opened."""
-    Extraction(read_manifest(manifest), [config], cache, Options(device="cpu", **options)).run()
+    extract_here(read_manifest(manifest), [config], cache, Options(device="cpu", **options))
     return featcache.open(cache)
 
 
@@ -135,7 +133,7 @@ def test_values_that_are_not_finite_are_failures(cli, plain, scratch, tmp_path):
 def test_a_batch_of_failures_alone_is_no_trouble(plain, scratch):
     manifest = plain.manifest([{**row, "id": f"nan-{row['id']}"} for row in plain.rows], "nan.csv")
     config = config_of({"extractor": "odd_extractors:Picky"})
-    summary = Extraction(read_manifest(manifest), [config], scratch, Options(device="cpu")).run()
+    summary = extract_here(read_manifest(manifest), [config], scratch, Options(device="cpu"))
     assert (summary.versions[0].extracted, summary.failures) == (0, {"non_finite_features": len(plain.rows)})
 
 
@@ -226,7 +224,7 @@ def test_a_probe_measures_the_extractor_as_ever(cli, plain, scratch):
 def test_k_means_takes_values(corpus, scratch):
     cache = extract(corpus.manifest(), config_of(FBANK), scratch, shard_megabytes=float(TINY))
     frames = int(cache.lengths.sum())
-    sample = draw(cache.version, open_index(cache.version), frames, np.random.default_rng(0))
+    sample = draw_frames(cache.version, open_index(cache.version), frames, np.random.default_rng(0))
     values = np.concatenate(list(cache))
     assert np.array_equal(sample[np.lexsort(sample.T)], values[np.lexsort(values.T)])
     codebook, _ = fit_version(cache.version, 5)
@@ -256,7 +254,7 @@ def test_units_from_audio_and_from_a_version_are_the_same(source, corpus, scratc
 
 
 def _centroids(folder):
-    from featcache.extractors.codebook import read_codebook
+    from featcache.extractors.units import read_codebook
 
     return read_codebook(folder / "units.safetensors").centroids.double().numpy()
 

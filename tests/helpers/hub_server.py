@@ -161,10 +161,10 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 def _described(name: str, content: bytes) -> dict[str, Any]:
-    entry: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": _blob_id(content)}
+    described: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": _blob_id(content)}
     if Path(name).suffix in LARGE:
-        entry["lfs"] = {"sha256": _sha256(content), "size": len(content), "pointerSize": 134}
-    return entry
+        described["lfs"] = {"sha256": _sha256(content), "size": len(content), "pointerSize": 134}
+    return described
 
 
 def _sha256(content: bytes) -> str:

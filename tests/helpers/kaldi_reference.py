@@ -93,12 +93,12 @@ def first_samples(num_samples: int, length: int, shift: int, snip_edges: bool) -
     return [shift * t + shift // 2 - length // 2 for t in range((num_samples + shift // 2) // shift)]
 
 
-def max_error(one: np.ndarray, other: np.ndarray) -> float:
-    return float(np.abs(one - other).max())
+def max_error(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(found - expected).max())
 
 
-def rms_error(one: np.ndarray, other: np.ndarray) -> float:
-    return float(np.sqrt(np.mean((one - other) ** 2)))
+def rms_error(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.sqrt(np.mean((found - expected) ** 2)))
 
 
 def assert_as_close_as_they_are(

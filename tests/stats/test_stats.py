@@ -16,7 +16,7 @@ import featcache
 from featcache.errors import ArgumentError, DamagedError, ManifestError, MissingItemError, StoreError
 from featcache.loader import Cache
 from featcache.stats import Stats, moments, usage
-from featcache.stats.exact import LOWEST, ExactSums, in_units
+from featcache.stats.mean_variance import LOWEST, ExactSums, in_units
 from featcache.stats.pieces import PIECE_FRAMES
 from featcache.store.version import Version
 
