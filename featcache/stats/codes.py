@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from featcache.errors import StoreError
 from featcache.loader import Cache
-from featcache.loader.shards import Shards
 from featcache.manifest import Manifest
 from featcache.stats.pieces import Task, run, select, tasks
 
@@ -81,10 +80,10 @@ def usage(
         raise StoreError(f"{path}: holds {spec.units}, {spec.dtype}: only codes are counted")
     selection = select(cache, manifest, None)
     counts = [np.zeros(size, np.int64) for size in spec.codebook_sizes]
-    shards, adding = Shards(cache.version, cache.index), Lock()
+    adding = Lock()
 
     def work(task: Task) -> None:
-        codes = task.read(cache, shards)
+        codes = task.read(cache)
         steps = np.zeros(len(codes) + 1, np.int8)  # up and down where pieces begin and end
         np.add.at(steps, task.starts - task.first, 1)
         np.add.at(steps, task.starts - task.first + task.counts, -1)

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from featcache.errors import StoreError
 from featcache.loader import Cache
-from featcache.loader.shards import Shards
 from featcache.manifest import Manifest
 from featcache.quantize import dequantize_array
 from featcache.stats.exact import LOWEST, ExactSums, in_units
@@ -134,7 +133,6 @@ class _Sums:
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
-        self._shards = Shards(cache.version, cache.index)
         self.columns = int(np.prod(cache.spec.item_shape))
         self.dtype = np.dtype(cache.spec.dtype)
 
@@ -144,7 +142,7 @@ class _Sums:
         Raises:
             StoreError: an utterance holds NaN or infinity.
         """
-        features = task.read(self.cache, self._shards)
+        features = task.read(self.cache)
         sums, squares = np.empty((2, len(task.starts), self.columns))
         with np.errstate(invalid="ignore"):
             for first in range(0, self.columns, _BLOCK_COLUMNS):
@@ -181,7 +179,7 @@ class _Sums:
 
     def _parameters(self, task: Task, pieces: slice) -> NDArray[np.float32]:
         """Scale and offset of every frame, float32 `[frames, 2, dims]`."""
-        of_pieces = np.stack([self._shards.parameters(position) for position in task.positions[pieces].tolist()])
+        of_pieces = self.cache.quantization(task.positions[pieces]).numpy()
         return np.repeat(of_pieces.reshape(len(of_pieces), 2, -1), task.counts[pieces], axis=0)
 
 

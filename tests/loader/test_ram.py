@@ -17,10 +17,8 @@ from new_process import run_python
 
 import featcache
 from featcache.errors import ArgumentError
-from featcache.loader.arena import GRAIN, Arena
-from featcache.loader.ram import Ram
-from featcache.loader.sizes import parse_size
-from featcache.loader.tiers import Tiers
+from featcache.loader.memory import GRAIN, Arena, Ram
+from featcache.loader.tiers import Tiers, parse_size
 
 
 class TestSizes:
@@ -60,11 +58,11 @@ class TestSizes:
 
     def test_a_folder_has_a_name(self):
         with pytest.raises(ArgumentError, match="copy_to is empty: give a folder"):
-            Tiers.of(None, "", None)
+            Tiers.parse(None, "", None)
 
     def test_a_limit_needs_something_to_limit(self):
         with pytest.raises(ArgumentError, match=r"copy_limit is '1GB', but nothing is copied"):
-            Tiers.of(None, None, "1GB")
+            Tiers.parse(None, None, "1GB")
         with pytest.raises(ArgumentError, match="ram is 'x'"):
             featcache.open("nowhere", ram="x")
 
@@ -292,7 +290,7 @@ class TestCache:
             import threading
             from pathlib import Path
             import numpy as np
-            from featcache.loader.ram import Ram
+            from featcache.loader.memory import Ram
 
             threading.stack_size(256 << 10)  # small, and no page of theirs is a huge one
 
