@@ -58,7 +58,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: the loader brings torch, which takes a second."""
+    """Import a public name when it is first used: the loader imports torch, which takes a second."""
     if name in _MODULES:
         return importlib.import_module(f"featcache.{name}")
     if name not in _HOME:

@@ -1,4 +1,4 @@
-"""Checks of arguments, numbers and paths: anything else is refused with a one-line error."""
+"""Checks of the arguments of a call; what does not fit raises an `ArgumentError` of one line."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 
 from featcache.errors import ArgumentError
 
-__all__ = ["is_number", "local", "number", "whole"]
+__all__ = ["is_number", "refuse_url", "require_int", "require_number"]
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-"""As text, and as pathlib shortens it: `s3://bucket` and `s3:/bucket`."""
+"""Matches a URL as text (`s3://bucket`) and as pathlib shortens it (`s3:/bucket`)."""
 
 
-def whole(name: str, value: Any, least: int | None = None) -> int:
-    """An argument as an int: one of Python's, numpy's or torch's whole numbers, and no bool.
+def require_int(name: str, value: Any, least: int | None = None) -> int:
+    """Return a whole number as an int: Python's, numpy's or torch's are accepted, a bool is not.
 
     Args:
-        name: of the argument.
-        value: that was given.
-        least: that is allowed.
+        name: The argument's name, for the message.
+        value: The argument's value.
+        least: The smallest value allowed.
 
     Raises:
-        ArgumentError: it is no whole number, or less.
+        ArgumentError: The value is not a whole number, or is less than `least`.
     """
     try:
         given = None if isinstance(value, bool) else operator.index(value)
@@ -39,17 +39,17 @@ def whole(name: str, value: Any, least: int | None = None) -> int:
     return given
 
 
-def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> float:
-    """An argument that is a number, whole or not, and no bool.
+def require_number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> float:
+    """Return a number as a float, whether whole or not; a bool is not accepted.
 
     Args:
-        name: of the argument.
-        value: that was given.
-        low: the smallest that is allowed.
-        high: the largest.
+        name: The argument's name, for the message.
+        value: The argument's value.
+        low: The smallest value allowed.
+        high: The largest value allowed.
 
     Raises:
-        ArgumentError: it is no number, NaN, or not from `low` to `high`.
+        ArgumentError: The value is not a number, is NaN, or is not within `low` and `high`.
     """
     if not (is_number(value) and low <= value <= high):
         limits = "" if low == -math.inf else f", {low:g} or more" if high == math.inf else f" from {low:g} to {high:g}"
@@ -58,19 +58,19 @@ def number(name: str, value: Any, low: float = -math.inf, high: float = math.inf
 
 
 def is_number(value: object) -> bool:
-    """Whether something is one of Python's or numpy's real numbers, and no bool."""
+    """Whether a value is a real number of Python or numpy; a bool is not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def local(name: str, path: str | os.PathLike[str]) -> None:
-    """Refuse a URL where a path is wanted: as a path, it would be a folder called `s3:`.
+def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
+    """Refuse a URL where a path is wanted: as a path it would name a folder called `s3:`.
 
     Args:
-        name: of the argument.
-        path: that was given.
+        name: The argument's name, for the message.
+        path: The argument's value.
 
     Raises:
-        ArgumentError: it is a URL.
+        ArgumentError: The path is a URL.
     """
     given = os.fspath(path)
     if (match := _URL.match(given)) and (not isinstance(path, str) or given.startswith("/", match.end())):

@@ -17,23 +17,24 @@ from numpy.typing import NDArray
 from featcache.errors import ConfigError
 
 MAX_CPU_THREADS = 8
-"""The default on a CPU stops here: a login node is shared, and beyond it the disk is the limit."""
+"""The most threads that are used by default on a CPU: login nodes are shared, and with more the disk is the limit."""
 
 BATCH_SECONDS = {"cpu": 120.0, "cuda": 320.0}
-"""Audio that a worker decodes before it extracts: enough to fill blocks, and kernels; little enough to share out."""
+"""Seconds of audio that a worker decodes before it extracts: enough to fill blocks and kernels, and little enough to be
+shared evenly among workers."""
 
 _CUDA_SLOTS = 2
-"""Batches on a GPU at once: one computes while another is copied."""
+"""The number of batches on a GPU at once: one is computed while another is copied."""
 
 _ALIGNED = 16
-"""Samples; 64 bytes, which is what torch aligns its own tensors to."""
+"""The number of samples in 64 bytes, to which torch aligns its own tensors."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-"""Of `mallopt(3)`."""
+"""Parameters of `mallopt(3)`."""
 
 
 def available_threads() -> int:
-    """The cores that this process may use: its affinity, not the machine's count."""
+    """The number of cores that this process may use: those of its affinity, not those of the machine."""
     return len(os.sched_getaffinity(0))
 
 
@@ -54,38 +55,39 @@ def parse_device(name: str | torch.device) -> torch.device:
 
 @dataclass
 class _Slot:
-    """A place on the device: what one batch at a time has there.
-
-    Attributes:
-        stream: of a GPU; made when the slot is first taken.
-        pinned: staging buffers, uint8, by what they are used for.
-    """
+    """What one batch at a time uses on the device."""
 
     stream: torch.cuda.Stream | None = None
+    """The stream on a GPU; made when the slot is first taken."""
+
     pinned: dict[str, torch.Tensor] = field(default_factory=dict)
+    """The staging buffers, uint8, by their use: `up` or `down`."""
 
 
 class Device:
     """A torch device as the pipeline's worker threads use it.
 
     On the CPU each worker computes by itself, with torch's own threads set to one. On a GPU at most `_CUDA_SLOTS`
-    of them hold device memory at once, each in a slot that has a stream and pinned staging buffers, so that copies and
-    kernels of different batches overlap. They are the slots' and not the workers', since torch keeps what was freed on
-    a stream for that stream: with one for each worker, a GPU's memory would be shared out among all of them.
+    workers hold device memory at once. Each of them holds a slot, which has a stream and pinned staging buffers, so
+    that copies and kernels of different batches overlap. Streams belong to slots and not to workers because torch keeps
+    memory that was freed on a stream for that stream: with a stream for each worker, the GPU's memory would be divided
+    among all of them.
 
     Args:
-        name: `cpu`, `cuda`, `cuda:1`; None is cuda where there is one.
-        threads: the budget; None is every available core, at most `MAX_CPU_THREADS` of them on the CPU.
+        name: The device's name: `cpu`, `cuda`, `cuda:1`. None means cuda if there is one.
+        threads: The budget of threads. None means every available core, but at most `MAX_CPU_THREADS` on the CPU.
 
     Attributes:
-        torch_device: the device.
-        threads: the budget.
-        batch_seconds: of audio that a worker extracts at once, about.
-        workers: worker threads to run. On a GPU as many more as wait on it instead of decoding.
-        slots: how many of them may be on the device at once.
+        torch_device: The device for torch.
+        is_cuda: Whether the device is a GPU.
+        threads: The budget of threads.
+        batch_seconds: About how many seconds of audio a worker extracts at once.
+        workers: The number of worker threads to run. On a GPU it is larger than `threads` by the number of workers that
+            wait for the GPU instead of decoding.
+        slots: The number of workers that may be on the device at once.
 
     Raises:
-        ConfigError: there is no such device.
+        ConfigError: There is no such device.
     """
 
     def __init__(self, name: str | None = None, threads: int | None = None) -> None:
@@ -111,7 +113,7 @@ class Device:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         if self.is_cuda:
-            # cuDNN may otherwise choose kernels by trial, and cuBLAS's workspace by what else runs.
+            # Otherwise cuDNN may choose kernels by trial, and cuBLAS its workspace by what else runs.
             torch.backends.cudnn.benchmark = False
             torch.backends.cudnn.deterministic = True
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -125,8 +127,8 @@ class Device:
 
     @contextmanager
     def slot(self, alone: bool = False) -> Iterator[None]:
-        """Hold a slot while a batch is on the device, or all of them; a GPU's work in it goes to the slot's stream."""
-        with self._entering:  # one by one, or two that want all of them would get half each
+        """Hold a slot (all slots with `alone`) while a batch is on the device; a GPU works on the slot's stream."""
+        with self._entering:  # one worker at a time, or two that want all slots would get half of them each
             held = [self._free.get() for _ in range(self.slots if alone else 1)]
         self._own.slot = slot = held[0]
         try:
@@ -136,37 +138,37 @@ class Device:
                     return
                 if slot.stream is None:
                     slot.stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
-                # Extractors are built on the default stream, which others do not wait for by themselves.
+                # Extractors are built on the default stream, and other streams do not wait for it by themselves.
                 slot.stream.wait_stream(torch.cuda.default_stream(self.torch_device))
                 with torch.cuda.device(self.torch_device), torch.cuda.stream(slot.stream):
                     yield
         finally:
-            for one in reversed(held):
-                self._free.put(one)
+            for slot in reversed(held):
+                self._free.put(slot)
 
     def upload(self, waveforms: Sequence[NDArray[np.float32]], align: bool = True) -> list[torch.Tensor]:
         """Waveforms as float32 tensors `[num_samples]` on the device; on a GPU, by one copy from pinned memory.
 
-        Each begins at a multiple of `_ALIGNED` samples: a vectorised sum that begins elsewhere rounds in another way.
-        On a CPU what does not is copied, unless it is not to be aligned.
+        Each tensor begins at a multiple of `_ALIGNED` samples, since a vectorised sum that begins elsewhere rounds in
+        another way. On a CPU, a waveform that begins elsewhere is copied, unless `align` is False.
         """
         if not self.is_cuda:
             tensors = [torch.from_numpy(waveform) for waveform in waveforms]
-            return [one.clone() if align and one.data_ptr() % (4 * _ALIGNED) else one for one in tensors]
+            return [tensor.clone() if align and tensor.data_ptr() % (4 * _ALIGNED) else tensor for tensor in tensors]
         starts = np.cumsum([0, *(-(-len(waveform) // _ALIGNED) * _ALIGNED for waveform in waveforms)]).tolist()
         staging = self._pinned("up", starts[-1], torch.float32)
         filled = staging.numpy()
         for start, waveform in zip(starts, waveforms, strict=False):
             filled[start : start + len(waveform)] = waveform
         samples = staging.to(self.torch_device, non_blocking=True)
-        return [samples[start : start + len(one)] for start, one in zip(starts, waveforms, strict=False)]
+        return [samples[start : start + len(waveform)] for start, waveform in zip(starts, waveforms, strict=False)]
 
     def upload_rows(
         self, waveforms: Sequence[NDArray[np.float32]], rows: int, padded_length: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Waveforms `[n]` as float32 `[rows, padded_length]` on the device, and int64 `[rows]`, their lengths.
+        """Waveforms `[n]` as float32 `[rows, padded_length]` on the device, and their lengths, int64 `[rows]`.
 
-        What is missing in a row is zero; rows that are missing are copies of the first.
+        Rows are padded with zeros; missing rows are filled with copies of the first waveform.
         """
         lengths = [len(waveform) for waveform in waveforms] + [len(waveforms[0])] * (rows - len(waveforms))
         if self.is_cuda:
@@ -180,7 +182,7 @@ class Device:
         return staging.to(self.torch_device, non_blocking=True), torch.tensor(lengths, device=self.torch_device)
 
     def download(self, features: torch.Tensor) -> NDArray[np.generic]:
-        """A contiguous tensor as a numpy array of its own; on a GPU, waits for all the slot's work on it."""
+        """A contiguous tensor as a numpy array; on a GPU it is a copy, made after all work of the slot's stream."""
         if not self.is_cuda:
             return features.numpy()
         staging = self._pinned("down", features.numel(), features.dtype)
@@ -189,11 +191,11 @@ class Device:
         return staging.numpy().reshape(features.shape).copy()
 
     def _pinned(self, use: str, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """The first `size` elements of the slot's pinned buffer for `use`, grown where it is too small.
+        """The first `size` elements of the slot's pinned buffer for `use`, which grows if it is too small.
 
-        Reused without waiting: `download` has waited for everything before it. Where a batch came to grief before that,
-        its copy to the device may still be under way; then it copies what nobody will look at, to where no later work
-        of the stream writes before it is done.
+        The buffer is reused without waiting, since `download` has waited for everything before it. If a batch failed
+        before its download, its copy to the device may still be under way: then it copies values that nobody will look
+        at, and later work of the stream writes to their place only after the copy.
         """
         num_bytes = size * dtype.itemsize
         pinned: dict[str, torch.Tensor] = self._own.slot.pinned
@@ -203,13 +205,13 @@ class Device:
 
 
 def keep_freed_memory() -> None:
-    """Have malloc keep what is freed, and take it again, where it is glibc's.
+    """Let glibc's malloc keep freed memory and reuse it; other allocators are left as they are.
 
-    It gives large blocks back to the kernel at once otherwise, and every intermediate result of a model is page-faulted
-    in anew: EnCodec on rows of 8 s took half its time there.
+    Otherwise malloc returns large blocks to the kernel at once, and every intermediate result of a model causes page
+    faults again: EnCodec on rows of 8 s spent half its time on them.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
-        mallopt(_M_ARENA_MAX, 1)  # a thread's own arena would hold no block above 64 MB
+        mallopt(_M_ARENA_MAX, 1)  # the arena of a thread could not hold blocks above 64 MB

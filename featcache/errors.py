@@ -11,10 +11,10 @@
         ├── DamagedError           1   bytes that differ from what was written
         └── MissingItemError       1   an utterance that the cache does not hold; also a KeyError
 
-    FeatcacheWarning                   something goes on otherwise than was asked for; a UserWarning
+    FeatcacheWarning                   something goes on in another way than was asked for; a UserWarning
 
-Every message says what is wrong, where, and what to do. The command line prints it, a fault to a line, and
-exits with the class's `exit_code`; library code lets it rise.
+Every message says what is wrong, where, and what to do. The command line prints it, one fault on each line, and exits
+with the class's `exit_code`; library code lets the error rise.
 """
 
 from __future__ import annotations
@@ -43,31 +43,39 @@ __all__ = [
 
 
 class FeatcacheError(Exception):
-    """The base of all errors that featcache raises on purpose."""
+    """The base of all errors that featcache raises deliberately."""
 
     exit_code = 1
+    """The exit code of a command that ends with this error."""
 
 
 class FeatcacheWarning(UserWarning):
-    """Something goes on, but not as it was asked for, or not with all that there should be."""
+    """Something goes on, but in another way than was asked for, or incompletely."""
 
 
 class ConfigError(FeatcacheError):
-    """A config that cannot be read or does not hold together; the message lists every fault."""
+    """A config that cannot be read or is invalid; the message lists every fault."""
 
     exit_code = 2
 
 
 class ManifestError(FeatcacheError):
-    """A manifest that cannot be read, or has faults: the message lists them with their lines. Or its rows are not those
-    that a cache was extracted from, or its files are not there.
+    """A manifest that cannot be read, or has faults: the message lists them with their lines. Or a manifest whose rows
+    are not those that a cache was extracted from, or whose files do not exist.
     """
 
     exit_code = 2
 
 
 class MissingDependencyError(FeatcacheError):
-    """An optional package is not installed; the message names the extra that brings it, or without one the package."""
+    """An optional package is not installed.
+
+    Args:
+        package: The name of the package.
+        needed_for: The command or module that needs it.
+        extra: The extra of featcache that installs the package; None if no extra does: the message then names the
+            package.
+    """
 
     exit_code = 2
 
@@ -79,7 +87,7 @@ class MissingDependencyError(FeatcacheError):
 
 
 class ArgumentError(FeatcacheError, ValueError):
-    """Arguments of a call that do not hold together, or do not fit the data."""
+    """Arguments of a call that are invalid, contradict each other, or do not fit the data."""
 
     exit_code = 2
 
@@ -106,11 +114,12 @@ class Reason(StrEnum):
 
 
 class AudioError(FeatcacheError):
-    """One utterance that cannot be extracted: it goes to the failure ledger, the run goes on."""
+    """One utterance cannot be extracted: it goes into the failure ledger, and the run goes on."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+        """Why the utterance cannot be extracted, for the failure ledger."""
 
 
 class ExtractorError(FeatcacheError):
@@ -122,24 +131,22 @@ class StoreError(FeatcacheError):
 
 
 class DamagedError(StoreError):
-    """Bytes in a cache that are not the bytes that were written.
+    """Bytes in a cache that differ from what was written.
 
     Args:
-        what: is damaged, and where.
-        version: the folder of the version, where `featcache repair` repairs it: the message then says so.
-
-    Attributes:
-        what: the message without the remedy.
+        what: What is damaged, and where.
+        version: The folder of the version if `featcache repair` can repair it: the message then says so.
     """
 
     def __init__(self, what: str, version: Path | None = None) -> None:
         remedy = "" if version is None else f"; `featcache repair {quote(str(version))} --manifest MANIFEST` repairs it"
         super().__init__(what + remedy)
         self.what = what
+        """The message without the remedy."""
 
 
 class MissingItemError(StoreError, KeyError):
-    """An utterance that the cache does not hold; the message says whether, and why, it failed."""
+    """An utterance that the cache does not hold; the message says whether its extraction failed, and why."""
 
     __str__ = Exception.__str__  # KeyError's would print the repr
 
@@ -151,6 +158,6 @@ def listing(names: Iterable[str], at_most: int = 10) -> str:
     return shown if len(names) <= at_most else f"{shown} … and {len(names) - at_most:,} more"
 
 
-def counted(count: int, one: str, many: str = "") -> str:
-    """Count things for a message: `1 shard`, `2,500 shards`; `many` is for where an s is not enough."""
-    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+def counted(count: int, singular: str, plural: str = "") -> str:
+    """Count things for a message: `1 shard`, `2,500 shards`; pass `plural` where it takes more than an s."""
+    return f"{count:,} {singular if count == 1 else plural or f'{singular}s'}"

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.arguments import local
-from featcache.audio.preparation import Preparation
+from featcache.arguments import refuse_url
+from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
 from featcache.device import Device
 from featcache.engines.apart import Apart, Recipe
@@ -84,7 +84,7 @@ class Extraction:
         options: Options,
         only: Strings | None = None,
     ) -> None:
-        local("cache", cache)
+        refuse_url("cache", cache)
         names = [config.name for config in configs]
         if len(set(names)) < len(names):
             raise ConfigError(f"two configs have the same name: {', '.join(sorted(names))}; each names a version")
@@ -177,8 +177,8 @@ class Extraction:
     def _compare(self, config: Config) -> Work:
         info = version_info(config, self._extractors[config.name].spec)
         path = self.cache / info.folder_name
-        preparation = Preparation.of(config.audio, config.augment)
-        copies = preparation.copies
+        waveform_maker = WaveformMaker.of(config.audio, config.augment)
+        copies = waveform_maker.copies
         if copies not in self._expanded:
             self._expanded[copies] = expand(self.manifest, copies)
         manifest = self._expanded[copies]
@@ -195,7 +195,7 @@ class Extraction:
         def is_unchanged(failure: Failure) -> bool:
             if self.options.retry_failed:
                 return False
-            seconds = None if limit is None else limit * preparation.speed(failure.id)
+            seconds = None if limit is None else limit * waveform_maker.speed(failure.id)
             return would_fail_again(manifest, failure, config.audio, seconds)
 
         todo = compare(manifest, index, failures, is_unchanged)

@@ -13,9 +13,8 @@ Chunks are those of chunk-based attention (WeNet's U2, Zhang et al. 2020, arXiv:
 chunks of `chunk_size`, the last one may be shorter, and a frame attends to its whole chunk and to `num_left_chunks`
 chunks before it.
 
-Causal and chunked masks are cached and **shared**: calls with the same arguments return the same tensor. So do not
-change such a mask in place; `clone()` it first. A changed mask is never returned again: the next call for it raises
-`ArgumentError`. (Changes that bypass torch, such as writing through `mask.numpy()`, are not detected.)
+Causal and chunked masks are cached and **shared**: calls with the same arguments return the same tensor. So never
+change such a mask in place, which would change it for all later calls; `clone()` it first.
 """
 
 from __future__ import annotations
@@ -31,19 +30,20 @@ from featcache.errors import ArgumentError
 
 __all__ = ["attention_mask", "causal_mask", "chunk_mask", "for_multihead_attention", "padding_mask"]
 
-_KEPT_BYTES = 64 << 20  # on all devices together: sixteen masks of 2,000 frames
+_SHARED_BYTES = 64 << 20
+"""The bytes of all shared masks, on all devices together: sixteen masks of 2,000 frames."""
 
 
 def padding_mask(lengths: Tensor, num_frames: int | None = None) -> Tensor:
     """True for the frames of a padded batch, False for padding.
 
     Args:
-        lengths: integers `[batch]`, in frames.
-        num_frames: number of frames that the batch is padded to. By default that of the longest row, but reading it
+        lengths: The lengths in frames, integers `[batch]`.
+        num_frames: The number of frames that the batch is padded to. By default that of the longest row, but reading it
             waits for a GPU, so pass `features.shape[1]`.
 
     Returns:
-        Bool `[batch, num_frames]` on the device of `lengths`, a new tensor. Rows longer than `num_frames` are True
+        A new tensor on the device of `lengths`, bool `[batch, num_frames]`. Rows longer than `num_frames` are True
         throughout.
 
     Raises:
@@ -63,10 +63,10 @@ def causal_mask(num_frames: int, *, device: torch.device | str | None = None) ->
     """Each frame may attend to itself and to those before it: chunks of one frame.
 
     Returns:
-        Bool `[num_frames, num_frames]`, queries by keys, shared: see the module.
+        A shared tensor (see the module), bool `[num_frames, num_frames]`, queries by keys.
 
     Raises:
-        ArgumentError: as `chunk_mask` does.
+        ArgumentError: A number is out of range.
     """
     return chunk_mask(num_frames, 1, device=device)
 
@@ -81,17 +81,17 @@ def chunk_mask(
     """Each frame may attend to its whole chunk, and to the chunks before it.
 
     Args:
-        num_frames: number of queries, and of keys.
-        chunk_size: frames per chunk. With `num_frames` or more, all frames attend to all.
-        num_left_chunks: how many chunks before a frame's own it may attend to; 0 for none, None for all.
+        num_frames: The number of queries, and of keys.
+        chunk_size: The number of frames per chunk. With `num_frames` or more, all frames attend to all.
+        num_left_chunks: The number of chunks before a frame's own that it may attend to; 0 for none, None for all.
             (WeNet's `num_left_chunks`, with -1 for all; SpeechBrain's `left_context_size`.)
-        device: of the mask; by default torch's default device.
+        device: The device of the mask; by default torch's default device.
 
     Returns:
-        Bool `[num_frames, num_frames]`, queries by keys, contiguous, shared: see the module.
+        A shared tensor (see the module), bool `[num_frames, num_frames]`, queries by keys, contiguous.
 
     Raises:
-        ArgumentError: a number is out of range, or the mask was changed in place after it was last returned.
+        ArgumentError: A number is out of range.
     """
     _check("num_frames", num_frames, 0)
     _check("chunk_size", chunk_size, 1)
@@ -101,17 +101,17 @@ def chunk_mask(
         num_left_chunks = others
     _check("num_left_chunks", num_left_chunks, 0, "; None is for all")
     num_left_chunks = min(num_left_chunks, others)
-    device = torch.empty(0, device=device).device  # "cuda" has become "cuda:0", None the default
+    device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", and None the default device
     if _is_recorded(device):
         return _chunk_mask(num_frames, chunk_size, num_left_chunks, device)
+    # shared within a stream only: another stream might read a mask before it is written
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    # of one stream: another might read a mask before it is written
     key = (num_frames, chunk_size, num_left_chunks, device, stream)
-    found = _shared.get(key)
-    if found is None:
-        with torch.inference_mode(False):  # a tensor of inference mode could not be used in training, later
-            found = _shared.put(key, _chunk_mask(num_frames, chunk_size, num_left_chunks, device))
-    return found
+    mask = _shared.get(key)
+    if mask is None:
+        with torch.inference_mode(False):  # a tensor made in inference mode could not be used in training later
+            mask = _shared.put(key, _chunk_mask(num_frames, chunk_size, num_left_chunks, device))
+    return mask
 
 
 def attention_mask(padding: Tensor, frames: Tensor | None = None) -> Tensor:
@@ -122,16 +122,16 @@ def attention_mask(padding: Tensor, frames: Tensor | None = None) -> Tensor:
     padding. What real frames attend to does not change.
 
     Args:
-        padding: bool `[batch, frames]`, from `padding_mask`.
-        frames: bool `[frames, frames]`, queries by keys, for example from `chunk_mask`. Without it, every frame of a
-            row may attend to every other.
+        padding: The padding mask, bool `[batch, frames]`, from `padding_mask`.
+        frames: Which frames may attend to which in every row, bool `[frames, frames]`, queries by keys, for example
+            from `chunk_mask`. Without it, every frame of a row may attend to every other.
 
     Returns:
-        Bool, for any number of heads: `[batch, 1, frames, frames]`, queries by keys; without `frames`
-        `[batch, 1, 1, frames]`, the same keys for all queries. A new tensor.
+        A new bool tensor for any number of heads: `[batch, 1, frames, frames]`, queries by keys; without `frames`
+        `[batch, 1, 1, frames]`, the same keys for all queries.
 
     Raises:
-        ArgumentError: the masks have other shapes, or are not bool.
+        ArgumentError: The masks have other shapes, or are not bool.
     """
     _check_mask("padding", padding)
     if frames is None:
@@ -149,18 +149,18 @@ def for_multihead_attention(mask: Tensor, num_heads: int | None = None) -> Tenso
     convention.
 
     Args:
-        mask: bool, True for what may be attended to: `[batch, frames]` or `[frames, frames]`, or the result of
+        mask: The mask, bool, True for what may be attended to: `[batch, frames]`, `[frames, frames]`, or the result of
             `attention_mask`.
-        num_heads: of the layer, for a mask from `attention_mask`.
+        num_heads: The layer's number of heads, for a mask from `attention_mask`.
 
     Returns:
-        Bool, a new tensor: of the same shape, for `key_padding_mask` or `attn_mask`; for a mask from `attention_mask`,
-        `[batch * num_heads, frames, frames]`, for `attn_mask`. The latter is larger, but has a key for every frame. If
-        a padding mask and a chunk mask are passed separately, padding frames may have no key, and the layer returns NaN
-        for them, which the next layer spreads.
+        A new bool tensor. For a mask of two dimensions it has the same shape, for `key_padding_mask` or `attn_mask`.
+        For a mask from `attention_mask` it is `[batch * num_heads, frames, frames]`, for `attn_mask`: larger, but with
+        a key for every frame. If a padding mask and a chunk mask are passed separately, padding frames may have no key,
+        and the layer returns NaN for them, which the next layer spreads.
 
     Raises:
-        ArgumentError: another shape or dtype, or `num_heads` is missing.
+        ArgumentError: The mask has another shape or dtype, or `num_heads` is missing.
     """
     if not isinstance(mask, Tensor) or mask.ndim == 2:
         _check_mask("mask", mask)
@@ -175,13 +175,13 @@ def for_multihead_attention(mask: Tensor, num_heads: int | None = None) -> Tenso
 
 
 def _chunk_mask(num_frames: int, chunk_size: int, num_left_chunks: int, device: torch.device) -> Tensor:
-    """Make it: all rows are windows on one line, so that a single pass writes the mask.
+    """Make a chunk mask in a single pass: all its rows are windows of one line.
 
-    The line is True for as many chunks as a frame may attend to. The rows of the last chunk begin at its start, those
-    of each chunk before at chunk_size further. With 3 chunks of 2 frames, and 1 to the left:
+    The line is True for as many chunks as a frame may attend to. The rows of the last chunk begin at the line's start,
+    those of each chunk before it `chunk_size` further to the right. With 3 chunks of 2 frames, and 1 chunk to the left:
 
         line   0 0 1 1 1 1 0 0 0 0 0 0
-        c = 2  0 0 1 1 1 1                  twice, as the other rows
+        c = 2  0 0 1 1 1 1                  each row twice
         c = 1      1 1 1 1 0 0
         c = 0          1 1 0 0 0 0
     """
@@ -194,60 +194,43 @@ def _chunk_mask(num_frames: int, chunk_size: int, num_left_chunks: int, device: 
 
 
 def _is_recorded(device: torch.device) -> bool:
-    """Whether operations are compiled, or captured in a CUDA graph: their tensors hold nothing until that runs."""
+    """Whether operations are being compiled, or captured in a CUDA graph: their tensors have no values yet."""
     return torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
-class _Shared:
-    """The masks that were used last, up to a number of bytes; for several threads at once."""
+class _SharedMasks:
+    """The masks that were used last, up to a number of bytes; safe for several threads at once."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._kept: OrderedDict[Hashable, tuple[Tensor, int]] = OrderedDict()
+        self._masks: OrderedDict[Hashable, Tensor] = OrderedDict()
         self._lock = Lock()
 
     def get(self, key: Hashable) -> Tensor | None:
-        """A mask that is kept.
-
-        Raises:
-            ArgumentError: it was changed in place. It is not kept any longer.
-        """
         with self._lock:
-            if key not in self._kept:
-                return None
-            mask, version = self._kept[key]
-            if mask._version == version:  # which torch counts up with every change, also by a view
-                self._kept.move_to_end(key)
-                return mask
-            self._drop(key)
-        raise ArgumentError(
-            f"a mask {list(mask.shape)} of chunk_mask or causal_mask was changed in place after it was returned: such "
-            "masks are shared, so clone() a mask before you change it"
-        )
+            if key in self._masks:
+                self._masks.move_to_end(key)
+            return self._masks.get(key)
 
     def put(self, key: Hashable, mask: Tensor) -> Tensor:
-        """Keep a mask; the one to use, which is another thread's if that was faster."""
+        """Keep a mask, and return the one to use: another thread may have put its own first."""
         with self._lock:
-            if key in self._kept:
-                return self._kept[key][0]
+            if key in self._masks:
+                return self._masks[key]
             if mask.untyped_storage().nbytes() <= self._max_bytes:
-                self._kept[key] = mask, mask._version
+                self._masks[key] = mask
                 self._bytes += mask.untyped_storage().nbytes()
                 while self._bytes > self._max_bytes:
-                    self._drop(next(iter(self._kept)))
+                    self._bytes -= self._masks.popitem(last=False)[1].untyped_storage().nbytes()
             return mask
 
-    def _drop(self, key: Hashable) -> None:
-        mask, _ = self._kept.pop(key)
-        self._bytes -= mask.untyped_storage().nbytes()
 
-
-_shared = _Shared(_KEPT_BYTES)
+_shared = _SharedMasks(_SHARED_BYTES)
 
 
 def _check(name: str, value: int, least: int, hint: str = "") -> None:
-    if isinstance(value, (float, str)) or value is None:  # the numbers of torch.compile are no ints either
+    if isinstance(value, (float, str)) or value is None:  # torch.compile passes numbers that are no ints
         raise ArgumentError(f"{name} is {value!r}: it must be a whole number{hint}")
     if value < least:
         raise ArgumentError(f"{name} is {value}: it must be {least} or more{hint}")

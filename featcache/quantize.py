@@ -4,11 +4,11 @@ Of the values x that one dimension has in one item, all in float32:
 
     offset = min(x)      scale = (max(x) - min(x)) / 255      level = round((x - offset) / scale)
 
-and what is read is `offset + scale * level`: off by half a scale at most, 1/510 of the dimension's range in that item,
-but for rounding in float32. Rounding is to even. A dimension that is constant has scale 0, and is exact.
+What is read is `offset + scale * level`. Apart from rounding in float32, it is off by at most half a scale, which is
+1/510 of the dimension's range in that item. Rounding is to even. A constant dimension has scale 0, and is exact.
 
-Every step is one operation of IEEE 754 or a comparison, so any device gives the same bytes of the same features, and
-the same values of the same bytes.
+Every step is a comparison or one operation of IEEE 754, so all devices give the same bytes for the same features, and
+the same values for the same bytes.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
 LEVELS = 256
 
 _REPEATED = 4096
-"""Values: half of what numpy's buffer holds."""
+"""Half the number of values that numpy's buffer holds."""
 
 
 def is_quantized(made: str, stored: str) -> bool:
-    """Whether features that are made as one dtype are quantised to be stored as the other; codes never are."""
+    """Whether features of the dtype `made` are quantised when they are stored as `stored`; codes never are."""
     return stored == "uint8" and np.dtype(made).kind == "f"
 
 
 def stored_spec(spec: FeatureSpec, dtype: str) -> FeatureSpec:
-    """What a version says of an extractor's features when `dtype` is stored.
+    """The spec of a version that stores an extractor's features as `dtype`.
 
     Raises:
-        ExtractorError: a side array of the extractor has the name that quantisation needs.
+        ExtractorError: A side array of the extractor has the name that quantisation needs.
     """
     if any(side.name == QUANTIZATION for side in spec.side):
         raise ExtractorError(
@@ -55,13 +55,13 @@ def quantize(features: torch.Tensor, num_frames: Sequence[int]) -> tuple[torch.T
     """Quantise some items on the device where they are, each by itself.
 
     Args:
-        features: float `[frames, *item_shape]`: the items' frames, one item after the other.
-        num_frames: of each item, at least 1.
+        features: The items' frames, one item after the other: float `[frames, *item_shape]`.
+        num_frames: The number of frames of each item, at least 1.
 
     Returns:
         The levels, uint8 `[frames, *item_shape]`; and the parameters, float32 `[items, 2, *item_shape]`: scale, offset.
-        Parameters of an item that holds NaN or infinity, or spans more than float32 holds, are not all finite, and its
-        levels mean nothing.
+        If an item holds NaN or infinity, or its range exceeds float32, its parameters are not all finite and its levels
+        have no meaning.
     """
     flat = features.float().reshape(len(features), math.prod(features.shape[1:]))
     items = torch.split(flat, list(num_frames))
@@ -72,7 +72,9 @@ def quantize(features: torch.Tensor, num_frames: Sequence[int]) -> tuple[torch.T
     offset = smallest + 0.0  # which of 0.0 and -0.0 is the smaller depends on their order: now it is 0.0
     most = flat.new_tensor(LEVELS - 1.0)  # by a Python number a GPU would not divide, but multiply by 1/255
     scale = (largest - offset) / most + 0.0
-    scale = torch.where((offset + scale * most).isfinite(), scale, torch.inf)  # its largest value is finite, too
+    scale = torch.where(
+        (offset + scale * most).isfinite(), scale, torch.inf
+    )  # so that the largest value read is finite too
     divisor = torch.where(scale == 0, 1.0, scale)
     levels = torch.empty_like(flat)
     for i, (item, level) in enumerate(zip(items, torch.split(levels, list(num_frames)), strict=True)):
@@ -93,18 +95,18 @@ def dequantize(
     """The values of a padded batch of levels, computed on its device.
 
     Args:
-        levels: uint8 `[batch, frames, *item_shape]`.
-        parameters: float32 `[batch, 2, *item_shape]`: scale, offset.
-        dtype: of the result; values are computed in float32.
-        lengths: `[batch]`, the length of each utterance in frames; frames beyond become `padding_value`. None if there
-            is no padding.
-        padding_value: the value of frames beyond the lengths.
+        levels: The stored levels, uint8 `[batch, frames, *item_shape]`.
+        parameters: The scale and offset of each utterance, float32 `[batch, 2, *item_shape]`.
+        dtype: The dtype of the result; values are computed in float32.
+        lengths: The length of each utterance in frames, integers `[batch]`; frames beyond it become `padding_value`.
+            None if there is no padding.
+        padding_value: The value of frames beyond the lengths.
 
     Returns:
         `[batch, frames, *item_shape]` of `dtype`.
 
     Raises:
-        ArgumentError: shapes, dtypes or devices do not fit together.
+        ArgumentError: Shapes, dtypes or devices do not fit together.
     """
     _check_batch(levels, parameters, dtype, lengths)
     values = (levels * parameters[:, 0, None]).add_(parameters[:, 1, None])
@@ -149,10 +151,10 @@ def dequantize_array(
     """The values of a numpy array of levels, as float32.
 
     Args:
-        levels: uint8 `[frames, *item_shape]`.
-        scale: float32 `[*item_shape]`, or one for each frame, `[frames, *item_shape]`.
-        offset: likewise.
-        out: an array of the levels' shape for the values, contiguous, instead of a new one.
+        levels: The stored levels, uint8 `[frames, *item_shape]`.
+        scale: The scale, float32 `[*item_shape]`; or that of each frame, `[frames, *item_shape]`.
+        offset: The offset, of the same shape as `scale`.
+        out: A contiguous float32 array of the levels' shape to write to, instead of a new one.
     """
     values = np.empty(levels.shape, np.float32) if out is None else out
     values[...] = levels
@@ -164,15 +166,15 @@ def dequantize_array(
 def _with_frames(function: np.ufunc, frames: NDArray[np.float32], parameter: NDArray[np.float32]) -> None:
     """Replace each frame by `function(frame, parameter)`.
 
-    Where numpy broadcasts an array over many rows, it copies it into its buffer again for each 8,192 values, unless the
-    array fills more than half of that. So in long items the parameter is repeated here, once, and applied to that many
-    frames at a time: a quarter less time for 12 s of 80 dimensions.
+    When numpy broadcasts an array over many rows, it copies the array into its buffer again for every 8,192 values,
+    unless the array fills more than half the buffer. So for long items, the parameter is repeated once here and then
+    applied to many frames at a time: a quarter less time for 12 s of 80 dimensions.
     """
     if parameter.ndim < frames.ndim and len(frames) >= 6 * (count := _REPEATED // parameter.size + 1):
         repeated = np.empty((count, *parameter.shape), np.float32)
         repeated[...] = parameter
-        whole = len(frames) // count * count
-        blocks = frames[:whole].reshape(-1, repeated.size)
+        in_blocks = len(frames) // count * count
+        blocks = frames[:in_blocks].reshape(-1, repeated.size)
         function(blocks, repeated.reshape(-1), out=blocks)
-        frames, parameter = frames[whole:], repeated[: len(frames) - whole]
+        frames, parameter = frames[in_blocks:], repeated[: len(frames) - in_blocks]
     function(frames, parameter, out=frames)

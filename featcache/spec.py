@@ -4,61 +4,71 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 QUANTIZATION = "quantization"
-"""The side array that a version of quantised features has, and no other: see `featcache.quantize`."""
+"""The side array that every version of quantised features has, and no other version: see `featcache.quantize`."""
+
+_BLOCK = 1 << 20
+"""The number of values that `all_finite` looks at in one step."""
 
 
 @dataclass(frozen=True)
 class SideSpec:
-    """An array that an extractor gives beside the features, with some entries for each utterance.
-
-    Attributes:
-        name: of the array.
-        item_shape: shape of one entry; `()` for a number.
-        dtype: numpy name.
-        units: what an entry means, for a reader.
-    """
+    """A side array: an output of an extractor besides the features, with some entries for each utterance."""
 
     name: str
+    """The name of the array."""
+
     item_shape: tuple[int, ...]
+    """The shape of one entry; `()` for a number."""
+
     dtype: str
+    """The numpy name of the dtype."""
+
     units: str
+    """What an entry means, for a reader."""
 
     @property
     def bytes_per_entry(self) -> int:
-        """Bytes of one entry."""
+        """The number of bytes of one entry."""
         return math.prod(self.item_shape) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """What an extractor's features are; stored with every version, as it stands.
-
-    Attributes:
-        item_shape: shape of one frame: `(80,)` for 80 mel bins, `(8,)` for 8 codebooks.
-        dtype: numpy name: an extractor's spec says what `extract` returns, a version's what its values are read as.
-        frame_rate: frames per second.
-        frame_length: samples that one frame looks at; 0 where it is not finite or not known.
-        sample_rate: of the waveforms that `extract` takes, in Hz.
-        units: what a value means, for a reader: "log mel energy (natural log)".
-        codebook_sizes: of each codebook, for codes; empty for features.
-        side: arrays that are kept beside the features.
-        padded_to: samples to which the extractor pads shorter clips with zeros, so that these have as many frames; 0 if
-            it does not.
-    """
+    """A description of an extractor's features; it is stored with every version."""
 
     item_shape: tuple[int, ...]
+    """The shape of one frame: `(80,)` for 80 mel bins, `(8,)` for 8 codebooks."""
+
     dtype: str
+    """The numpy name of the dtype: what `extract` returns (in an extractor's spec) or what is read (in a version's)."""
+
     frame_rate: float
+    """The number of frames per second."""
+
     frame_length: int
+    """The number of samples that one frame depends on; 0 if it is unlimited or unknown."""
+
     sample_rate: int
+    """The sample rate in Hz of the waveforms that `extract` takes."""
+
     units: str
+    """What a value means, for a reader: "log mel energy (natural log)"."""
+
     codebook_sizes: tuple[int, ...] = ()
+    """The size of each codebook, for codes; empty for other features."""
+
     side: tuple[SideSpec, ...] = ()
+    """The arrays that are stored beside the features."""
+
     padded_to: int = 0
+    """The number of samples to which the extractor pads shorter clips, so that all of these have equally many frames;
+    0 if it does not."""
 
     @property
     def is_quantized(self) -> bool:
@@ -67,15 +77,36 @@ class FeatureSpec:
 
     @property
     def stored_dtype(self) -> str:
-        """Numpy name of the dtype of a version's `features` on disk: `dtype`, unless they are quantised."""
+        """The numpy name of the dtype on disk: `dtype`, unless the features are quantised."""
         return "uint8" if self.is_quantized else self.dtype
 
     @property
     def bytes_per_frame(self) -> int:
-        """Bytes of one frame, as it is stored."""
+        """The number of bytes that one frame takes on disk."""
         return math.prod(self.item_shape) * np.dtype(self.stored_dtype).itemsize
 
     @property
     def bytes_per_item(self) -> int:
-        """Bytes that an utterance takes beside its frames, however long it is: its scales and offsets, if quantised."""
+        """The number of bytes that every item takes besides its frames: its scales and offsets, if it is quantised."""
         return sum(side.bytes_per_entry for side in self.side if side.name == QUANTIZATION)
+
+
+def all_finite(array: NDArray[Any]) -> bool:
+    """Whether no value of a C-contiguous array is NaN or infinite, at memory speed.
+
+    NaN and infinity have all exponent bits set. So as signed integers, the positive ones are at least the bits of +inf;
+    as unsigned integers, the negative ones are at least the bits of -inf. Two maxima over blocks take a tenth of the
+    time of `np.isfinite(array).all()`, which converts each value of float16.
+    """
+    if array.dtype.kind != "f":
+        return True
+    width = array.dtype.itemsize
+    signed, unsigned = np.dtype(f"i{width}"), np.dtype(f"u{width}")
+    positive = np.array(np.inf, array.dtype).view(signed)[()]
+    negative = np.array(-np.inf, array.dtype).view(unsigned)[()]
+    flat = array.reshape(-1)
+    for start in range(0, len(flat), _BLOCK):
+        block = flat[start : start + _BLOCK]
+        if block.view(signed).max() >= positive or block.view(unsigned).max() >= negative:
+            return False
+    return True

@@ -1,8 +1,8 @@
 """Many strings in two flat arrays, and the 64-bit hash that finds one among them.
 
-A Python list of 10^7 ids takes over a gigabyte, is walked by the garbage collector, and is copied page by
-page into every forked worker, since counting references writes to it. Here the strings are one blob of
-UTF-8 bytes and one array of offsets: half the memory, shared by all processes, and memory-mapped from disk.
+A Python list of 10^7 ids takes over a gigabyte, the garbage collector walks through it, and every forked worker gets a
+copy of it page by page, since counting references writes to it. Here the strings are one blob of UTF-8 bytes and one
+array of offsets: half the memory, shared by all processes, and memory-mapped from disk.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 _FNV_OFFSET = np.uint64(0xCBF29CE484222325)
 _FNV_PRIME = np.uint64(0x100000001B3)
 _BLOCK = 1 << 16
-"""Strings that are worked on at once."""
+"""The number of strings that are handled at once."""
 
 
 class Strings(Sequence[str]):
     """An immutable sequence of strings, stored flat.
 
     Args:
-        blob: uint8 `[bytes]`, the strings' UTF-8 bytes, one after the other.
-        offsets: integers `[n + 1]`, string `i` is `blob[offsets[i]:offsets[i + 1]]`.
+        blob: The strings' UTF-8 bytes, one string after the other, uint8 `[bytes]`.
+        offsets: Where each string begins, integers `[n + 1]`: string `i` is `blob[offsets[i]:offsets[i + 1]]`.
     """
 
     __slots__ = ("blob", "offsets")
@@ -37,7 +37,7 @@ class Strings(Sequence[str]):
 
     @classmethod
     def of(cls, strings: Iterable[str]) -> Strings:
-        """Pack an iterable of strings; it is consumed once and never held whole as a list."""
+        """Pack an iterable of strings; it is consumed once, and never held as a list."""
         blob = bytearray()
         ends = [0]
         for string in strings:
@@ -47,7 +47,7 @@ class Strings(Sequence[str]):
 
     @classmethod
     def concatenate(cls, parts: Sequence[Strings]) -> Strings:
-        """Put sequences one after the other."""
+        """Join sequences, one after the other."""
         if not parts:
             return cls.of([])
         lengths = np.concatenate([part.byte_lengths() for part in parts])
@@ -71,7 +71,7 @@ class Strings(Sequence[str]):
         return self.blob[int(self.offsets[index]) : int(self.offsets[index + 1])].tobytes().decode()
 
     def __iter__(self) -> Iterator[str]:
-        for first in range(0, len(self), _BLOCK):  # iterating copies no more than a block
+        for first in range(0, len(self), _BLOCK):  # to copy no more than a block at a time
             ends = self.offsets[first : first + _BLOCK + 1].tolist()
             data = self.blob[ends[0] : ends[-1]].tobytes()
             for start, stop in pairwise(ends):
@@ -102,7 +102,7 @@ class Strings(Sequence[str]):
         return not bool((self.blob[starts] & 0xC0 == 0x80).any())  # none begins in the middle of a character
 
     def byte_lengths(self) -> NDArray[np.int64]:
-        """The strings' lengths in bytes, int64 `[n]`."""
+        """The length of each string in bytes, int64 `[n]`."""
         return np.diff(self.offsets).astype(np.int64, copy=False)
 
     def take(self, positions: NDArray[Any]) -> Strings:
@@ -111,7 +111,7 @@ class Strings(Sequence[str]):
         lengths = self.offsets[positions + 1].astype(np.int64, copy=False) - starts
         offsets = _offsets_of(lengths)
         blob = np.empty(offsets[-1], np.uint8)
-        for first in range(0, len(lengths), _BLOCK):  # to find a byte takes several times its size
+        for first in range(0, len(lengths), _BLOCK):  # the arrays that find each byte are several times larger than it
             block = slice(first, first + _BLOCK)
             start, stop = offsets[first], offsets[min(first + _BLOCK, len(lengths))]
             moves = np.repeat(starts[block] - offsets[:-1][block], lengths[block])
@@ -119,7 +119,7 @@ class Strings(Sequence[str]):
         return Strings(blob, offsets)
 
     def texts(self, positions: NDArray[Any]) -> list[str]:
-        """The strings at `positions` `[m]`, as a list; for a batch of them faster than `take`."""
+        """The strings at `positions` `[m]`, as a list; faster than `take` for a batch."""
         starts, ends = self.offsets[positions].tolist(), self.offsets[positions + 1].tolist()
         data = self.blob.data
         return [str(data[start:end], "utf-8") for start, end in zip(starts, ends, strict=True)]
@@ -133,9 +133,9 @@ class Strings(Sequence[str]):
         longest_first = np.argsort(-lengths, kind="stable")
         starts = self.offsets[:-1][longest_first].astype(np.int64, copy=False)
         hashes = np.full(len(self), _FNV_OFFSET)
-        # Column j takes in byte j of every string that has one: the first `alive` in order of length.
-        alive = len(self) - np.searchsorted(lengths[longest_first][::-1], np.arange(lengths.max(initial=0)), "right")
-        for j, count in enumerate(alive.tolist()):
+        # Step j hashes byte j of every string that has one: the first `count` of them, longest first.
+        counts = len(self) - np.searchsorted(lengths[longest_first][::-1], np.arange(lengths.max(initial=0)), "right")
+        for j, count in enumerate(counts.tolist()):
             hashes[:count] = (hashes[:count] ^ self.blob[starts[:count] + j]) * _FNV_PRIME
         result = np.empty_like(hashes)
         result[longest_first] = hashes
@@ -146,9 +146,9 @@ class Strings(Sequence[str]):
 
 
 def hash_of(string: str) -> int:
-    """The 64-bit FNV-1a hash of one string, as `Strings.hashes` has it; a hundred times faster for one."""
+    """The 64-bit FNV-1a hash of one string, as `Strings.hashes` computes it; a hundred times faster for one string."""
     value = int(_FNV_OFFSET)
-    for byte in string.encode(errors="surrogatepass"):  # of what is no text, which no Strings hold
+    for byte in string.encode(errors="surrogatepass"):  # a lone surrogate has a hash too, though no Strings hold one
         value = (value ^ byte) * int(_FNV_PRIME) & 0xFFFFFFFFFFFFFFFF
     return value
 

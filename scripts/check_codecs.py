@@ -3,8 +3,8 @@
     pip install '.[extract,models,speechtokenizer]'
     python scripts/check_codecs.py [--only encodec24k ...] [--limit 500] [--json]
 
-The models are small, with the real strides, rates and numbers of codebooks (tests/small_models.py): no weights are
-needed. The corpora are those in ../shared/data: 3,000 spoken digits at 8 kHz, and 32 sentences at 22.05 kHz.
+The models are small, with the real strides, rates and numbers of codebooks (tests/helpers/small_models.py): no weights
+are needed. The corpora are those in ../shared/data: 3,000 spoken digits at 8 kHz, and 32 sentences at 22.05 kHz.
 
 Each codec extracts each corpus three times: killed in the middle and resumed; in one go, by another number of threads;
 and in rows as a GPU has them, up to 256 at once. The first two must be the same bits. All must have the codes that
@@ -33,19 +33,21 @@ import torch
 from torch.nn.functional import pad
 
 import featcache
-from featcache.audio.decode import to_waveform
+from featcache.audio.resample import to_waveform
 from featcache.config import Config, config_from
 from featcache.device import Device
 from featcache.extract.decoding import decode_all
 from featcache.extract.work import Options
 from featcache.extraction import Extraction
 from featcache.extractors import rows
-from featcache.extractors.model import CodecExtractor
+from featcache.extractors.codec import CodecExtractor
 from featcache.health.differences import ROUNDING
 from featcache.manifest import Manifest, read_manifest
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
+sys.path.append(str(Path(__file__).parent / "bench"))
 import small_models
+from ties import latent_distances
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 CORPORA = {"digits": DATA / "fsdd" / "manifest.csv", "sentences": DATA / "ljspeech" / "flac.csv"}
@@ -150,26 +152,6 @@ CODECS = {
 }
 
 
-def apart(extractor: CodecExtractor, waveform: torch.Tensor) -> np.ndarray:
-    """How far each frame's latents in a batch of rows are from those of the clip alone, relative in norm: `[F]`."""
-    latents = []
-    with torch.inference_mode():
-        for policy in ("padded", "single"):
-            extractor.policy = policy
-            pieces = []
-            for piece in extractor.pieces(len(waveform)):
-                length = extractor.padded_length(piece.num_samples)
-                count = extractor.rows(length, waveform.device)
-                samples = waveform[piece.start : piece.start + piece.num_samples]
-                padded = pad(samples, (0, length - len(samples))).expand(count, -1).contiguous()
-                lengths = torch.full((count,), len(samples), device=waveform.device)
-                pieces.append(extractor.latents(padded, lengths)[0, piece.skip : piece.skip + piece.num_frames])
-            latents.append(torch.cat(pieces).double())
-    extractor.policy = None
-    batched, alone = latents
-    return ((batched - alone).norm(dim=1) / alone.norm(dim=1).clamp(min=1e-30)).cpu().numpy()
-
-
 def check(codec: Codec, corpus: Path, folder: Path, limit: int | None) -> dict[str, Any]:
     """One codec on one corpus."""
     weights = codec.make(folder / "model")
@@ -216,7 +198,7 @@ def _tell(found: np.ndarray, alone: np.ndarray, extractor: CodecExtractor, wavef
     differ = found != alone
     if not differ.any():
         return 0, 0
-    tied = apart(extractor, waveform) <= ROUNDING
+    tied = latent_distances(extractor, waveform) <= ROUNDING
     return int(differ[tied].sum()), int(differ[~tied].sum())
 
 

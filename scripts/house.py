@@ -3,14 +3,14 @@
 A room is a file or folder directly in `featcache/`. Room A has an arrow to room B if any file of A imports from B, in
 functions and under TYPE_CHECKING too. A room's layer is one above the highest layer that it imports from.
 
-    python scripts/house.py                 this checkout's package
-    python scripts/house.py FOLDER          another's, `git worktree add FOLDER COMMIT` say
+    python scripts/house.py                 the package in this checkout
+    python scripts/house.py CHECKOUT        the package in another one, made by `git worktree add CHECKOUT COMMIT`
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +39,9 @@ def layers_of(arrows: dict[str, set[str]], rooms: set[str]) -> dict[str, int]:
 
 
 def main() -> None:
-    package = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1]) / "featcache"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", nargs="?", type=Path, default=Path(__file__).parents[1])
+    package = parser.parse_args().checkout / "featcache"
     trees = {path.relative_to(package): ast.parse(path.read_text(encoding="utf-8")) for path in package.rglob("*.py")}
     files = [path for path in trees if path.name != "__init__.py"]
     rooms = {room_of(path) for path in trees} - {"__init__"}
@@ -50,22 +52,20 @@ def main() -> None:
     layers = layers_of(arrows, rooms)
     nodes = [node for tree in trees.values() for node in ast.walk(tree)]
     documented = [node for node in nodes if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
-    docstrings = sum(
-        node.body[0].end_lineno - node.body[0].lineno + 1 for node in documented if ast.get_docstring(node)
-    )
+    docstrings = [node.body[0] for node in documented if ast.get_docstring(node)]
+    docstring_lines = sum(node.end_lineno - node.lineno + 1 for node in docstrings)
     counts = {path: len((package / path).read_text(encoding="utf-8").splitlines()) for path in trees}
     print(f"rooms       {len(rooms)}")
     print(f"arrows      {sum(map(len, arrows.values()))}")
     print(f"layers      {max(layers.values())}, in circles: {', '.join(sorted(rooms - {*layers})) or 'none'}")
     print(f"files       {len(files)}, and {len(trees) - len(files)} faces (__init__.py)")
-    print(f"lines       {sum(counts.values())}, {docstrings} of them docstrings")
+    print(f"lines       {sum(counts.values())}, {docstring_lines} of them docstrings")
     for number in range(1, 1 + max(layers.values())):
         print(f"{number:>2}  {', '.join(sorted(room for room in layers if layers[room] == number))}")
     for room in sorted(rooms):
-        inside = [path for path in files if room_of(path) == room]
-        print(
-            f"{room:>12} {len(inside):>3} files {sum(counts[path] for path in trees if room_of(path) == room):>6} lines"
-        )
+        num_files = sum(room_of(path) == room for path in files)
+        num_lines = sum(counts[path] for path in trees if room_of(path) == room)
+        print(f"{room:>12} {num_files:>3} files {num_lines:>6} lines")
 
 
 if __name__ == "__main__":

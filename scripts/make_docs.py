@@ -21,7 +21,7 @@ from pathlib import Path
 import click
 from pydantic import BaseModel
 
-from featcache.audio.policy import AugmentPolicy, NoisePolicy
+from featcache.audio.sections import AugmentPolicy, NoisePolicy
 from featcache.cli import main as cli
 from featcache.config import AudioPolicy, StorePolicy
 from featcache.extractors import find

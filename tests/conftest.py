@@ -1,37 +1,34 @@
-"""What the end-to-end tests share: a small corpus, and `featcache` as real processes."""
+"""The fixtures that tests of several folders share. Functions that tests import are in `helpers/`."""
 
 from __future__ import annotations
 
-import csv
 import gc
 import itertools
-import json
 import os
 import shutil
 import sys
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import pytest
 import soundfile
 from audio_files import KINDS, bad_files, forget_flac_length, forget_mp3_length, write_kind
-from decoded import read_whole, samples_of
+from cache_contents import chunk_files, items
+from corpora import Corpus, speech
+from decoded_audio import read_whole, samples_of
+from extractions import write_config
 from hypothesis import HealthCheck, settings
 from processes import Cli
+from scratch import scratch_folder
 from small_shards import INFO
 
-from featcache.health.verify import Report, verify
+from featcache import trust
 from featcache.store import probes, runs
-from featcache.store.index import open_index
-from featcache.store.version import Version, version_folders
-from featcache.weights import trust
+from featcache.store.version import Version
 
 # How long an example takes says something about the machine, and nothing about the code. Examples are others each time,
 # but where many changes are tested: there, one that fails is the fault of the change.
@@ -39,10 +36,6 @@ settings.register_profile(
     "featcache", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
 )
 settings.load_profile("featcache")
-
-COLUMNS = ("id", "path", "start", "duration", "channel")
-TINY = "0.004"
-"""MB: a shard size that spreads the corpus over a dozen shards."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,7 +68,7 @@ def one_thread() -> Iterator[None]:
 def trusted() -> Iterator[None]:
     """In this process, what caches name is imported, registered or not: the word of `--trust-remote-code`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trust, "_allowed", True)
+        patch.setattr(trust, "_remote_code_is_allowed", True)
         yield
 
 
@@ -140,56 +133,7 @@ def scratch():
         yield folder
 
 
-@contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A folder in memory where there is such a file system: flushing to disk then takes no time."""
-    memory = Path("/dev/shm")
-    parent = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="featcache-", dir=parent) as folder:
-        yield Path(folder)
-
-
 # Corpora
-
-
-@dataclass
-class Corpus:
-    """Audio files, and the rows of a manifest of them."""
-
-    folder: Path
-    rows: list[dict[str, Any]] = field(default_factory=list)
-
-    def add(self, id_: str, path: str | Path, **columns: Any) -> None:
-        """Add a row."""
-        self.rows.append({"id": id_, "path": str(path), **columns})
-
-    def manifest(self, rows: list[dict[str, Any]] | None = None, name: str = "manifest.csv") -> Path:
-        """Write a manifest of the given rows, or of all, beside the audio."""
-        path = self.folder / name
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(self.rows if rows is None else rows)
-        return path
-
-    @property
-    def ids(self) -> list[str]:
-        return [row["id"] for row in self.rows]
-
-    def copy(self, folder: Path) -> Corpus:
-        """The same in another folder, with files to spoil."""
-        shutil.copytree(self.folder, folder)
-        return Corpus(folder, [dict(row) for row in self.rows])
-
-
-def speech(seconds: float, rate: int = 16000, *, channels: int = 1, seed: int = 0) -> np.ndarray:
-    """Noise that waxes and wanes over a tone, float64 `[num_samples, channels]`."""
-    generator = np.random.default_rng(seed)
-    at = np.arange(round(seconds * rate)) / rate
-    envelope = 0.5 + 0.5 * np.sin(2 * np.pi * (2 + seed % 3) * at)
-    tone = np.sin(2 * np.pi * (120 + 40 * seed % 300) * at)
-    noise = generator.normal(scale=0.1, size=(len(at), channels))
-    return (0.2 * tone[:, None] + noise) * envelope[:, None]
 
 
 @pytest.fixture
@@ -316,15 +260,6 @@ def gated_config(tmp_path, gate) -> Path:
     return write_config(tmp_path, "Gated", gate=str(gate))
 
 
-def write_config(
-    folder: Path, extractor: str, name: str | None = None, module: str = "odd_extractors", **params: Any
-) -> Path:
-    """A config of one of the tests' extractors."""
-    path = folder / f"{name or extractor.lower()}.yaml"
-    path.write_text(f"name: {path.stem}\nextractor: {module}:{extractor}\nparams: {json.dumps(params)}\n")
-    return path
-
-
 # Caches of made-up features
 
 
@@ -356,51 +291,3 @@ def slow_folder(tmp_path):
 def disk(scratch):
     """Where they are copied to."""
     return scratch / "disk"
-
-
-# What is in a cache
-
-
-WORK = "work"
-"""Where a version holds what is being written, and claims."""
-
-
-def being_written(cache: Path, pattern: str = "*") -> list[Path]:
-    """What runs have begun to write in the versions of a cache, and their claims."""
-    return list(cache.glob(f"[!.]*/{WORK}/{pattern}"))
-
-
-def only_version(cache: Path) -> Version:
-    """The one version in a cache."""
-    (folder,) = version_folders(cache)
-    return Version.open(folder)
-
-
-def items(cache: Path) -> dict[str, tuple]:
-    """Every item of a cache's one version: id -> dtype, shape and bytes of its features."""
-    version = only_version(cache)
-    index = open_index(version)
-    found = {}
-    for position, id_ in enumerate(index.ids):
-        first, count = int(index.first_frame[position]), int(index.num_frames[position])
-        features = version.shard(index.shards[int(index.shard[position])]).features[first : first + count]
-        found[id_] = (features.dtype.name, features.shape, features.tobytes())
-    return found
-
-
-def shard_folders(cache: Path) -> list[Path]:
-    """The shards of all versions of a cache, also while a run makes them; a name with a dot is no version yet."""
-    return list(cache.glob("[!.]*/shards/*/"))
-
-
-def chunk_files(cache: Path) -> dict[str, bytes]:
-    """The `features` chunk file of every shard of a cache's one version."""
-    version = only_version(cache)
-    dimensions = 1 + len(version.info.spec.item_shape)
-    chunk = "/".join(["features", "c", *["0"] * dimensions])
-    return {name: (version.shard(name).folder / chunk).read_bytes() for name in version.shard_names()}
-
-
-def check(cache: Path, **options: Any) -> Report:
-    """Verify a cache's one version in this process."""
-    return verify(only_version(cache), **options)

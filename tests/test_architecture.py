@@ -13,7 +13,7 @@ PACKAGE = Path(featcache.__file__).parent
 # Layers, from the ground up: a file or folder of the package may import from the layers below its own, and from its
 # own folder.
 LAYERS = {
-    "ground": {"errors", "spec", "strings", "finite"},
+    "ground": {"errors", "spec", "strings", "trust"},
     "values": {"arguments", "quantize", "device", "masks"},
     "inputs": {"manifest", "weights"},
     "features": {"store", "audio", "extractors", "augment"},
@@ -28,14 +28,14 @@ LAYERS = {
     "process": {"__main__"},
 }
 LAYER_OF = {unit: number for number, units in enumerate(LAYERS.values()) for unit in units}
-FLAT = {"arguments", "errors", "spec", "finite", "strings", "manifest"}
+FLAT = {"arguments", "errors", "spec", "strings", "manifest"}
 """What knows no audio, no extractor and no config."""
 
 ONLY = {
     "manifest": {"arguments", "errors", "strings"},
     "store": FLAT,
+    "extractors": {"errors", "quantize", "spec", "strings", "trust", "weights"},
     "loader": FLAT | {"device", "quantize", "store"},
-    "extractors": {"errors", "quantize", "spec", "strings", "weights"},
     "masks": {"errors"},
     "augment": {"arguments", "errors", "masks", "strings"},
     "cmvn": {"errors", "masks", "stats"},

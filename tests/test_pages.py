@@ -10,9 +10,9 @@ import hub_server
 import pytest
 import torch
 import yaml
+from hub_server import environment
 from pages import INSTALLS, PACKAGES, ROOT, SLOW, SMALL, blocks_of, make_reader, pages_in_order
 from processes import Cli
-from test_hub import environment
 
 from featcache.config import packaged_configs
 

@@ -394,7 +394,7 @@ class TestDamage:
         lengths = [len(item) for item in items.values()]
         writer = ShardWriter(version.work_folder("made-up"), (80,), version.dtype, version.info.spec.side)
         made = [
-            Item(id_, "a.wav", None, None, None, 160 * n + 240, 1, 1, 16000)
+            Item(id=id_, path="a.wav", num_samples=160 * n + 240, size=1, mtime_ns=1, sample_rate=16000)
             for id_, n in zip(items, lengths, strict=True)
         ]
         writer.append(made, levels, lengths, {QUANTIZATION: (parameters, [1, 2, 0])})

@@ -12,7 +12,7 @@ import soundfile
 from processes import MOST_SECONDS
 
 pytest.importorskip("matplotlib")
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+STORIES = Path(__file__).parents[1] / "scripts" / "stories"
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def digits(tmp_path_factory):
 
 
 def run(script, *options):
-    command = [sys.executable, SCRIPTS / script, *options]
+    command = [sys.executable, STORIES / script, *options]
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=MOST_SECONDS)
 
 
@@ -99,7 +99,7 @@ def test_a_manifest_that_is_not_there_is_one_line(script, tmp_path):
 
 def test_without_a_manifest_tones_stand_for_the_digits(monkeypatch, tmp_path, capsys):
     """In a clone, which has no data."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.syspath_prepend(str(STORIES))
     import training
 
     monkeypatch.setattr(training, "DATA", tmp_path / "none.csv")
@@ -114,7 +114,7 @@ def test_without_a_manifest_tones_stand_for_the_digits(monkeypatch, tmp_path, ca
 
 
 def test_the_network_sees_a_row_as_if_alone(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.syspath_prepend(str(STORIES))
     import torch
     from xvector import XVector
 

@@ -1,5 +1,6 @@
 """Adapters to other toolkits, one file each. Nothing else in featcache imports them, and each imports only its own
-toolkit."""
+toolkit.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ __all__ = ["huggingface", "lhotse", "speechbrain", "to_hf"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import an adapter, and with it its toolkit, when it is first used."""
+    """Import an adapter, and its toolkit, when it is first used."""
     if name == "to_hf":
         return importlib.import_module("featcache.adapters.huggingface").to_hf
     if name not in __all__:

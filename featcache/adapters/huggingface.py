@@ -1,6 +1,6 @@
 """Hugging Face datasets: a column of features that is read from a cache on access, or a copy.
 
-A dataset saved with such a column names a type of this module. So import the module before you load one:
+A dataset saved with such a column names a type of this module. So import the module before you load such a dataset:
 `import featcache.adapters.huggingface`.
 """
 
@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.adapters.given import caches_of, dataset_of, missing, whole_dataset
-from featcache.adapters.opened import recall, remember
+from featcache.adapters.caches import cache_of, caches_by_name, dataset_of, missing_toolkit, remember, whole_dataset
 from featcache.errors import ArgumentError
 from featcache.loader import Cache, FeatureDataset
 from featcache.strings import Strings
@@ -25,7 +24,7 @@ try:
     import datasets
     import pyarrow as pa
 except ImportError as error:
-    raise missing(error, "huggingface") from error
+    raise missing_toolkit(error, "huggingface") from error
 
 __all__ = ["CachedFeatures", "to_hf"]
 
@@ -37,41 +36,41 @@ _ARRAYS = {1: datasets.Array2D, 2: datasets.Array3D, 3: datasets.Array4D, 4: dat
 class CachedFeatures:
     """The type of a column that holds utterances' ids, and whose values are their features, `[frames, *item_shape]`.
 
-    As with `datasets.Audio`, a value is read when it is looked at, and nothing is copied into the dataset. A value is
-    a numpy array of the stored dtype, the caller's own; formats make of it what they make of arrays. The id alone
-    decides: where an utterance is extracted again, from another file, a saved dataset reads its new features.
-
-    Attributes:
-        path: the version's folder.
-        decode: whether values are the features, or else the ids.
+    As with `datasets.Audio`, a value is read when it is accessed, and nothing is copied into the dataset. A value is a
+    numpy array of the stored dtype that belongs to the caller; formats convert it like any array. The id alone decides:
+    if an utterance is extracted again, from another file, a saved dataset reads its new features.
     """
 
     path: str
+    """The version's folder."""
+
     decode: bool = True
+    """Whether values are the features; otherwise they are the ids."""
+
     id: str | None = field(default=None, repr=False)
     dtype: ClassVar[str] = "numpy.ndarray"
     pa_type: ClassVar[Any] = pa.string()
     _type: str = field(default="CachedFeatures", init=False, repr=False)
 
     def __call__(self) -> Any:
-        """What is stored: Arrow's type."""
+        """The Arrow type of what is stored."""
         return self.pa_type
 
     def encode_example(self, value: str) -> str:
-        """What to store: an id.
+        """Return what is stored for a value: an id.
 
         Raises:
-            ArgumentError: it is none.
+            ArgumentError: The value is not an id.
         """
         if not isinstance(value, str):
             raise _no_id(type(value).__name__)
         return value
 
     def cast_storage(self, storage: Any) -> Any:
-        """An Arrow array of what to store.
+        """Return the Arrow array that is stored for an Arrow array of values.
 
         Raises:
-            ArgumentError: it holds no ids. `map` writes what its function looked at, and would write features.
+            ArgumentError: It does not hold ids. `map` writes what its function accessed, and would write features.
         """
         if not (pa.types.is_string(storage.type) or pa.types.is_null(storage.type)):
             raise _no_id(str(storage.type))
@@ -81,39 +80,40 @@ class CachedFeatures:
         """The features of an utterance.
 
         Raises:
-            MissingItemError: the cache has it not.
-            DamagedError: its shard is damaged.
+            MissingItemError: The cache does not have the utterance.
+            DamagedError: Its shard is damaged.
         """
-        features = recall(self.path)[value]
+        features = cache_of(self.path)[value]
         return features if features.flags.writeable else features.copy()
 
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it is said to be experimental
+    warnings.simplefilter("ignore")  # which says that the function is experimental
     datasets.features.features.register_feature(CachedFeatures, CachedFeatures.__name__)
 
 
 def to_hf(given: Cache | FeatureDataset, *, copy: bool = False, cache_dir: str | None = None) -> datasets.Dataset:
     """A `datasets.Dataset` of the same utterances, in the same order.
 
-    It has the columns `id`, `features`, or one for each version by its name, and the dataset's own: text, int64 or
-    float64. Its fingerprint follows from what it holds and where that is, and is the same in every process.
+    It has the columns `id`, `features` (with several versions, one column for each, called by its name), and the
+    dataset's own: text, int64 or float64. Its fingerprint depends on its content and on the versions' folders, and is
+    the same in every process.
 
     Args:
-        given: a cache, or a dataset.
-        copy: write the features into an Arrow file of Hugging Face's, as `Array2D` and the like. By default there is
-            no copy: features are read from the cache when they are looked at, also after `save_to_disk`, which saves
-            their ids.
-        cache_dir: where copies go; Hugging Face's own place by default.
+        given: A cache or a dataset.
+        copy: Whether to write the features into an Arrow file of Hugging Face's, as `Array2D` and the like. By default
+            there is no copy: features are read from the cache when they are accessed, also after `save_to_disk`, which
+            saves their ids.
+        cache_dir: The folder for copies; by default Hugging Face's own.
 
     Raises:
-        ArgumentError: a column has the name of a version; or the dataset crops its utterances, or reads some codebooks
-            only, of which there can be but a copy.
+        ArgumentError: A column has the name of a version; or the dataset crops its utterances, or reads only some
+            codebooks, and `copy` is not set.
     """
     dataset = dataset_of(given) if copy else whole_dataset(given, "take parts of what you read, or copy=True")
     if hidden := [name for name in dataset.columns if name in dataset.names]:
         raise ArgumentError(f"the column {hidden[0]!r} would hide the version of that name: rename one of them")
-    caches = caches_of(dataset)
+    caches = caches_by_name(dataset)
     folders = {name: remember(cache) for name, cache in caches.items()}
     types = {name: datasets.Value(_dtype_of(column)) for name, column in dataset.columns.items()}
     fingerprint = _fingerprint(dataset, folders, copy)
@@ -126,7 +126,9 @@ def to_hf(given: Cache | FeatureDataset, *, copy: bool = False, cache_dir: str |
     read = {name: CachedFeatures(folder) for name, folder in folders.items()}
     features = datasets.Features({"id": datasets.Value("string"), **read, **types})
     ids = _strings(dataset.ids)
-    columns = [_strings(one) if isinstance(one, Strings) else pa.array(one) for one in dataset.columns.values()]
+    columns = [
+        _strings(column) if isinstance(column, Strings) else pa.array(column) for column in dataset.columns.values()
+    ]
     table = pa.Table.from_arrays([ids, *(ids for _ in folders), *columns], schema=features.arrow_schema)
     return datasets.Dataset(table, info=datasets.DatasetInfo(features=features), fingerprint=fingerprint)
 
@@ -156,7 +158,7 @@ def _dtype_of(column: Strings | NDArray[Any]) -> str:
 
 
 def _strings(strings: Strings) -> Any:
-    """The strings as Arrow's; in chunks, since those count their bytes in 32 bits."""
+    """The strings as an Arrow array, in chunks, since Arrow's strings count their bytes in 32 bits."""
     chunks = []
     for first in range(0, len(strings), _CHUNK):
         offsets = np.asarray(strings.offsets[first : first + _CHUNK + 1]).astype(np.int64)
@@ -167,9 +169,9 @@ def _strings(strings: Strings) -> Any:
 
 
 def _fingerprint(dataset: FeatureDataset, folders: dict[str, str], copy: bool) -> str:
-    """A hash of the dataset: of its columns, and of where and of what shards its versions are."""
+    """A hash of the dataset: of its columns, and of its versions' folders and shards."""
     digest = hashlib.sha256(repr((copy, folders)).encode())
-    for cache in caches_of(dataset).values():
+    for cache in caches_by_name(dataset).values():
         digest.update(repr((cache.version.info.fingerprint, cache.index.shards)).encode())
     for part in dataset.frame_ranges(range(len(dataset))) if copy else ():
         digest.update(repr(part.version.codebooks).encode())

@@ -1,6 +1,6 @@
-"""Lhotse: cuts whose features and further arrays are read from a cache, only the requested frames.
+"""Lhotse: cuts whose features and other arrays are read from a cache, and only the requested frames.
 
-Manifests of cuts name the reader `featcache`. So import this module wherever such manifests are read, before reading
+Manifests of cuts name the reader `featcache`. So wherever such manifests are read, import this module before reading
 features: `import featcache.adapters.lhotse`.
 """
 
@@ -15,8 +15,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.adapters.given import caches_of, missing, position_of, whole_dataset
-from featcache.adapters.opened import recall, remember
+from featcache.adapters.caches import cache_of, caches_by_name, missing_toolkit, position_of, remember, whole_dataset
 from featcache.errors import StoreError
 from featcache.loader import Cache, FeatureDataset
 from featcache.manifest.copies import copies_of
@@ -27,7 +26,7 @@ try:
     from lhotse.array import Array, TemporalArray
     from lhotse.features.io import FeaturesReader, register_reader
 except ImportError as error:
-    raise missing(error, "lhotse") from error
+    raise missing_toolkit(error, "lhotse") from error
 
 __all__ = ["Reader", "cuts"]
 
@@ -36,34 +35,34 @@ _OF_A_SUPERVISION = ("text", "speaker", "language", "gender")
 
 @register_reader
 class Reader(FeaturesReader):  # type: ignore[misc]
-    """What Lhotse reads features and arrays of a version with; it makes one for each array that it reads.
+    """The reader with which Lhotse reads features and arrays of a version; Lhotse makes one for each array.
 
-    The id alone decides: Lhotse hands a reader nothing else of a cut. So where an utterance is extracted again, from
+    The id alone decides: Lhotse passes a reader nothing else about a cut. So if an utterance is extracted again, from
     another file, saved cuts read its new features.
 
     Args:
-        storage_path: the version's folder.
+        storage_path: The version's folder.
     """
 
     name = "featcache"
 
     def __init__(self, storage_path: str | Path) -> None:
-        self._cache = recall(storage_path)
+        self._cache = cache_of(storage_path)
 
     def read(self, key: str, left_offset_frames: int = 0, right_offset_frames: int | None = None) -> NDArray[Any]:
         """Frames of an utterance; no others are read.
 
         Args:
-            key: the utterance's id.
-            left_offset_frames: the first frame.
-            right_offset_frames: the frame behind the last; all that there are, by default.
+            key: The utterance's id.
+            left_offset_frames: The first frame.
+            right_offset_frames: The frame after the last; by default, frames up to the end are read.
 
         Returns:
-            `[frames, *item_shape]`, an array of your own: float32, where floats are stored, and else as stored.
+            A new array `[frames, *item_shape]`: float32 if floats are stored, and otherwise the stored dtype.
 
         Raises:
-            MissingItemError: there is no such utterance.
-            DamagedError: the shard is damaged.
+            MissingItemError: There is no such utterance.
+            DamagedError: The shard is damaged.
         """
         position = position_of(self._cache, key)
         first, end, _ = slice(left_offset_frames, right_offset_frames).indices(int(self._cache.lengths[position]))
@@ -72,31 +71,31 @@ class Reader(FeaturesReader):  # type: ignore[misc]
 
 
 def cuts(given: Cache | FeatureDataset) -> CutSet:
-    """Cuts of all utterances, in their order: a lazy `CutSet`, whose cuts are made as it is iterated over.
+    """Cuts of all utterances, in their order: a lazy `CutSet`, which makes cuts as you iterate over it.
 
     A cut is a `MonoCut` with the utterance's id, its features and one supervision:
 
-    * it is as long as its frames last, so that Lhotse counts as many as there are. The audio may be longer, by less
-      than a window, or shorter, by less than a frame;
-    * the manifest's `start` and `channel` are the cut's, or else 0; its recording is called by the manifest's
-      `recording_id`, or else its `path`, or else the utterance's id. There is none attached. At another speed, they
-      are those of the recording at that speed, as Lhotse has them;
-    * the manifest's `text`, `speaker`, `language` and `gender` are the supervision's, and all other columns are in its
+    * It is as long as its frames last, so that Lhotse computes the right number of frames. The audio may be longer, by
+      less than a window, or shorter, by less than a frame.
+    * Its `start` and `channel` are those of the manifest, or 0. Its recording has the manifest's `recording_id` as its
+      name, or else its `path`, or else the utterance's id; no recording is attached. At another speed, they are those
+      of the recording at that speed, as in Lhotse.
+    * Its supervision has the manifest's `text`, `speaker`, `language` and `gender`, and all other columns in its
       `custom`.
 
-    Of a dataset with several versions, the first one's features are the cut's, and the others are arrays in its
+    If the dataset has several versions, the features of the first are the cut's, and the others are arrays in its
     `custom`, by their names: `cut.load_codes()`.
 
     Args:
-        given: a cache; or a dataset, which has a manifest's columns.
+        given: A cache; or a dataset, which adds a manifest's columns.
 
     Raises:
-        ArgumentError: the dataset crops its utterances, or reads some codebooks only: use `cut.truncate`, or slices.
-        StoreError: a frame of the first version is not one row of numbers, or there is no whole number of samples from
-            one frame to the next, without which Lhotse has no features.
+        ArgumentError: The dataset crops its utterances, or reads only some codebooks: use `cut.truncate`, or slices.
+        StoreError: A frame of the first version is not one row of numbers, or the number of samples from one frame to
+            the next is not whole; Lhotse has no such features.
     """
     dataset = whole_dataset(given, "truncate cuts, or slice what they load")
-    first, *others = caches_of(dataset).items()
+    first, *others = caches_by_name(dataset).items()
     spec = first[1].spec
     if len(spec.item_shape) != 1:
         shape = ", ".join(map(str, ("frames", *spec.item_shape)))
@@ -110,7 +109,7 @@ def cuts(given: Cache | FeatureDataset) -> CutSet:
 
 
 class _Cuts:
-    """Makes the cuts, anew each time that it is iterated over."""
+    """An iterable of the cuts, which are made anew in each iteration."""
 
     def __init__(self, dataset: FeatureDataset, cache: Cache, others: dict[str, Cache]) -> None:
         self._dataset = dataset
@@ -173,10 +172,11 @@ class _Cuts:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where an utterance is, and what else its row says."""
+    """Where an utterance lies in its recording, and the other columns of its row."""
 
     recording: str
     start: float
+    """In seconds, at the speed of the utterance."""
     channel: int
     columns: dict[str, Any]
 
@@ -187,12 +187,12 @@ class _Place:
         recording = str(columns.pop("recording_id", path))
         columns.pop("duration", None)
         if recording and speed != 1:
-            recording += f"_sp{speed:g}"  # as Lhotse calls it
+            recording += f"_sp{speed:g}"  # the suffix that Lhotse's perturb_speed adds
         return cls(recording or id_, 0.0 if math.isnan(start) else start / speed, max(0, channel), columns)
 
 
 def _array(cache: Cache, id_: str, num_frames: int, start: float) -> TemporalArray:
-    """Where an utterance of a further version is."""
+    """The utterance in another version, as an array of the cut."""
     array = Array(
         storage_type=Reader.name,
         storage_path=str(cache.version.path),
@@ -203,7 +203,7 @@ def _array(cache: Cache, id_: str, num_frames: int, start: float) -> TemporalArr
 
 
 def _hop_of(cache: Cache) -> int:
-    """Samples from one frame to the next."""
+    """The number of samples from one frame to the next."""
     hop = cache.spec.sample_rate / cache.spec.frame_rate
     if abs(hop - round(hop)) > 1e-6 * hop:
         raise StoreError(
@@ -213,7 +213,7 @@ def _hop_of(cache: Cache) -> int:
 
 
 def _records(columns: Mapping[str, Strings | NDArray[Any]], count: int) -> Iterator[dict[str, Any]]:
-    """The rows of some columns, one after the other."""
+    """The rows of some columns."""
     if not columns:
         return ({} for _ in range(count))
     rows = zip(*map(_values, columns.values()), strict=True)
@@ -221,5 +221,5 @@ def _records(columns: Mapping[str, Strings | NDArray[Any]], count: int) -> Itera
 
 
 def _values(column: Strings | NDArray[Any]) -> Iterable[Any]:
-    """The values of a column as Python's own, one after the other."""
+    """The values of a column as Python objects."""
     return column if isinstance(column, Strings) else np.ascontiguousarray(column).data

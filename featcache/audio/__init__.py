@@ -1,1 +1,1 @@
-"""From files to waveforms: decoding, resampling, speed, noise."""
+"""From audio files to waveforms: decoding, mixing to mono, resampling, speed, noise."""

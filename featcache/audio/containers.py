@@ -1,16 +1,16 @@
 """What an audio file's header promises, and whether the file keeps it.
 
-libsndfile opens most truncated files as if nothing were missing, with the samples that are left. What gives
-them away was found by cutting files (libsndfile 1.2.2):
+libsndfile opens most truncated files as if nothing were missing, with the samples that are left. How to notice was
+found by cutting files (libsndfile 1.2.2):
 
     WAV, W64, RF64, AIFF, AU   its log notes a size in the header that is larger than what there is
     NIST SPHERE                the header counts the samples
     Ogg (Vorbis, Opus)         the last page does not end the stream, or is itself cut off
     FLAC                       decoding fails, or gives fewer samples than the header counts
-    MP3                        decoding gives fewer samples than the header frame of LAME and FFmpeg ("Xing",
-                               "Info") counts; without it, decoding fails, unless the cut lies between frames
+    MP3                        decoding gives fewer samples than the header frame of LAME and FFmpeg ("Xing", "Info")
+                               counts; without that frame, decoding fails, unless the cut lies between frames
 
-Other containers are believed; so is a WAV that promises 2 GiB or more, as one written to a pipe does.
+Other containers are believed. So is a WAV that promises 2 GiB or more, as files written to a pipe do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 _LOG_LIMIT = 2047  # characters that libsndfile keeps of its log
 _DATA_SIZE = re.compile(r"^ *(?:data|SSND|BODY|Data Size|Riff size|riff) *: (\d+) \(should be (\d+)\)", re.M)
 _FILE_SIZE = re.compile(r"^RIFF : (\d+) \(should be (\d+)\)", re.M)
-# A writer that cannot go back to fill in the size, as into a pipe, leaves the largest number, or one near it.
+# A program that writes to a pipe cannot go back to fill in the size: it leaves the largest number, or one near it.
 _UNFINISHED_SIZE = 0x7F000000
 _PAGE = 65536  # holds the largest Ogg page, 65,307 bytes
 _MP3_HEADER = re.compile(rb"(?:Xing|Info)\0\0\0[\x03\x07\x0b\x0f].{4}(.{4})", re.S)
@@ -33,25 +33,25 @@ _MP3_FRAME = 2881  # bytes, at most
 class EndlessFile(io.FileIO):
     """A file that claims to be far longer than it is.
 
-    libmpg123 guesses the length of an MP3 without a header frame by the bitrate of its first frame and the size
-    of the file, and libsndfile reads no more than that: of a file at a variable bitrate it lost 40 %. When the
-    file claims to be far longer, so does the guess, and all of it is read.
+    libmpg123 guesses the length of an MP3 without a header frame from the bitrate of its first frame and the size of
+    the file, and libsndfile reads no more than that: it lost 40 % of a file at a variable bitrate. If the file claims
+    to be far longer, the guess is too, and all of the file is read.
     """
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Go to `offset`; to the end itself, which is how a file's size is asked for, only as claimed."""
+        """Go to `offset`. Going to the end, which is how libsndfile learns the size, gives the claimed size."""
         if whence == os.SEEK_END and offset == 0:
             return super().seek(64 * os.fstat(self.fileno()).st_size)
         return super().seek(offset, whence)
 
 
 def shortfall(file: Any, fd: int, size: int) -> str | None:
-    """How a file, as the open soundfile.SoundFile `file`, breaks its header's promise; None where it seems whole.
+    """What a file lacks of what its header promises; None if it seems to be whole.
 
     Args:
-        file: just opened.
-        fd: descriptor of the same file; its position is left alone.
-        size: of the file, in bytes.
+        file: The file as a soundfile.SoundFile that was just opened.
+        fd: A descriptor of the same file. Its position does not change.
+        size: The size of the file, in bytes.
     """
     match file.format:
         case "FLAC":
@@ -67,9 +67,9 @@ def shortfall(file: Any, fd: int, size: int) -> str | None:
 
 
 def mp3_end(fd: int) -> int | None:
-    """Where an MP3 ends, in bytes from the start of the file, by its header frame; None without one.
+    """Where an MP3 ends by its header frame, in bytes from the start of the file; None without such a frame.
 
-    Source: http://gabriel.mp3-tech.org/mp3infotag.html; https://id3.org/id3v2.3.0 for the tag before it.
+    Source: http://gabriel.mp3-tech.org/mp3infotag.html, and https://id3.org/id3v2.3.0 for the tag before the frame.
     """
     head = os.pread(fd, 10, 0)
     start = 0
@@ -93,7 +93,7 @@ def _ogg_shortfall(fd: int, size: int) -> str | None:
     tail = os.pread(fd, _PAGE, max(0, size - _PAGE))
     start = tail.rfind(b"OggS")
     if start < 0:
-        return None  # more than a page of something else at the end
+        return None  # something else follows, longer than a page
     # RFC 3533, section 6: flags in byte 5, serial number in 14-17, number of segments in 26, then their sizes
     page = tail[start:]
     if len(page) < 27 or len(page) < 27 + page[26] + sum(page[27 : 27 + page[26]]):
@@ -114,14 +114,14 @@ def _nist_shortfall(fd: int, num_samples: int) -> str | None:
 
 def _logged_shortfall(log: str, num_samples: int) -> str | None:
     found = _DATA_SIZE.search(log)
-    if found is None and len(log) >= _LOG_LIMIT:  # so much metadata that the rest was not logged
+    if found is None and len(log) >= _LOG_LIMIT:  # there is so much metadata that the rest was not logged
         found = _FILE_SIZE.search(log)
     if found is None:
         return None
     promised, held = int(found[1]), int(found[2])
     if promised >= _UNFINISHED_SIZE:
         return None
-    width = held // num_samples if num_samples else 0  # of a sample, in bytes; 0 where it is compressed
-    if width and promised // width <= num_samples:  # a part of a sample, or a byte that pads
+    width = held // num_samples if num_samples else 0  # bytes of a sample; 0 if samples are compressed
+    if width and promised // width <= num_samples:  # what is missing is a part of a sample, or padding
         return None
     return f"its header promises {promised:,} bytes, and it holds {held:,}"

@@ -1,68 +1,118 @@
-"""Noise added to a waveform at a signal-to-noise ratio: which noise and where in it, by the seed and the copy's id.
+"""Noise added to a waveform at a signal-to-noise ratio: the manifest of noises, the choice of a cut, the sum.
 
-SHA-256 of `<seed> <id>` decides: its first eight bytes, little-endian, modulo the number of noises are the noise's
-place in the manifest; its next eight, modulo the number of places where the cut can begin, where it does. So it depends
-neither on the order of utterances, nor on numpy's generators, which may change.
+The seed and the copy's id decide which noise a copy gets, and where the cut begins. Of the SHA-256 of `<seed> <id>`,
+the first eight bytes (little-endian), modulo the number of noises, are the row of the noise in its manifest; the next
+eight, modulo the number of places where the cut can begin, are its place. So the choice depends neither on the order of
+utterances, nor on numpy's generators, which may change.
+
+Decoded noise stays in memory, since copies cut the same files again and again, and opening a file and seeking in it
+takes longer than adding the cut to a clip. It is kept in pieces, at the file's own rate: a cut from resampled noise has
+other values than a cut that is resampled by itself. If not all noises of a manifest have room, those that have none are
+decoded cut by cut: all places are equally likely, so nothing would be gained by dropping one piece for another.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+import os
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.audio.decode import Segment, decode, to_waveform
-from featcache.audio.noise_manifest import NoiseClip, noise_content, read_noise
-from featcache.audio.noise_memory import Span, shared_memory
-from featcache.errors import AudioError, ConfigError
+from featcache.audio.resample import Channel, to_mono, to_waveform
+from featcache.errors import AudioError, ConfigError, ManifestError, Reason, listing
+from featcache.manifest import Manifest, Utterance, read_manifest
 
 if TYPE_CHECKING:
-    from featcache.audio.policy import AudioPolicy, NoisePolicy
+    from featcache.audio.sections import AudioPolicy, NoisePolicy
+
+# Decoders are imported in functions: reading a config needs this file, and most configs have no noise.
+
+_THREADS = 8
+
+_PIECE_BYTES = 1 << 17
+_MOST_PIECES = (1 << 30) // _PIECE_BYTES  # 9 hours at 16 kHz, of 16 bits. MUSAN's noise is 6 hours
+_STEP = np.float32(2**-15)  # of 16-bit samples
+
+_file_hashes: dict[tuple[object, ...], str] = {}
+"""SHA-256 of files, by path, size, time and inode: a process reads a file again only if it has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseClip:
+    """One row of a noise manifest."""
+
+    path: Path
+    """The audio file."""
+
+    first: int
+    """The first sample, at the file's rate."""
+
+    num_samples: int
+    """The number of samples, at the file's rate."""
+
+    sample_rate: int
+    """The sample rate of the file, in Hz."""
+
+    channel: int | None
+    """The channel of the file, from 0; None for the config's."""
+
+    num_channels: int
+    """The number of channels of the file."""
+
+    has_16_bits: bool
+    """Whether the file's samples are 16-bit integers."""
 
 
 class Noise:
     """The noise of a config. Its methods may be called from several threads.
 
     Args:
-        policy: which noise.
-        audio: how it becomes a waveform, as utterances do.
+        policy: The config's choice of noise.
+        audio: The config's `audio` section, by which noises become waveforms as utterances do.
 
     Raises:
-        ConfigError: it is not what it was when the config was read.
+        ConfigError: The noise is not what it was when the config was read.
     """
 
     def __init__(self, policy: NoisePolicy, audio: AudioPolicy) -> None:
         self._audio = audio.model_copy(update={"max_seconds": None})
         self._seed = policy.seed
-        self._memory = shared_memory((policy.content, audio.channel))
         try:
             self._clips = read_noise(policy.manifest)
-            is_same = noise_content(self._clips) == policy.content
+            self._content = noise_content(self._clips)
         except ValueError as error:
             raise ConfigError(f"augment.noise.manifest: {error}") from error
-        if not is_same:
+        if self._content != policy.content:
             raise ConfigError(f"augment.noise.manifest: {policy.manifest}: has changed since the config was read")
+        num_pieces = accumulate(-(-clip.num_samples // self._piece_length(clip)) for clip in self._clips)
+        self._kept = {clip for clip, count in zip(self._clips, num_pieces, strict=True) if count <= _MOST_PIECES}
 
     def add_to(self, waveform: NDArray[np.float32], id_: str, snr: float) -> NDArray[np.float32]:
-        """A clip with noise `snr` dB below it, by the mean powers of both over the clip; neither is clipped.
+        """Add noise to a clip, scaled so that the ratio of the mean powers of both, over the clip, is `snr`.
 
-        A clip that is silent stays so, and one whose cut of noise is silent stays clean.
+        The sum is not clipped. A silent clip stays silent, and a clip whose cut of noise is silent stays clean.
 
         Args:
-            waveform: float32 `[num_samples]`, at the config's rate.
-            id_: the copy's.
-            snr: in dB.
+            waveform: The clip, float32 `[num_samples]`, at the config's rate.
+            id_: The id of the copy.
+            snr: The signal-to-noise ratio, in dB.
 
         Returns:
-            float32 `[num_samples]`; a new array, but where nothing is added.
+            Float32 `[num_samples]`: a new array, or `waveform` itself if nothing is added.
 
         Raises:
-            ConfigError: the noise cannot be decoded.
+            ConfigError: The noise cannot be decoded.
         """
         noise = self.cut(len(waveform), id_)
         speech_power, noise_power = _power(waveform), _power(noise)
@@ -73,46 +123,159 @@ class Noise:
         return mixed
 
     def cut(self, num_samples: int, id_: str) -> NDArray[np.float32]:
-        """A copy's noise before it is scaled, float32 `[num_samples]` at the config's rate.
+        """The noise of a copy before it is scaled, float32 `[num_samples]` at the config's rate.
 
-        A noise that is long enough is cut anywhere where all of the cut lies inside it. A shorter one begins anywhere,
-        and again from its start where it ends.
+        If a noise is long enough, the cut lies anywhere within it. A shorter noise begins anywhere, and is repeated.
         """
         digest = hashlib.sha256(f"{self._seed} {id_}".encode()).digest()
         draw, place = (int.from_bytes(digest[first : first + 8], "little") for first in (0, 8))
-        number = draw % len(self._clips)
-        clip = self._clips[number]
+        clip = self._clips[draw % len(self._clips)]
         needed = -(-num_samples * clip.sample_rate // self._audio.sample_rate)
         if needed <= clip.num_samples:
             first = place % (clip.num_samples - needed + 1)
-            return self._waveform(number, (first, first + needed))[:num_samples]
-        whole = self._waveform(number, (0, clip.num_samples))
+            return self._waveform(clip, first, first + needed)[:num_samples]
+        whole = self._waveform(clip, 0, clip.num_samples)
         if not len(whole):
             return np.zeros(num_samples, np.float32)
         return np.resize(np.roll(whole, -(place % len(whole))), num_samples)
 
-    def _waveform(self, number: int, span: Span) -> NDArray[np.float32]:
+    def _waveform(self, clip: NoiseClip, first: int, stop: int) -> NDArray[np.float32]:
         """Samples of a noise at the config's rate, resampled by themselves."""
-        clip = self._clips[number]
         try:
-            mono = self._memory.cut(number, clip.num_samples, span, partial(self._decode, clip))
+            mono = self._mono(clip, first, stop)
             return to_waveform(mono[:, None], clip.sample_rate, self._audio, 0)
         except AudioError as error:
             raise ConfigError(
                 f"augment.noise.manifest: {clip.path}: {error}: repair the file, or leave it out"
             ) from error
 
-    def _decode(self, clip: NoiseClip, spans: Sequence[Span]) -> list[NDArray[np.float32]]:
-        """Spans of a noise, mono, at the file's rate."""
-        rate = clip.sample_rate
-        at_own_rate = self._audio.model_copy(update={"sample_rate": rate})
-        segments = [Segment((clip.first + first) / rate, (stop - first) / rate) for first, stop in spans]
-        decoded = []
-        for result in list(decode(clip.path, segments)):  # to its end, so that the file is closed
-            if isinstance(result, AudioError):
-                raise result
-            decoded.append(to_waveform(result[0], rate, at_own_rate, clip.channel))
-        return decoded
+    def _mono(self, clip: NoiseClip, first: int, stop: int) -> NDArray[np.float32]:
+        """Samples of a noise, mono, at the file's rate; a new array."""
+        channel, dtype, length = self._channel(clip), self._kept_dtype(clip), self._piece_length(clip)
+        if clip not in self._kept:
+            return _decoded(clip, channel, (first, stop))
+        parts = []
+        try:
+            for start in range(first // length * length, stop, length):
+                span = start, min(start + length, clip.num_samples)
+                piece = _decoded_piece(self._content, clip, channel, span, dtype)
+                parts.append(piece[max(first - start, 0) : stop - start])
+        except AudioError:  # pieces reach beyond the cut, which may still be good
+            return _decoded(clip, channel, (first, stop))
+        samples: NDArray[np.float32] = np.concatenate(parts)
+        return np.multiply(samples, _STEP, dtype=np.float32) if dtype == "int16" else samples
+
+    def _channel(self, clip: NoiseClip) -> Channel:
+        return self._audio.channel if clip.channel is None else clip.channel
+
+    def _kept_dtype(self, clip: NoiseClip) -> str:
+        """The smaller of int16 and float32 that loses nothing."""
+        return "int16" if clip.has_16_bits and (clip.num_channels == 1 or self._channel(clip) != "mix") else "float32"
+
+    def _piece_length(self, clip: NoiseClip) -> int:
+        """The number of samples in a piece of a noise."""
+        return _PIECE_BYTES // np.dtype(self._kept_dtype(clip)).itemsize
+
+
+def read_noise(manifest: str | Path) -> list[NoiseClip]:
+    """Read a manifest of noises, and the headers of their files.
+
+    Returns:
+        The noises, in the manifest's order.
+
+    Raises:
+        ValueError: The manifest or some of its rows cannot be used. The message names all of them, in one line.
+    """
+    try:
+        read = read_manifest(manifest, carry=False)
+    except ManifestError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    with ThreadPoolExecutor(_THREADS) as pool:
+        found = list(pool.map(lambda row: _noise_clip(read, read[row]), range(len(read))))
+    if faults := [fault for fault in found if isinstance(fault, str)]:
+        raise ValueError(f"{read.source}: {listing(faults)}")
+    return [clip for clip in found if isinstance(clip, NoiseClip)]
+
+
+def noise_content(clips: Sequence[NoiseClip]) -> str:
+    """Hash what decides the values of noise: which samples of which bytes, in this order.
+
+    This is in the fingerprint of a config; ids, and where the files are, are not. The files are read whole, once per
+    process while they do not change: MUSAN's noise, 0.7 GB, takes about a second.
+
+    Returns:
+        SHA-256, in hex.
+
+    Raises:
+        ValueError: A file cannot be read.
+    """
+    paths = list(dict.fromkeys(clip.path for clip in clips))
+    try:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            hashes = dict(zip(paths, pool.map(_file_hash, paths), strict=True))
+    except OSError as error:
+        raise ValueError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    lines = [[hashes[clip.path], clip.first, clip.num_samples, clip.channel] for clip in clips]
+    return hashlib.sha256("\n".join(map(json.dumps, lines)).encode()).hexdigest()
+
+
+def _noise_clip(manifest: Manifest, row: Utterance) -> NoiseClip | str:
+    """The noise of a row, or what is wrong with it."""
+    from featcache.audio.recording import END_TOLERANCE_SECONDS, UNKNOWN, Recording
+
+    path = manifest.resolve(row.path)
+    try:
+        with closing(Recording(path)) as recording:
+            if recording.shortfall:
+                raise AudioError(Reason.TRUNCATED, recording.shortfall)
+            if recording.num_samples == UNKNOWN:
+                raise AudioError(Reason.NOT_AUDIO, "its header does not say how long it is: make it WAV or FLAC")
+            if row.channel is not None and row.channel >= recording.num_channels:
+                raise AudioError(Reason.NO_SUCH_CHANNEL, f"there is no channel {row.channel}")
+            rate, held = recording.sample_rate, recording.num_samples
+            first = round((row.start or 0.0) * rate)
+            stop = held if row.duration is None else first + round(row.duration * rate)
+            if stop > held + round(END_TOLERANCE_SECONDS * rate) or min(stop, held) <= first:
+                raise AudioError(Reason.SEGMENT_OUTSIDE, f"no such segment: the file holds {held / rate:.3f} s")
+            return NoiseClip(
+                path=path,
+                first=first,
+                num_samples=min(stop, held) - first,
+                sample_rate=rate,
+                channel=row.channel,
+                num_channels=recording.num_channels,
+                has_16_bits=recording.has_16_bits,
+            )
+    except AudioError as error:
+        return f"{row.id}: {row.path}: {error}"
+
+
+def _file_hash(path: Path) -> str:
+    stat = os.stat(path)
+    key = str(path), stat.st_size, stat.st_mtime_ns, stat.st_ino
+    if key not in _file_hashes:
+        with path.open("rb") as file:
+            _file_hashes[key] = hashlib.file_digest(file, "sha256").hexdigest()
+    return _file_hashes[key]
+
+
+@lru_cache(maxsize=_MOST_PIECES)
+def _decoded_piece(content: str, clip: NoiseClip, channel: Channel, span: tuple[int, int], dtype: str) -> NDArray[Any]:
+    """A piece of a noise, mono, of at most `_PIECE_BYTES`; `content` tells it from that of a file that has changed."""
+    samples = _decoded(clip, channel, span)
+    return (samples / _STEP).astype(np.int16) if dtype == "int16" else samples
+
+
+def _decoded(clip: NoiseClip, channel: Channel, span: tuple[int, int]) -> NDArray[np.float32]:
+    """Samples of a noise from its file, mono, at the file's rate."""
+    from featcache.audio.decode import Cut, decode
+
+    first, stop = span
+    segment = Cut((clip.first + first) / clip.sample_rate, (stop - first) / clip.sample_rate)
+    (result,) = decode(clip.path, [segment])
+    if isinstance(result, AudioError):
+        raise result
+    return to_mono(result[0], channel)
 
 
 def _power(waveform: NDArray[np.float32]) -> float:

@@ -1,8 +1,13 @@
 """An open audio file, and its samples by position: bit for bit those that decoding all of it gives.
 
-This file relies on measurements of libsndfile 1.2.2 and soundfile 0.14. Seeking gives other samples in MP3
-and Opus, and once in a thousand times in Vorbis; it is exact in FLAC and where samples have a fixed size. A
-decoder of FLAC that met damage cannot be used again. An MP3 without a header frame has a length that is guessed.
+This file relies on measurements of libsndfile 1.2.2 and soundfile 0.14. Seeking gives other samples in MP3 and Opus,
+and once in a thousand times in Vorbis; it is exact in FLAC, and where samples have a fixed size. A decoder of FLAC that
+met damage cannot be used again. The length of an MP3 without a header frame is a guess.
+
+Whole FLAC files are decoded by dr_flac, which the package miniaudio brings: it gives the same samples in two thirds of
+the time. libsndfile spends over a third of its time on a FLAC in copying decoded samples, one at a time, into the
+caller's buffer (`flac_buffer_copy`, seen in a profile); dr_flac writes them where they belong. But it says little about
+what is wrong with a file, so libsndfile decodes again whatever dr_flac does not decode to the last sample.
 """
 
 from __future__ import annotations
@@ -18,25 +23,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.containers import EndlessFile, mp3_end, shortfall
-from featcache.audio.flac import decode_flac
 from featcache.errors import AudioError, MissingDependencyError, Reason
 
 try:
     import soundfile
 except (ImportError, OSError) as error:  # OSError: the package is there, libsndfile is not
     raise MissingDependencyError("soundfile", "decoding audio") from error
+try:
+    import miniaudio
+except ImportError as error:
+    raise MissingDependencyError("miniaudio", "decoding FLAC") from error
 
 UNKNOWN = 2**63 - 1
-"""The number of samples of a file that does not say; libsndfile's own."""
+"""The number of samples of a file whose header does not say it; libsndfile uses the same number."""
 
 END_TOLERANCE_SECONDS = 0.1
-"""How far a segment may run past the end of its file, to be cut off there: manifests round durations, and
-encoders of MP3 add or drop a little. What runs further is a failure."""
+"""A segment may end this much after the end of its file, and is cut off there: manifests round durations, and encoders
+of MP3 add or drop a little. A segment that ends later is a failure."""
 
 _SEEKABLE = frozenset({"PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"})
 _BLOCK = 65536  # samples
 _SAMPLES_PER_BYTE = 64  # more than speech is ever compressed to
-_FLAC_AT_ONCE = 64 << 20  # bytes of a file that is read into memory to be decoded
+_FLAC_AT_ONCE = 64 << 20  # bytes of the largest FLAC file that is read into memory whole
 _SYSTEM_ERROR = 2  # libsndfile's code for an error of the operating system
 
 Span = tuple[int, int]
@@ -44,23 +52,42 @@ Span = tuple[int, int]
 
 
 class Recording:
-    """A file that is being decoded; one thread at a time.
-
-    Attributes:
-        size: of the file, in bytes, before it was opened.
-        mtime_ns: when it was last modified, in nanoseconds since the epoch, before it was opened.
-        sample_rate: in Hz.
-        num_channels: of each sample.
-        num_samples: by the header, but no more than the file has room for where that can be told; `UNKNOWN`
-            where the header does not say.
-        shortfall: what the file lacks of what its header promises; None where nothing is known to be missing.
-        is_float: whether its samples can be NaN or infinite.
-        position: of the sample that would be decoded next.
-        damage: why nothing can be decoded from there on, if so.
+    """A file that is being decoded, by one thread at a time.
 
     Raises:
-        AudioError: the file cannot be opened, or is not audio.
+        AudioError: The file cannot be opened, or is not audio.
     """
+
+    size: int
+    """The size of the file, in bytes, before it was opened."""
+
+    mtime_ns: int
+    """When the file was last modified, in nanoseconds since the epoch, before it was opened."""
+
+    sample_rate: int
+    """The sample rate, in Hz."""
+
+    num_channels: int
+    """The number of channels."""
+
+    num_samples: int
+    """The number of samples by the header, but no more than the file has room for, if that can be told; `UNKNOWN` if
+    the header does not say."""
+
+    shortfall: str | None
+    """What the file lacks of what its header promises; None if nothing is known to be missing."""
+
+    is_float: bool
+    """Whether samples can be NaN or infinite."""
+
+    has_16_bits: bool
+    """Whether samples are 16-bit integers, so that each is a multiple of 2^-15."""
+
+    position: int
+    """The position of the sample that would be decoded next."""
+
+    damage: AudioError | None
+    """Why nothing can be decoded from `position` on; None if nothing is known to be wrong."""
 
     def __init__(self, path: str | Path) -> None:
         self._file, status = _open(path)
@@ -71,13 +98,13 @@ class Recording:
             self._file.close()
             raise _refusal(error) from error
         self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
-        self.sample_rate: int = self._decoder.samplerate
-        self.num_channels: int = self._decoder.channels
-        self.num_samples: int = self._decoder.frames if states_length else UNKNOWN
+        self.sample_rate = self._decoder.samplerate
+        self.num_channels = self._decoder.channels
+        self.num_samples = self._decoder.frames if states_length else UNKNOWN
         subtype = self._decoder.subtype
         self.is_float = subtype in ("FLOAT", "DOUBLE")
-        self.position = 0
-        self.damage: AudioError | None = None
+        self.has_16_bits = subtype == "PCM_16"
+        self.position, self.damage = 0, None
         self._can_seek = states_length and subtype in _SEEKABLE
         self._is_flac = self._decoder.format == "FLAC" and states_length and self.size <= _FLAC_AT_ONCE
 
@@ -87,22 +114,22 @@ class Recording:
         self._file.close()
 
     def has_changed(self) -> bool:
-        """Whether the file is not what it was before it was opened, by its size and mtime."""
+        """Whether the size or the time of the file has changed since it was opened."""
         status = os.fstat(self._file.fileno())
         return (status.st_size, status.st_mtime_ns) != (self.size, self.mtime_ns)
 
     def cut(self, spans: Sequence[Span]) -> Iterator[NDArray[np.float32]]:
-        """The samples of each span, float32 `[num_samples, channels]`, in the order given.
+        """Yield the samples of each span, float32 `[num_samples, channels]`, in the order given.
 
-        There are fewer where the recording ends, or is damaged. What cannot be seeked is decoded once, in the
-        order of the file; what is asked for in another order waits in memory.
+        They are fewer than asked for if the recording ends before, or is damaged. A file that cannot be seeked is
+        decoded once, in its own order; spans that are due later wait in memory.
         """
         return self._cut_seeking(spans) if self._can_seek else self._cut_forwards(spans)
 
     def _cut_seeking(self, spans: Sequence[Span]) -> Iterator[NDArray[np.float32]]:
         for first, stop in spans:
             if self._is_flac and (first, stop) == (0, self.num_samples):
-                whole = decode_flac(os.pread(self._file.fileno(), self.size, 0))
+                whole = _decode_flac(os.pread(self._file.fileno(), self.size, 0))
                 if whole is not None and whole.shape == (stop, self.num_channels):
                     yield whole
                     continue
@@ -116,7 +143,7 @@ class Recording:
         order = sorted(range(len(spans)), key=spans.__getitem__)
         waiting: dict[int, NDArray[np.float32]] = {}
         due = 0
-        decoded = self._read(0)  # from the current span's first sample up to the position
+        decoded = self._read(0)  # from the current span's first sample up to `position`
         for place, following in zip_longest(order, order[1:]):
             first, stop = spans[place]
             while self.position < first and len(self._read(min(_BLOCK, first - self.position))):
@@ -148,10 +175,10 @@ class Recording:
             self.damage = _damage(error, position / self.sample_rate)
 
     def _read(self, num_samples: int) -> NDArray[np.float32]:
-        """The next samples, `[num_samples, channels]`; fewer where the recording ends or is damaged."""
-        believable = num_samples <= _SAMPLES_PER_BYTE * self.size  # else the room grows with what turns up
+        """The next samples, `[num_samples, channels]`; fewer if the recording ends before, or is damaged."""
+        believable = num_samples <= _SAMPLES_PER_BYTE * self.size  # else the array grows with what is found
         samples = np.empty((num_samples if believable else _BLOCK, self.num_channels), np.float32)
-        at_once = num_samples if self._can_seek else _BLOCK  # what is lost where a stream breaks off
+        at_once = num_samples if self._can_seek else _BLOCK  # at most this is lost if a stream breaks off
         filled = 0
         while filled < num_samples and not self.damage:
             if filled == len(samples):
@@ -172,8 +199,8 @@ class Recording:
 class _Decoder(soundfile.SoundFile):  # type: ignore[misc]
     """A SoundFile that seeks only when it is told to.
 
-    After each read soundfile seeks to where the decoder already is. That changes the samples that follow in an
-    MP3, and takes time everywhere; soundfile leaves it out for what cannot seek.
+    After each read, soundfile seeks to where the decoder already is. In an MP3 this changes the samples that follow,
+    and it takes time in any file; soundfile does not do it in files that cannot seek.
     """
 
     def seekable(self) -> bool:
@@ -198,7 +225,7 @@ def _open(path: str | Path) -> tuple[io.FileIO, os.stat_result]:
 
 
 def _start(file: io.FileIO) -> tuple[_Decoder, bool]:
-    """A decoder at the start of a file, and whether the file states how many samples it holds."""
+    """A decoder at the start of a file, and whether the file says how many samples it holds."""
     file.seek(0)
     decoder = _Decoder(file.fileno(), closefd=False)
     if decoder.format != "MP3" or mp3_end(file.fileno()) is not None:
@@ -206,6 +233,18 @@ def _start(file: io.FileIO) -> tuple[_Decoder, bool]:
     decoder.close()
     file.seek(0)
     return _Decoder(EndlessFile(file.fileno(), closefd=False)), False
+
+
+def _decode_flac(data: bytes) -> NDArray[np.float32] | None:
+    """Decode the bytes of a FLAC file: float32 `[num_samples, channels]` in [-1, 1), or None if that is not possible.
+
+    There are fewer samples than the file states if some of its frames are damaged.
+    """
+    try:
+        decoded = miniaudio.flac_read_f32(data)
+    except miniaudio.MiniaudioError:
+        return None
+    return np.frombuffer(decoded.samples, np.float32).reshape(-1, decoded.nchannels)
 
 
 def _refusal(error: OSError | soundfile.LibsndfileError) -> AudioError:
@@ -218,7 +257,7 @@ def _refusal(error: OSError | soundfile.LibsndfileError) -> AudioError:
 
 
 def _damage(error: soundfile.LibsndfileError, seconds: float) -> AudioError:
-    """Why a file cannot be decoded from somewhere on."""
+    """Why a file cannot be decoded from some position on."""
     if error.code == _SYSTEM_ERROR:
         return _refusal(error)
     where = f" somewhere after {seconds:.3f} s" if seconds else ""
@@ -227,6 +266,6 @@ def _damage(error: soundfile.LibsndfileError, seconds: float) -> AudioError:
 
 def _words(error: soundfile.LibsndfileError) -> str:
     words: str = error.error_string.removeprefix("Error : ").rstrip(".")
-    if words.startswith("File does not exist"):  # so libsndfile says of an MP3 that it cannot open
+    if words.startswith("File does not exist"):  # what libsndfile says of an MP3 that it cannot open
         return "format not recognised"
     return words[:1].lower() + words[1:]

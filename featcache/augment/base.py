@@ -1,4 +1,4 @@
-"""What all augmentations have in common: seed and step, the choice of rows, padding."""
+"""What all augmentations share: random numbers by seed and step, the choice of rows, checks of batches."""
 
 from __future__ import annotations
 
@@ -7,20 +7,66 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featcache.arguments import is_number, number, whole
-from featcache.augment.draws import Draws
+from featcache.arguments import is_number, require_int, require_number
 from featcache.errors import ArgumentError
 from featcache.masks import padding_mask
+from featcache.strings import hash_of
 
 __all__ = ["Augmentation"]
+
+_LARGE = 1 << 62
+
+
+class Draws:
+    """The random numbers of one call, drawn on the device in the order of the requests.
+
+    Args:
+        kind: The augmentation's name: two kinds draw different numbers from the same seed.
+        seed: The augmentation's seed.
+        step: The step of the training.
+        device: The device on which numbers are drawn, and stay.
+    """
+
+    def __init__(self, kind: str, seed: int, step: int, device: torch.device) -> None:
+        self.device = device
+        self.generator = torch.Generator(device)
+        self.generator.manual_seed(hash_of(f"{kind} {seed} {step}"))
+
+    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+        """Numbers in [low, high), float32."""
+        drawn = torch.rand(shape, generator=self.generator, device=self.device, dtype=torch.float32)
+        return drawn * (high - low) + low
+
+    def normal(self, like: Tensor) -> Tensor:
+        """Standard normal numbers of a tensor's shape, float32, or float64 if the tensor is."""
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        return torch.randn(like.shape, generator=self.generator, device=self.device, dtype=dtype)
+
+    def up_to(self, most: Tensor) -> Tensor:
+        """For each integer in `most` a whole number from 0 to it, inclusive, int64.
+
+        The probabilities of any two numbers up to 10^6 differ by less than one part in 10^12.
+        """
+        drawn = torch.randint(_LARGE, most.shape, generator=self.generator, device=self.device)
+        return drawn % (most + 1)
+
+    def beta(self, alpha: float, count: int) -> Tensor:
+        """Numbers from the distribution Beta(alpha, alpha), float32 `[count]`."""
+        both = torch.full((count, 2), alpha, device=self.device, dtype=torch.float32)
+        return torch._sample_dirichlet(both, generator=self.generator)[:, 0]  # as torch.distributions.Beta does
+
+    def partners(self, count: int) -> Tensor:
+        """Another row for each row, every row being a partner once, int64 `[count]`; a single row gets itself."""
+        order = self.uniform(count).argsort()
+        return torch.empty_like(order).scatter_(0, order, order.roll(1))
 
 
 class Augmentation(nn.Module):
     """The base of augmentations.
 
     Args:
-        seed: with the step and the shapes, decides all random numbers.
-        probability: probability that a row is augmented, independently for each row.
+        seed: The seed, which together with the step and the shapes determines all random numbers.
+        probability: The probability that a row is augmented, independently for each row.
 
     Raises:
         ArgumentError: `probability` is not from 0 to 1, or `seed` is not a whole number.
@@ -28,18 +74,18 @@ class Augmentation(nn.Module):
 
     def __init__(self, *, seed: int = 0, probability: float = 1.0) -> None:
         super().__init__()
-        self.seed = whole("seed", seed)
-        self.probability = number("probability", probability, 0, 1)
+        self.seed = require_int("seed", seed)
+        self.probability = require_number("probability", probability, 0, 1)
 
     def draws(self, step: Any, device: torch.device) -> Draws:
         """The random numbers of one call.
 
         Raises:
-            ArgumentError: `step` is no whole number.
+            ArgumentError: `step` is not a whole number.
         """
-        if isinstance(step, Tensor):  # to read one, a GPU would be waited for
+        if isinstance(step, Tensor):  # reading a tensor would wait for the GPU
             raise ArgumentError("step is a tensor: give the step of the training, an int")
-        return Draws(type(self).__name__, self.seed, whole("step", step), device)
+        return Draws(type(self).__name__, self.seed, require_int("step", step), device)
 
     def chosen(self, draws: Draws, rows: int) -> Tensor | None:
         """Which rows are augmented, bool `[rows]`; None for all."""
@@ -50,16 +96,16 @@ class Augmentation(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if _is_setting(name, value))
 
 
-def frames_of(features: Tensor, lengths: Tensor | None, *, dimensions: int | None = None) -> Tensor:
-    """Where a batch has frames and not padding, bool `[batch, frames]`, after it has been checked.
+def frame_mask(features: Tensor, lengths: Tensor | None, *, dimensions: int | None = None) -> Tensor:
+    """Check a batch, and mark what are frames and not padding: bool `[batch, frames]`.
 
     Args:
-        features: floats `[batch, frames, ...]`.
-        lengths: integers `[batch]`, in frames, on the features' device; None where all are frames.
-        dimensions: how many the features must have.
+        features: Floats `[batch, frames, ...]`.
+        lengths: The lengths in frames, integers `[batch]` on the features' device; None if there is no padding.
+        dimensions: The number of dimensions that the features must have; None for any.
 
     Raises:
-        ArgumentError: shapes, dtypes or devices do not fit.
+        ArgumentError: Shapes, dtypes or devices do not fit.
     """
     check_floats(features)
     if features.ndim < 2 or dimensions not in (None, features.ndim):
@@ -78,11 +124,7 @@ def frames_of(features: Tensor, lengths: Tensor | None, *, dimensions: int | Non
 
 
 def check_floats(features: Tensor) -> None:
-    """Refuse codes.
-
-    Raises:
-        ArgumentError: they are not floats.
-    """
+    """Refuse codes, and what is not a tensor."""
     if not isinstance(features, Tensor):
         raise ArgumentError(f"features is a {type(features).__name__}: give a tensor")
     if not features.is_floating_point():
@@ -90,15 +132,15 @@ def check_floats(features: Tensor) -> None:
 
 
 def expand(values: Tensor, like: Tensor) -> Tensor:
-    """`[batch]` or `[batch, frames]`, with as many dimensions as another tensor."""
+    """Append dimensions of size 1 to `[batch]` or `[batch, frames]`, up to those of another tensor."""
     return values.view(*values.shape, *[1] * (like.ndim - values.ndim))
 
 
-def pair(name: str, value: float | tuple[float, float]) -> tuple[float, float]:
-    """A number or a range, as a range.
+def require_range(name: str, value: float | tuple[float, float]) -> tuple[float, float]:
+    """Return a range (low, high) as it is, and a number as the range from it to itself.
 
     Raises:
-        ArgumentError: it is neither, or ends before it begins.
+        ArgumentError: The value is neither, or its end is below its beginning.
     """
     low, high = value if isinstance(value, tuple) else (value, value)
     if not (is_number(low) and is_number(high) and low <= high):

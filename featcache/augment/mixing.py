@@ -1,4 +1,4 @@
-"""Mixing each utterance with another one of the batch: in proportion, or as if both were heard at once.
+"""Mixing each utterance with another one of the batch: as a weighted mean, or as if both were heard at once.
 
 Lengths do not change. A longer partner is cut off; beyond the end of a shorter partner, a row is unchanged.
 """
@@ -11,30 +11,30 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from featcache.arguments import number
-from featcache.augment.base import Augmentation, expand, frames_of, pair
+from featcache.arguments import require_number
+from featcache.augment.base import Augmentation, expand, frame_mask, require_range
 from featcache.errors import ArgumentError
 
 __all__ = ["MixEnergies", "Mixed", "Mixup"]
 
 _NEPERS = {"power": 1.0, "magnitude": 2.0, "power10": math.log(10), "db": math.log(10) / 10}
-"""What one unit of the features is in natural logarithms of power."""
+"""The natural logarithm of power that one unit of the features stands for."""
 
 
 class Mixed(NamedTuple):
     """A mixed batch, with the partner and weight of each row.
 
     For a loss of mixed labels: `weight * loss(output, labels) + (1 - weight) * loss(output, labels[partner])`.
-
-    Attributes:
-        features: the mixed features, of the input's shape and dtype.
-        partner: int64 `[batch]`, the index of the row mixed into each row.
-        weight: float32 `[batch]`, the share of a row's own features; 1 for a row that was not mixed.
     """
 
     features: Tensor
+    """The mixed features, of the input's shape and dtype."""
+
     partner: Tensor
+    """The index of the row mixed into each row, int64 `[batch]`."""
+
     weight: Tensor
+    """The share of a row's own features, float32 `[batch]`; 1 for a row that was not mixed."""
 
 
 class Mixup(Augmentation):
@@ -44,38 +44,39 @@ class Mixup(Augmentation):
     once.
 
     Args:
-        alpha: weights are drawn from Beta(alpha, alpha): the smaller alpha, the nearer to 0 or 1.
-        seed: see `featcache.augment`.
-        probability: probability that a row is mixed.
+        alpha: The parameter of Beta(alpha, alpha), from which weights are drawn: the smaller, the nearer to 0 or 1.
+        seed: The seed; see `featcache.augment`.
+        probability: The probability that a row is mixed.
 
     Raises:
-        ArgumentError: a number is out of range.
+        ArgumentError: A number is out of range.
     """
 
     def __init__(self, alpha: float = 0.2, *, seed: int = 0, probability: float = 1.0) -> None:
         super().__init__(seed=seed, probability=probability)
-        self.alpha = number("alpha", alpha, 0.01)
+        self.alpha = require_number("alpha", alpha, 0.01)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Mixed:
         """Mix a batch.
 
         Args:
-            features: floats `[batch, frames, ...]`.
-            lengths: integers `[batch]`, in frames, on the features' device. Without it, all rows have full length.
-            step: of the training.
+            features: Floats `[batch, frames, ...]`.
+            lengths: The lengths in frames, integers `[batch]` on the features' device. Without it, all rows have full
+                length.
+            step: The step of the training.
 
         Raises:
-            ArgumentError: shapes, dtypes or devices do not fit.
+            ArgumentError: Shapes, dtypes or devices do not fit.
         """
         if not self.training:
             return _unmixed(features)
-        own = frames_of(features, lengths)
+        is_frame = frame_mask(features, lengths)
         draws = self.draws(step, features.device)
         partner, weight = draws.partners(len(features)), draws.beta(self.alpha, len(features))
         chosen = self.chosen(draws, len(features))
         if chosen is not None:
             weight = weight.where(chosen, 1.0)
-        both = expand(own & own[partner], features)
+        both = expand(is_frame & is_frame[partner], features)
         mixed = torch.lerp(features[partner], features, expand(weight, features).to(features.dtype))
         return Mixed(mixed.where(both, features), partner, weight)
 
@@ -87,15 +88,15 @@ class MixEnergies(Augmentation):
     once.
 
     Args:
-        snr_db: the mean power of a row over that of its partner, each over its own frames and dimensions, in dB; with
+        snr_db: The ratio in dB of a row's mean power to its partner's, each over its own frames and dimensions; with
             `(low, high)`, drawn from that range for each row.
-        log: what the features are: natural logarithms of "power", as in Kaldi's fbank, or of "magnitude", as in the
+        log: What the features are: natural logarithms of "power", as in Kaldi's fbank, or of "magnitude", as in the
             mels of vocoders; "power10", logarithms of power to base 10; or "db".
-        seed: see `featcache.augment`.
-        probability: probability that a row is mixed.
+        seed: The seed; see `featcache.augment`.
+        probability: The probability that a row is mixed.
 
     Raises:
-        ArgumentError: a number is out of range, or `log` is none of these.
+        ArgumentError: A number is out of range, or `log` is none of these.
     """
 
     def __init__(
@@ -109,31 +110,32 @@ class MixEnergies(Augmentation):
         super().__init__(seed=seed, probability=probability)
         if log not in _NEPERS:
             raise ArgumentError(f"log is {log!r}: it must be one of {', '.join(_NEPERS)}")
-        self.snr_db, self.log = pair("snr_db", snr_db), log
+        self.snr_db, self.log = require_range("snr_db", snr_db), log
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Mixed:
         """Mix a batch. Computed in float32; a row's weight is its share of the power.
 
         Args:
-            features: floats `[batch, frames, dims]`, logarithms.
-            lengths: integers `[batch]`, in frames, on the features' device. Without it, all rows have full length.
-            step: of the training.
+            features: Logarithms, floats `[batch, frames, dims]`.
+            lengths: The lengths in frames, integers `[batch]` on the features' device. Without it, all rows have full
+                length.
+            step: The step of the training.
 
         Raises:
-            ArgumentError: shapes, dtypes or devices do not fit.
+            ArgumentError: Shapes, dtypes or devices do not fit.
         """
         if not self.training:
             return _unmixed(features)
-        own = frames_of(features, lengths)
+        is_frame = frame_mask(features, lengths)
         draws = self.draws(step, features.device)
         partner = draws.partners(len(features))
         snr = draws.uniform(len(features), low=self.snr_db[0], high=self.snr_db[1]) * _NEPERS["db"]
         chosen = self.chosen(draws, len(features))
-        both = own & own[partner]
+        both = is_frame & is_frame[partner]
         if chosen is not None:
             both = both & chosen[:, None]
         powers = features.float() * _NEPERS[self.log]
-        levels = _mean_power(powers, own)
+        levels = _mean_power(powers, is_frame)
         gain = expand(levels - levels[partner] - snr, powers)
         mixed = torch.logaddexp(powers, powers[partner] + gain) / _NEPERS[self.log]
         weight = torch.sigmoid(snr)
@@ -147,8 +149,8 @@ def _unmixed(features: Tensor) -> Mixed:
     return Mixed(features, rows, torch.ones(len(rows), dtype=torch.float32, device=features.device))
 
 
-def _mean_power(powers: Tensor, own: Tensor) -> Tensor:
-    """The logarithm of the mean power of each row's own frames, `[batch]`; 0 of a row of none."""
-    total = powers.where(expand(own, powers), -torch.inf).flatten(1).logsumexp(1)
-    values = own.sum(1) * math.prod(powers.shape[2:])
+def _mean_power(powers: Tensor, is_frame: Tensor) -> Tensor:
+    """The logarithm of the mean power of each row's frames, `[batch]`; 0 for a row without frames."""
+    total = powers.where(expand(is_frame, powers), -torch.inf).flatten(1).logsumexp(1)
+    values = is_frame.sum(1) * math.prod(powers.shape[2:])
     return torch.where(values > 0, total - values.clamp(min=1).float().log(), 0.0)

@@ -16,7 +16,6 @@ from typing import Any
 import click
 
 from featcache import __version__
-from featcache.cli import downloads
 from featcache.cli.configs import configs
 from featcache.cli.extract import extract
 from featcache.cli.fit_kmeans import fit_kmeans
@@ -28,7 +27,6 @@ from featcache.cli.signals import INTERRUPTED, sigterm_interrupts
 from featcache.cli.stats import stats
 from featcache.cli.verify import verify
 from featcache.errors import FeatcacheError, MissingDependencyError
-from featcache.weights.downloads import show_downloads
 
 _EXTRACT_ONLY = {"pydantic", "soundfile", "soxr", "torchaudio", "yaml"}
 """Packages that come with `featcache[extract]`; a training environment has no need of them."""
@@ -101,7 +99,6 @@ def main() -> None:
     Exit codes: 0 success; 1 failed, or verify found damage; 2 wrong usage, config or manifest; 3
     finished, but some utterances failed (see the failure ledger); 130 interrupted.
     """
-    show_downloads(downloads.show)
 
 
 for command in (extract, verify, repair, info, show, stats, probe, configs, fit_kmeans):

@@ -57,7 +57,7 @@ def _describe(version: Version) -> dict[str, Any]:
     from featcache.store.unfinished import find_unfinished
 
     index = open_index(version)
-    failures = [asdict(failure) for failure in standing_failures(version, index).values()]
+    failures = [failure.document() for failure in standing_failures(version, index).values()]
     shards = [version.shard(name) for name in index.shards]
     batched = {(one.info.made_by.get("batching"), one.info.made_by.get("mismatch")) for one in shards}
     newest = {probe["device"]: probe for probe in version.probes() if {"device", "date", "fastest"} <= probe.keys()}

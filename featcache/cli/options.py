@@ -57,7 +57,7 @@ def as_json(meaning: str) -> Decorator:
 
 def _allow_remote_code(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value:
-        from featcache.weights.trust import allow_remote_code
+        from featcache.trust import allow_remote_code
 
         allow_remote_code()
 

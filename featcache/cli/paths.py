@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from featcache.arguments import local
+from featcache.arguments import refuse_url
 from featcache.errors import ArgumentError
 
 
@@ -22,7 +22,7 @@ class _Given(click.Path):
         given = os.fspath(value)
         if not given:
             raise ArgumentError(f"{_name(param)} is empty")
-        local(_name(param), given)
+        refuse_url(_name(param), given)
         if given == "~" or given.startswith("~/"):
             given = os.path.expanduser(given)
         if (fault := self.fault(given)) is not None:

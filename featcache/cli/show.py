@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +80,7 @@ def show(path: Path, utterance: str, as_json: bool) -> None:
 
 def _source(item: Item, rate: int) -> dict[str, Any]:
     """What a shard keeps of an utterance, and how many seconds its samples are at the config's rate, in Hz."""
-    kept = asdict(item)
+    kept = item.document()
     kept["source_rate"] = kept.pop("sample_rate")
     return {**kept, "seconds": item.num_samples / rate}
 

@@ -13,12 +13,12 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from featcache import extractors
-from featcache.audio.noise_manifest import read_noise
-from featcache.audio.policy import AudioPolicy, AugmentPolicy
+from featcache.audio.noise import read_noise
+from featcache.audio.sections import AudioPolicy, AugmentPolicy
 from featcache.config.faults import faults_of
 from featcache.errors import ConfigError, listing
 from featcache.manifest.copies import Copies, copies_of
-from featcache.weights.downloads import without_downloads
+from featcache.trust import without_downloads
 
 if TYPE_CHECKING:
     import torch

@@ -32,7 +32,7 @@ from featcache.extractors.rows import RowExtractor
 from featcache.manifest import Utterance
 from featcache.store.in_flight import Suspects
 from featcache.store.version import Version
-from featcache.weights.trust import allow_remote_code, remote_code_is_allowed
+from featcache.trust import allow_remote_code, remote_code_is_allowed
 
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from featcache.engines.apart import serve; serve()"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from featcache.extract.plan import ShardTask
+from featcache.manifest import Segment
 from featcache.store.version import Version
 
 
@@ -20,7 +20,7 @@ class Others:
     def __init__(self, version: Version, planned: Iterable[str]) -> None:
         self._version = version
         self._known = set(planned)
-        self._done: dict[str, tuple[Any, ...]] = {}
+        self._done: dict[str, Segment] = {}
 
     def ours(self, name: str) -> None:
         """A shard of our own needs no looking into."""
@@ -32,9 +32,5 @@ class Others:
             if name not in self._known:
                 self._known.add(name)
                 for item in self._version.shard(name).items():
-                    self._done[item.id] = (item.path, item.start, item.duration, item.channel)
-        return {
-            number
-            for number, row in enumerate(task.utterances)
-            if self._done.get(row.id) != (row.path, row.start, row.duration, row.channel)
-        }
+                    self._done[item.id] = item.segment
+        return {number for number, row in enumerate(task.utterances) if self._done.get(row.id) != row.segment}

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.audio.decode import is_too_long
+from featcache.audio.resample import error_if_too_long
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
 from featcache.extract.decoding import Decoded, Waveforms, decode_all, failure_of, parts
@@ -96,7 +96,7 @@ def _extract(
     clips: list[NDArray[np.float32]] = []
     utterances: list[Utterance] = []
     failures: list[Failure] = []
-    for decoded, waveform in zip(waveforms.part, waveforms.under(target.preparation), strict=True):
+    for decoded, waveform in zip(waveforms.part, waveforms.under(target.waveform_maker), strict=True):
         if isinstance(waveform, AudioError):
             failures.append(failure_of(decoded.utterance, root, waveform))
         elif refused := _refusal(target, decoded, len(waveform)):
@@ -130,8 +130,8 @@ def _refusal(target: Target, decoded: Decoded, num_samples: int) -> AudioError |
     """Why a clip of `num_samples`, at the config's rate, is not for this target."""
     assert decoded.samples is not None
     assert decoded.source is not None
-    speed = target.preparation.speed(decoded.utterance.id)
-    if too_long := is_too_long(len(decoded.samples), decoded.source.sample_rate * speed, target.max_seconds):
+    speed = target.waveform_maker.speed(decoded.utterance.id)
+    if too_long := error_if_too_long(len(decoded.samples), decoded.source.sample_rate * speed, target.max_seconds):
         return too_long
     if target.extractor.num_frames(num_samples):
         return None

@@ -1,4 +1,4 @@
-"""Decodes a batch of utterances, part by part, into waveforms, once for each distinct preparation."""
+"""Decodes a batch of utterances, part by part, into waveforms, once for each distinct way of making them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.audio.decode import Segment, Source, decode
-from featcache.audio.preparation import Preparation
+from featcache.audio.decode import Cut, FileIdentity, decode
+from featcache.audio.waveform import WaveformMaker
 from featcache.errors import AudioError, Reason
 from featcache.extract.memory import SMALL_BYTES
 from featcache.extract.target import Spent
@@ -35,7 +35,7 @@ class Decoded:
 
     utterance: Utterance
     samples: NDArray[np.float32] | None
-    source: Source | None
+    source: FileIdentity | None
     error: AudioError | None
 
     @property
@@ -46,18 +46,8 @@ class Decoded:
     def item(self, num_samples: int) -> Item:
         """What a shard keeps of it, as a waveform of that many samples."""
         assert self.source is not None
-        row, source = self.utterance, self.source
-        return Item(
-            id=row.id,
-            path=row.path,
-            start=row.start,
-            duration=row.duration,
-            channel=row.channel,
-            num_samples=num_samples,
-            size=source.size,
-            mtime_ns=source.mtime_ns,
-            sample_rate=source.sample_rate,
-        )
+        source = self.source
+        return Item.of(self.utterance, num_samples, (source.size, source.mtime_ns, source.sample_rate))
 
 
 def batches(
@@ -110,8 +100,8 @@ def decode_all(
             del result  # not held while the next one is decoded
 
 
-def _segment(utterance: Utterance) -> Segment:
-    return Segment(utterance.start, utterance.duration)
+def _segment(utterance: Utterance) -> Cut:
+    return Cut(utterance.start, utterance.duration)
 
 
 def parts(decoding: Iterator[Decoded], full_at: float, spent: Spent) -> Iterator[list[Decoded]]:
@@ -143,35 +133,35 @@ class Waveforms:
     def __init__(self, part: Sequence[Decoded], spent: Spent) -> None:
         self.part = part
         self._spent = spent
-        self._made: dict[Preparation, list[NDArray[np.float32] | AudioError]] = {}
+        self._made: dict[WaveformMaker, list[NDArray[np.float32] | AudioError]] = {}
 
-    def under(self, preparation: Preparation) -> list[NDArray[np.float32] | AudioError]:
+    def under(self, waveform_maker: WaveformMaker) -> list[NDArray[np.float32] | AudioError]:
         """A mono waveform at the config's rate, or what was wrong, for each decoded utterance; of any length."""
-        if preparation not in self._made:
+        if waveform_maker not in self._made:
             started = perf_counter()
             made: list[NDArray[np.float32] | AudioError] = []
             previous: tuple[object, ...] = ()
             clean: NDArray[np.float32] | AudioError | None = None
             for decoded in self.part:
                 # Copies of an utterance that differ in noise alone are beside each other, and resampled once.
-                speed = preparation.speed(decoded.utterance.id)
+                speed = waveform_maker.speed(decoded.utterance.id)
                 this = id(decoded.samples), decoded.utterance.channel, speed
                 if decoded.samples is None or this != previous or clean is None:
-                    previous, clean = this, self._at_speed(decoded, preparation)
+                    previous, clean = this, self._at_speed(decoded, waveform_maker)
                 made.append(
-                    clean if isinstance(clean, AudioError) else preparation.with_noise(clean, decoded.utterance.id)
+                    clean if isinstance(clean, AudioError) else waveform_maker.with_noise(clean, decoded.utterance.id)
                 )
-            self._made[preparation] = made
+            self._made[waveform_maker] = made
             self._spent.waveform += perf_counter() - started
-        return self._made[preparation]
+        return self._made[waveform_maker]
 
-    def _at_speed(self, decoded: Decoded, preparation: Preparation) -> NDArray[np.float32] | AudioError:
+    def _at_speed(self, decoded: Decoded, waveform_maker: WaveformMaker) -> NDArray[np.float32] | AudioError:
         if decoded.samples is None or decoded.source is None:
             assert decoded.error is not None
             return decoded.error
         row, rate = decoded.utterance, decoded.source.sample_rate
         try:
-            return preparation.at_speed(decoded.samples, rate, row.id, row.channel)
+            return waveform_maker.at_speed(decoded.samples, rate, row.id, row.channel)
         except AudioError as error:
             return error
 
@@ -186,11 +176,7 @@ def failure_of(utterance: Utterance, root: Path, error: AudioError) -> Failure:
     except (OSError, ValueError):
         size, mtime_ns = None, None
     return Failure(
-        id=utterance.id,
-        path=utterance.path,
-        start=utterance.start,
-        duration=utterance.duration,
-        channel=utterance.channel,
+        **utterance.row(),
         reason=error.reason.value,
         message=str(error) + (where(utterance.path, root) if error.reason == Reason.FILE_MISSING else ""),
         size=size,

@@ -116,18 +116,7 @@ class Source:
             )
         if shard.parameters is not None:
             features = dequantize_array(features, *shard.parameters[number])
-        size, mtime_ns, sample_rate = shard.sources[number].tolist()
-        item = Item(
-            id=utterance.id,
-            path=utterance.path,
-            start=utterance.start,
-            duration=utterance.duration,
-            channel=utterance.channel,
-            num_samples=int(shard.num_samples[number]),
-            size=size,
-            mtime_ns=mtime_ns,
-            sample_rate=sample_rate,
-        )
+        item = Item.of(utterance, int(shard.num_samples[number]), shard.sources[number].tolist())
         return Given(item, features)
 
     def _missing(self, utterance: Utterance, position: int, failure: Failure | None) -> AudioError:

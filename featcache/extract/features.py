@@ -14,9 +14,8 @@ from featcache.device import Device
 from featcache.errors import AudioError, ExtractorError, Reason, listing
 from featcache.extractors import Clip, Extractor, Params
 from featcache.extractors.frames import FrameExtractor
-from featcache.finite import all_finite
 from featcache.quantize import is_quantized, quantize
-from featcache.spec import QUANTIZATION
+from featcache.spec import QUANTIZATION, all_finite
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from featcache.extract.sources import stat_of
 from featcache.extract.work import Work
 from featcache.extractors import Extractor, Params, find
 from featcache.extractors.model import ModelExtractor
-from featcache.manifest import Manifest
+from featcache.manifest import Manifest, rows_at_even_steps
 from featcache.store.in_flight import Suspects
 from featcache.store.join import differences, item_at
 from featcache.store.shard import Item
@@ -127,7 +127,7 @@ def about_missing_files(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str
 def _some_paths(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]:
     """The different paths of some of these rows, from the first to the last."""
     there = np.flatnonzero(rows)
-    some = there[np.unique(np.linspace(0, len(there) - 1, min(len(there), _LOOKED_AT)).astype(np.int64))]
+    some = there[rows_at_even_steps(len(there), _LOOKED_AT)]
     return list(dict.fromkeys(manifest.paths[row] for row in some.tolist()))
 
 

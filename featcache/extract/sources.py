@@ -17,7 +17,7 @@ from featcache.audio.decode import probe_rate, probe_seconds
 from featcache.config import AudioPolicy
 from featcache.errors import ManifestError, Reason, counted
 from featcache.extract.plan import Todo
-from featcache.manifest import Manifest
+from featcache.manifest import Manifest, rows_at_even_steps
 from featcache.store.index import Index
 from featcache.store.join import find_other_files, item_at, sources_of
 from featcache.store.runs import Failure
@@ -47,7 +47,7 @@ def row_seconds(manifest: Manifest, known: NDArray[np.float64], speed: NDArray[n
     unknown = np.flatnonzero(np.isnan(seconds))
     if not len(unknown):
         return seconds
-    probed = unknown[_at_even_steps(len(unknown))]
+    probed = unknown[rows_at_even_steps(len(unknown), _PROBED)]
     with ThreadPoolExecutor(_STAT_THREADS) as pool:
         found = pool.map(lambda row: probe_seconds(manifest.resolve(manifest.paths[row])), probed.tolist())
     known = np.array([math.nan if one is None else one for one in found])
@@ -166,11 +166,6 @@ def would_fail_again(manifest: Manifest, failure: Failure, audio: AudioPolicy, m
     if max_seconds is None or held is None:
         return False
     return min(failure.duration or math.inf, held - (failure.start or 0.0)) > max_seconds
-
-
-def _at_even_steps(count: int) -> NDArray[np.int64]:
-    """Numbers below `count`, at most `_PROBED` of them, from the first to the last."""
-    return np.unique(np.linspace(0, count - 1, _PROBED).astype(np.int64))
 
 
 def stat_of(path: Path) -> tuple[int | None, int | None]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.audio.preparation import Preparation
+from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
 from featcache.extractors import Extractor, Params
 from featcache.store.runs import Failure
@@ -39,14 +39,14 @@ class Target:
         return longest(self.config.audio.max_seconds, self.extractor.max_seconds)
 
     @cached_property
-    def preparation(self) -> Preparation:
+    def waveform_maker(self) -> WaveformMaker:
         """How waveforms are made for it."""
-        return Preparation.of(self.config.audio, self.config.augment)
+        return WaveformMaker.of(self.config.audio, self.config.augment)
 
     @property
     def max_source_seconds(self) -> float | None:
         """The longest that a recording may be, if its fastest copy is to be no longer than `max_seconds`."""
-        return None if self.max_seconds is None else self.max_seconds * self.preparation.fastest
+        return None if self.max_seconds is None else self.max_seconds * self.waveform_maker.fastest
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Spent:
 
     def count_resampled(self, target: Target, id_: str) -> None:
         """Count an utterance whose source has another rate than a version's; once, if its copies follow each other."""
-        name, copies = target.config.name, target.preparation.copies
+        name, copies = target.config.name, target.waveform_maker.copies
         utterance = id_.removesuffix(copies.of(id_).suffix)
         if self._last_resampled.get(name) != utterance:
             self._last_resampled[name] = utterance

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, Valid
 
 from featcache.errors import ConfigError
 from featcache.spec import FeatureSpec
-from featcache.weights.trust import remote_code_is_allowed
+from featcache.trust import remote_code_is_allowed
 
 if TYPE_CHECKING:
     import torch

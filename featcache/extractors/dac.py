@@ -1,8 +1,8 @@
 """DAC (Kumar et al., 2023, "High-Fidelity Audio Compression with Improved RVQGAN"), as in transformers.
 
-The encoder is convolutional, looks to both sides, and pads with zeros. Behind a short row's end a padded batch has no
-zeros but what biases and kernels have made of them, and a frame looks 0.1 to 0.2 s ahead: so zeros are put there again
-in every layer.
+The encoder is convolutional, looks to both sides, and pads with zeros. A frame looks 0.1 to 0.2 s ahead. In a padded
+batch, it would find there what biases and kernels have made of the zeros after a short row's end; so here every layer
+sets these columns to zero again.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from featcache.errors import ConfigError
 from featcache.extractors import ragged
-from featcache.extractors.model import CodecExtractor, CodecParams, code_dtype, load_codec
-from featcache.spec import FeatureSpec
+from featcache.extractors.codec import CodecExtractor, CodecParams, code_spec, load_codec, num_codebooks
 
 
 class DacParams(CodecParams):
@@ -27,16 +25,16 @@ class DacParams(CodecParams):
 class Dac(CodecExtractor[DacParams]):
     """DAC's codes: those of `DacModel.encode` for the clip alone, as `DacFeatureExtractor` prepares it.
 
-    Codes are `[T, Q]`. That class follows the clip by zeros up to a whole hop, so that there is a frame to every hop
+    Codes are `[T, Q]`. `DacFeatureExtractor` pads the clip with zeros to whole hops, so there is a frame for every hop
     that has begun: ceil(num_samples / hop), from one sample on.
 
     Args:
-        params: see `DacParams`.
-        sample_rate: of the waveforms, in Hz: the model's.
-        device: to compute on.
+        params: See `DacParams`.
+        sample_rate: The rate of the waveforms, in Hz, which must be the model's.
+        device: The device to compute on.
 
     Raises:
-        ConfigError: the weights cannot be loaded, or the parameters do not go with the model.
+        ConfigError: The weights cannot be loaded, or the parameters do not fit the model.
         MissingDependencyError: transformers is not installed.
     """
 
@@ -47,68 +45,70 @@ class Dac(CodecExtractor[DacParams]):
         super().__init__(params, sample_rate, device)
         model = load_codec("dac", "DacModel", params, sample_rate, device)
         config = model.config
-        num_codebooks = params.codebooks or config.n_codebooks
-        if num_codebooks > config.n_codebooks:
-            raise ConfigError(f"params.codebooks: {num_codebooks}, but {params.weights} has {config.n_codebooks}")
+        count = num_codebooks(params, config.n_codebooks)
         self._encoder = model.encoder
-        self._codebooks = model.quantizer.quantizers[:num_codebooks]
+        self._codebooks = model.quantizer.quantizers[:count]
         self.granularity = config.hop_length
-        self.spec = FeatureSpec(
-            item_shape=(num_codebooks,),
-            dtype=code_dtype(config.codebook_size),
+        self.spec = code_spec(
+            "DAC",
+            num_codebooks=count,
+            codebook_size=config.codebook_size,
             frame_rate=sample_rate / config.hop_length,
-            frame_length=receptive_field(model.encoder),
             sample_rate=sample_rate,
-            units="DAC code",
-            codebook_sizes=(config.codebook_size,) * num_codebooks,
+            frame_length=receptive_field(model.encoder),
         )
 
     def num_frames(self, num_samples: int) -> int:
-        """How many frames `num_samples` samples give: one to every hop that has begun."""
-        return encoded_length(self._encoder, self._whole_hops(num_samples))
+        """The number of frames of `num_samples` samples: one for every hop that has begun."""
+        return encoded_length(self._encoder, whole_hops(num_samples, self.granularity))
 
     def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
-        """What the quantizer gets, float `[R, F, D]`."""
+        """The input of the quantizer, float `[R, F, D]`."""
         waveforms = F.pad(waveforms, (0, -waveforms.shape[1] % self.granularity))
-        return encode_rows(self._encoder, waveforms, self._whole_hops(num_samples)).mT
+        return encode_rows(self._encoder, waveforms, whole_hops(num_samples, self.granularity)).mT
 
     def quantize(self, latents: torch.Tensor) -> torch.Tensor:
         """Codes, int64 `[R, F, Q]`: `DacVectorQuantize.forward` without its losses, to the same rounding."""
-        residual = latents.mT
+        residual_RDF = latents.mT
         codes = []
         for codebook in self._codebooks:
-            projected = codebook.in_proj(residual)
-            quantized, found = codebook.decode_latents(projected)
-            residual = residual - codebook.out_proj(projected + (quantized - projected))
-            codes.append(found)
+            projected = codebook.in_proj(residual_RDF)
+            quantized, codes_RF = codebook.decode_latents(projected)
+            residual_RDF = residual_RDF - codebook.out_proj(projected + (quantized - projected))
+            codes.append(codes_RF)
         return torch.stack(codes, dim=2)
 
-    def _whole_hops(self, num_samples: ragged.Length) -> ragged.Length:
-        return -(-num_samples // self.granularity) * self.granularity
+
+def whole_hops(num_samples: ragged.Length, hop: int) -> ragged.Length:
+    """The number of samples after padding to whole hops."""
+    return -(-num_samples // hop) * hop
 
 
-def encode_rows(encoder: Any, waveforms: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """A `DacEncoder` over rows `[R, P]`, zero behind their lengths `[R]`: what it gives for each alone, `[R, D, F]`."""
-    x = encoder.conv1(waveforms[:, None])
+def encode_rows(encoder: Any, waveforms_RP: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Run a `DacEncoder` over rows `[R, P]`, zero after their lengths `[R]`: what it gives for each alone, `[R, D, F]`.
+
+    The input of each convolution that looks to both sides is set to zero after each row's end.
+    """
+    x_RCT = encoder.conv1(waveforms_RP[:, None])
     lengths = ragged.output_lengths(lengths, encoder.conv1, ragged.own_padding(encoder.conv1))
     for block in encoder.block:
         for unit in _units(block):
-            y, _ = ragged.zero_padded_conv1d(unit.conv1, _snake(unit.snake1, x), lengths)
-            y = unit.conv2(_snake(unit.snake2, y))
-            x = y.add_(x)
-        x, lengths = ragged.zero_padded_conv1d(block.conv1, _snake(block.snake1, x), lengths)
-    return ragged.zero_padded_conv1d(encoder.conv2, _snake(encoder.snake1, x), lengths)[0]
+            y_RCT, _ = ragged.zero_padded_conv1d(unit.conv1, _snake(unit.snake1, x_RCT), lengths)
+            y_RCT = unit.conv2(_snake(unit.snake2, y_RCT))
+            x_RCT = y_RCT.add_(x_RCT)
+        x_RCT, lengths = ragged.zero_padded_conv1d(block.conv1, _snake(block.snake1, x_RCT), lengths)
+    return ragged.zero_padded_conv1d(encoder.conv2, _snake(encoder.snake1, x_RCT), lengths)[0]
 
 
 def encoded_length(encoder: Any, num_samples: int) -> int:
-    """Frames that a `DacEncoder` makes of so many samples; none or fewer where they are too few."""
+    """The number of frames that a `DacEncoder` makes of so many samples; 0 or less if they are too few."""
     for conv in _convolutions(encoder):
         num_samples = ragged.output_lengths(num_samples, conv, ragged.own_padding(conv))
     return num_samples
 
 
 def receptive_field(encoder: Any) -> int:
-    """Samples that one frame of a `DacEncoder` looks at."""
+    """The number of samples that one frame of a `DacEncoder` depends on."""
     samples, hop = 1, 1
     for conv in _convolutions(encoder):
         samples += (ragged.span(conv) - 1) * hop
@@ -117,7 +117,7 @@ def receptive_field(encoder: Any) -> int:
 
 
 def _convolutions(encoder: Any) -> Iterator[nn.Conv1d]:
-    """Those on the longest way through."""
+    """The convolutions on the longest way through the encoder."""
     yield encoder.conv1
     for block in encoder.block:
         for unit in _units(block):
@@ -132,6 +132,6 @@ def _units(block: Any) -> tuple[Any, Any, Any]:
 
 
 def _snake(activation: Any, x: torch.Tensor) -> torch.Tensor:
-    """x + sin²(alpha x) / alpha, as `Snake1d` has it, in fewer passes over memory."""
+    """`x + sin²(alpha x) / alpha`, as in `Snake1d`, in fewer passes over memory."""
     squares = (activation.alpha * x).sin_().square_()
     return torch.addcmul(x, (activation.alpha + 1e-9).reciprocal(), squares, out=squares)

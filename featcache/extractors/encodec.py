@@ -1,11 +1,12 @@
 """EnCodec (Défossez et al., 2022, "High Fidelity Neural Audio Compression"), as in transformers.
 
-The encoder is SEANet: convolutions that halve, quarter … the rate, residual blocks between them, an LSTM at the end.
-Every convolution pads by reflection, up to a whole stride, so in a padded batch the last frames of short rows look into
+The encoder is SEANet: convolutions that divide the rate, residual blocks between them, an LSTM at the end. Every
+convolution pads by reflection, up to a whole stride. So in a padded batch the last frames of short rows would see
 padding; here each row is padded where it ends (see `ragged`).
 
-The 48 kHz model takes stereo and computes each second by itself, with 1 % of overlap, normalised by its root mean
-square, with group norms over all its time: a chunk is a row here, and its scale is kept beside its codes.
+The 48 kHz model takes stereo and computes each second separately, with 1 % of overlap: a chunk is divided by its root
+mean square, and group norms are taken over all of its time. Here a chunk is a row, and its scale is kept with its
+codes.
 """
 
 from __future__ import annotations
@@ -14,12 +15,18 @@ import torch
 from torch import nn
 
 from featcache.errors import ConfigError
-from featcache.extractors import ragged, seanet
-from featcache.extractors.bandwidth import BandwidthParams, num_codebooks
-from featcache.extractors.model import CodecExtractor, code_dtype, load_codec
+from featcache.extractors import seanet
+from featcache.extractors.codec import (
+    BandwidthParams,
+    CodecExtractor,
+    code_spec,
+    load_codec,
+    num_codebooks_at_bandwidth,
+    residual_codes,
+)
 from featcache.extractors.rows import Piece, Rows
-from featcache.extractors.seanet import Convolution
-from featcache.spec import FeatureSpec, SideSpec
+from featcache.extractors.seanet import Convolution, padded_convolution
+from featcache.spec import SideSpec
 
 _SCALES = SideSpec("scales", (), "float32", "what a chunk's samples were divided by")
 
@@ -33,18 +40,18 @@ class Encodec(CodecExtractor[EncodecParams]):
 
     Codes are `[T, Q]`. The 24 kHz model gives ceil(num_samples / 320) frames, from one sample on.
 
-    Of the 48 kHz model, chunks of 48,000 samples begin every 47,520 samples, and the frames of one follow those of the
-    other: 150 of each, which is 151.5 per second, and what the last gives. `scales` holds a number for each chunk. (Of
-    some lengths, the chunk before the last gives 149 frames, and the reference cannot stack them.) Mono is given to
-    both of its channels.
+    In the 48 kHz model, chunks of 48,000 samples begin every 47,520 samples, and their frames follow each other: 150
+    for each chunk, or 151.5 per second, and those of the last chunk. `scales` has one number for each chunk. (At some
+    lengths, the last chunk but one has 149 frames, and the reference fails to stack them.) A mono clip is given to both
+    channels.
 
     Args:
-        params: see `EncodecParams`.
-        sample_rate: of the waveforms, in Hz: the model's.
-        device: to compute on.
+        params: See `EncodecParams`.
+        sample_rate: The rate of the waveforms, in Hz, which must be the model's.
+        device: The device to compute on.
 
     Raises:
-        ConfigError: the weights cannot be loaded, or the parameters do not go with the model.
+        ConfigError: The weights cannot be loaded, or the parameters do not fit the model.
         MissingDependencyError: transformers is not installed.
     """
 
@@ -57,7 +64,7 @@ class Encodec(CodecExtractor[EncodecParams]):
         config = model.config
         if config.chunk_length and params.chunk:
             raise ConfigError(f"params.chunk: {params.weights} has its own chunks, of {config.chunk_length_s:g} s")
-        count = num_codebooks(params, model)
+        count = num_codebooks_at_bandwidth(params, model)
         if config.chunk_length:
             self.max_seconds = None
         self.causal = config.use_causal_conv
@@ -71,25 +78,23 @@ class Encodec(CodecExtractor[EncodecParams]):
         frame_rate = sample_rate / config.hop_length
         if self._chunk_length:
             frame_rate = -(-self._chunk_length // config.hop_length) * sample_rate / self._chunk_stride
-        self.spec = FeatureSpec(
-            item_shape=(count,),
-            dtype=code_dtype(config.codebook_size),
+        self.spec = code_spec(
+            "EnCodec",
+            num_codebooks=count,
+            codebook_size=config.codebook_size,
             frame_rate=frame_rate,
-            frame_length=0,
             sample_rate=sample_rate,
-            units="EnCodec code",
-            codebook_sizes=(config.codebook_size,) * count,
             side=(_SCALES,) if self._normalize else (),
         )
 
     def num_frames(self, num_samples: int) -> int:
-        """How many frames `num_samples` samples give: in each chunk, one to every hop that has begun."""
+        """The number of frames of `num_samples` samples: in each chunk, one for every hop that has begun."""
         if not self._chunk_length:
             return -(-num_samples // self.granularity)
         return sum(piece.num_frames for piece in self.pieces(num_samples))
 
     def pieces(self, num_samples: int) -> list[Piece]:
-        """The clip whole, or its chunks, as `EncodecModel.encode` cuts them."""
+        """The whole clip, or its chunks as `EncodecModel.encode` cuts them."""
         if not self._chunk_length:
             return super().pieces(num_samples)
         pieces = []
@@ -99,44 +104,36 @@ class Encodec(CodecExtractor[EncodecParams]):
         return pieces
 
     def padded_length(self, num_samples: int) -> int:
-        """Samples of the padded row of a piece; a whole chunk, which most are, is not padded."""
+        """The samples of a piece's padded row. Most pieces are full chunks, which are not padded."""
         length = super().padded_length(num_samples)
         return min(length, self._chunk_length) if self._chunk_length else length
 
     def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
-        """Codes `[R, F, Q]`, and scales `[R, 1]` where the model normalises."""
+        """Codes `[R, F, Q]`, and scales `[R, 1]` if the model normalises."""
         rows = super().encode(waveforms, num_samples)
         return Rows(rows.features, {"scales": _scales(waveforms, num_samples)} if self._normalize else {})
 
     def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
-        """What the quantizer gets, float `[R, F, D]`."""
+        """The input of the quantizer, float `[R, F, D]`."""
         if self._normalize:
             waveforms = waveforms / _scales(waveforms, num_samples)
-        x = waveforms[:, None].expand(-1, self._channels, -1)
-        return seanet.run(self._layers, x, num_samples)[0].mT
+        x_RCT = waveforms[:, None].expand(-1, self._channels, -1)
+        return seanet.run(self._layers, x_RCT, num_samples)[0].mT
 
     def quantize(self, latents: torch.Tensor) -> torch.Tensor:
         """Codes, int64 `[R, F, Q]`, by the model's own codebooks."""
-        residual = latents.mT
-        codes = []
-        for codebook in self._codebooks:
-            codes.append(codebook.encode(residual))
-            residual = residual - codebook.decode(codes[-1])
-        return torch.stack(codes, dim=2)
+        return residual_codes(latents, self._codebooks)
 
 
-def _scales(waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
-    """The root mean square of each row's own samples, `[R, 1]`, and 1e-8, as in `EncodecModel._encode_frame`."""
-    return (waveforms.square().sum(1, keepdim=True) / num_samples[:, None]).sqrt() + 1e-8
+def _scales(waveforms_RP: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
+    """The root mean square of each row's own samples plus 1e-8, `[R, 1]`, as in `EncodecModel._encode_frame`."""
+    return (waveforms_RP.square().sum(1, keepdim=True) / num_samples[:, None]).sqrt() + 1e-8
 
 
 def _convolution(module: nn.Module) -> Convolution | None:
-    """What an `EncodecConv1d` does; None for another module."""
     from transformers.models.encodec.modeling_encodec import EncodecConv1d
 
     if not isinstance(module, EncodecConv1d):
         return None
-    total = int(module.padding_total)
-    right = 0 if module.causal else total // 2
-    padding = ragged.Padding(total - right, right, module.pad_mode, whole_strides=True)
-    return Convolution(module.conv, padding, module.norm if module.norm_type == "time_group_norm" else None)
+    norm = module.norm if module.norm_type == "time_group_norm" else None
+    return padded_convolution(module.conv, module.causal, module.pad_mode, norm)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import Any, ClassVar, TypeVar
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar, Literal, TypeVar
 
-import numpy as np
 import torch
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from featcache import weights
 from featcache.errors import ConfigError
 from featcache.extractors.base import Params, absolute
-from featcache.extractors.precision import Precision, computing
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 
 LONGEST_SECONDS = 120.0
-"""Of a clip, where the config does not say how to cut long ones into chunks: a model's memory grows with the clip, and
-an attention's with its square."""
+"""The longest clip, if the config does not say how to cut long clips into chunks. A model's memory grows with the
+clip's length, and an attention's with its square."""
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+_switching_tf32 = threading.RLock()
 
 
 class Chunk(Params):
@@ -31,7 +37,7 @@ class Chunk(Params):
     is no longer than the overlap."""
 
     @model_validator(mode="after")
-    def _moves_on(self) -> Chunk:
+    def _leaves_something(self) -> Chunk:
         if self.overlap >= self.seconds:
             raise ValueError(f"an overlap of {self.overlap:g} s leaves nothing of chunks of {self.seconds:g} s")
         return self
@@ -56,7 +62,6 @@ class ModelParams(Params):
     @field_validator("weights")
     @classmethod
     def _absolute(cls, value: str, info: ValidationInfo) -> str:
-        """A path as an absolute one; a hub's id as it is."""
         return absolute(value, info)
 
 
@@ -67,13 +72,11 @@ class ModelExtractor(RowExtractor[M]):
     """The base of extractors that load a model.
 
     A subclass's `__init__` calls this one, and sets `spec` and `granularity`: if a chunk begins at sample
-    `t * granularity`, its first frame is the clip's frame `t`.
-
-    Attributes:
-        causal: whether a frame depends on no later samples; decides the overlap that chunks need.
+    `t * granularity`, its first frame must be the clip's frame `t`.
     """
 
     causal: bool = False
+    """Whether a frame depends on no later samples. It decides where chunks overlap."""
 
     def __init__(self, params: M, sample_rate: int, device: torch.device) -> None:
         self.params = params
@@ -82,7 +85,7 @@ class ModelExtractor(RowExtractor[M]):
 
     @classmethod
     def weights_digest(cls, params: M) -> str | None:
-        """A hash of the weights and of everything else in their folder that decides values."""
+        """A hash of the weights, and of all other files in their folder that decide values."""
         return weights.digest(weights.locate(params.weights, params.revision))
 
     @property
@@ -92,10 +95,10 @@ class ModelExtractor(RowExtractor[M]):
         return chunk is None or 0 < receptive <= self._samples(chunk.overlap)
 
     def pieces(self, num_samples: int) -> list[Piece]:
-        """The clip whole, or its chunks.
+        """The whole clip as one piece, or its chunks.
 
         Raises:
-            ConfigError: chunks are shorter than what they share, in whole hops.
+            ConfigError: The overlap of chunks, in whole hops, is not shorter than the chunks.
         """
         chunk = self.params.chunk
         if chunk is None or num_samples <= (size := self._samples(chunk.seconds)):
@@ -107,9 +110,9 @@ class ModelExtractor(RowExtractor[M]):
                 f"params.chunk: {chunk.overlap:g} s of overlap leave nothing of {chunk.seconds:g} s, "
                 f"in whole hops of {hop:g} s"
             )
-        left = overlap if self.causal else overlap // 2 // self.granularity * self.granularity
+        left_out = overlap if self.causal else overlap // 2 // self.granularity * self.granularity
         starts = range(0, num_samples - overlap, size - overlap)
-        kept_from = [0, *((start + left) // self.granularity for start in starts[1:]), self.num_frames(num_samples)]
+        kept_from = [0, *((start + left_out) // self.granularity for start in starts[1:]), self.num_frames(num_samples)]
         return [
             Piece(
                 start=start,
@@ -121,7 +124,7 @@ class ModelExtractor(RowExtractor[M]):
         ]
 
     def _samples(self, seconds: float) -> int:
-        """Whole hops in so many seconds, as samples."""
+        """The number of samples in the whole hops of so many seconds."""
         return round(seconds * self.spec.sample_rate) // self.granularity * self.granularity
 
     def run(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
@@ -130,69 +133,43 @@ class ModelExtractor(RowExtractor[M]):
             return self.encode(waveforms, num_samples)
 
 
-class CodecParams(ModelParams):
-    """The parameters of every codec."""
-
-    codebooks: int | None = Field(default=None, ge=1)
-    """Number of codebooks, from the first on. Default: all that the model has."""
-
-
-class CodecExtractor(ModelExtractor[M]):
-    """The base of extractors whose model turns latents into codes: vectors in, the nearest codewords' numbers out.
-
-    The two steps are apart so that they can be looked at apart: where codes differ, and latents do not, by more than
-    rounding, two codewords were tied. Codes are always looked up in float32, also where `precision` is another.
-    """
-
-    @abstractmethod
-    def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
-        """What is quantised: floats `[R, F, D]`, of what `encode` gets."""
-
-    @abstractmethod
-    def quantize(self, latents: torch.Tensor) -> torch.Tensor:
-        """Codes, int64 `[R, F, Q]`, of latents float32 `[R, F, D]`."""
-
-    def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
-        """Codes `[R, F, Q]` of `spec.dtype`."""
-        latents = self.latents(waveforms, num_samples)
-        with computing("fp32", waveforms.device):
-            codes = self.quantize(latents.float())
-        return Rows(codes.to(getattr(torch, self.spec.dtype)))
-
-    @classmethod
-    def stored_dtype(cls, params: M) -> str:
-        """The smallest that holds the numbers of the model's codewords."""
-        config = weights.read_json(weights.locate(params.weights, params.revision), "config.json")
-        return code_dtype(int(config.get("codebook_size", 1024)))
-
-
-def code_dtype(codebook_size: int) -> str:
-    """The smallest unsigned dtype, by its numpy name, that numbers so many codewords."""
-    return np.min_scalar_type(codebook_size - 1).name
-
-
-def load_codec(name: str, model_class: str, params: ModelParams, sample_rate: int, device: torch.device) -> Any:
-    """A codec's model of transformers, for audio at its own rate.
-
-    Args:
-        name: the extractor's, for messages.
-        model_class: `EncodecModel`, say.
-        params: the extractor's.
-        sample_rate: of the waveforms, in Hz.
-        device: to compute on.
-
-    Raises:
-        ConfigError: the weights cannot be loaded, or the audio is not at the model's rate.
-        MissingDependencyError: transformers is not installed.
-    """
-    found = weights.transformers_class(model_class, f"the extractor {name}")
-    model = weights.load(found, weights.locate(params.weights, params.revision), device)
-    config = model.config
-    require_sample_rate(params, sample_rate, getattr(config, "sampling_rate", None) or config.sample_rate)
-    return model
-
-
 def require_sample_rate(params: ModelParams, sample_rate: int, expected: int) -> None:
-    """Raise ConfigError where audio is not at the model's rate."""
+    """Raise ConfigError if the audio is not at the model's rate."""
     if sample_rate != expected:
         raise ConfigError(f"audio.sample_rate: {sample_rate}; {params.weights} is for {expected}")
+
+
+@contextmanager
+def computing(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Compute the block at this precision. If such blocks are nested, the inner one decides."""
+    with torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST):
+        if device.type == "cuda" and (precision == "tf32" or _tf32_switches() != (False, False)):
+            with _tf32(precision == "tf32"):
+                yield
+        else:
+            yield
+
+
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """Let a GPU round the factors of products to ten bits in the block, or forbid it.
+
+    The switches belong to the process, and are read when a kernel is launched, so only one thread launches at a time.
+    An extractor that never rounds does not wait for this lock, and is not run beside one that does.
+    """
+    with _switching_tf32:
+        before = _tf32_switches()
+        _set_tf32(allowed, allowed)
+        try:
+            yield
+        finally:
+            _set_tf32(*before)
+
+
+def _tf32_switches() -> tuple[bool, bool]:
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+def _set_tf32(products: bool, convolutions: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = products
+    torch.backends.cudnn.allow_tf32 = convolutions

@@ -1,9 +1,9 @@
 """SEANet encoders over rows of different lengths, as EnCodec, Mimi and SpeechTokenizer have them.
 
-The architecture is SoundStream's (Zeghidour et al., 2021) as EnCodec's authors have it (Défossez et al., 2022, "High
-Fidelity Neural Audio Compression", section 3.1): a convolution; residual blocks, each followed by a convolution that
-strides; an LSTM, in some; a last convolution. Each codec brings classes of its own, but what they do is the same, so
-here they become a list of a few kinds of layers, which `run` goes through with the rows' lengths.
+The architecture is SoundStream's (Zeghidour et al., 2021) in the form of EnCodec (Défossez et al., 2022, "High Fidelity
+Neural Audio Compression", section 3.1): a convolution; residual blocks, each followed by a strided convolution; an LSTM
+in some models; a last convolution. Each codec has its own classes for them, which compute the same. Here they become
+a list of a few kinds of layers, through which `run` passes rows together with their lengths.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import nn
 
 from featcache.errors import ExtractorError
 from featcache.extractors import ragged
-from featcache.extractors.ragged import Activation, Length, Padding, RaggedLSTM
+from featcache.extractors.ragged import Activation, Length, Mode, Padding, RaggedLSTM
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution, what it adds to the two ends of a row, and the norm over time behind it where there is one."""
+    """A convolution, its padding at the two ends of a row, and the norm over time after it, if there is one."""
 
     conv: nn.Conv1d
     padding: Padding
@@ -30,7 +30,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Residual:
-    """The sum of two ways: through some layers, and past them or through another convolution."""
+    """The sum of a block's output and its input; the input goes through a convolution if there is a shortcut."""
 
     block: list[Layer]
     shortcut: Convolution | None
@@ -38,7 +38,7 @@ class Residual:
 
 @dataclass(frozen=True)
 class Recurrence:
-    """An LSTM whose input is added to its output; twice as wide, side by side, where it runs in both directions."""
+    """An LSTM whose input is added to its output; twice, side by side, if it runs in both directions."""
 
     lstm: RaggedLSTM
 
@@ -46,15 +46,22 @@ class Recurrence:
 Layer = Convolution | Residual | Recurrence | Activation
 
 
+def padded_convolution(conv: nn.Conv1d, causal: bool, mode: Mode, norm: nn.GroupNorm | None = None) -> Convolution:
+    """A convolution padded as in `EncodecConv1d.forward`, `MimiConv1d.forward` and SpeechTokenizer's `SConv1d`."""
+    columns = ragged.span(conv) - conv.stride[0]
+    right = 0 if causal else columns // 2
+    return Convolution(conv, Padding(columns - right, right, mode, whole_strides=True), norm)
+
+
 def layers(modules: Iterable[nn.Module], convolution: Callable[[nn.Module], Convolution | None]) -> list[Layer]:
-    """What the modules of an encoder do, one after the other.
+    """What the modules of an encoder do, one after another.
 
     Args:
-        modules: a SEANet's own, in eval mode and without weight norm.
-        convolution: what a module does if it is a convolution with its padding; else None.
+        modules: A SEANet's own modules, in eval mode and without weight norm.
+        convolution: Maps a module to its convolution and padding, and every other module to None.
 
     Raises:
-        ExtractorError: there is a module of another kind.
+        ExtractorError: There is a module of another kind.
     """
     found: list[Layer] = []
     for module in modules:
@@ -80,31 +87,31 @@ def layers(modules: Iterable[nn.Module], convolution: Callable[[nn.Module], Conv
     return found
 
 
-def run(layers: Sequence[Layer], x: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run rows through layers: `[R, C, T]` and lengths int64 `[R]` to `[R, C', T']` and their lengths.
+def run(layers: Sequence[Layer], x_RCT: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run rows `[R, C, T]` with lengths int64 `[R]` through layers: `[R, C', T']`, and the new lengths.
 
-    What is behind a row's end does not matter in `x`, and means nothing in the result.
+    What comes after a row's end does not matter in the input, and is meaningless in the result.
     """
     activation: Activation | None = None
     for layer in layers:
         if isinstance(layer, Convolution):
-            x, lengths = ragged.conv1d(layer.conv, x, lengths, layer.padding, activation)
+            x_RCT, lengths = ragged.conv1d(layer.conv, x_RCT, lengths, layer.padding, activation)
             if layer.norm:
-                x = ragged.group_norm(layer.norm, x, lengths)
+                x_RCT = ragged.group_norm(layer.norm, x_RCT, lengths)
             activation = None
         elif isinstance(layer, Residual):
-            through, _ = run(layer.block, x, lengths)
-            x = through.add_(run([layer.shortcut], x, lengths)[0] if layer.shortcut else x)
+            through, _ = run(layer.block, x_RCT, lengths)
+            x_RCT = through.add_(run([layer.shortcut], x_RCT, lengths)[0] if layer.shortcut else x_RCT)
         elif isinstance(layer, Recurrence):
-            y = layer.lstm(x, lengths)
-            x = y + x.repeat(1, y.shape[1] // x.shape[1], 1)
+            y_RCT = layer.lstm(x_RCT, lengths)
+            x_RCT = y_RCT + x_RCT.repeat(1, y_RCT.shape[1] // x_RCT.shape[1], 1)
         else:
-            activation = layer  # the convolution behind it applies it
-    return x, lengths
+            activation = layer  # applied by the convolution that follows
+    return x_RCT, lengths
 
 
 def num_steps(layers: Sequence[Layer], num_samples: Length) -> Length:
-    """Steps that layers make of so many samples: a number, or an int64 tensor."""
+    """The number of steps that layers make of so many samples."""
     for layer in layers:
         if isinstance(layer, Convolution):
             num_samples = ragged.output_lengths(num_samples, layer.conv, layer.padding)
@@ -112,7 +119,7 @@ def num_steps(layers: Sequence[Layer], num_samples: Length) -> Length:
 
 
 def receptive_field(layers: Sequence[Layer]) -> tuple[int, int]:
-    """Samples that one step of the result looks at, where there is no LSTM; and samples from one step to the next."""
+    """The samples that one step of the result depends on, if there is no LSTM; and the samples between two steps."""
     field, hop = 1, 1
     for layer in layers:
         if isinstance(layer, Convolution):
@@ -131,7 +138,7 @@ def _elu(alpha: float) -> Activation:
 
 
 def _snake(alpha: torch.Tensor) -> Activation:
-    """`x + sin²(alpha x) / alpha`, for each channel its own alpha, `[1, C, 1]` (Ziyin et al. 2020)."""
+    """`x + sin²(alpha x) / alpha` with an alpha for each channel, `[1, C, 1]` (Ziyin et al. 2020)."""
     frequency, scale = alpha.detach(), (alpha.detach() + 1e-9).reciprocal()
 
     def snake(x: torch.Tensor, out: torch.Tensor) -> None:

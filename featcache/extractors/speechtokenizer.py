@@ -2,8 +2,8 @@
 the package of that name.
 
 A SEANet that looks to both sides, pads a clip by reflection at both ends, and has an LSTM that runs in both directions.
-In a padded batch the reflection is lost, and the LSTM comes to a short row's end with a memory of padding; here each
-row is reflected where it ends, and the LSTM runs back from there (see `ragged`).
+In a padded batch, the reflection would be lost, and the backward LSTM would reach a short row's end with a memory of
+padding; here each row is reflected where it ends, and the LSTM runs back from there (see `ragged`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from torch import nn
 
 from featcache import weights
 from featcache.errors import ConfigError, MissingDependencyError
-from featcache.extractors import ragged, seanet
-from featcache.extractors.model import CodecExtractor, CodecParams, code_dtype, require_sample_rate
-from featcache.extractors.ragged import Padding
-from featcache.extractors.seanet import Convolution
-from featcache.spec import FeatureSpec
+from featcache.extractors import seanet
+from featcache.extractors.codec import CodecExtractor, CodecParams, code_spec, num_codebooks
+from featcache.extractors.model import require_sample_rate
+from featcache.extractors.seanet import Convolution, padded_convolution
 
 _PACKAGE = "speechtokenizer"
 _ALIAS = "_featcache_speechtokenizer"
@@ -44,13 +43,13 @@ class SpeechTokenizer(CodecExtractor[SpeechTokenizerParams]):
     Codes are `[T, Q]`, ceil(num_samples / 320) frames, from one sample on. Every frame sees the whole clip.
 
     Args:
-        params: see `SpeechTokenizerParams`.
-        sample_rate: of the waveforms, in Hz: the model's.
-        device: to compute on.
+        params: See `SpeechTokenizerParams`.
+        sample_rate: The rate of the waveforms, in Hz, which must be the model's.
+        device: The device to compute on.
 
     Raises:
-        ConfigError: the weights cannot be loaded, or the parameters do not go with the model.
-        MissingDependencyError: the package speechtokenizer is not installed.
+        ConfigError: The weights cannot be loaded, or the parameters do not fit the model.
+        MissingDependencyError: The package speechtokenizer is not installed.
     """
 
     Params = SpeechTokenizerParams
@@ -60,52 +59,43 @@ class SpeechTokenizer(CodecExtractor[SpeechTokenizerParams]):
         super().__init__(params, sample_rate, device)
         model = _load(weights.locate(params.weights, params.revision)).to(device)
         require_sample_rate(params, sample_rate, model.sample_rate)
-        self._num_codebooks: int = params.codebooks or model.n_q
-        if self._num_codebooks > model.n_q:
-            raise ConfigError(f"params.codebooks: {params.codebooks}, but {params.weights} has {model.n_q}")
+        self._num_codebooks = num_codebooks(params, model.n_q)
         self._encoder = seanet.layers(model.encoder.model, _convolution)
         self._quantizer = model.quantizer
         self.granularity = int(model.downsample_rate)
-        self.spec = FeatureSpec(
-            item_shape=(self._num_codebooks,),
-            dtype=code_dtype(self._quantizer.bins),
+        self.spec = code_spec(
+            "SpeechTokenizer",
+            num_codebooks=self._num_codebooks,
+            codebook_size=self._quantizer.bins,
             frame_rate=sample_rate / self.granularity,
-            frame_length=0,
             sample_rate=sample_rate,
-            units="SpeechTokenizer code",
-            codebook_sizes=(self._quantizer.bins,) * self._num_codebooks,
         )
 
     def num_frames(self, num_samples: int) -> int:
-        """How many frames `num_samples` samples give: one to every hop that has begun."""
+        """The number of frames of `num_samples` samples: one for every hop that has begun."""
         return seanet.num_steps(self._encoder, num_samples)
 
     def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
-        """What the quantizer gets, float `[R, F, D]`."""
+        """The input of the quantizer, float `[R, F, D]`."""
         return seanet.run(self._encoder, waveforms[:, None], num_samples)[0].mT
 
     def quantize(self, latents: torch.Tensor) -> torch.Tensor:
         """Codes, int64 `[R, F, Q]`, by the model's own quantizer."""
-        codes: torch.Tensor = self._quantizer.encode(latents.mT, n_q=self._num_codebooks)  # [Q, R, F]
-        return codes.permute(1, 2, 0)
+        codes_QRF: torch.Tensor = self._quantizer.encode(latents.mT, n_q=self._num_codebooks)
+        return codes_QRF.permute(1, 2, 0)
 
 
 def _convolution(module: Any) -> Convolution | None:
-    """An `SConv1d`, with the padding of its `forward`."""
     conv = getattr(getattr(module, "conv", None), "conv", None)
-    if not isinstance(conv, nn.Conv1d):
-        return None
-    columns = ragged.span(conv) - conv.stride[0]
-    right = 0 if module.causal else columns // 2
-    return Convolution(conv, Padding(columns - right, right, module.pad_mode, whole_strides=True))
+    return padded_convolution(conv, module.causal, module.pad_mode) if isinstance(conv, nn.Conv1d) else None
 
 
 def _load(located: weights.Located) -> Any:
-    """The package's model from its weights, on the CPU, as `featcache.weights.load` gives those of transformers.
+    """Build the package's model from its weights, on the CPU, as `featcache.weights.load` builds one of transformers.
 
     Raises:
-        ConfigError: config.json is missing or another model's, or the weights do not go with it.
-        MissingDependencyError: the package speechtokenizer is not installed.
+        ConfigError: config.json is missing or another model's, or the weights do not fit it.
+        MissingDependencyError: The package speechtokenizer is not installed.
     """
     model_class = _model_class()
     config, tensors = weights.read_json(located, "config.json"), weights.state_dict(located)
@@ -115,7 +105,7 @@ def _load(located: weights.Located) -> Any:
         found = config["model_type"]
         raise ConfigError(f"params.weights: {located.folder}: holds a model of type {found!r}, not a SpeechTokenizer's")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the package uses the weight norm that torch had first
+        warnings.simplefilter("ignore")  # the package uses torch's old weight norm
         try:
             model = model_class(config)
             model.load_state_dict(tensors)
@@ -129,9 +119,9 @@ def _load(located: weights.Located) -> Any:
 def _model_class() -> Any:
     """The package's class `SpeechTokenizer`, without the rest of the package.
 
-    `import speechtokenizer` imports its trainer, and with it tensorboard and beartype, which it does not declare, and
-    accelerate and matplotlib. Its modules import each other relatively, so the few that the model consists of are
-    imported here as submodules of a package of another name, in the same folder.
+    `import speechtokenizer` imports its trainer, which needs tensorboard and beartype, undeclared, and accelerate and
+    matplotlib. The modules of the model import each other relatively, so they are imported here as submodules of a
+    package with another name in the same folder.
     """
     found = importlib.util.find_spec(_PACKAGE)
     if found is None or not found.submodule_search_locations:

@@ -18,7 +18,7 @@ from featcache.errors import AudioError, ConfigError, Reason, listing
 from featcache.extractors.base import Batching, Clip, Extractor, Params, absolute, find, require_registered
 from featcache.extractors.codebook import Codebook, Nearest, read_codebook
 from featcache.extractors.fingerprint import SELECTING, fingerprint
-from featcache.extractors.precision import computing
+from featcache.extractors.model import computing
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 from featcache.quantize import dequantize, is_quantized, quantize
 from featcache.spec import FeatureSpec

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from featcache.audio.preparation import Preparation
+from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
 from featcache.device import Device
 from featcache.errors import AudioError, ManifestError, Reason
@@ -116,10 +116,10 @@ def _sample(
     longest = min(limit for limit in (longest, config.audio.max_seconds, extractor.max_seconds) if limit)
     clips: list[Sampled] = []
     faults: list[str] = []
-    preparation = Preparation.of(config.audio, config.augment)
-    for utterance in sample(expand(manifest, preparation.copies), count):
+    waveform_maker = WaveformMaker.of(config.audio, config.augment)
+    for utterance in sample(expand(manifest, waveform_maker.copies), count):
         try:
-            clip = read(manifest, utterance, preparation, longest)
+            clip = read(manifest, utterance, waveform_maker, longest)
             if not extractor.num_frames(len(clip.waveform)):
                 raise AudioError(Reason.TOO_SHORT, f"{len(clip.waveform)} samples are too few for one frame")
             if isinstance(extractor, RowExtractor):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache.audio.preparation import Preparation
+from featcache.audio.waveform import WaveformMaker
 from featcache.config import recorded_config
 from featcache.device import Device
 from featcache.errors import AudioError
@@ -26,11 +26,10 @@ from featcache.extract.features import cast, compute
 from featcache.extract.fitting import DoesNotFitError, Fitting
 from featcache.extract.policy import POLICIES
 from featcache.extractors import Clip, Extractor, Params
-from featcache.extractors.model import CodecExtractor
+from featcache.extractors.codec import CodecExtractor
 from featcache.extractors.rows import RowExtractor
 from featcache.health.differences import tied_frames
 from featcache.health.trial import with_latents
-from featcache.manifest import Utterance
 from featcache.quantize import dequantize_array, is_quantized, quantize
 from featcache.spec import QUANTIZATION
 from featcache.store.check import Problem
@@ -82,7 +81,7 @@ def recompute(
         ConfigError: the version's config names an extractor that is not registered, or its weights are not here.
     """
     config = recorded_config(version.info.config, str(version.path))
-    preparation, extractor = Preparation.of(config.audio, config.augment), config.build(device.torch_device)
+    waveform_maker, extractor = WaveformMaker.of(config.audio, config.augment), config.build(device.torch_device)
     largest = 0.0
     identical = codes = differing = tied = 0
     problems = []
@@ -94,7 +93,7 @@ def recompute(
         stored = shard.features[first : first + int(index.num_frames[position])]
         parameters = shard.side(QUANTIZATION).item(number) if version.info.spec.is_quantized else None
         try:
-            waveform = _waveform(item, preparation, root or _root_of(shard, version))
+            waveform = _waveform(item, waveform_maker, root or _root_of(shard, version))
             again = _extract_again(item.id, waveform, config.dtype, extractor, shard, device)
         except DoesNotFitError:
             message = f"{item.id}: {item.path}: cannot be extracted again: it does not fit on {device.label}"
@@ -155,18 +154,17 @@ class _Again:
     latents: torch.Tensor | None = None
 
 
-def _waveform(item: Item, preparation: Preparation, root: Path) -> NDArray[np.float32]:
+def _waveform(item: Item, waveform_maker: WaveformMaker, root: Path) -> NDArray[np.float32]:
     """What an item is extracted from, float32 `[num_samples]`.
 
     Raises:
         AudioError: it cannot be decoded.
     """
-    utterance = Utterance(item.id, item.path, item.start, item.duration, item.channel)
-    (decoded,) = decode_all([utterance], root)
+    (decoded,) = decode_all([item], root)
     if decoded.samples is None or decoded.source is None:
         assert decoded.error is not None
         raise decoded.error
-    return preparation.waveform(decoded.samples, decoded.source.sample_rate, item.id, item.channel)
+    return waveform_maker.waveform(decoded.samples, decoded.source.sample_rate, item.id, item.channel)
 
 
 def _extract_again(

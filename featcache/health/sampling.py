@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.decode import probe_seconds
-from featcache.audio.preparation import Preparation
+from featcache.audio.waveform import WaveformMaker
 from featcache.extract.decoding import decode_all
 from featcache.manifest import Manifest, Utterance
 
@@ -48,13 +48,13 @@ def sample(manifest: Manifest, count: int) -> list[Utterance]:
     return [manifest[row] for row in chosen.tolist()]
 
 
-def read(manifest: Manifest, utterance: Utterance, preparation: Preparation, longest_seconds: float) -> Sampled:
+def read(manifest: Manifest, utterance: Utterance, waveform_maker: WaveformMaker, longest_seconds: float) -> Sampled:
     """An utterance's waveform, as a config wants it; of its first `longest_seconds`, where it is longer.
 
     Raises:
         AudioError: there is none.
     """
-    longest_cut = longest_seconds * preparation.speed(utterance.id)
+    longest_cut = longest_seconds * waveform_maker.speed(utterance.id)
     if longest_cut < _seconds(manifest, utterance) < math.inf:
         utterance = replace(utterance, duration=longest_cut)
     (decoded,) = decode_all([utterance], manifest.root)
@@ -62,8 +62,8 @@ def read(manifest: Manifest, utterance: Utterance, preparation: Preparation, lon
         assert decoded.error is not None
         raise decoded.error
     rate = decoded.source.sample_rate
-    waveform = preparation.waveform(decoded.samples, rate, utterance.id, utterance.channel)
-    return Sampled(utterance.id, waveform[: int(longest_seconds * preparation.audio.sample_rate)])
+    waveform = waveform_maker.waveform(decoded.samples, rate, utterance.id, utterance.channel)
+    return Sampled(utterance.id, waveform[: int(longest_seconds * waveform_maker.audio.sample_rate)])
 
 
 def _seconds(manifest: Manifest, utterance: Utterance) -> float:

@@ -16,7 +16,7 @@ import torch
 
 from featcache.device import Device
 from featcache.extractors import Clip, Extractor, Params
-from featcache.extractors.model import CodecExtractor
+from featcache.extractors.codec import CodecExtractor
 from featcache.extractors.rows import RowExtractor, Rows
 from featcache.health.differences import Values
 from featcache.health.sampling import Sampled

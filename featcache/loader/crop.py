@@ -20,7 +20,7 @@ from typing import Any, Literal, SupportsIndex, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featcache.arguments import is_number, whole
+from featcache.arguments import is_number, require_int
 from featcache.errors import ArgumentError, listing
 from featcache.spec import FeatureSpec
 
@@ -54,13 +54,13 @@ class Crop:
         if (self.frames is None) == (self.seconds is None):
             raise ArgumentError("a crop has either frames or seconds: Crop(frames=200), or Crop(seconds=2.0)")
         if self.frames is not None:
-            object.__setattr__(self, "frames", whole("crop: frames", self.frames, 1))
+            object.__setattr__(self, "frames", require_int("crop: frames", self.frames, 1))
         if self.seconds is not None and not (is_number(self.seconds) and 0 < self.seconds < np.inf):
             raise ArgumentError(f"crop: seconds is {self.seconds!r}: it must be a number above 0")
         for name, value, allowed in (("where", self.where, get_args(Where)), ("short", self.short, get_args(Short))):
             if value not in allowed:
                 raise ArgumentError(f"crop: {name} is {value!r}: it must be one of {', '.join(allowed)}")
-        whole("crop: seed", self.seed, 0)
+        require_int("crop: seed", self.seed, 0)
 
     def frames_at(self, rate: float) -> int:
         """The window's length, in frames of a version with `rate` frames a second; at least one."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, default_collate
 
-from featcache.arguments import whole
+from featcache.arguments import require_int
 from featcache.errors import ArgumentError, listing
 from featcache.loader.cache import Cache
 from featcache.loader.crop import Crop, Windows, check_codebooks, check_padding
@@ -238,7 +238,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         Raises:
             ArgumentError: `epoch` is not a whole number, 0 or more.
         """
-        self._epoch.fill_(whole("epoch", epoch, 0))
+        self._epoch.fill_(require_int("epoch", epoch, 0))
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Make a batch of items: the `collate_fn` for a DataLoader. Without items, the batch is empty."""

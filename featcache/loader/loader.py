@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from featcache.arguments import whole
+from featcache.arguments import require_int
 from featcache.device import parse_device
 from featcache.errors import ArgumentError, FeatcacheError
 from featcache.loader.dataset import DatasetVersion, FeatureDataset, FrameRanges
@@ -84,7 +84,7 @@ class DataLoader:
             self.device = parse_device(device)
         except ValueError as error:
             raise ArgumentError(f"device is {device!r}: {error}") from error
-        self.prefetch = whole("prefetch", prefetch, 1)
+        self.prefetch = require_int("prefetch", prefetch, 1)
         self._dtypes = _dtypes(dataset, dtype)
         self._threads = min(self.prefetch, len(os.sched_getaffinity(0)))
         self._transfer = self._new_transfer()

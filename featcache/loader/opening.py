@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
-from featcache.arguments import local
+from featcache.arguments import refuse_url
 from featcache.errors import ArgumentError, FeatcacheWarning, MissingDependencyError, StoreError, listing
 from featcache.loader.cache import Cache
 from featcache.loader.tiers import Tiers
@@ -67,7 +67,7 @@ def open(  # noqa: A001
     """
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(f"path is {path!r}: give the folder of a cache")
-    local("path", path)
+    refuse_url("path", path)
     tiers = Tiers.parse(ram, copy_to, copy_limit)
     path = Path(path).absolute()  # the working directory may change while shards are still to be opened
     version = select_version(path, name) if config is None else _version_of(_load(config), path, name)

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from featcache.arguments import whole
+from featcache.arguments import require_int
 from featcache.errors import ArgumentError
 
 __all__ = ["SPREAD", "Batches", "BucketBatchSampler", "Rules", "make_batches"]
@@ -46,7 +46,7 @@ class BucketBatchSampler(Sampler[list[int]]):
     only on the arguments and the epoch, on every machine.
 
     Padding adds 1.4 % to the frames of 28,000 utterances with lengths as in LibriSpeech, and 1.5 % with log-normal
-    lengths (`max_frames=20_000`, `scripts/bench_sampler.py`). In batches sorted by length it adds 0.1 % and 0.2 %, in
+    lengths (`max_frames=20_000`, `scripts/bench/sampler.py`). In batches sorted by length it adds 0.1 % and 0.2 %, in
     random batches 34 % and 122 %. Of the utterances that share a batch with a given one, 6 % and 7 % share one with it
     again in the next epoch.
 
@@ -83,7 +83,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         world_size: int = 1,
         drop_last: bool = False,
     ) -> None:
-        self.rank = whole("rank", rank, 0)
+        self.rank = require_int("rank", rank, 0)
         self.rules = Rules(max_frames, batch_size, shuffle, seed, world_size, drop_last)
         if self.rank >= self.rules.world_size:
             raise ArgumentError(f"rank is {rank}; with world_size={world_size} ranks are 0 to {world_size - 1}")
@@ -121,7 +121,7 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch. Setting the current epoch changes nothing: a loaded state is kept."""
-        if whole("epoch", epoch, 0) != self.epoch:
+        if require_int("epoch", epoch, 0) != self.epoch:
             self._pass = _Pass(self, epoch)
 
     @property
@@ -143,7 +143,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             ArgumentError: The pass has not yielded that many.
         """
         now = self._pass
-        consumed = self.given if consumed is None else whole("consumed", consumed, 0)
+        consumed = self.given if consumed is None else require_int("consumed", consumed, 0)
         if consumed > self.given:
             raise ArgumentError(f"consumed is {consumed}; this pass has given {self.given} batches to this rank")
         parts = [*now.before, (self.rules, now.first + consumed)]
@@ -164,8 +164,8 @@ class BucketBatchSampler(Sampler[list[int]]):
             ArgumentError: `state` is not the state of such a sampler, or is for other utterances.
         """
         try:
-            digest, epoch = state["lengths"], whole("epoch", state["epoch"], 0)
-            parts = [(Rules(**part["rules"]), whole("rounds", part["rounds"], 0)) for part in state["parts"]]
+            digest, epoch = state["lengths"], require_int("epoch", state["epoch"], 0)
+            parts = [(Rules(**part["rules"]), require_int("rounds", part["rounds"], 0)) for part in state["parts"]]
         except (KeyError, TypeError, AttributeError, ArgumentError) as error:
             raise ArgumentError(_NO_STATE) from error
         if digest != self._digest:
@@ -272,7 +272,7 @@ class Rules:
         for name, least in (("max_frames", 1), ("batch_size", 1), ("seed", 0), ("world_size", 1)):
             value = getattr(self, name)
             if value is not None or name not in ("max_frames", "batch_size"):
-                object.__setattr__(self, name, whole(name, value, least))
+                object.__setattr__(self, name, require_int(name, value, least))
         for name in ("shuffle", "drop_last"):
             object.__setattr__(self, name, bool(getattr(self, name)))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 
-from featcache.arguments import is_number, local
+from featcache.arguments import is_number, refuse_url
 from featcache.errors import ArgumentError
 from featcache.loader.local_copies import LocalCopies
 from featcache.loader.memory import HotUtterances
@@ -51,7 +51,7 @@ class Tiers:
         if copy_to == "":  # of a variable that is not set; it would be the working directory
             raise ArgumentError("copy_to is empty: give a folder on a disk of this machine")
         if copy_to is not None:
-            local("copy_to", copy_to)
+            refuse_url("copy_to", copy_to)
         if ram is None and copy_to is None:
             return None
         return cls(

@@ -12,6 +12,15 @@ skipped. A manifest may have 10^7 rows: they are read and checked in batches, an
 
 from featcache.manifest.columns import SPELLINGS
 from featcache.manifest.read import read_manifest
-from featcache.manifest.rows import Manifest, Utterance, row_hashes
+from featcache.manifest.utterances import Manifest, Segment, SegmentColumns, Utterance, row_hashes, rows_at_even_steps
 
-__all__ = ["SPELLINGS", "Manifest", "Utterance", "read_manifest", "row_hashes"]
+__all__ = [
+    "SPELLINGS",
+    "Manifest",
+    "Segment",
+    "SegmentColumns",
+    "Utterance",
+    "read_manifest",
+    "row_hashes",
+    "rows_at_even_steps",
+]

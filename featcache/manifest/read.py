@@ -13,13 +13,13 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from featcache.arguments import local
+from featcache.arguments import refuse_url
 from featcache.errors import ManifestError
 from featcache.manifest.cells import COLUMNS, Column, carried
 from featcache.manifest.columns import SPELLINGS
 from featcache.manifest.faults import Faults
 from featcache.manifest.formats import Batch, batches
-from featcache.manifest.rows import Manifest
+from featcache.manifest.utterances import Manifest
 from featcache.strings import Strings
 
 _GZIP = b"\x1f\x8b"
@@ -41,9 +41,9 @@ def read_manifest(
         ManifestError: the file cannot be read, or has faults. The message lists them by line, the first 20.
         ArgumentError: a path is a URL.
     """
-    local("the manifest", source)
+    refuse_url("the manifest", source)
     if root is not None:
-        local("root", root)
+        refuse_url("root", root)
     is_stdin = str(source) == "-"
     name = "<stdin>" if is_stdin else str(source)
     required = ("id", "path") if audio else ("id",)

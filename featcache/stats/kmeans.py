@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
 from featcache.extractors.codebook import Codebook, Nearest
-from featcache.finite import all_finite
 from featcache.quantize import dequantize_array
-from featcache.spec import QUANTIZATION
+from featcache.spec import QUANTIZATION, all_finite
 from featcache.store.index import Index, open_index
 from featcache.store.provenance import library_versions
 from featcache.store.version import Version

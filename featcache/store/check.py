@@ -13,8 +13,7 @@ import zarr
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError
-from featcache.finite import all_finite
-from featcache.spec import QUANTIZATION, FeatureSpec
+from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
 from featcache.store import zarr3
 from featcache.store.combine import combined_crc32c
 from featcache.store.shard import COLUMNS, Shard

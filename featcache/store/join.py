@@ -10,15 +10,15 @@ from __future__ import annotations
 import filecmp
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import MissingItemError, listing
-from featcache.manifest import Manifest, Utterance, row_hashes
+from featcache.manifest import Manifest, Segment, SegmentColumns, Utterance, row_hashes, rows_at_even_steps
 from featcache.store.index import Index
 from featcache.store.runs import Failure, outdated_items, roots
 from featcache.store.shard import Item
@@ -60,7 +60,7 @@ class Rows:
     def of_utterances(cls, utterances: Sequence[Utterance]) -> Rows:
         """The rows of some utterances, all of which have a path."""
         ids = Strings.of(utterance.id for utterance in utterances)
-        return cls(ids, _hashes_of(utterances), np.ones(len(ids), bool))
+        return cls(ids, row_hashes(*SegmentColumns.of(utterances)), np.ones(len(ids), bool))
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def join(index: Index, rows: Rows, failures: Mapping[str, Failure]) -> Joined:
     is_another[found] = index.row_hash[positions[found]] != rows.hashes[found]
     failed = {}
     if failures:
-        failed_row = dict(zip(failures, _hashes_of(failures.values()).tolist(), strict=True))
+        failed_row = dict(zip(failures, row_hashes(*SegmentColumns.of(failures.values())).tolist(), strict=True))
         may_have_failed = np.isin(rows.ids.hashes(), Strings.of(failures).hashes()) & rows.has_path
         for row in np.flatnonzero(may_have_failed).tolist():
             if failed_row.get(id_ := rows.ids[row]) == int(rows.hashes[row]):
@@ -154,7 +154,7 @@ def find_other_files(
     """
     if not len(rows) or str(manifest.root) in (known := roots(version)):
         return np.empty(0, np.int64), 0
-    looked_at = np.unique(np.linspace(0, len(rows) - 1, _LOOKED_AT).astype(np.int64))
+    looked_at = rows_at_even_steps(len(rows), _LOOKED_AT)
     sources = sources_of(version, index, positions[looked_at])
     other, compared = [], 0
     for number, (size, mtime_ns, _) in zip(looked_at.tolist(), sources.tolist(), strict=True):
@@ -250,9 +250,10 @@ def what_changed(item: Item, utterance: Utterance, failure: Failure | None) -> s
     return f"{found}, and extracting that {failed}"
 
 
-def differences(item: Item, utterance: Utterance) -> str:
+def differences(item: Segment, utterance: Segment) -> str:
     """What a row has otherwise than the row that an item was extracted from; empty if nothing."""
-    pairs = [(name, getattr(item, name), getattr(utterance, name)) for name in ("path", "start", "duration", "channel")]
+    names = [field.name for field in fields(Segment)]
+    pairs = [(name, getattr(item, name), getattr(utterance, name)) for name in names]
     return ", ".join(f"{name} {_shown(was)} → {_shown(now)}" for name, was, now in pairs if was != now)
 
 
@@ -293,16 +294,6 @@ def missing_error(
         f"{len(ids):,} of {num_wanted:,} utterances are not in {where}: {listing(ids)}"
         + (f"; {len(failed):,} of them failed in extraction ({why})" if failed else "")
     )
-
-
-def _hashes_of(rows: Collection[Utterance | Failure]) -> NDArray[np.uint64]:
-    """The hashes of the rows of utterances, or of those that failed, uint64 `[rows]`."""
-    starts, durations = (
-        np.array([np.nan if seconds is None else seconds for seconds in column], np.float64)
-        for column in ([row.start for row in rows], [row.duration for row in rows])
-    )
-    channels = np.array([-1 if row.channel is None else row.channel for row in rows], np.int32)
-    return row_hashes(Strings.of(row.path for row in rows), starts, durations, channels)
 
 
 def _shown(value: object) -> object:

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError
-from featcache.finite import all_finite
-from featcache.spec import FeatureSpec
+from featcache.spec import FeatureSpec, all_finite
 from featcache.store import zarr3
 from featcache.store.check import check_columns
 from featcache.store.shard import Shard

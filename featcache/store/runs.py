@@ -20,11 +20,12 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from featcache.errors import DamagedError, StoreError
+from featcache.manifest import Utterance
 from featcache.store import zarr3
 from featcache.store.index import Index, Place
 from featcache.store.locks import Lock, is_held
@@ -46,30 +47,24 @@ class Older:
     row_hash: str
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An utterance that could not be extracted.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure(Utterance):
+    """An utterance that could not be extracted."""
 
-    Attributes:
-        id: the utterance's.
-        path: as the manifest had it; so are start and duration (seconds) and channel.
-        reason: a `featcache.errors.Reason`.
-        message: what was seen.
-        size: of the audio file in bytes, when it was tried; None where there was no file.
-        mtime_ns: of the audio file, likewise.
-        replaces: the item that there is of the utterance nevertheless; None where there was none.
-    """
-
-    id: str
-    path: str
-    start: float | None
-    duration: float | None
-    channel: int | None
     reason: str
+    """Why: one of `featcache.errors.Reason`."""
+
     message: str
-    size: int | None
-    mtime_ns: int | None
+    """What was seen, for a person."""
+
+    size: int | None = None
+    """The size of the audio file in bytes when it was tried; None if there was no file."""
+
+    mtime_ns: int | None = None
+    """When the audio file was last modified, in nanoseconds since 1970; None if there was no file."""
+
     replaces: Older | None = None
+    """The item of this id that stays in the version nevertheless; None if there was none."""
 
 
 class Run:
@@ -216,7 +211,7 @@ def runs_with_failures(version: Version) -> list[str]:
 
 def _record(failure: Failure) -> dict[str, Any]:
     """A line of the ledger; without `replaces` where there is nothing, as readers before it know it."""
-    record = asdict(failure)
+    record = failure.document()
     if failure.replaces is None:
         del record["replaces"]
     return record

@@ -18,7 +18,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError
+from featcache.manifest import Utterance
 from featcache.spec import FeatureSpec
 from featcache.store import zarr3
 from featcache.store.side import Side, column_names
@@ -48,31 +48,27 @@ COLUMNS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """What a shard keeps of an utterance besides its features.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item(Utterance):
+    """An utterance as a shard keeps it, besides its features."""
 
-    Attributes:
-        id: the utterance's.
-        path: of its audio file, as the manifest had it.
-        start: seconds, None where the row had none.
-        duration: seconds, None where the row had none.
-        channel: None where the row had none.
-        num_samples: samples that the extractor was given, at the extractor's rate.
-        size: of the audio file, in bytes.
-        mtime_ns: of the audio file, in nanoseconds.
-        sample_rate: of the audio file, in Hz.
-    """
-
-    id: str
-    path: str
-    start: float | None
-    duration: float | None
-    channel: int | None
     num_samples: int
+    """The number of samples that the extractor was given, at the extractor's rate."""
+
     size: int
+    """The size of the audio file in bytes, when it was decoded."""
+
     mtime_ns: int
+    """When the audio file was last modified, in nanoseconds since 1970."""
+
     sample_rate: int
+    """The sample rate of the audio file in Hz."""
+
+    @classmethod
+    def of(cls, utterance: Utterance, num_samples: int, file: Sequence[int]) -> Item:
+        """The item that an utterance becomes; `file` is the size, mtime in ns and sample rate of its audio file."""
+        size, mtime_ns, sample_rate = file
+        return cls(**utterance.row(), num_samples=num_samples, size=size, mtime_ns=mtime_ns, sample_rate=sample_rate)
 
 
 @dataclass(frozen=True)
@@ -211,18 +207,8 @@ class Shard:
         segments, channels, num_samples, sources = (self.column(name) for name in names)
         for number in range(len(ids)) if numbers is None else numbers:
             start, duration = segments[number].tolist()
-            size, mtime_ns, sample_rate = sources[number].tolist()
-            yield Item(
-                id=ids[number],
-                path=paths[number],
-                start=None if math.isnan(start) else start,
-                duration=None if math.isnan(duration) else duration,
-                channel=None if channels[number] < 0 else int(channels[number]),
-                num_samples=int(num_samples[number]),
-                size=size,
-                mtime_ns=mtime_ns,
-                sample_rate=sample_rate,
-            )
+            row = Utterance.of_columns(ids[number], paths[number], start, duration, int(channels[number]))
+            yield Item.of(row, int(num_samples[number]), sources[number].tolist())
 
     def _map(self, name: str) -> NDArray[Any]:
         """Any array, memory-mapped."""

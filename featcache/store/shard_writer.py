@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ExtractorError, StoreError
+from featcache.manifest import SegmentColumns
 from featcache.spec import SideSpec
 from featcache.store import zarr3
 from featcache.store.own_folders import remove_from_version
@@ -162,17 +163,17 @@ class ShardWriter:
 
     def _columns(self) -> dict[str, NDArray[Any]]:
         ids = Strings.of(item.id for item in self._items)
-        paths = Strings.of(item.path for item in self._items)
+        rows = SegmentColumns.of(self._items)
         return {
             "offsets": np.array(self._offsets, np.uint64),
             "crc32c": np.array(self._crcs, np.uint32),
             "num_samples": np.array([item.num_samples for item in self._items], np.uint64),
             "ids": ids.blob,
             "id_offsets": ids.offsets.astype(np.uint64),
-            "paths": paths.blob,
-            "path_offsets": paths.offsets.astype(np.uint64),
-            "segments": np.array([(_or_nan(item.start), _or_nan(item.duration)) for item in self._items]),
-            "channels": np.array([-1 if item.channel is None else item.channel for item in self._items], np.int32),
+            "paths": rows.paths.blob,
+            "path_offsets": rows.paths.offsets.astype(np.uint64),
+            "segments": np.stack([rows.start, rows.duration], axis=1),
+            "channels": rows.channel,
             "sources": np.array([(item.size, item.mtime_ns, item.sample_rate) for item in self._items], np.int64),
         }
 
@@ -181,14 +182,10 @@ def digest_of(items: Iterable[Item], supersedes: Mapping[str, list[int]]) -> str
     """What a shard of these items is named after: `ShardInfo.digest`."""
     digest = hashlib.sha256()
     for item in items:
-        digest.update(repr((item.id, item.path, item.start, item.duration, item.channel)).encode())
+        digest.update(repr(tuple(item.row().values())).encode())
         digest.update(repr((item.num_samples, item.size, item.mtime_ns)).encode())
     digest.update(repr(sorted(supersedes.items())).encode())
     return digest.hexdigest()
-
-
-def _or_nan(seconds: float | None) -> float:
-    return math.nan if seconds is None else seconds
 
 
 def _crc_of(data: bytes) -> int:

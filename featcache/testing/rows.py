@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from featcache.config import Config
 from featcache.errors import ConfigError
 from featcache.extractors.base import Clip, Extractor, Params
-from featcache.extractors.model import CodecExtractor, ModelExtractor
+from featcache.extractors.codec import CodecExtractor
+from featcache.extractors.model import ModelExtractor
 from featcache.extractors.rows import RowExtractor, Rows, pad_rows
 from featcache.testing.compare import assert_same, difference
 from featcache.testing.declared import ALLOWED

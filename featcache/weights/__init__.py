@@ -1,13 +1,12 @@
-"""A model's weights: their location, the hash of their content, and the model loaded from them.
+"""A model's weights: where they are, the hash of their content, and the model loaded from them.
 
 Nothing is unpickled, and no code that comes with weights is run unless `allow_remote_code` was called.
 """
 
-from featcache.weights.content import digest, state_dict
-from featcache.weights.files import Located, read_json, read_preprocessing
+from featcache.trust import allow_remote_code
+from featcache.weights.files import Located, digest, read_json, read_preprocessing, state_dict
 from featcache.weights.loading import fold_weight_norm, load, transformers_class
 from featcache.weights.location import locate
-from featcache.weights.trust import allow_remote_code
 
 __all__ = [
     "Located",

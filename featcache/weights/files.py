@@ -1,46 +1,77 @@
-"""The files of a model in its folder: its JSON, and those that hold its tensors."""
+"""A model's folder: its JSON files, its tensors, which are never unpickled, and the hash of what decides values."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from featcache.errors import ConfigError, listing
+import torch
+
+from featcache.errors import ConfigError, MissingDependencyError, listing
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
-"""Of files of weights."""
+"""The suffixes of files that hold weights."""
 
-_WHOLE = ("model.safetensors", "pytorch_model.bin")
-"""What transformers calls a model's one file; sharded, there is an index beside the shards."""
+_STANDARD_NAMES = ("model.safetensors", "pytorch_model.bin")
+"""The names that transformers gives to a model's weights. If they are in several files, an index has this name."""
 
 PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
+"""The files that may say how a model wants its waveforms prepared."""
+
+_IRRELEVANT_KEYS = frozenset(
+    {"_name_or_path", "_commit_hash", "transformers_version", "architectures", "dtype", "torch_dtype"}
+)
+"""Keys of a model's JSON files that say who wrote it, and decide no values. The dtype is one of them: models always run
+from float32, and the dtype of the stored tensors is hashed with the tensors."""
+
+_WEIGHT_NORM = {
+    re.compile(r"\.weight_g$"): ".parametrizations.weight.original0",
+    re.compile(r"\.weight_v$"): ".parametrizations.weight.original1",
+}
+"""The names of weight norm's magnitude and direction before torch 2.0, and since then."""
+
+_digests: dict[tuple[object, ...], str] = {}
+"""The digests computed so far, by the path, size, time and inode of all files that they cover."""
 
 
 @dataclass(frozen=True)
 class Located:
-    """Weights on this machine.
-
-    Attributes:
-        folder: that holds config.json and what else belongs to the model.
-        file: the one file that was named; None where a folder or a hub's id was.
-    """
+    """Weights on this machine."""
 
     folder: Path
+    """The folder with config.json and the model's other files."""
     file: Path | None = None
+    """The file of weights, if the user named one; None if the user named a folder or a model on a hub."""
 
     @property
     def path(self) -> Path:
-        """What was named, for messages."""
+        """The file if there is one, else the folder; for messages."""
         return self.file or self.folder
 
 
+def fault(path: Path | str, what: str) -> ConfigError:
+    """The error to raise for weights at `path`."""
+    return ConfigError(f"params.weights: {path}: {what}")
+
+
+def first_line(error: object) -> str:
+    """The first line of another library's error, or its type if it has no text."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+# JSON
+
+
 def read_json(located: Located, name: str) -> dict[str, Any]:
-    """One of the folder's JSON files; {} where there is none.
+    """One of the folder's JSON files; {} if it does not exist.
 
     Raises:
-        ConfigError: it is no JSON, or no mapping.
+        ConfigError: The file is not JSON, or not a mapping.
     """
     path = located.folder / name
     try:
@@ -55,13 +86,13 @@ def read_json(located: Located, name: str) -> dict[str, Any]:
 
 
 def read_preprocessing(located: Located) -> dict[str, Any]:
-    """What the folder says of how a model wants its waveforms; {} where it says nothing.
+    """How the model wants its waveforms prepared; {} if the folder does not say.
 
-    It is in preprocessor_config.json, or in the part of processor_config.json that transformers 5 writes in its place
-    where a tokenizer is saved together with it.
+    preprocessor_config.json says it. transformers 5 writes processor_config.json instead if the model is saved with a
+    tokenizer; then the settings are in its part `feature_extractor`.
 
     Raises:
-        ConfigError: it is no JSON, or no mapping.
+        ConfigError: The file is not JSON, or not a mapping.
     """
     found = read_json(located, PREPROCESSING[0])
     if not found:
@@ -69,34 +100,37 @@ def read_preprocessing(located: Located) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def candidates(folder: Path) -> list[Path]:
-    """The files of a folder that may hold weights."""
+# Which files are the weights
+
+
+def weight_candidates(folder: Path) -> list[Path]:
+    """The folder's files that may hold weights, by their suffix."""
     return sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
 
 
-def with_weights(folder: Path) -> Path | None:
-    """The folder that holds weights: this one, or the one folder in it that does; None where there is none."""
-    found = [one for one in (folder, *sorted(folder.iterdir())) if one.is_dir() and candidates(one)]
-    return found[0] if found and (found[0] == folder or len(found) == 1) else None
+def folder_with_weights(folder: Path) -> Path | None:
+    """The folder itself if it holds weights; else the only folder in it that does; None if there is no such folder."""
+    folders = [path for path in (folder, *sorted(folder.iterdir())) if path.is_dir() and weight_candidates(path)]
+    return folders[0] if folders and (folders[0] == folder or len(folders) == 1) else None
 
 
 def weight_files(located: Located) -> list[Path]:
-    """The files that hold the tensors: the one that was named, or what transformers would take from the folder.
+    """The files with the tensors: the file that the user named, or the files that transformers would load.
 
     Raises:
-        ConfigError: there is none, one is missing, or several might be meant.
+        ConfigError: There is none, one is missing, or there are several and none has a standard name.
     """
     if located.file:
         return [located.file]
     folder = located.folder
-    for name in _WHOLE:
+    for name in _STANDARD_NAMES:
         if (folder / name).is_file():
             return [folder / name]
-        if shards := _shards(located, name):
-            if missing := [file.name for file in shards if not file.is_file()]:
+        if listed := _listed_in_index(located, name):
+            if missing := [file.name for file in listed if not file.is_file()]:
                 raise fault(folder, f"lacks {listing(missing)}, which its index lists")
-            return shards
-    found = candidates(folder)
+            return listed
+    found = weight_candidates(folder)
     if len(found) != 1:
         names = listing(path.name for path in found)
         raise fault(
@@ -105,23 +139,109 @@ def weight_files(located: Located) -> list[Path]:
     return found
 
 
-def is_complete(folder: Path) -> bool:
-    """Whether there are weights in a folder, and all shards that an index names."""
-    shards = [file for name in _WHOLE for file in _shards(Located(folder), name)]
-    return bool(candidates(folder)) and all(file.is_file() for file in shards)
+def has_all_weights(folder: Path) -> bool:
+    """Whether a folder holds weights, and every file that an index lists."""
+    listed = [file for name in _STANDARD_NAMES for file in _listed_in_index(Located(folder), name)]
+    return bool(weight_candidates(folder)) and all(file.is_file() for file in listed)
 
 
-def fault(path: Path | str, what: str) -> ConfigError:
-    """The error to raise of weights at `path`."""
-    return ConfigError(f"params.weights: {path}: {what}")
-
-
-def first_line(error: object) -> str:
-    """What another library's error says, for a message of one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _shards(located: Located, name: str) -> list[Path]:
-    """The files that the index of a sharded `name` lists; [] where there is no index."""
+def _listed_in_index(located: Located, name: str) -> list[Path]:
     index = read_json(located, f"{name}.index.json").get("weight_map")
-    return [located.folder / str(shard) for shard in sorted(set(index.values()))] if isinstance(index, dict) else []
+    return [located.folder / str(file) for file in sorted(set(index.values()))] if isinstance(index, dict) else []
+
+
+# Tensors, and the hash of what decides values
+
+
+def state_dict(located: Located) -> dict[str, torch.Tensor]:
+    """The tensors by name, on the CPU, in their stored dtypes. They may be views of the file: do not write to them.
+
+    Raises:
+        ConfigError: There are no weights, or a file is missing, damaged, or holds other things than tensors.
+        MissingDependencyError: A `.safetensors` file needs safetensors.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for file in weight_files(located):
+        try:
+            tensors |= _read_safetensors(file) if file.suffix == ".safetensors" else _read_torch(file)
+        except OSError as error:
+            raise fault(file, f"cannot be read: {error.strerror or error}") from error
+    return tensors
+
+
+def digest(located: Located) -> str:
+    """SHA-256, in hex, of what decides values: the tensors by name, config.json, and how waveforms are prepared.
+
+    All copies have the same digest, wherever they are, in one file or several, as safetensors or saved by torch. If
+    config.json names Python code in the folder, the code is hashed too. There is one exception: a tensor that a model
+    uses twice is saved twice by torch and once as safetensors, so these two files have different digests.
+
+    Raises:
+        ConfigError: See `state_dict` and `read_json`.
+    """
+    jsons = [located.folder / name for name in ("config.json", *PREPROCESSING)]
+    code = sorted(located.folder.rglob("*.py")) if "auto_map" in read_json(located, "config.json") else []
+    key = tuple(_identity(path) for path in (*weight_files(located), *jsons, *code))
+    if key not in _digests:
+        sha256 = hashlib.sha256()
+        for document in (read_json(located, "config.json"), read_preprocessing(located)):
+            sha256.update(_canonical(_without_irrelevant_keys(document)))
+        for path in code:
+            sha256.update(_canonical([path.name, hashlib.sha256(path.read_bytes()).hexdigest()]))
+        tensors = {_modern_name(name): tensor for name, tensor in state_dict(located).items()}
+        for name in sorted(tensors):
+            tensor = tensors[name]
+            sha256.update(_canonical([name, str(tensor.dtype), list(tensor.shape)]))
+            sha256.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        _digests[key] = sha256.hexdigest()
+    return _digests[key]
+
+
+def _read_safetensors(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise MissingDependencyError("safetensors", f"params.weights: {file}", extra="models") from error
+    try:
+        return dict(load_file(file))
+    except SafetensorError as error:
+        raise fault(file, f"damaged, or no safetensors file: {first_line(error)}") from error
+
+
+def _read_torch(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    except PermissionError:
+        raise
+    except Exception as error:  # on a garbled pickle, torch raises whatever its parser meets
+        raise fault(
+            file, "damaged, or holds more than tensors, which is never unpickled: save it as safetensors"
+        ) from error
+    if not isinstance(loaded, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in loaded.values()):
+        raise fault(file, "expected tensors by name (a state dict), and nothing else in the file")
+    return loaded
+
+
+def _identity(path: Path) -> tuple[object, ...]:
+    if not path.exists():
+        return (path,)
+    stat = path.stat()
+    return path.absolute(), stat.st_size, stat.st_mtime_ns, stat.st_ino
+
+
+def _without_irrelevant_keys(value: Any) -> Any:
+    """A JSON document without the keys that decide no values, at any depth."""
+    if isinstance(value, dict):
+        return {key: _without_irrelevant_keys(inner) for key, inner in value.items() if key not in _IRRELEVANT_KEYS}
+    return [_without_irrelevant_keys(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+
+
+def _modern_name(name: str) -> str:
+    for old, new in _WEIGHT_NORM.items():
+        name = old.sub(new, name)
+    return name

@@ -1,26 +1,32 @@
-"""A model on a hub: its files in the local hub cache, downloaded if missing."""
+"""Downloads a model from a hub into the hub's cache on this machine; every error becomes one line that says what to do.
+
+`huggingface_hub` downloads each file, retries, and shows its progress bar on a terminal. The files are downloaded one
+after another in this thread, and not by `snapshot_download`: its threads finish their files before an interrupt takes
+effect, and in their order weights may arrive before the file that says how waveforms are prepared.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-from featcache.errors import ConfigError, ExtractorError, FeatcacheError, MissingDependencyError
-from featcache.weights.downloads import Download, may_download, shown
-from featcache.weights.files import PREPROCESSING, first_line, is_complete, with_weights
-from featcache.weights.hub_faults import Wanted, as_fault, is_reset, no_space, not_to_be_downloaded
+from featcache.errors import ConfigError, ExtractorError, FeatcacheError
+from featcache.weights.files import PREPROCESSING, first_line, folder_with_weights, has_all_weights
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
 
-_FORMS = (
+_NAMES_OF_WEIGHTS = (
     r"model\.safetensors",
     r"model-\d+-of-\d+\.safetensors",
     r"pytorch_model\.bin",
@@ -28,220 +34,152 @@ _FORMS = (
     r".*\.safetensors",
     r".*\.(bin|pt|pth|ckpt)",
 )
-"""Names of weights in a hub's repository, best first: one form is downloaded."""
+"""Names of weights in a hub's repository, best first. Only files that match the first name found are downloaded."""
 
 _ATTEMPTS = 3
-"""To download a file. In each, huggingface_hub tries five times to go on after faults of other kinds."""
+"""How often the download of a file is tried after a connection was reset. In each attempt, huggingface_hub itself
+resumes up to five times after other faults."""
 
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
-def snapshot(name: str, revision: str) -> Path:
-    """The folder that holds a hub's model in the hub's cache on this machine; what it lacks is downloaded first, except
-    within `without_downloads`.
+_MISUSE = (TypeError, AttributeError, LookupError)
+"""What huggingface_hub raises if a hub's list of files is some other JSON. At other times, these are bugs."""
 
-    Args:
-        name: `org/name`.
-        revision: the commit.
-
-    Raises:
-        ConfigError: there is no such model or commit, or it may not be downloaded, or holds no weights; or it is not
-            on this machine, within `without_downloads`.
-        ExtractorError: the hub cannot be reached, or the files cannot be kept.
-        MissingDependencyError: huggingface_hub is not installed.
-    """
-    try:
-        from huggingface_hub import constants
-        from huggingface_hub.errors import HFValidationError
-        from huggingface_hub.utils import validate_repo_id
-    except ImportError as error:
-        raise MissingDependencyError("huggingface_hub", f"params.weights: {name}", extra="models") from error
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        raise ConfigError(f"params.weights: {name}: neither a folder nor a model id: {first_line(error)}") from error
-    cache = Path(constants.HF_HUB_CACHE).expanduser()
-    cached = _Cached(cache / f"models--{name.replace('/', '--')}", revision)
-    if whole := cached.whole():
-        return whole
-    wanted = Wanted(name, revision, constants.ENDPOINT, cache, in_part=cached.snapshot.is_dir())
-    if not may_download():
-        raise not_to_be_downloaded(wanted)
-    try:
-        with _quiet():
-            _download(wanted, cached)
-    except FeatcacheError:
-        raise
-    except Exception as error:  # the hub's own errors, and those of whatever HTTP library it uses now
-        if (fault := as_fault(error, wanted)) is None:
-            raise
-        raise fault from error
-    downloaded = with_weights(cached.snapshot)
-    if downloaded is None:
-        raise ConfigError(f"params.weights: {name} at {revision} holds no weights that torch reads")
-    return downloaded
+_TOKEN = "run `hf auth login`, or set HF_TOKEN"
 
 
 @dataclass(frozen=True)
-class _Cached:
-    """A model in the hub's cache, laid out as huggingface_hub documents it.
+class HubModel:
+    """A commit of a model on a hub, and its place in the hub's cache on this machine.
 
-    Source: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
-
-    Attributes:
-        storage: the folder of its repository.
-        revision: the commit.
+    The cache is laid out as huggingface_hub documents it:
+    https://huggingface.co/docs/huggingface_hub/guides/manage-cache
     """
 
-    storage: Path
+    name: str
+    """The model's name: `org/name`."""
     revision: str
+    """The commit, in 40 hex digits."""
+    endpoint: str
+    """The hub's address."""
+    cache: Path
+    """The hub's cache on this machine."""
+
+    @property
+    def storage(self) -> Path:
+        """The folder of the model's repository in the cache."""
+        return self.cache / f"models--{self.name.replace('/', '--')}"
 
     @property
     def snapshot(self) -> Path:
         """The folder of the commit's files."""
         return self.storage / "snapshots" / self.revision
 
-    def whole(self) -> Path | None:
-        """The folder that holds the model, if all is there that decides values.
+    def complete_folder(self) -> Path | None:
+        """The folder with the model's files, if every file that decides values is there; else None.
 
-        Other programs share this cache, and may have fetched a model's weights without the file that says how its
-        waveforms are prepared. So a folder is whole if it holds that file; or all of the repository, which is so where
-        there is `.gitattributes`; or if it is noted that the repository has no such file.
+        Other programs share this cache, and may have downloaded weights without the file that says how waveforms are
+        prepared. So a folder is complete if it holds that file; or if it holds `.gitattributes`, which means that the
+        whole repository was downloaded; or if there is a note that the repository has no such file.
         """
-        folder = with_weights(self.snapshot) if self.snapshot.is_dir() else None
-        if folder is None or not is_complete(folder) or not (folder / "config.json").is_file():
+        folder = folder_with_weights(self.snapshot) if self.snapshot.is_dir() else None
+        if folder is None or not has_all_weights(folder) or not (folder / "config.json").is_file():
             return None
-        is_known = (
+        preprocessing_is_known = (
             any((folder / name).is_file() for name in PREPROCESSING)
             or (self.snapshot / ".gitattributes").is_file()
-            or all(note.is_file() for note in self._notes_of_none(folder))
+            or all(note.is_file() for note in self._notes_of_absence(folder))
         )
-        return folder if is_known else None
+        return folder if preprocessing_is_known else None
 
-    def note_what_there_is_not(self) -> None:
+    def note_absent_files(self) -> None:
         """Note that the repository does not say how waveforms are prepared, where huggingface_hub keeps such notes."""
-        folder = with_weights(self.snapshot)
+        folder = folder_with_weights(self.snapshot)
         if folder is not None and not any((folder / name).is_file() for name in PREPROCESSING):
-            for note in self._notes_of_none(folder):
+            for note in self._notes_of_absence(folder):
                 with suppress(OSError):  # the next run will ask again
                     note.parent.mkdir(parents=True, exist_ok=True)
                     note.touch()
 
-    def _notes_of_none(self, folder: Path) -> list[Path]:
+    def _notes_of_absence(self, folder: Path) -> list[Path]:
         inside = folder.relative_to(self.snapshot)
         return [self.storage / ".no_exist" / self.revision / inside / name for name in PREPROCESSING]
 
 
-def _download(wanted: Wanted, cached: _Cached) -> None:
-    """Download the files that are wanted and not there."""
+def download(model: HubModel) -> None:
+    """Download the files that the model needs and the cache lacks.
+
+    Raises:
+        ConfigError: The hub has no such model or commit, or does not give it to this user; or HF_HUB_OFFLINE is set.
+        ExtractorError: The hub cannot be reached, or the files cannot be kept.
+    """
     from huggingface_hub import HfApi, constants
 
-    name, revision = wanted.name, wanted.revision
-    info = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    files = {file.rfilename: file for file in info.siblings or []}
-    missing = [files[one] for one in wanted_files(list(files)) if not (cached.snapshot / one).exists()]
-    sizes = [_num_bytes(file) for file in missing]
-    total = None if None in sizes else sum(size or 0 for size in sizes)
-    _require_space(wanted, total or 0)
-    if missing:
-        download = Download(name, revision, wanted.endpoint, wanted.cache, len(missing), total)
-        with shown(download) as advance:
-            wanted.has_begun = True
+    with _quiet():
+        with _errors_in_one_line(model, is_listing=True):
+            timeout = constants.HF_HUB_ETAG_TIMEOUT
+            info = HfApi().model_info(model.name, revision=model.revision, files_metadata=True, timeout=timeout)
+            files = {file.rfilename: file for file in info.siblings or []}
+            missing = [files[name] for name in wanted_files(list(files)) if not (model.snapshot / name).exists()]
+            require_space(model, sum((file.lfs.size if file.lfs else file.size) or 0 for file in missing))
+        with _errors_in_one_line(model, is_listing=False):
             for file in missing:
-                _require_content(_download_file(file, wanted, advance), file, wanted)
-    cached.note_what_there_is_not()
-
-
-def _download_file(file: RepoSibling, wanted: Wanted, advance: Callable[[int], object]) -> Path:
-    """Download a file to the hub's cache; again, where the connection breaks."""
-    from huggingface_hub import hf_hub_download
-
-    attempts = come = 0
-
-    def count(num_bytes: int) -> None:
-        nonlocal come
-        come += num_bytes
-        advance(num_bytes)
-
-    while True:
-        attempts += 1
-        bar = _bar_class(count)
-        try:
-            return Path(hf_hub_download(wanted.name, file.rfilename, revision=wanted.revision, tqdm_class=bar))
-        except Exception as error:
-            if attempts == _ATTEMPTS or not is_reset(error):
-                raise
-            count(-come)  # it will come from its beginning
+                _download_file(file, model)
+    model.note_absent_files()
 
 
 def wanted_files(names: Sequence[str]) -> list[str]:
-    """Of a repository's files, those to download: JSON, and then the best form of the weights.
+    """The files of a repository that are to be downloaded: JSON, and then the weights under their best name.
 
-    Downloaded in this order, weights are there only where the rest is.
+    Files are downloaded in this order, so weights are only there if the rest is.
     """
     jsons = [name for name in names if name.endswith(".json")]
-    for form in _FORMS:
-        weights = [name for name in names if re.fullmatch(form, name)]
-        if weights:
+    for pattern in _NAMES_OF_WEIGHTS:
+        if weights := [name for name in names if re.fullmatch(pattern, name)]:
             return jsons + weights
     return jsons
 
 
-def _num_bytes(file: RepoSibling) -> int | None:
-    size: int | None = file.lfs.size if file.lfs else file.size
-    return size
-
-
-def _require_space(wanted: Wanted, num_bytes: int) -> None:
-    """Raise ExtractorError where the cache's disk has no room for so many bytes."""
-    folder = wanted.cache.absolute()
-    existing = next(one for one in (folder, *folder.parents) if one.exists())
+def require_space(model: HubModel, num_bytes: int) -> None:
+    """Raise ExtractorError if the cache's disk has no room for so many bytes."""
+    folder = model.cache.absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     if num_bytes > (free := shutil.disk_usage(existing).free):
-        raise no_space(wanted, num_bytes, free)
+        raise _no_space(model, f": {num_bytes:,} bytes are to come, and {free:,} are free")
 
 
-def _require_content(path: Path, file: RepoSibling, wanted: Wanted) -> None:
-    """Raise ExtractorError, and remove a file, where it is not what the hub says that it holds.
+def _download_file(file: RepoSibling, model: HubModel) -> None:
+    """Download a file to the hub's cache, and remove it again if its content is not what the hub lists.
 
-    The fingerprint would take it as it is, for other weights.
+    huggingface_hub compares no hashes, and the fingerprint would take damaged weights for other weights.
     """
-    expected = file.lfs.sha256 if file.lfs else None
-    if expected is None:
+    from huggingface_hub import hf_hub_download
+
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            path = Path(hf_hub_download(model.name, file.rfilename, revision=model.revision))
+            break
+        except Exception as error:
+            # A reset connection is a ReadError, which huggingface_hub does not retry. The class is httpx's or httpx2's.
+            if attempt == _ATTEMPTS or not any(type(cause).__name__ == "ReadError" for cause in _causes(error)):
+                raise
+    if file.lfs is None:
         return
     with path.open("rb") as opened:
         found = hashlib.file_digest(opened, "sha256").hexdigest()
-    if found != expected:
+    if found != file.lfs.sha256:
         Path(os.path.realpath(path)).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         raise ExtractorError(
-            f"params.weights: {wanted.name}: {file.rfilename} arrived damaged from {wanted.endpoint} and was removed: "
+            f"params.weights: {model.name}: {file.rfilename} arrived damaged from {model.endpoint} and was removed: "
             "run the command again"
         )
 
 
-def _bar_class(advance: Callable[[int], object]) -> type[Any]:
-    """What huggingface_hub takes for a class of tqdm's bars: shows nothing, and passes on how many bytes have come."""
-    from tqdm import tqdm
-
-    class Bar(tqdm):  # type: ignore[type-arg]
-        def __init__(self, *_: object, **__: object) -> None:
-            super().__init__(disable=True)
-
-        def update(self, n: float | None = 1) -> None:
-            advance(int(n or 0))
-
-        # Of files in Xet storage, `update` is told what is on disk, and these what the network brought.
-
-        def update_transfer(self, n: float | None = 1) -> None:
-            pass
-
-        def set_transfer_postfix_str(self, *_: object, **__: object) -> None:
-            pass
-
-    return Bar
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without huggingface_hub's warnings, of each failed attempt, say: what comes of the last one is raised."""
+    """Silence huggingface_hub's warnings, for example of each failed attempt: the last error is raised anyway."""
     from huggingface_hub.utils import logging
 
     verbosity = logging.get_verbosity()
@@ -250,3 +188,137 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(verbosity)
+
+
+# Errors
+
+
+def not_to_be_downloaded(model: HubModel) -> ConfigError:
+    """The error to raise if a model is not on this machine, and only a cache asks for it."""
+    return ConfigError(
+        f"{_is_not_there(model)}, and what only a cache names is not downloaded: "
+        f"`hf download {model.name} --revision {model.revision}` downloads it"
+    )
+
+
+def in_one_line(error: Exception, model: HubModel, is_listing: bool) -> FeatcacheError | None:
+    """The error to raise for an error of huggingface_hub, of its HTTP library, or of the file system.
+
+    Args:
+        error: What was raised.
+        model: What was to be downloaded.
+        is_listing: Whether the hub was being asked which files there are; else files were being downloaded.
+
+    Returns:
+        A ConfigError if the config or the environment has to change, an ExtractorError if the same may work at another
+        time, and None if the error is a bug.
+    """
+    what = f"params.weights: {model.name}"
+    if not model.endpoint.startswith(("http://", "https://")):
+        return ConfigError(f"{what}: HF_ENDPOINT is {model.endpoint!r}, and has to begin with https://")
+    for cause in _causes(error):
+        if found := _from_hub(cause, model, is_listing) or _from_disk(cause, model):
+            return found
+    if isinstance(error, _MISUSE):
+        return None
+    reason = first_line([*_causes(error)][-1])
+    if is_listing:
+        return ExtractorError(
+            f"{_is_not_there(model)}, and {_route(model)} cannot be reached ({reason}): {_remedy(model)}"
+        )
+    return ExtractorError(
+        f"{what}: the download from {_route(model)} broke off ({reason}): run it again; whole files are kept"
+    )
+
+
+@contextmanager
+def _errors_in_one_line(model: HubModel, is_listing: bool) -> Iterator[None]:
+    try:
+        yield
+    except FeatcacheError:
+        raise
+    except Exception as error:  # the hub's own errors, and those of whatever HTTP library it uses now
+        if (found := in_one_line(error, model, is_listing)) is None:
+            raise
+        raise found from error
+
+
+def _from_hub(error: BaseException, model: HubModel, is_listing: bool) -> FeatcacheError | None:
+    """The error to raise for a hub's answer, or for what huggingface_hub says in its place."""
+    from huggingface_hub import errors
+
+    what, page = f"params.weights: {model.name}", f"{model.endpoint}/{model.name}"
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return ConfigError(f"{_is_not_there(model)}, and HF_HUB_OFFLINE forbids downloading it: {_remedy(model)}")
+    if isinstance(error, errors.GatedRepoError):
+        return ConfigError(f"{what}: access has to be requested at {page}; once it is granted, {_TOKEN}")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return ConfigError(f"params.revision: {page} has no commit {model.revision}: see {page}/commits/main")
+    if isinstance(error, errors.HfHubHTTPError):
+        return _from_status(error.response.status_code, error.server_message, model, is_listing)
+    if (is_listing and isinstance(error, _MISUSE)) or isinstance(error, errors.FileMetadataError | ValueError):
+        reason = first_line(error).partition(". ")[0]
+        return ConfigError(
+            f"{what}: {_route(model)} does not answer as a hub does ({reason}): check HF_ENDPOINT, and what stands "
+            "between this machine and the network"
+        )
+    return None
+
+
+def _from_status(status: int, message: str | None, model: HubModel, is_listing: bool) -> FeatcacheError:
+    what = f"params.weights: {model.name}"
+    if is_listing and status in (401, 404) and "credentials" not in (message or ""):
+        # To a user without access, a hub says the same of a private model as of one that does not exist.
+        return ConfigError(f"{what}: {model.endpoint} has no public model of this name; for a private one, {_TOKEN}")
+    what += f": {_route(model)} answers {status}" + (f" ({first_line(message)})" if message else "")
+    if status in (401, 403):
+        return ConfigError(f"{what}: the token is not valid, or may not read this model; {_TOKEN}")
+    if status == 429:
+        return ExtractorError(f"{what}, too many requests: run it again later; for a higher limit, {_TOKEN}")
+    return ExtractorError(f"{what}: run it again later")
+
+
+def _from_disk(error: BaseException, model: HubModel) -> FeatcacheError | None:
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return _no_space(model)
+    if isinstance(error, OSError) and error.errno in _CLOSED and error.filename:
+        return ExtractorError(
+            f"params.weights: {model.name} cannot be kept in {model.cache}: {error.strerror}; HF_HOME names another "
+            "place"
+        )
+    return None
+
+
+def _no_space(model: HubModel, amounts: str = "") -> ExtractorError:
+    return ExtractorError(
+        f"params.weights: {model.name} does not fit into {model.cache}{amounts}; HF_HOME names another place"
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and the errors that it was raised from: huggingface_hub wraps some."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
+
+
+def _is_not_there(model: HubModel) -> str:
+    return f"params.weights: {model.name} is not {'whole ' if model.snapshot.is_dir() else ''}in {model.cache}"
+
+
+def _remedy(model: HubModel) -> str:
+    return (
+        f"on a machine with network, `hf download {model.name} --revision {model.revision}`; then copy its HF_HOME "
+        "to this one and set HF_HOME to it, or give the downloaded folder as params.weights"
+    )
+
+
+def _route(model: HubModel) -> str:
+    """The hub's address, and the variable that names a proxy, if any. A proxy's URL may hold a password."""
+    parts = urlsplit(model.endpoint)
+    proxies = getproxies()
+    scheme = next((scheme for scheme in (parts.scheme, "all") if scheme in proxies), None)
+    if scheme is None or (parts.hostname and proxy_bypass(parts.hostname)):
+        return model.endpoint
+    return f"{model.endpoint}, through the proxy of {scheme.upper()}_PROXY,"

@@ -1,4 +1,4 @@
-"""A transformers model from its weights: complete, without messages, and with weight norm folded."""
+"""Builds a transformers model from its weights: complete, without messages, and with weight norm folded."""
 
 from __future__ import annotations
 
@@ -14,45 +14,48 @@ from torch import nn
 from torch.nn.utils import parametrize, remove_weight_norm
 
 from featcache.errors import ConfigError, MissingDependencyError, listing
-from featcache.weights.content import state_dict
-from featcache.weights.files import Located, fault, first_line, read_json
-from featcache.weights.trust import remote_code_is_allowed
+from featcache.trust import remote_code_is_allowed
+from featcache.weights.files import Located, fault, first_line, read_json, state_dict
 
 _TRAINING_ONLY = re.compile(r"(^|\.)masked_spec_embed$")
-"""Parameters that a model in eval mode never looks at, and that fine-tuned checkpoints may lack."""
+"""Parameters that a model in eval mode never uses, and that fine-tuned checkpoints may lack."""
 
 _loading = threading.Lock()
-"""Held while transformers is silenced, which is for the whole process."""
+"""Held while transformers is silenced, which affects the whole process."""
 
 
 def transformers_class(name: str, needed_for: str) -> Any:
     """A class of transformers, by its name.
 
     Raises:
-        MissingDependencyError: there is no transformers, or what the class needs of it does not import.
+        MissingDependencyError: transformers is not installed, or a package that the class needs cannot be imported.
     """
     try:
         import transformers
 
         return getattr(transformers, name)
-    except (ImportError, AttributeError, RuntimeError) as error:  # the last: a backend of its that does not import
+    except (
+        ImportError,
+        AttributeError,
+        RuntimeError,
+    ) as error:  # RuntimeError: a backend does not import
         raise MissingDependencyError("transformers", needed_for, extra="models") from error
 
 
 def load(model_class: Any, located: Located, device: torch.device, **options: Any) -> Any:
-    """Build a transformers model from its weights, whole or not at all.
+    """Build a transformers model from its weights, complete or not at all.
 
-    The model is in eval mode, in float32, needs no gradients, and has weight norm folded into its weights. That is
-    computed on the CPU in one thread, as the model's own forward does it there: the same bits for any device.
+    The model is in eval mode, in float32, needs no gradients, and has weight norm folded into its weights. Folding is
+    done on the CPU in one thread, as the model's own forward does it there, so every device gets the same bits.
 
     Args:
-        model_class: of transformers: `EncodecModel`, or `AutoModel` for whatever config.json says.
-        located: the weights.
-        device: where the model goes.
-        options: for `from_pretrained`: `attn_implementation="eager"`, say.
+        model_class: A class of transformers: `EncodecModel`, or `AutoModel` for the class that config.json names.
+        located: The weights.
+        device: The device to move the model to.
+        options: Further options of `from_pretrained`, for example `attn_implementation="eager"`.
 
     Raises:
-        ConfigError: config.json is missing or not of this class; weights are damaged, missing or of other shapes;
+        ConfigError: config.json is missing or is another class's; weights are damaged, missing or have other shapes;
             or the model brings its own code.
         MissingDependencyError: transformers is not installed.
     """
@@ -66,15 +69,15 @@ def load(model_class: Any, located: Located, device: torch.device, **options: An
                 state_dict=tensors,
                 dtype=torch.float32,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are told below, by name
+                ignore_mismatched_sizes=True,  # _require_complete names them
                 **options,
             )
-        except Exception as error:  # whatever a model's own code meets in weights that are not its own
+        except Exception as error:  # a model's own code may raise anything on weights that are not its own
             raise fault(located.path, f"not a {found_class.__name__}: {first_line(error)}") from error
-        _require_whole(info, located, found_class)
+        _require_complete(info, located, found_class)
         fold_weight_norm(model)
         for parameter in [*model.parameters(), *model.buffers()]:
-            parameter.data = parameter.data.clone()  # of its own, and not a view of the file
+            parameter.data = parameter.data.clone()  # the model's own memory, not a view of the file
         for name, parameter in model.named_parameters():
             if name in info["missing_keys"]:
                 parameter.data.zero_()
@@ -82,9 +85,9 @@ def load(model_class: Any, located: Located, device: torch.device, **options: An
 
 
 def fold_weight_norm(model: nn.Module) -> None:
-    """Replace weight norm, old or new, by the weights that it gives, computed in one thread."""
+    """Replace weight norm, in torch's old or new form, by the weights that it computes, in one thread."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the norm's sum is split among threads, and its last bits depend on how many there are
+    torch.set_num_threads(1)  # threads share the norm's sum, so its last bits depend on their number
     try:
         with torch.no_grad():
             for module in list(model.modules()):
@@ -99,7 +102,7 @@ def fold_weight_norm(model: nn.Module) -> None:
 
 
 def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
-    """The config, and the class to build: for an auto class, the one that config.json names."""
+    """The config and the class to build; for an auto class, the class that config.json names."""
     raw = read_json(located, "config.json")
     if not raw:
         raise fault(located.folder, "holds no config.json, which says what the model is")
@@ -134,8 +137,8 @@ def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
         raise fault(located.folder / "config.json", first_line(error)) from error
 
 
-def _require_whole(info: dict[str, Any], located: Located, model_class: Any) -> None:
-    """Raise where transformers has drawn weights at random because the file lacks them or has other shapes."""
+def _require_complete(info: dict[str, Any], located: Located, model_class: Any) -> None:
+    """Raise ConfigError if transformers drew weights at random, since the file lacks them or has other shapes."""
     what = f"is not a whole {model_class.__name__}"
     if mismatched := sorted(f"{name} {tuple(has)} for {tuple(needs)}" for name, has, needs in info["mismatched_keys"]):
         raise fault(located.path, f"{what}: wrong shapes: {listing(mismatched, 3)}")
@@ -147,7 +150,7 @@ def _require_whole(info: dict[str, Any], located: Located, model_class: Any) -> 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what transformers says on stderr: its bars, and its report of keys, which `load` gives by raising."""
+    """Silence transformers on stderr: its progress bars, and its report of missing keys, for which `load` raises."""
     try:
         from transformers.utils import logging
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The location of weights: a folder, a file, or a commit of a repository on the hub."""
+"""Finds weights: a folder, a file, or a commit of a model on a hub, which is downloaded if this machine lacks it."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ import os
 import re
 from pathlib import Path
 
-from featcache.errors import ConfigError, listing
-from featcache.weights.files import SUFFIXES, Located, fault, with_weights
-from featcache.weights.hub import snapshot
+from featcache.errors import ConfigError, MissingDependencyError, listing
+from featcache.trust import may_download
+from featcache.weights.files import SUFFIXES, Located, fault, first_line, folder_with_weights
+from featcache.weights.hub import HubModel, download, not_to_be_downloaded
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def locate(weights: str, revision: str | None) -> Located:
-    """Find weights on this machine, downloading them from the hub if need be.
+    """Find weights on this machine, after downloading them from the hub if necessary and allowed.
 
     Args:
-        weights: a folder, a file in such a folder, or a hub's id: `org/name`.
-        revision: the commit of a hub's id, 40 hex digits.
+        weights: A folder, a file in such a folder, or a hub's id: `org/name`.
+        revision: The commit of a hub's id, 40 hex digits.
 
     Raises:
-        ConfigError: there is no such folder or file, or nothing in it; a hub's id has no revision, or the hub has no
-            such model; or it may not be downloaded, and then the message says what to download to where.
-        ExtractorError: the hub cannot be reached, or its files cannot be kept.
-        MissingDependencyError: a hub's id needs huggingface_hub.
+        ConfigError: The folder or file does not exist or holds no model; a hub's id comes without a commit; the hub has
+            no such model; or it may not be downloaded, and then the message says what to download, and to where.
+        ExtractorError: The hub cannot be reached, or its files cannot be kept.
+        MissingDependencyError: A hub's id needs huggingface_hub.
     """
-    path = Path(os.path.expanduser(weights))  # where Path's own would raise, this leaves the name as it is
+    path = Path(os.path.expanduser(weights))  # Path.expanduser would raise for the home of an unknown user
     if weights and os.path.isdir(path):  # "" would be the current folder
-        folder = with_weights(path)
+        folder = folder_with_weights(path)
         if folder is None and not (path / "config.json").is_file():
             raise fault(path, "the folder holds neither config.json nor weights")
         return Located(folder or path)
@@ -45,4 +46,28 @@ def locate(weights: str, revision: str | None) -> Located:
         else:
             given = f"{revision!r} is none"
         raise ConfigError(f"params.revision: {given}: the commit of {weights}, in 40 hex digits")
-    return Located(snapshot(weights, revision))
+    return Located(_folder_of_hub_model(weights, revision))
+
+
+def _folder_of_hub_model(name: str, revision: str) -> Path:
+    """The folder of a hub's model in the hub's cache on this machine, downloaded first if anything is missing."""
+    try:
+        from huggingface_hub import constants
+        from huggingface_hub.errors import HFValidationError
+        from huggingface_hub.utils import validate_repo_id
+    except ImportError as error:
+        raise MissingDependencyError("huggingface_hub", f"params.weights: {name}", extra="models") from error
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ConfigError(f"params.weights: {name}: neither a folder nor a model id: {first_line(error)}") from error
+    model = HubModel(name, revision, constants.ENDPOINT, Path(constants.HF_HUB_CACHE).expanduser())
+    if complete := model.complete_folder():
+        return complete
+    if not may_download():
+        raise not_to_be_downloaded(model)
+    download(model)
+    downloaded = folder_with_weights(model.snapshot)
+    if downloaded is None:
+        raise ConfigError(f"params.weights: {name} at {revision} holds no weights that torch reads")
+    return downloaded

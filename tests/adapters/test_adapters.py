@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import toolkits
-from new_process import run_python
+from processes import run_python
 
 PAGE = Path(__file__).parents[2] / "docs" / "adapters.md"
 SECTIONS = {

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import soundfile
 from audio_files import KINDS, RATE, forget_mp3_length, patch_file, tone, write_audio, write_kind, write_tone
-from decoded import WHOLE, fault_of, in_seconds, read_whole, samples_of
+from decoded_audio import WHOLE, fault_of, in_seconds, read_whole, samples_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from open_files import open_files
+from processes import open_files
 
 from featcache.audio import recording
-from featcache.audio.decode import Segment, Source, decode, probe_seconds
+from featcache.audio.decode import Cut, FileIdentity, decode, probe_seconds
 from featcache.audio.recording import END_TOLERANCE_SECONDS
 from featcache.errors import Reason
 
@@ -35,7 +35,7 @@ def test_a_whole_file_is_what_soundfile_reads(files, kind):
     assert samples.flags.c_contiguous
     np.testing.assert_array_equal(samples, expected)
     status = path.stat()
-    assert source == Source(status.st_size, status.st_mtime_ns, RATE)
+    assert source == FileIdentity(status.st_size, status.st_mtime_ns, RATE)
     assert np.abs(samples).max() > 0.1
     # soundfile.read goes to the start before it reads, which changes the last bits of an MP3
     np.testing.assert_allclose(samples, soundfile.read(path, len(samples), always_2d=True)[0], atol=1e-6)
@@ -83,13 +83,13 @@ def test_many_segments_of_a_longer_file(tmp_path, kind):
 
 def test_a_segment_without_start_or_duration_reaches_to_that_end(files):
     path, whole = files["wav-16"]
-    np.testing.assert_array_equal(samples_of(path, Segment(duration=0.25)), whole[: RATE // 4])
-    np.testing.assert_array_equal(samples_of(path, Segment(start=2.75)), whole[-RATE // 4 :])
+    np.testing.assert_array_equal(samples_of(path, Cut(duration=0.25)), whole[: RATE // 4])
+    np.testing.assert_array_equal(samples_of(path, Cut(start=2.75)), whole[-RATE // 4 :])
 
 
 def test_start_and_duration_are_each_rounded_to_samples(files):
     path, whole = files["wav-16"]
-    np.testing.assert_array_equal(samples_of(path, Segment(100.4 / RATE, 10.6 / RATE)), whole[100:111])
+    np.testing.assert_array_equal(samples_of(path, Cut(100.4 / RATE, 10.6 / RATE)), whole[100:111])
 
 
 @pytest.mark.parametrize("kind", ["mp3-variable", "vorbis", "mp3-unknown"])
@@ -123,7 +123,7 @@ def test_what_cannot_be_seeked_is_decoded_once(files, kind, monkeypatch):
 
 def test_a_long_recording_that_cannot_be_seeked_is_never_held_whole(tmp_path, traced):
     path = write_tone(tmp_path / "long.mp3", 60.0, kind="mp3-constant", seed=0)
-    segments = [Segment(float(second), 1.0) for second in range(59)]
+    segments = [Cut(float(second), 1.0) for second in range(59)]
     assert sum(len(samples) for samples, _ in decode(path, segments)) == 59 * RATE
     assert traced(lambda: sum(len(samples) for samples, _ in decode(path, segments))).peak < 60 * RATE * 4 / 5
 
@@ -165,9 +165,9 @@ def test_the_end_is_found_by_decoding_where_the_header_does_not_say(files, kind)
     path, whole = files[kind]
     seconds = len(whole) / RATE
     assert probe_seconds(path) is None
-    np.testing.assert_array_equal(samples_of(path, Segment(1.0)), whole[RATE:])
-    np.testing.assert_array_equal(samples_of(path, Segment(1.0, seconds - 0.95)), whole[RATE:])
-    for outside in (Segment(1.0, seconds), Segment(seconds), Segment(seconds + 100), Segment(seconds + 100, 1.0)):
+    np.testing.assert_array_equal(samples_of(path, Cut(1.0)), whole[RATE:])
+    np.testing.assert_array_equal(samples_of(path, Cut(1.0, seconds - 0.95)), whole[RATE:])
+    for outside in (Cut(1.0, seconds), Cut(seconds), Cut(seconds + 100), Cut(seconds + 100, 1.0)):
         assert fault_of(path, outside).reason == Reason.SEGMENT_OUTSIDE
     np.testing.assert_array_equal(samples_of(path, max_seconds=seconds), whole)
     assert fault_of(path, max_seconds=seconds - 0.01).reason == Reason.TOO_LONG
@@ -204,21 +204,21 @@ def test_a_segment_may_run_past_the_end_by_the_tolerance(files, kind):
 @pytest.mark.parametrize("kind", ["wav-16", "mp3-variable"])
 def test_a_segment_that_starts_outside(files, kind):
     path, whole = files[kind]
-    np.testing.assert_array_equal(samples_of(path, Segment((len(whole) - 1) / RATE)), whole[-1:])
+    np.testing.assert_array_equal(samples_of(path, Cut((len(whole) - 1) / RATE)), whole[-1:])
     for start in (len(whole) / RATE, 1e9, -0.5):
-        assert fault_of(path, Segment(start)).reason == Reason.SEGMENT_OUTSIDE
-        assert fault_of(path, Segment(start, 0.01)).reason == Reason.SEGMENT_OUTSIDE
+        assert fault_of(path, Cut(start)).reason == Reason.SEGMENT_OUTSIDE
+        assert fault_of(path, Cut(start, 0.01)).reason == Reason.SEGMENT_OUTSIDE
 
 
 def test_a_segment_of_no_samples(files):
     for duration in (0.0, 1e-6):
-        assert fault_of(files["wav-16"][0], Segment(1.0, duration)).reason == Reason.EMPTY
+        assert fault_of(files["wav-16"][0], Cut(1.0, duration)).reason == Reason.EMPTY
 
 
 def test_one_segment_fails_and_its_neighbours_do_not(files):
     for kind in ("wav-16", "mp3-variable"):
         path, whole = files[kind]
-        results = list(decode(path, [in_seconds(0, 10), Segment(99.0), in_seconds(20, 30)]))
+        results = list(decode(path, [in_seconds(0, 10), Cut(99.0), in_seconds(20, 30)]))
         np.testing.assert_array_equal(results[0][0], whole[:10])
         assert results[1].reason == Reason.SEGMENT_OUTSIDE
         np.testing.assert_array_equal(results[2][0], whole[20:30])
@@ -235,7 +235,7 @@ def test_too_long_is_known_before_decoding(files, monkeypatch):
 def test_no_longer_than_allowed_is_not_too_long(files):
     path, whole = files["flac-16"]
     np.testing.assert_array_equal(samples_of(path, max_seconds=3.0), whole)
-    np.testing.assert_array_equal(samples_of(path, Segment(0.0, 1.0), max_seconds=1.0), whole[:RATE])
+    np.testing.assert_array_equal(samples_of(path, Cut(0.0, 1.0), max_seconds=1.0), whole[:RATE])
 
 
 def test_probe_reads_the_header(files, bad):

@@ -21,10 +21,10 @@ from audio_files import (
     write_kind,
     write_tone,
 )
-from decoded import WHOLE, fault_of, in_seconds, read_whole, samples_of
+from decoded_audio import WHOLE, fault_of, in_seconds, read_whole, samples_of
 
 from featcache.audio import recording
-from featcache.audio.decode import Segment, decode
+from featcache.audio.decode import Cut, decode
 from featcache.errors import Reason
 
 TELLING = [name for name, kind in KINDS.items() if kind.tells_truncation]
@@ -48,7 +48,7 @@ def test_messages_are_about_the_fault_and_leave_the_path_to_the_caller(bad):
 
 def test_a_fault_of_the_file_is_one_of_each_segment(bad):
     for name in ("missing", "empty.wav", "text.wav"):
-        results = list(decode(bad[name][0], [WHOLE, Segment(1.0), Segment(0.5, 1.0)]))
+        results = list(decode(bad[name][0], [WHOLE, Cut(1.0), Cut(0.5, 1.0)]))
         assert [result.reason for result in results] == [bad[name][1]] * 3
 
 
@@ -80,7 +80,7 @@ def test_an_error_of_the_operating_system(files, monkeypatch):
 
 def test_a_file_that_changes_while_it_is_read(tmp_path):
     path = write_tone(tmp_path / "a.wav")
-    results = decode(path, [Segment(0.0, 0.5), Segment(0.5, 0.5)])
+    results = decode(path, [Cut(0.0, 0.5), Cut(0.5, 0.5)])
     assert len(next(results)[0]) == RATE // 2
     with path.open("ab") as file:
         file.write(b"more")
@@ -93,8 +93,8 @@ def test_the_message_says_where_a_float_is_not_finite(tmp_path):
     samples = tone(2.0, channels=2)
     samples[RATE + RATE // 4, 1] = np.nan
     path = write_audio(tmp_path / "a.wav", samples, kind="wav-float")
-    assert "1.250 s" in str(fault_of(path, Segment(0.5)))
-    np.testing.assert_array_equal(samples_of(path, Segment(0.5, 0.75)), samples[RATE // 2 : RATE + RATE // 4])
+    assert "1.250 s" in str(fault_of(path, Cut(0.5)))
+    np.testing.assert_array_equal(samples_of(path, Cut(0.5, 0.75)), samples[RATE // 2 : RATE + RATE // 4])
 
 
 # --- truncation
@@ -106,7 +106,7 @@ def test_of_a_truncated_file_only_what_is_missing_fails(files, tmp_path, kind, k
     path, whole = files[kind]
     cut = cut_file(path, tmp_path, -1 if keep == -1 else int(keep * path.stat().st_size))
     before = in_seconds(100, int(0.02 * len(whole)))
-    good, rest, all_of_it = decode(cut, [before, Segment(before.duration), WHOLE])
+    good, rest, all_of_it = decode(cut, [before, Cut(before.duration), WHOLE])
     assert [rest.reason, all_of_it.reason] == [Reason.TRUNCATED] * 2
     np.testing.assert_array_equal(good[0], whole[100 : int(0.02 * len(whole))])
 
@@ -124,7 +124,7 @@ def test_damage_in_a_flac_spoils_only_what_lies_there(tmp_path):
     path = write_tone(tmp_path / "damaged.flac", 10.0, kind="flac-16", seed=0)
     whole = read_whole(path)
     patch_file(path, path.stat().st_size // 2, bytes(500))
-    all_of_it, before, middle, after = decode(path, [WHOLE, Segment(1.0, 2.0), Segment(4.0, 2.0), Segment(9.0, 0.5)])
+    all_of_it, before, middle, after = decode(path, [WHOLE, Cut(1.0, 2.0), Cut(4.0, 2.0), Cut(9.0, 0.5)])
     assert [all_of_it.reason, middle.reason] == [Reason.TRUNCATED] * 2
     np.testing.assert_array_equal(before[0], whole[RATE : 3 * RATE])
     np.testing.assert_array_equal(after[0], whole[9 * RATE : 9 * RATE + RATE // 2])
@@ -181,7 +181,7 @@ def test_what_surrounds_an_mp3(tmp_path):
         path.write_bytes(data)
         np.testing.assert_array_equal(samples_of(path), whole)
     path.write_bytes(tag + mp3 + mp3)
-    part, all_of_it = decode(path, [Segment(0.0, 1.0), WHOLE])
+    part, all_of_it = decode(path, [Cut(0.0, 1.0), WHOLE])
     np.testing.assert_array_equal(part[0], whole[:RATE])
     assert all_of_it.reason == Reason.TRUNCATED
     assert "another MP3 follows" in str(all_of_it)

@@ -10,15 +10,17 @@ import shutil
 import numpy as np
 import pytest
 import soundfile
-from conftest import check, items, speech
-from copying import assert_resumed_to_the_same_bits, config_of, extract, write_config_of
+from augment_section import assert_resumed_to_the_same_bits, config_of, extract, write_config_of
+from cache_contents import check, items
+from corpora import speech
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import featcache
-from featcache.audio.decode import Segment, decode, to_waveform
+from featcache.audio.decode import Cut, decode
 from featcache.audio.noise import Noise
-from featcache.audio.preparation import Preparation
+from featcache.audio.resample import to_waveform
+from featcache.audio.waveform import WaveformMaker
 from featcache.config import AudioPolicy, config_from
 from featcache.errors import ConfigError
 
@@ -117,14 +119,15 @@ def test_what_is_silent_stays_what_it_is(noises, tmp_path):
 
 
 def test_an_id_gets_the_noise_of_its_suffix(noises):
-    preparation = Preparation.of(config_of({**section(), "speed": [0.9, 1.0]}, noises))
-    (result,) = decode(noises / "long.wav", [Segment(0.0, 0.5)])
+    config = config_of({**section(), "speed": [0.9, 1.0]}, noises)
+    waveform_maker = WaveformMaker.of(config.audio, config.augment)
+    (result,) = decode(noises / "long.wav", [Cut(0.0, 0.5)])
     samples = result[0]
-    clean = preparation.waveform(samples, RATE, "utt_sp0.9", None)
-    noisy = preparation.waveform(samples, RATE, "utt_sp0.9_snr5", None)
+    clean = waveform_maker.waveform(samples, RATE, "utt_sp0.9", None)
+    noisy = waveform_maker.waveform(samples, RATE, "utt_sp0.9_snr5", None)
     assert len(noisy) == len(clean) == int(8000 / 0.9 + 0.5)
     assert noisy.tobytes() == noise_of(noises).add_to(clean, "utt_sp0.9_snr5", 5.0).tobytes()
-    assert preparation.waveform(samples, RATE, "utt", None).tobytes() == samples[:, 0].tobytes()
+    assert waveform_maker.waveform(samples, RATE, "utt", None).tobytes() == samples[:, 0].tobytes()
 
 
 # The fingerprint

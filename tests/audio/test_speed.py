@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from conftest import check, items, only_version, speech
-from copying import SPEEDS, assert_resumed_to_the_same_bits, config_of, extract, write_config_of
+from augment_section import SPEEDS, assert_resumed_to_the_same_bits, config_of, extract, write_config_of
+from cache_contents import check, items, only_version
+from corpora import speech
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featcache.audio.decode import to_waveform
+from featcache.audio.resample import to_waveform
 from featcache.config import AudioPolicy, config_from, load_config, packaged_configs
 from featcache.errors import AudioError, ConfigError, ManifestError, Reason
 from featcache.extract import decoding

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from audio_files import RATE, tone
 
-from featcache.audio.decode import to_waveform
+from featcache.audio.resample import to_waveform
 from featcache.config import AudioPolicy
 from featcache.errors import AudioError, MissingDependencyError, Reason
 

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import featcache
 from featcache import augment
 from featcache.augment import GaussianNoise, MixEnergies, Mixup, SpecAugment
-from featcache.augment.draws import Draws
-from featcache.augment.time_warp import warp_time
+from featcache.augment.base import Draws
+from featcache.augment.spec_augment import warp_time
 from featcache.errors import ArgumentError
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

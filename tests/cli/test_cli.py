@@ -10,7 +10,9 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
-from conftest import COLUMNS, items, only_version, write_config
+from cache_contents import items, only_version
+from corpora import COLUMNS
+from extractions import write_config
 from make_cache import make_version
 
 from featcache import __version__

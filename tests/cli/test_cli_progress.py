@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import write_config
-from terminal import on_terminal
+from extractions import write_config
+from processes import on_terminal
 
 from featcache.cli import progress
 from featcache.engines.progress import Counted, Progress

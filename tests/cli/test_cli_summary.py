@@ -6,9 +6,10 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import soundfile
-from conftest import Corpus, items, only_version, shard_folders, speech
-from gate import interrupt
+from cache_contents import items, only_version, shard_folders
+from corpora import Corpus, speech
 from manifests import manifest_of
+from pausing import interrupt
 
 from featcache.errors import ManifestError
 from featcache.extract import notes

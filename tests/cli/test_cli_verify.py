@@ -1,7 +1,7 @@
 """What `verify` says of a damaged version, and of one that lacks rows of a manifest: how much, and what to do."""
 
 import pytest
-from conftest import only_version
+from cache_contents import only_version
 from damage import CHUNKS, flip, victim
 
 

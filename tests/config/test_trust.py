@@ -11,16 +11,16 @@ from pathlib import Path
 import hub_server
 import pytest
 import saved_models
+from cache_contents import only_version
 from click.testing import CliRunner, Result
-from conftest import only_version
 from damage import flip
-from test_hub import CONFIG, environment
+from hub_server import CONFIG, environment
 
 import featcache
+from featcache import trust
 from featcache.cli import main
 from featcache.store import zarr3
 from featcache.store.version import Version
-from featcache.weights import trust
 
 PLANTED = """
 import pathlib
@@ -89,7 +89,7 @@ def shell(cache, plain, monkeypatch):
     (cache / "units.yaml").write_text("name: units\nextractor: units\nparams: {weights: units.safetensors}\n")
     monkeypatch.chdir(cache)
     monkeypatch.syspath_prepend(cache)
-    monkeypatch.setattr(trust, "_allowed", False)
+    monkeypatch.setattr(trust, "_remote_code_is_allowed", False)
     yield Shell(cache, plain.manifest())
     sys.modules.pop("planted", None)
 

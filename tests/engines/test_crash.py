@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 import soundfile
-from conftest import Corpus, being_written, check, chunk_files, items, only_version, shard_folders, speech
-from gate import interrupt
+from cache_contents import being_written, check, chunk_files, items, only_version, shard_folders
+from corpora import Corpus, speech
+from pausing import interrupt
 
 from featcache.config import load_config
 from featcache.device import BATCH_SECONDS

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import WORK, being_written
+from cache_contents import WORK, being_written
 from damage import flip
-from extracting import run_to_its_end
+from extractions import run_to_its_end
 
 from featcache.config import load_config
 from featcache.errors import DamagedError, StoreError

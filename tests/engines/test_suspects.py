@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Corpus, check, chunk_files, items, only_version, shard_folders, write_config
-from extracting import extracted
+from cache_contents import check, chunk_files, items, only_version, shard_folders
+from corpora import Corpus
+from extractions import extracted, write_config
 from small_shards import item, write
 
 from featcache.config import load_config
@@ -263,10 +264,10 @@ def test_an_older_item_settles_nothing(version, clock):
     forget_suspects(version, open_index(version))
     assert marks(version.path.parent) == []
 
-    Run(version, {}).fail([Failure("b", "b.wav", None, None, None, "empty", "", None, None)])
+    Run(version, {}).fail([Failure(id="b", path="b.wav", reason="empty", message="")])
     as_if_killed(version, ["b"])
     forget_suspects(version, open_index(version))
     assert marks(version.path.parent)
-    Run(version, {}).fail([Failure("b", "b.wav", None, None, None, "crashed", "", None, None)])
+    Run(version, {}).fail([Failure(id="b", path="b.wav", reason="crashed", message="")])
     forget_suspects(version, open_index(version))
     assert marks(version.path.parent) == []

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import soundfile
 import zarr
-from conftest import TINY, check, chunk_files, items, only_version, shard_folders, write_config
-from extracting import extracted
-from forked import wait_until
+from cache_contents import check, chunk_files, items, only_version, shard_folders
+from extractions import TINY, extracted, write_config
+from forking import wait_until
 
 import featcache
 from featcache.config import load_config

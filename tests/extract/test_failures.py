@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import soundfile
 from audio_files import bad_files
-from conftest import check, chunk_files, items, only_version, speech, write_config
-from extracting import extracted
+from cache_contents import check, chunk_files, items, only_version
+from corpora import speech
+from extractions import extracted, write_config
 
 from featcache.errors import Reason
 from featcache.manifest import read_manifest

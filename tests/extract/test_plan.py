@@ -61,10 +61,7 @@ def plan(manifest: Manifest, index: Index, seconds_per_shard: float = 30.0, fail
 
 
 def failure(manifest: Manifest, row: int) -> Failure:
-    utterance = manifest[row]
-    return Failure(
-        utterance.id, utterance.path, utterance.start, utterance.duration, utterance.channel, "empty", "", 0, 0
-    )
+    return Failure(**manifest[row].row(), reason="empty", message="", size=0, mtime_ns=0)
 
 
 @given(ROWS, st.floats(0.1, 100), st.data())

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from conftest import TINY, Corpus, check, speech, write_config
-from speech import digits
+from cache_contents import check
+from corpora import Corpus, speech
+from extractions import TINY, write_config
+from real_speech import digits
 
 import featcache
 from featcache.config import config_from

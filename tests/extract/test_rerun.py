@@ -6,8 +6,9 @@ import os
 
 import pytest
 import soundfile
-from conftest import Corpus, check, items, only_version, speech
-from extracting import extracted, versions_in
+from cache_contents import check, items, only_version, versions_in
+from corpora import Corpus, speech
+from extractions import extracted
 
 from featcache.config import load_config
 from featcache.errors import DamagedError

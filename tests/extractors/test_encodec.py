@@ -10,8 +10,9 @@ from transformers.models.encodec.modeling_encodec import EncodecEncoder
 
 from featcache.errors import ConfigError
 from featcache.extractors import Clip, encodec, seanet
+from featcache.extractors.codec import code_dtype
 from featcache.extractors.encodec import Encodec, EncodecParams
-from featcache.extractors.model import Chunk, code_dtype
+from featcache.extractors.model import Chunk
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -3,8 +3,8 @@ import warnings
 import kaldi_reference as reference
 import numpy as np
 import pytest
+import real_speech
 import soxr
-import speech
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,7 +100,7 @@ def test_any_options_are_kaldis(sample_rate, seconds, seed, options):
 
 @pytest.mark.parametrize("num_mel_bins", [23, 80])
 def test_real_speech_is_nearer_to_the_formula_than_others(num_mel_bins):
-    for clips in speech.sentences(5), speech.digits(40):
+    for clips in real_speech.sentences(5), real_speech.digits(40):
         sample_rate = clips[0][1]
         params = FbankParams(num_mel_bins=min(num_mel_bins, sample_rate // 200), snip_edges=False)
         by = {
@@ -235,7 +235,7 @@ def test_lhotses_config_has_lhotses_floor():
 
 def test_lhotses_config_on_real_speech():
     """And as float16 it is nearer to Lhotse's than what Lhotse's own lilcom keeps, in steps of 1/32."""
-    for clips in speech.sentences(5), speech.digits(40):
+    for clips in real_speech.sentences(5), real_speech.digits(40):
         for waveform, sample_rate in clips:
             waveform = soxr.resample(waveform, sample_rate, 16000)
             ours, theirs = reference.by_featcache(waveform, 16000, LHOTSE.params), by_lhotse(waveform)

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
+import real_speech
 import soundfile
 import soxr
-import speech
 import torch
 import torchaudio
 from hypothesis import given
@@ -106,7 +106,7 @@ def test_whisper_is_transformers(num_mel_bins, num_samples):
 
 
 def test_whisper_on_real_speech():
-    clips = [Clip("", torch.from_numpy(waveform)) for waveform, _ in speech.sentences(8)]
+    clips = [Clip("", torch.from_numpy(waveform)) for waveform, _ in real_speech.sentences(8)]
     # One batch, of clips of different levels: each is scaled to its own maximum.
     clips = [Clip("", clip.waveform * 10 ** -(i % 4)) for i, clip in enumerate(clips)]
     for clip, ours in zip(clips, LogMel(LogMelParams(), 16000, CPU).extract(clips), strict=True):
@@ -160,7 +160,7 @@ def test_a_batch_of_padded_clips_is_what_whisper_takes(cli, scratch):
 
 
 def test_padded_real_speech_is_whispers_input():
-    for waveform, sample_rate in speech.sentences(4):
+    for waveform, sample_rate in real_speech.sentences(4):
         waveform = soxr.resample(waveform, sample_rate, 16000)
         ours = extract(waveform, LogMelParams(pad_to_seconds=30), 16000)
         assert np.abs(ours - whisper(waveform, 80, "max_length")).max() < 2e-4
@@ -181,7 +181,7 @@ def test_frames_of_a_clip_alone_are_not_whispers_input():
 
 def test_hifigan_on_real_speech():
     """As `exact` has it, and as its own few lines of torch do."""
-    for waveform, sample_rate in speech.sentences(3):
+    for waveform, sample_rate in real_speech.sentences(3):
         ours = extract(waveform, HIFIGAN, sample_rate)
         theirs = hifigan(torch.from_numpy(waveform)).numpy()
         truth = exact(waveform, HIFIGAN, sample_rate)

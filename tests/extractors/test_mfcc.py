@@ -1,7 +1,7 @@
 import kaldi_reference as reference
 import numpy as np
 import pytest
-import speech
+import real_speech
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,7 +67,7 @@ def test_any_options_are_kaldis(sample_rate, seed, bins_and_ceps, options):
 
 
 def test_real_speech_is_as_near_to_the_formula_as_others():
-    for clips in speech.sentences(3), speech.digits(40):
+    for clips in real_speech.sentences(3), real_speech.digits(40):
         sample_rate = clips[0][1]
         params = MfccParams(use_energy=False)
         ours, audio, native, truth = (

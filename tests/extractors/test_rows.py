@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from conftest import TINY, Corpus, items, only_version, shard_folders, speech, write_config
-from extracting import run_to_its_end
-from gate import interrupt
+from cache_contents import items, only_version, shard_folders
+from corpora import Corpus, speech
+from extractions import TINY, run_to_its_end, write_config
+from pausing import interrupt
 from processes import MOST_SECONDS
 from row_extractors import HOP, Moments, MomentsParams, Shapes, Small
 

@@ -8,7 +8,7 @@ import pytest
 import small_models
 import torch
 from codec_checks import CodecChecks, cut
-from new_process import run_python
+from processes import run_python
 
 from featcache.errors import ConfigError, MissingDependencyError
 from featcache.extractors import speechtokenizer

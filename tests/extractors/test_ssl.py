@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import real_speech
 import small_ssl
 import soxr
-import speech
 import torch
 import transformers
 from hidden_states import assert_blind_behind_the_end, difference, extract, noise
@@ -114,7 +114,7 @@ def test_num_frames_is_that_of_the_reference(name, folder, theirs):
 @pytest.mark.parametrize("name", ["hubert", "wavlm-large", "w2v-bert", "whisper"])
 def test_real_speech(name, folder, theirs):
     """From 8 kHz, so there is nothing in the upper bands."""
-    digits = [soxr.resample(waveform, rate, 16000)[:32000] for waveform, rate in speech.digits(6)]
+    digits = [soxr.resample(waveform, rate, 16000)[:32000] for waveform, rate in real_speech.digits(6)]
     for waveform, ours in zip(digits, extract(build(folder(name)), list(map(torch.from_numpy, digits))), strict=True):
         assert difference(ours, theirs(name)(waveform)[1]) < TOLERANCE.get(name, 1e-5)
 

@@ -272,7 +272,7 @@ def test_features_that_the_version_could_not_hold_are_a_failure(tmp_path):
 
 
 def rows_of(version, names):
-    return [Utterance(name, f"audio/{name}.wav", None, None, None) for name in names]
+    return [Utterance(id=name, path=f"audio/{name}.wav") for name in names]
 
 
 def test_a_versions_items_for_rows_of_a_manifest(tmp_path):
@@ -295,22 +295,22 @@ def test_a_versions_items_for_rows_of_a_manifest(tmp_path):
     ("row", "message"),
     [
         (
-            Utterance("utt-1", "audio/utt-2.wav", None, None, None),
+            Utterance(id="utt-1", path="audio/utt-2.wav"),
             "whose features of this id are of another row or file: ",
         ),
         (
-            Utterance("utt-1", "audio/utt-1.wav", 0.5, None, None),
+            Utterance(id="utt-1", path="audio/utt-1.wav", start=0.5),
             "whose features of this id are of another row or file: ",
         ),
         (
-            Utterance("utt-1", "audio/utt-1.wav", None, 0.5, None),
+            Utterance(id="utt-1", path="audio/utt-1.wav", duration=0.5),
             "whose features of this id are of another row or file: ",
         ),
         (
-            Utterance("utt-1", "audio/utt-1.wav", None, None, 0),
+            Utterance(id="utt-1", path="audio/utt-1.wav", channel=0),
             "whose features of this id are of another row or file: ",
         ),
-        (Utterance("utt-9", "audio/utt-9.wav", None, None, None), r"not in fbank80-[0-9a-f]{12}$"),
+        (Utterance(id="utt-9", path="audio/utt-9.wav"), r"not in fbank80-[0-9a-f]{12}$"),
     ],
 )
 def test_a_row_that_the_version_has_not(tmp_path, row, message):

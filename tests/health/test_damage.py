@@ -8,7 +8,7 @@ import shutil
 import threading
 
 import pytest
-from conftest import check, chunk_files, items, only_version
+from cache_contents import check, chunk_files, items, only_version
 from damage import CHUNKS, FILES, SPOIL, assert_repaired, flip, victim
 
 from featcache.errors import DamagedError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from conftest import chunk_files, items, only_version
+from cache_contents import chunk_files, items, only_version
 from damage import SPOIL, assert_repaired, flip, victim
 
 from featcache.store.index import build_index, open_index

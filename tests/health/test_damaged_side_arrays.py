@@ -8,8 +8,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from conftest import check, items, only_version, write_config
+from cache_contents import check, items, only_version
 from damage import CHUNKS, FILES, SPOIL, flip, victim
+from extractions import write_config
 from make_cache import make_features, make_version
 
 import featcache

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from conftest import Corpus, only_version, write_config
+from cache_contents import only_version
+from corpora import Corpus
+from extractions import write_config
 from odd_extractors import EqualLengths, Halves, NothingSeen, Slow
 from row_extractors import Moments
 from small_models import encodec_24khz, speech_like

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import only_version, write_config
+from cache_contents import only_version
+from extractions import write_config
 from odd_extractors import Halves, Slow
 from row_extractors import HOP, Moments, Small
 

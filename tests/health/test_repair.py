@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from conftest import check, items, only_version, speech
+from cache_contents import check, items, only_version
+from corpora import speech
 from damage import CHUNKS, flip, victim
 from make_cache import add_shard
 

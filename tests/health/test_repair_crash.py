@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import check, items, only_version
-from damage import CHUNKS, flip, provenance, victim
+from cache_contents import check, items, only_version, provenance
+from damage import CHUNKS, flip, victim
 
 from featcache.extract.work import Options
 from featcache.health.repair import repair

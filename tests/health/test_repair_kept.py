@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from conftest import Corpus, check, items, only_version, scratch_folder, speech, write_config
-from damage import CHUNKS, delete, empty, flip, lengthen, provenance, replace_by_folder, victim
+from cache_contents import check, items, only_version, provenance
+from corpora import Corpus, speech
+from damage import CHUNKS, delete, empty, flip, lengthen, replace_by_folder, victim
+from extractions import write_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from speech import DATA
+from real_speech import DATA
+from scratch import scratch_folder
 
 from featcache.extract.work import Options
 from featcache.extraction import Extraction

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import check
+from cache_contents import check
 from damage import CHUNKS, flip
 from small_shards import SIDE, SIDED, item, write
 

@@ -1,7 +1,7 @@
 """Forks `featcache` processes out of one that has imported everything: 20 ms each instead of three seconds.
 
 What is forked is a real process in every other way: its own interpreter state, files, signals and limits, and it
-may be killed at any moment. Started by `conftest.py` as `python cli_server.py SOCKET PARENT`, by the process of that
+may be killed at any moment. Started by `processes.py` as `python cli_server.py SOCKET PARENT`, by the process of that
 pid; each connection asks for one process, is told its pid, and then how it ended.
 """
 

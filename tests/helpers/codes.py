@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-import speech
+import real_speech
 import torch
 import torchaudio
 
@@ -33,7 +33,7 @@ def digits(count, rate):
     """Spoken digits at a rate."""
     return [
         torchaudio.functional.resample(torch.from_numpy(waveform), original, rate)
-        for waveform, original in speech.digits(count)
+        for waveform, original in real_speech.digits(count)
     ]
 
 

@@ -6,10 +6,10 @@ import os
 import shutil
 from pathlib import Path
 
-from conftest import items, only_version
+from cache_contents import items, only_version, provenance
 
 from featcache.store.index import open_index
-from featcache.store.shard import COLUMNS, Item, Shard
+from featcache.store.shard import COLUMNS, Shard
 
 CHUNKS = {name: f"{name}/c/0/0" if name in ("features", "segments", "sources") else f"{name}/c/0" for name in COLUMNS}
 CHUNKS["features"] = "features/c/0/0"
@@ -41,15 +41,6 @@ def assert_repaired(cli, cache: Path, sound: Path, plain) -> None:
     verified = cli("verify", cache, "--manifest", plain.manifest())
     assert verified.code == 0, verified.out
     assert "no damage found" in verified.out
-
-
-def provenance(cache: Path) -> dict[str, Item]:
-    """What a cache's one version keeps of each utterance besides its features."""
-    version = only_version(cache)
-    index = open_index(version)
-    found = {name: list(version.shard(name).items()) for name in index.shards}
-    where = zip(index.shard.tolist(), index.item.tolist(), strict=True)
-    return {item.id: item for item in (found[index.shards[shard]][number] for shard, number in where)}
 
 
 # Whole files

@@ -19,8 +19,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from processes import MOST_SECONDS
+
 LARGE = {".safetensors", ".bin", ".pt"}
 """Files that a hub keeps elsewhere, by the SHA-256 of what they hold."""
+
+
+CONFIG = """
+name: encodec
+extractor: encodec
+params: {{weights: {weights}, revision: {revision}, bandwidth: 6.0}}
+audio: {{sample_rate: 24000}}
+"""
+"""A config whose weights are on a hub."""
 
 
 @dataclass
@@ -167,3 +178,19 @@ def _sha256(content: bytes) -> str:
 def _blob_id(content: bytes) -> str:
     """As git names what a file holds."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def environment(hub, home, **others):
+    """Of a process that is to use this hub and this HF_HOME."""
+    return {
+        "HF_ENDPOINT": hub.address,
+        "HF_HOME": str(home),
+        "HF_HUB_CACHE": str(home / "hub"),
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_ETAG_TIMEOUT": str(MOST_SECONDS),
+        "HF_HUB_DOWNLOAD_TIMEOUT": str(MOST_SECONDS),
+        "HF_TOKEN": "",
+        "no_proxy": "*",
+        **others,
+    }

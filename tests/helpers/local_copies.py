@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from forked import wait_until
+from forking import wait_until
 from make_cache import make_features
 
 import featcache

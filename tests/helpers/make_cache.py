@@ -104,14 +104,8 @@ def add_shard(version, features, *, row=0, supersedes=None, rows=None):
     lengths = [len(array) for array in arrays]
     items = [
         Item(
-            name,
-            **{
-                "path": f"audio/{name}.wav",
-                "start": None,
-                "duration": None,
-                "channel": None,
-                **(rows or {}).get(name, {}),
-            },
+            id=name,
+            **{"path": f"audio/{name}.wav", **(rows or {}).get(name, {})},
             num_samples=length * 160 + 240,
             size=1000,
             mtime_ns=5,

@@ -9,15 +9,16 @@ import sys
 import threading
 import time
 
-import gate
 import numpy as np
+import pausing
 import torch
 
 from featcache import weights
 from featcache.errors import AudioError, Reason
 from featcache.extractors import Extractor, Params
+from featcache.extractors.codec import CodecExtractor
 from featcache.extractors.encodec import Encodec
-from featcache.extractors.model import CodecExtractor, ModelParams
+from featcache.extractors.model import ModelParams
 from featcache.extractors.rows import RowExtractor, Rows
 from featcache.spec import FeatureSpec
 
@@ -53,11 +54,11 @@ class Slow(Extractor[SlowParams]):
         return torch.stack([frames.mean(1), frames.square().mean(1)], dim=1)
 
 
-class GatedSlowParams(gate.GatedParams, SlowParams):
+class GatedSlowParams(pausing.GatedParams, SlowParams):
     """Those of `Gated`."""
 
 
-class Gated(gate.Gated, Slow):
+class Gated(pausing.Gated, Slow):
     """The same, and every clip goes through a gate."""
 
     Params = GatedSlowParams

@@ -1,15 +1,18 @@
-"""`featcache` as real processes."""
+"""`featcache`, and Python code, as real processes; and what a process has open."""
 
 from __future__ import annotations
 
 import json
 import os
+import pty
 import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import termios
+import textwrap
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -157,3 +160,36 @@ class Cli:
                 time.sleep(0.05)
             else:
                 return connection
+
+
+def on_terminal(columns: int, *command: object, **options) -> tuple[int, str]:
+    """How a `featcache` command ends, and what it writes on a terminal of that width; 0 is one that knows no size."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24 if columns else 0, columns))
+    arguments = [sys.executable, "-m", "featcache", *map(str, command)]
+    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=theirs, **options) as process:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # the other end is closed
+            while chunk := os.read(ours, 4096):
+                shown += chunk
+        os.close(ours)
+    return process.returncode, shown.decode()
+
+
+def run_python(code: str, *arguments: object, **options) -> str:
+    """Run a script in a new process with warnings as errors; returns what it prints."""
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def open_files(path, pid="self"):
+    """The files that a process has open of those at or below a path, each as often as it is open."""
+    found = []
+    with suppress(FileNotFoundError):  # the process has ended
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # it has been closed
+                found.append(Path(os.readlink(descriptor)))
+    return sorted(str(one) for one in found if one.is_relative_to(path))

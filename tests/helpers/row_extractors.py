@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-import gate
+import pausing
 import torch
 
 from featcache.extractors import Params
@@ -70,11 +70,11 @@ class Shapes(Moments):
         return rows
 
 
-class GatedMomentsParams(gate.GatedParams, MomentsParams):
+class GatedMomentsParams(pausing.GatedParams, MomentsParams):
     """Those of `Gated`."""
 
 
-class Gated(gate.Gated, Shapes):
+class Gated(pausing.Gated, Shapes):
     """The same, and every batch goes through a gate."""
 
     Params = GatedMomentsParams

@@ -25,7 +25,7 @@ DTYPES = ["float32", "float16", "uint8", "uint16", "uint32", "int64"]
 
 def item(id_: str, frames: int = 3, **columns) -> Item:
     """An item of a clip that gives so many frames."""
-    values = {"path": f"{id_}.wav", "start": None, "duration": None, "channel": None, "num_samples": frames * 160}
+    values = {"path": f"{id_}.wav", "num_samples": frames * 160}
     return Item(id=id_, **{**values, "size": 1, "mtime_ns": 2, "sample_rate": 16000, **columns})
 
 

@@ -224,7 +224,14 @@ class TestMissing:
         """20 utterances; bad-0 … bad-2 have failed."""
         version = make_version(tmp_path, make_features(20))
         Run(version, {}).fail(
-            Failure(f"bad-{n}", "a.wav", None, None, None, Reason.TOO_SHORT if n else Reason.EMPTY, f"seen {n}", 1, 1)
+            Failure(
+                id=f"bad-{n}",
+                path="a.wav",
+                reason=Reason.TOO_SHORT if n else Reason.EMPTY,
+                message=f"seen {n}",
+                size=1,
+                mtime_ns=1,
+            )
             for n in range(3)
         )
         return featcache.open(tmp_path)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from conftest import Corpus, speech
-from copying import config_of, extract
+from augment_section import config_of, extract
+from corpora import Corpus, speech
 
 import featcache
 from featcache.errors import ArgumentError, ManifestError, MissingItemError

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from forked import forked
+from forking import forked
 from make_cache import make_features, make_version
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler, Subset
 

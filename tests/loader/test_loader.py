@@ -1,7 +1,7 @@
 """The loader as a whole: what it needs of the machine and of other packages, and that its page is true."""
 
 from make_cache import make_features, make_version
-from new_process import run_python
+from processes import run_python
 
 
 class TestNeeds:

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from forked import wait_until
+from forking import wait_until
 from local_copies import (
     SHARDS,
     chunk,
@@ -21,8 +21,7 @@ from local_copies import (
     wait_until_idle,
 )
 from make_cache import make_version
-from open_files import open_files
-from processes import MOST_SECONDS
+from processes import MOST_SECONDS, open_files
 
 import featcache
 from featcache.loader import local_disk

@@ -5,7 +5,7 @@ import re
 import signal
 
 import pytest
-from forked import fork, join, wait_for_word, wait_until
+from forking import fork, join, wait_for_word, wait_until
 from local_copies import (
     SHARDS,
     chunk,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forked import fork, forked, join, wait_for_word, wait_until
+from forking import fork, forked, join, wait_for_word, wait_until
 from local_copies import SHARDS, chunk, copies_in, mapped, parts_in, read_all, settle, shards, wait_until_idle
 from make_cache import make_version
 from processes import MOST_SECONDS
@@ -146,6 +146,7 @@ class TestProcesses:
             for row in np.random.default_rng(os.getpid()).permutation(len(cache)).tolist():
                 cache[row]
             wait_until_idle()
+            cache[0]  # from now on, the copies are read
             assert len(mapped(disk)) == 12
             assert mapped(tmp_path / version.path.name) == set()
             assert read_all(cache, featcache.open(tmp_path))

@@ -10,10 +10,10 @@ from pathlib import Path
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from forked import forked
+from forking import forked
 from hypothesis import given
 from make_cache import make_features, make_version
-from new_process import run_python
+from processes import run_python
 
 import featcache
 from featcache.errors import ArgumentError
@@ -69,25 +69,25 @@ class TestSizes:
 
 class TestArena:
     @given(st.lists(st.tuples(st.integers(0, 5000), st.booleans()), max_size=80), st.integers(0, 40 * GRAIN))
-    def test_pieces_never_overlap_keep_what_they_hold_and_all_come_back(self, steps, num_bytes):
+    def test_blocks_never_overlap_keep_what_they_hold_and_all_come_back(self, steps, num_bytes):
         arena, held = Arena(num_bytes), {}
         for number, (size, drops) in enumerate(steps):
-            piece = arena.take(size)
-            if piece is not None:
-                held[number] = piece.holding(np.full(size, number, np.uint8))
+            block = arena.take(size)
+            if block is not None:
+                held[number] = block.copy_of(np.full(size, number, np.uint8))
             assert sum(max(1, -(-len(array) // GRAIN)) * GRAIN for array in held.values()) <= num_bytes
             if drops and held:
                 del held[min(held)]
-            del piece
+            del block
         assert all((array == number).all() for number, array in held.items())
         held.clear()
         largest = num_bytes // GRAIN * GRAIN
         if largest:
             assert arena.take(largest) is not None  # one hole again
 
-    def test_views_keep_a_piece_alive_and_arrays_cannot_be_written(self):
+    def test_views_keep_a_block_alive_and_arrays_cannot_be_written(self):
         arena = Arena(4 * GRAIN)
-        view = arena.take(4 * GRAIN).holding(np.arange(2 * GRAIN, dtype=np.uint16).reshape(-1, 4))[2:4, 1]
+        view = arena.take(4 * GRAIN).copy_of(np.arange(2 * GRAIN, dtype=np.uint16).reshape(-1, 4))[2:4, 1]
         gc.collect()
         assert arena.take(1) is None
         assert view.tolist() == [9, 13]

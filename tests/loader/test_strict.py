@@ -6,9 +6,9 @@ import signal
 import warnings
 
 import pytest
-from conftest import only_version, shard_folders
-from gate import interrupt
+from cache_contents import only_version, shard_folders
 from make_cache import add_shard, make_features, make_version
+from pausing import interrupt
 
 import featcache
 from featcache.errors import FeatcacheWarning, StoreError
@@ -136,7 +136,7 @@ class TestRecords:
     def run(self, version, manifest="a.csv", *, new, held, only=False, extracted=None, failed=(), **outcome):
         asked = {"manifest": manifest, "root": "/", "utterances": new + held, "new": new, "held": held, "only": only}
         run = Run(version, asked)
-        run.fail(Failure(id_, "x.wav", None, None, None, "empty", "", None, None) for id_ in failed)
+        run.fail(Failure(id=id_, path="x.wav", reason="empty", message="") for id_ in failed)
         if extracted is not None:
             run.finish({"extracted": extracted, "failed": len(failed), "interrupted": False, **outcome})
         return run

@@ -28,8 +28,8 @@ DATA = Path(__file__).parents[3] / "shared" / "data"
 def test_reads_columns_and_rows(written):
     manifest = read_manifest(written("id,path,start,duration,channel,text\na,x.wav,0.5,2,1,hi\nb,y.wav,,,,\n"))
     assert rows_of(manifest) == [
-        Utterance("a", "x.wav", 0.5, 2.0, 1),
-        Utterance("b", "y.wav", None, None, None),
+        Utterance(id="a", path="x.wav", start=0.5, duration=2.0, channel=1),
+        Utterance(id="b", path="y.wav"),
     ]
     assert manifest.ids == Strings.of(["a", "b"])
     assert manifest.paths == Strings.of(["x.wav", "y.wav"])
@@ -51,7 +51,7 @@ def test_rows_count_from_the_end_and_stop_at_it(written):
 
 
 def test_an_utterance_travels_by_pickle():
-    utterance = Utterance("a", "x.wav", 0.5, None, 1)
+    utterance = Utterance(id="a", path="x.wav", start=0.5, channel=1)
     pickled = pickle.dumps(utterance)
     assert pickle.loads(pickled) == utterance
     assert len(pickled) < 200
@@ -72,7 +72,7 @@ def test_an_utterance_travels_by_pickle():
 )
 def test_format_by_suffix_then_by_first_line(written, name, content):
     manifest = read_manifest(written(content, name))
-    assert rows_of(manifest) == [Utterance("a", "x.wav", None, None, None)]
+    assert rows_of(manifest) == [Utterance(id="a", path="x.wav")]
     assert list(manifest.columns["text"]) == ["hi"]
 
 
@@ -91,7 +91,7 @@ def test_standard_input(monkeypatch, tmp_path, content):
     manifest = read_manifest("-")
     assert manifest.source == "<stdin>"
     assert manifest.root == tmp_path
-    assert rows_of(manifest) == [Utterance("a", "x.wav", None, None, None)]
+    assert rows_of(manifest) == [Utterance(id="a", path="x.wav")]
     assert not sys.stdin.closed
 
 
@@ -121,7 +121,7 @@ def test_every_spelling(written, column, spelling, spelled):
         written(json.dumps(cells) + "\n", "train.jsonl"),
     ):
         manifest = read_manifest(path)
-        assert rows_of(manifest) == [Utterance("a", "x.wav", 1.0, 2.0, 3)]
+        assert rows_of(manifest) == [Utterance(id="a", path="x.wav", start=1.0, duration=2.0, channel=3)]
         assert manifest.columns == {}
 
 
@@ -180,9 +180,9 @@ def test_json_cells_may_be_numbers_text_or_null(written):
         )
     )
     assert rows_of(manifest) == [
-        Utterance("12", "x.wav", 0.5, 2.0, 1),
-        Utterance("b", "x.wav", None, None, None),
-        Utterance("c", "x.wav", 0.0, 0.001, 0),
+        Utterance(id="12", path="x.wav", start=0.5, duration=2.0, channel=1),
+        Utterance(id="b", path="x.wav"),
+        Utterance(id="c", path="x.wav", start=0.0, duration=0.001, channel=0),
     ]
 
 
@@ -205,7 +205,7 @@ def test_quotes_mean_nothing_in_tsv(written):
 
 def test_only_ids_are_required_without_audio(written):
     manifest = read_manifest(written("id,text\na,hi\nb,ho\n"), audio=False)
-    assert rows_of(manifest) == [Utterance("a", "", None, None, None), Utterance("b", "", None, None, None)]
+    assert rows_of(manifest) == [Utterance(id="a", path=""), Utterance(id="b", path="")]
     assert list(read_manifest(written("id,path\na,\n"), audio=False).paths) == [""]
     assert list(read_manifest(written("id\na\n\nb\n"), audio=False).ids) == ["a", "b"]
 
@@ -267,14 +267,19 @@ same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixtur
 
 @same_folder
 @given(tables)
-@example([(Utterance('"', " x\u2028", 0.0, 5e-324, 0), "\r"), (Utterance("\ufeff", "é", None, None, None), "\n")])
+@example(
+    [
+        (Utterance(id='"', path=" x\u2028", start=0.0, duration=5e-324, channel=0), "\r"),
+        (Utterance(id="\ufeff", path="é"), "\n"),
+    ]
+)
 def test_csv_round_trip(tmp_path, rows):
     assert_reads_back(tmp_path / "t.csv", as_csv(rows), rows)
 
 
 @same_folder
 @given(tables)
-@example([(Utterance('"', "'", None, None, None), '"')])
+@example([(Utterance(id='"', path="'"), '"')])
 def test_tsv_round_trip(tmp_path, rows):
     rows = [(utterance, speaker.translate({9: "", 10: ""})) for utterance, speaker in rows]
     assert_reads_back(tmp_path / "t.tsv", as_tsv(rows), rows)
@@ -282,7 +287,7 @@ def test_tsv_round_trip(tmp_path, rows):
 
 @same_folder
 @given(tables, st.booleans())
-@example([(Utterance("😀", "\\ud800", None, None, None), "\ud7ff")], True)
+@example([(Utterance(id="😀", path="\\ud800"), "\ud7ff")], True)
 def test_jsonl_round_trip(tmp_path, rows, ensure_ascii):
     assert_reads_back(tmp_path / "t.jsonl", as_jsonl(rows, ensure_ascii), rows)
 

@@ -17,7 +17,7 @@ from featcache.manifest import Utterance, read_manifest
 
 CSV = "id,path,start\na,x.wav,0.5\nb,y.wav,\n"
 JSONL = '{"id": "a", "path": "x.wav", "start": 0.5}\n{"id": "b", "path": "y.wav"}\n'
-ROWS = [Utterance("a", "x.wav", 0.5, None, None), Utterance("b", "y.wav", None, None, None)]
+ROWS = [Utterance(id="a", path="x.wav", start=0.5), Utterance(id="b", path="y.wav")]
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_kaldis_files_are_converted_as_the_page_says(tmp_path):
         found.append(rows_of(read_manifest(tmp_path / "train.tsv")))
     assert found == [
         [
-            Utterance("rec-1", "/data/a b.wav", None, None, None),
-            Utterance("rec-2", "/data/c.wav", None, None, None),
+            Utterance(id="rec-1", path="/data/a b.wav"),
+            Utterance(id="rec-2", path="/data/c.wav"),
         ],
         [
-            Utterance("u1", "/data/c.wav", 0.5, 1.5, None),
-            Utterance("u2", "/data/a b.wav", 1.0, 0.25, None),
+            Utterance(id="u1", path="/data/c.wav", start=0.5, duration=1.5),
+            Utterance(id="u2", path="/data/a b.wav", start=1.0, duration=0.25),
         ],
     ]
 

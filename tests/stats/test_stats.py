@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-import speech
+import real_speech
 from damage import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -373,7 +373,7 @@ def test_the_command_ends_as_the_contract_has_it(cli, scratch):
 
 def test_of_real_speech_by_speaker(cli, scratch):
     """Spoken digits of six speakers, extracted and held to numpy's statistics."""
-    manifest = speech.DATA / "fsdd" / "manifest.csv"
+    manifest = real_speech.DATA / "fsdd" / "manifest.csv"
     if not manifest.exists():
         pytest.skip(f"no speech in {manifest.parent}")
     header, *rows = manifest.read_text(encoding="utf-8").splitlines()

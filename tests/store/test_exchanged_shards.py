@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Corpus
+from corpora import Corpus
 from damage import CHUNKS, flip
 from small_shards import INFO, SIDE, SIDED, item, write
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 import zarr
-from conftest import only_version
+from cache_contents import only_version
 
 KINDS = {
     "features": {"extractor": "fbank"},

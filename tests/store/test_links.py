@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import items, only_version
+from cache_contents import items, only_version
 from damage import CHUNKS, flip
 
 import featcache

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from forked import forked, wait_for_word, wait_until
+from forking import forked, wait_for_word, wait_until
 from small_shards import INFO, elsewhere, item, write
 
 from featcache.store.index import open_index

@@ -7,9 +7,9 @@ import math
 from dataclasses import replace
 
 import pytest
-from conftest import scratch_folder
 from hypothesis import given
 from hypothesis import strategies as st
+from scratch import scratch_folder
 from small_shards import INFO, item, write
 
 from featcache.errors import StoreError
@@ -19,7 +19,7 @@ from featcache.store.version import Version
 
 
 def failure(id_: str, reason: str = "empty") -> Failure:
-    return Failure(id_, f"{id_}.wav", None, 1.5, 0, reason, "what was seen", None, None)
+    return Failure(id=id_, path=f"{id_}.wav", duration=1.5, channel=0, reason=reason, message="what was seen")
 
 
 def test_the_latest_record_of_an_utterance_counts(version, clock):

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import zarr
-from conftest import scratch_folder
 from hypothesis import given
 from hypothesis import strategies as st
+from scratch import scratch_folder
 from small_shards import DTYPES, INFO, SIDE, SIDED, SPEC, item, problems, write
 
 from featcache.errors import ExtractorError

@@ -8,10 +8,10 @@ import os
 import numpy as np
 import pytest
 import zarr
-from conftest import scratch_folder
 from hypothesis import given
 from hypothesis import strategies as st
-from open_files import open_files
+from processes import open_files
+from scratch import scratch_folder
 from small_shards import DTYPES
 
 from featcache.errors import DamagedError, StoreError

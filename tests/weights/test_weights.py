@@ -31,7 +31,7 @@ from transformers import (
 
 from featcache import weights
 from featcache.errors import MissingDependencyError
-from featcache.weights import content
+from featcache.weights import files
 from featcache.weights.hub import wanted_files
 
 
@@ -228,7 +228,7 @@ def test_a_digest_is_computed_once(hubert, monkeypatch):
     """As long as the files are what they were."""
     one = digest(hubert)
     reads = []
-    monkeypatch.setattr(content, "state_dict", lambda found, real=weights.state_dict: reads.append(1) or real(found))
+    monkeypatch.setattr(files, "state_dict", lambda found, real=weights.state_dict: reads.append(1) or real(found))
     assert digest(hubert) == one
     assert not reads
     os.utime(hubert / "model.safetensors", ns=(1, 1))

@@ -16,8 +16,7 @@ from transformers import (
     HubertModel,
 )
 
-from featcache import weights
-from featcache.weights import trust
+from featcache import trust, weights
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +123,7 @@ def test_no_remote_code_is_run_unless_the_user_says_so(hubert, tmp_path, monkeyp
 
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(trust, "_allowed", False)
+    monkeypatch.setattr(trust, "_remote_code_is_allowed", False)
     trust.allow_remote_code()
     assert weights.load(AutoModel, located(hubert), CPU).theirs
     assert trace.exists()

@@ -1,0 +1,83 @@
+"""The open caches behind what an adapter is given: a cache, a dataset, or a version's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from featcache.errors import ArgumentError, MissingDependencyError
+from featcache.loader import Cache, FeatureDataset, open  # noqa: A004
+
+__all__ = ["cache_of", "caches_by_name", "dataset_of", "missing_toolkit", "position_of", "remember", "whole_dataset"]
+
+_open_caches: dict[str, Cache] = {}
+
+
+def dataset_of(given: Cache | FeatureDataset) -> FeatureDataset:
+    """A dataset itself, or the dataset of all utterances of a cache."""
+    return given if isinstance(given, FeatureDataset) else FeatureDataset(given)
+
+
+def whole_dataset(given: Cache | FeatureDataset, instead: str) -> FeatureDataset:
+    """As `dataset_of`, for adapters whose manifests name utterances, which are later read whole from the cache.
+
+    Args:
+        given: A cache or a dataset.
+        instead: How to get a part of the features, for the message.
+
+    Raises:
+        ArgumentError: The dataset reads only parts of its utterances, which such a manifest cannot express.
+    """
+    dataset = dataset_of(given)
+    first = next(iter(caches_by_name(dataset).values()))
+    if not np.array_equal(dataset.lengths, first.lengths[first.find(dataset.ids)]):
+        raise ArgumentError(f"the dataset has a crop=: pass a dataset without it, and {instead}")
+    if any(version.codebooks is not None for version in dataset.versions):
+        raise ArgumentError(f"the dataset has codebooks=: pass a dataset without it, and {instead}")
+    return dataset
+
+
+def caches_by_name(dataset: FeatureDataset) -> dict[str, Cache]:
+    """The dataset's caches by their names; a single cache without a name is called `features`."""
+    return {dataset.names[0]: dataset.cache} if isinstance(dataset.cache, Cache) else dict(dataset.cache)
+
+
+def position_of(cache: Cache, id: str) -> int:  # noqa: A002
+    """The position of one utterance: `cache.find` without the cost of arrays.
+
+    Raises:
+        MissingItemError: The cache does not have the utterance.
+    """
+    position = cache.index.find_one(id)
+    if position < 0:
+        raise cache.missing_error([id], 1)
+    return position
+
+
+def remember(cache: Cache) -> str:
+    """Let `cache_of` return this cache, with the options that it was opened with; returns its version's folder."""
+    folder = str(cache.version.path)
+    _open_caches[folder] = cache
+    return folder
+
+
+def cache_of(folder: str | Path) -> Cache:
+    """The cache of a version's folder, which is all that other toolkits' manifests can name.
+
+    It is the cache that was last remembered for this folder; if there is none, one is opened, and kept open.
+
+    Raises:
+        StoreError: The folder holds no version.
+        DamagedError: The version's metadata is damaged.
+    """
+    cache = _open_caches.get(str(folder))
+    if cache is None:
+        cache = _open_caches[str(folder)] = open(folder)
+    return cache
+
+
+def missing_toolkit(error: ImportError, adapter: str) -> MissingDependencyError:
+    """The error for a toolkit, or a package that it needs, which cannot be imported."""
+    package = (error.name or adapter).partition(".")[0]
+    return MissingDependencyError(package, f"featcache.adapters.{adapter}", extra=None)

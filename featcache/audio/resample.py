@@ -1,0 +1,101 @@
+"""Decoded samples -> the mono waveform that an extractor takes: channels mixed, resampled, at another speed."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import AudioError, MissingDependencyError, Reason
+
+if TYPE_CHECKING:
+    from featcache.audio.sections import AudioPolicy
+
+Channel = Literal["mix", "first"] | int
+"""Which channel to take, from 0; `mix` for the mean of all."""
+
+
+def to_waveform(
+    samples: NDArray[np.float32],
+    source_rate: int,
+    policy: AudioPolicy,
+    channel: int | None = None,
+    *,
+    speed: float = 1.0,
+) -> NDArray[np.float32]:
+    """Turn decoded samples into a waveform at the config's rate.
+
+    A mix is the sum of channels 0, 1, … in float32, divided by their number. soxr resamples it to
+    floor(num_samples * rate / source_rate + 0.5) samples, and gives the same bits in any thread.
+
+    Another speed takes no further step: the recording is resampled as if its rate were source_rate * speed Hz. So it
+    lasts 1 / speed as long, and pitch and formants change with it, as with sox's `speed` (Ko et al., Audio augmentation
+    for speech recognition, Interspeech 2015).
+
+    Args:
+        samples: Float32 `[num_samples, channels]`, C-contiguous.
+        source_rate: The sample rate of `samples`, in Hz.
+        policy: The config's `audio` section.
+        channel: The utterance's own channel, from 0; None for the policy's.
+        speed: How many times as fast the waveform becomes, a number of at most six digits.
+
+    Returns:
+        Float32 `[num_samples]` at `policy.sample_rate`, contiguous. It may share the memory of `samples`.
+
+    Raises:
+        AudioError: RATE_REFUSED, TOO_LONG or NO_SUCH_CHANNEL.
+        MissingDependencyError: The rates differ, or the speed is not 1, and soxr is not installed.
+    """
+    if source_rate < policy.min_source_rate:
+        raise AudioError(
+            Reason.RATE_REFUSED,
+            f"sampled at {source_rate} Hz, by its header: below {policy.min_source_rate} Hz (audio.min_source_rate)",
+        )
+    if source_rate != policy.sample_rate and policy.resample == "forbid":
+        wanted = f"the config wants {policy.sample_rate} Hz and forbids resampling"
+        raise AudioError(Reason.RATE_REFUSED, f"sampled at {source_rate} Hz; {wanted}")
+    if too_long := error_if_too_long(len(samples), source_rate * speed, policy.max_seconds):
+        raise too_long
+    mono = to_mono(samples, policy.channel if channel is None else channel)
+    rates = source_rate, policy.sample_rate
+    if speed != 1:
+        rates = (Fraction(f"{speed:g}") * source_rate / policy.sample_rate).as_integer_ratio()
+    if rates[0] == rates[1]:
+        return mono
+    try:
+        import soxr
+    except ImportError as error:
+        raise MissingDependencyError("soxr", "resampling") from error
+    quality = policy.resample.removeprefix("soxr_").upper()
+    resampled: NDArray[np.float32] = soxr.resample(mono, *rates, quality)
+    return resampled
+
+
+def error_if_too_long(num_samples: int, rate: float, max_seconds: float | None) -> AudioError | None:
+    """The error for a clip that lasts longer than `max_seconds`; None for one that does not, or without a limit."""
+    if max_seconds is None or num_samples <= max_seconds * rate:
+        return None
+    lasts = f"lasts {num_samples / rate:.3f} s or more at {rate:g} Hz, but may last at most {max_seconds:g} s"
+    return AudioError(Reason.TOO_LONG, f"{lasts}: see audio.max_seconds, params.chunk and params.pad_to_seconds")
+
+
+def to_mono(samples: NDArray[np.float32], channel: Channel) -> NDArray[np.float32]:
+    """Mix the channels of `[num_samples, channels]`, or take one of them: float32 `[num_samples]`, contiguous.
+
+    Raises:
+        AudioError: NO_SUCH_CHANNEL.
+    """
+    num_channels = samples.shape[1]
+    if channel == "mix" and num_channels > 1:
+        mixed = samples[:, 0] + samples[:, 1]
+        for other in range(2, num_channels):
+            mixed += samples[:, other]
+        mixed /= num_channels
+        return mixed
+    index = channel if isinstance(channel, int) else 0
+    if not 0 <= index < num_channels:
+        there = f"the file has {num_channels}, counted from 0"
+        raise AudioError(Reason.NO_SUCH_CHANNEL, f"there is no channel {index}: {there}")
+    return np.ascontiguousarray(samples[:, index])

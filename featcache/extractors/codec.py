@@ -1,0 +1,160 @@
+"""What codecs have in common: their parameters, latents and codes, and loading a model for audio at its own rate."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from featcache import weights
+from featcache.errors import ConfigError
+from featcache.extractors.model import ModelExtractor, ModelParams, computing, require_sample_rate
+from featcache.extractors.rows import Rows
+from featcache.spec import FeatureSpec, SideSpec
+
+
+class CodecParams(ModelParams):
+    """The parameters of every codec."""
+
+    codebooks: int | None = Field(default=None, ge=1)
+    """Number of codebooks, from the first on. Default: all that the model has."""
+
+
+class BandwidthParams(CodecParams):
+    """The parameters of codecs that were trained for several bandwidths."""
+
+    bandwidth: float | None = Field(default=None, gt=0)
+    """In kbps, one of the bandwidths that the model was trained for: another way to choose the number of codebooks.
+    Without `bandwidth` and `codebooks`, all codebooks. With fewer codebooks, the codes are the first columns of those
+    with more."""
+
+
+C = TypeVar("C", bound=CodecParams)
+
+
+class CodecExtractor(ModelExtractor[C]):
+    """The base of extractors whose model computes latents, and codes from the latents.
+
+    The two steps are separate so that they can be compared separately: if codes differ although latents differ by
+    rounding only, two codewords were tied. Codes are always looked up in float32, whatever `precision` is.
+    """
+
+    @abstractmethod
+    def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
+        """The input of the quantizer, float `[R, F, D]`. The arguments are those of `encode`."""
+
+    @abstractmethod
+    def quantize(self, latents: torch.Tensor) -> torch.Tensor:
+        """Codes, int64 `[R, F, Q]`, of latents, float32 `[R, F, D]`."""
+
+    def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
+        """Codes `[R, F, Q]` of `spec.dtype`."""
+        latents_RFD = self.latents(waveforms, num_samples)
+        with computing("fp32", waveforms.device):
+            codes_RFQ = self.quantize(latents_RFD.float())
+        return Rows(codes_RFQ.to(getattr(torch, self.spec.dtype)))
+
+    @classmethod
+    def stored_dtype(cls, params: C) -> str:
+        """The smallest dtype that holds the model's codes."""
+        config = weights.read_json(weights.locate(params.weights, params.revision), "config.json")
+        return code_dtype(int(config.get("codebook_size", 1024)))
+
+
+def code_dtype(codebook_size: int) -> str:
+    """The numpy name of the smallest unsigned dtype that holds the codes of a codebook."""
+    return np.min_scalar_type(codebook_size - 1).name
+
+
+def code_spec(
+    name: str,
+    *,
+    num_codebooks: int,
+    codebook_size: int,
+    frame_rate: float,
+    sample_rate: int,
+    frame_length: int = 0,
+    side: tuple[SideSpec, ...] = (),
+) -> FeatureSpec:
+    """The spec of codes `[frames, num_codebooks]` of the codec `name`."""
+    return FeatureSpec(
+        item_shape=(num_codebooks,),
+        dtype=code_dtype(codebook_size),
+        frame_rate=frame_rate,
+        frame_length=frame_length,
+        sample_rate=sample_rate,
+        units=f"{name} code",
+        codebook_sizes=(codebook_size,) * num_codebooks,
+        side=side,
+    )
+
+
+def num_codebooks(params: CodecParams, at_most: int, at_least: int = 1) -> int:
+    """The number of codebooks that the parameters ask for, of a model with `at_most`.
+
+    Raises:
+        ConfigError: The model has fewer, or must have more to compute codes at all.
+    """
+    count = params.codebooks or at_most
+    if not at_least <= count <= at_most:
+        has = f"{at_most}, of which at least {at_least} must be taken" if at_least > 1 else at_most
+        raise ConfigError(f"params.codebooks: {params.codebooks}, but {params.weights} has {has}")
+    return count
+
+
+def num_codebooks_at_bandwidth(params: BandwidthParams, model: Any) -> int:
+    """The number of codebooks that the parameters ask for, given directly or as a bandwidth.
+
+    Args:
+        params: The parameters of the codec.
+        model: A model of transformers with `config.target_bandwidths`.
+
+    Raises:
+        ConfigError: The model has fewer codebooks, was not trained for the bandwidth, or the bandwidth contradicts
+            `codebooks`.
+    """
+    count, bandwidth = num_codebooks(params, int(model.quantizer.num_quantizers)), params.bandwidth
+    if bandwidth is None:
+        return count
+    if bandwidth not in model.config.target_bandwidths:
+        known = ", ".join(f"{target:g}" for target in model.config.target_bandwidths)
+        raise ConfigError(f"params.bandwidth: {bandwidth:g}; {params.weights} has {known} kbps")
+    count = int(model.quantizer.get_num_quantizers_for_bandwidth(bandwidth))
+    if params.codebooks not in (None, count):
+        raise ConfigError(f"params.codebooks: {params.codebooks}, but a bandwidth of {bandwidth:g} kbps means {count}")
+    return count
+
+
+def residual_codes(latents_RFD: torch.Tensor, codebooks: Iterable[Any]) -> torch.Tensor:
+    """Codes, int64 `[R, F, Q]`: each of a model's codebooks encodes what the ones before it have left over."""
+    residual_RDF = latents_RFD.mT
+    codes = []
+    for codebook in codebooks:
+        codes.append(codebook.encode(residual_RDF))
+        residual_RDF = residual_RDF - codebook.decode(codes[-1])
+    return torch.stack(codes, dim=2)
+
+
+def load_codec(name: str, model_class: str, params: ModelParams, sample_rate: int, device: torch.device) -> Any:
+    """Load a codec's model from transformers.
+
+    Args:
+        name: The extractor's name, for messages.
+        model_class: The name of the model's class, for example `EncodecModel`.
+        params: The extractor's parameters.
+        sample_rate: The rate of the waveforms, in Hz.
+        device: The device to compute on.
+
+    Raises:
+        ConfigError: The weights cannot be loaded, or the audio is not at the model's rate.
+        MissingDependencyError: transformers is not installed.
+    """
+    found = weights.transformers_class(model_class, f"the extractor {name}")
+    model = weights.load(found, weights.locate(params.weights, params.revision), device)
+    config = model.config
+    require_sample_rate(params, sample_rate, getattr(config, "sampling_rate", None) or config.sample_rate)
+    return model

@@ -1,0 +1,187 @@
+"""Utterances: one of them, and a manifest of them as flat columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.strings import Strings, extend_hashes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A stretch of one channel of an audio file, in Kaldi's sense: what a row of a manifest asks for.
+
+    Features belong to their segment. Rows ask for the same features if their segments are equal, and `row_hashes` tells
+    segments apart by 64 bits.
+    """
+
+    path: str
+    """The audio file, as the manifest has it; `Manifest.resolve` gives its place."""
+
+    start: float | None = None
+    """Seconds from the beginning of the file; None if the row does not give it."""
+
+    duration: float | None = None
+    """Seconds; None if the row does not give it."""
+
+    channel: int | None = None
+    """The number of the file's channel, from 0; None if the row does not give it."""
+
+    @property
+    def segment(self) -> Segment:
+        """The segment alone, to be compared, without what an utterance or an item has besides."""
+        return Segment(path=self.path, start=self.start, duration=self.duration, channel=self.channel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Utterance(Segment):
+    """One row of a manifest."""
+
+    id: str
+    """The id, unique in its manifest."""
+
+    @classmethod
+    def of_columns(cls, id: str, path: str, start: float, duration: float, channel: int) -> Utterance:  # noqa: A002
+        """An utterance from the values of flat columns, in which NaN and -1 stand for what is not given."""
+        return Utterance(
+            id=id,
+            path=path,
+            start=None if math.isnan(start) else start,
+            duration=None if math.isnan(duration) else duration,
+            channel=None if channel < 0 else channel,
+        )
+
+    def __repr__(self) -> str:
+        # In the order of a manifest's columns. The names of shard tasks are hashes of this text.
+        return f"Utterance({', '.join(f'{name}={value!r}' for name, value in self.row().items())})"
+
+    def row(self) -> dict[str, Any]:
+        """The id and the segment's four values by name, in the order of a manifest's columns."""
+        return {
+            "id": self.id,
+            "path": self.path,
+            "start": self.start,
+            "duration": self.duration,
+            "channel": self.channel,
+        }
+
+    def document(self) -> dict[str, Any]:
+        """All values by name, for JSON: the row first, then what an item or a failure has besides."""
+        return {**self.row(), **asdict(self)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Manifest:
+    """A table of utterances, by column; `manifest[row]` is an `Utterance`."""
+
+    source: str
+    """What was read, for messages: the file as it was named, or `<stdin>`."""
+
+    root: Path
+    """The folder that relative paths are relative to; absolute."""
+
+    ids: Strings
+    """The ids `[rows]`, all different."""
+
+    paths: Strings
+    """The paths `[rows]`, as written; empty if not given, which only `audio=False` allows."""
+
+    start: NDArray[np.float64]
+    """Seconds, float64 `[rows]`; NaN if not given."""
+
+    duration: NDArray[np.float64]
+    """Seconds, float64 `[rows]`; NaN if not given."""
+
+    channel: NDArray[np.int32]
+    """Numbers of channels, int32 `[rows]`; -1 if not given."""
+
+    columns: dict[str, Strings]
+    """Every other column `[rows]`, as text, by its own name."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, row: int) -> Utterance:
+        start, duration, channel = float(self.start[row]), float(self.duration[row]), int(self.channel[row])
+        return Utterance.of_columns(self.ids[row], self.paths[row], start, duration, channel)
+
+    def take(self, rows: NDArray[np.int64]) -> Manifest:
+        """The manifest of some of the rows, in that order."""
+        return replace(
+            self,
+            ids=self.ids.take(rows),
+            paths=self.paths.take(rows),
+            start=self.start[rows],
+            duration=self.duration[rows],
+            channel=self.channel[rows],
+            columns={name: column.take(rows) for name, column in self.columns.items()},
+        )
+
+    def resolve(self, path: str) -> Path:
+        """Where the file of one of the `paths` is: under `root`, unless the path is absolute."""
+        return self.root / path
+
+    def row_hashes(self) -> NDArray[np.uint64]:
+        """The hash of each row's segment, uint64 `[rows]`; see the function of this name."""
+        return row_hashes(self.paths, self.start, self.duration, self.channel)
+
+
+class SegmentColumns(NamedTuple):
+    """Segments as flat columns, as `row_hashes` takes them."""
+
+    paths: Strings
+    """The paths `[rows]`."""
+
+    start: NDArray[np.float64]
+    """Seconds, float64 `[rows]`; NaN if not given."""
+
+    duration: NDArray[np.float64]
+    """Seconds, float64 `[rows]`; NaN if not given."""
+
+    channel: NDArray[np.int32]
+    """Numbers of channels, int32 `[rows]`; -1 if not given."""
+
+    @classmethod
+    def of(cls, segments: Collection[Segment]) -> SegmentColumns:
+        """The columns of some segments, in their order."""
+        return cls(
+            Strings.of(segment.path for segment in segments),
+            np.array([math.nan if segment.start is None else segment.start for segment in segments], np.float64),
+            np.array([math.nan if segment.duration is None else segment.duration for segment in segments], np.float64),
+            np.array([-1 if segment.channel is None else segment.channel for segment in segments], np.int32),
+        )
+
+
+def row_hashes(
+    paths: Strings, start: NDArray[np.float64], duration: NDArray[np.float64], channel: NDArray[np.int32]
+) -> NDArray[np.uint64]:
+    """Hashes that tell rows apart by their segments: equal for equal path, start, duration and channel.
+
+    It is the 64-bit FNV-1a hash of the path's bytes, start and duration (little-endian float64, one NaN, one
+    zero) and channel (little-endian int32).
+
+    Args:
+        paths: The paths `[rows]`.
+        start: Seconds `[rows]`; NaN if not given.
+        duration: Seconds `[rows]`; NaN if not given.
+        channel: Numbers of channels `[rows]`; -1 if not given.
+
+    Returns:
+        uint64 `[rows]`.
+    """
+    hashes = paths.hashes()
+    for seconds in (start, duration):
+        hashes = extend_hashes(hashes, np.where(np.isnan(seconds), np.nan, seconds + 0.0))
+    return extend_hashes(hashes, channel.astype(np.int32))
+
+
+def rows_at_even_steps(count: int, at_most: int) -> NDArray[np.int64]:
+    """A sample of the rows 0 to `count` - 1 from the first to the last, rising; int64, all rows if they are few."""
+    return np.unique(np.linspace(0, count - 1, min(count, at_most)).astype(np.int64))

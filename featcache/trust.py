@@ -1,0 +1,39 @@
+"""What data from elsewhere may cause: Python code that it names to run, weights that it names to be downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_remote_code_is_allowed = False
+_may_download: ContextVar[bool] = ContextVar("_may_download", default=True)
+
+
+def allow_remote_code() -> None:
+    """Let models run Python code that they bring, and caches name extractors that are not registered.
+
+    This holds for the rest of the process. On the command line, `--trust-remote-code` says it.
+    """
+    global _remote_code_is_allowed
+    _remote_code_is_allowed = True
+
+
+def remote_code_is_allowed() -> bool:
+    """Whether `allow_remote_code` was called."""
+    return _remote_code_is_allowed
+
+
+@contextmanager
+def without_downloads() -> Iterator[None]:
+    """Within the block, look for weights on this machine only. Weights that only a cache names are loaded like this."""
+    before = _may_download.set(False)
+    try:
+        yield
+    finally:
+        _may_download.reset(before)
+
+
+def may_download() -> bool:
+    """Whether weights that are not on this machine may be downloaded."""
+    return _may_download.get()

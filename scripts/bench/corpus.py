@@ -1,0 +1,165 @@
+"""Makes the corpora that the benchmarks run on; the same one every time, and kept from one run to the next.
+
+    python scripts/bench/corpus.py /tmp/corpora --kind long --hours 1.4
+    python scripts/bench/corpus.py /tmp/corpora --kind short --count 3000
+
+`long` are 16 kHz FLAC files with lengths like LibriSpeech's: 12.3 s on average, from 1.5 to 35 s. `short` are
+8 kHz WAV files with lengths like those of the Free Spoken Digit Dataset: 0.43 s on average, from 0.15 to 2.3 s.
+
+They are cut out of the sentences of LJSpeech in ../shared/data, laid end to end, each file at another place and
+with another gain. Where these are not found, out of a buzz with the spectrum and the pauses of speech.
+Prints the path of the manifest, a CSV with id, path and duration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import soxr
+from numpy.typing import NDArray
+
+SPEECH = Path(__file__).resolve().parents[3] / "shared" / "data" / "ljspeech" / "wav"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Of corpus: what its files are, and how long."""
+
+    sample_rate: int
+    suffix: str
+    mean_seconds: float
+    shortest: float
+    longest: float
+
+    def lengths(self, random: np.random.Generator) -> Iterator[float]:
+        """Seconds of one file after the other, without end."""
+        while True:
+            if self.suffix == "flac":  # LibriSpeech's: most are near 15 s, where its makers cut
+                seconds = random.normal(14.5, 1.5) if random.random() < 0.66 else random.gamma(2.2, 3.75)
+            else:
+                seconds = random.gamma(9.0, self.mean_seconds / 9.0)
+            if self.shortest <= seconds <= self.longest:
+                yield seconds
+
+
+KINDS = {"long": Kind(16000, "flac", 12.3, 1.5, 35.0), "short": Kind(8000, "wav", 0.43, 0.15, 2.3)}
+
+
+def make_corpus(folder: Path, kind: str, *, hours: float = 1.4, count: int = 3000, speech: Path = SPEECH) -> Path:
+    """Make a corpus in a folder of its own under `folder`, unless it is there; returns its manifest.
+
+    Args:
+        folder: where corpora are kept.
+        kind: one of `KINDS`.
+        hours: of a `long` corpus.
+        count: files of a `short` one.
+        speech: folder of WAV files to cut from.
+    """
+    size = f"{hours:g}h" if kind == "long" else str(count)
+    source = "speech" if is_speech(speech) else "buzz"
+    home = folder / f"{kind}-{size}-{source}"
+    manifest = home / "manifest.csv"
+    if manifest.exists():
+        return manifest
+    (home / "audio").mkdir(parents=True, exist_ok=True)
+    form = KINDS[kind]
+    random = np.random.default_rng(0)
+    pool = speech_at(speech, form.sample_rate) if source == "speech" else buzz(random, form.sample_rate)
+    rows, total = [], 0.0
+    for number, seconds in enumerate(form.lengths(random)):
+        if total >= hours * 3600 if kind == "long" else number == count:
+            break
+        samples = _cut(pool, random, round(seconds * form.sample_rate))
+        name = f"{number:06d}"
+        soundfile.write(home / "audio" / f"{name}.{form.suffix}", samples, form.sample_rate, subtype="PCM_16")
+        rows.append((name, f"audio/{name}.{form.suffix}", f"{len(samples) / form.sample_rate:.6f}"))
+        total += seconds
+    write_manifest(manifest, rows)
+    return manifest
+
+
+def write_manifest(path: Path, rows: list[tuple[str, str, str]]) -> None:
+    """A CSV of ids, paths and durations, which appears when it is whole."""
+    beside = path.with_suffix(".part")
+    with beside.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([("id", "path", "duration"), *rows])
+    os.replace(beside, path)
+
+
+def make_digits(folder: Path, count: int = 3000) -> Path:
+    """Make what stands for the Free Spoken Digit Dataset where that is not found; returns its manifest.
+
+    Files are as long as those of `short`. Each is a tone for its digit over a tone for its speaker, of six, and some
+    noise. Every tenth is in the split `test`.
+    """
+    (folder / "audio").mkdir(parents=True, exist_ok=True)
+    random, form = np.random.default_rng(0), KINDS["short"]
+    with (folder / "manifest.csv").open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["id", "path", "digit", "speaker", "split"])
+        for number, seconds in zip(range(count), form.lengths(random), strict=False):
+            digit, speaker = number % 10, number // 10 % 6
+            at = np.arange(round(seconds * form.sample_rate)) / form.sample_rate
+            tones = np.sin(2 * np.pi * (300 + 200 * digit) * at) + np.sin(2 * np.pi * (100 + 25 * speaker) * at)
+            samples = 0.2 * tones + 0.01 * random.standard_normal(len(at))
+            name = f"{digit}_{speaker}_{number // 60}"
+            soundfile.write(folder / "audio" / f"{name}.wav", samples, form.sample_rate, subtype="PCM_16")
+            split = "test" if number // 60 % 10 == 9 else "train"
+            table.writerow([name, f"audio/{name}.wav", digit, f"speaker-{speaker}", split])
+    return folder / "manifest.csv"
+
+
+def is_speech(speech: Path = SPEECH) -> bool:
+    """Whether there is real speech to cut from."""
+    return speech.is_dir() and any(speech.glob("*.wav"))
+
+
+def speech_at(speech: Path, sample_rate: int) -> NDArray[np.float32]:
+    sentences = []
+    for path in sorted(speech.glob("*.wav")):
+        samples, rate = soundfile.read(path, dtype="float32")
+        sentences.append(soxr.resample(samples, rate, sample_rate))
+    return np.concatenate(sentences)
+
+
+def _cut(pool: NDArray[np.float32], random: np.random.Generator, num_samples: int) -> NDArray[np.float32]:
+    """Some samples of the pool, which begins again where it ends, somewhat louder or softer."""
+    start = int(random.integers(len(pool)))
+    return pool[np.arange(start, start + num_samples) % len(pool)] * np.float32(random.uniform(0.5, 1.0))
+
+
+def buzz(random: np.random.Generator, sample_rate: int, seconds: float = 240.0) -> NDArray[np.float32]:
+    """Harmonics of a wandering pitch that fall off as a voice's do, in syllables with pauses, over some noise."""
+    time = np.arange(int(seconds * sample_rate)) / sample_rate
+    phase = 2 * math.pi * np.cumsum(130 + 30 * np.sin(2 * math.pi * 0.4 * time)) / sample_rate
+    voice = np.zeros_like(time)
+    for harmonic in range(1, 20):
+        voice += np.sin(harmonic * phase + random.uniform(0, 6)) / harmonic**1.3
+    syllables = np.clip(np.sin(2 * math.pi * 2.1 * time) + 0.6 * np.sin(2 * math.pi * 0.3 * time), 0, None)
+    samples = 0.15 * voice * syllables + 0.002 * random.standard_normal(len(time))
+    return (samples / np.abs(samples).max() * 0.8).astype(np.float32)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where corpora are kept")
+    parser.add_argument("--kind", choices=sorted(KINDS), default="long")
+    parser.add_argument("--hours", type=float, default=1.4, help="of a long corpus")
+    parser.add_argument("--count", type=int, default=3000, help="files of a short corpus")
+    asked = parser.parse_args()
+    if not is_speech():
+        print(f"no speech in {SPEECH}: a buzz stands for it", file=sys.stderr)
+    print(make_corpus(asked.folder, asked.kind, hours=asked.hours, count=asked.count))
+
+
+if __name__ == "__main__":
+    main()

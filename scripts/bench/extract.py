@@ -1,0 +1,269 @@
+"""Extraction end to end, beside what its stages cost by themselves, and beside Lhotse.
+
+    pip install '.[extract,bench]'
+    python scripts/bench/extract.py [--hours 1.4] [--threads 2] [--rounds 5] [--json]
+    python scripts/bench/extract.py --kind short          many short clips, that are resampled too
+    python scripts/bench/extract.py --memory              10^5 and 10^6 clips of 0.1 s: see `memory.py`
+
+A stage by itself goes over the whole corpus on one core: decoding all files; resampling, where the corpus has
+another rate; fbank of all waveforms, in the batches that a run makes; writing all features as one shard, flushed
+to disk. The ideal is the sum of these, divided by the threads. In each round stages, library, command and Lhotse
+take turns; the table has the median of the rounds, and ratios are medians of the ratios within a round. The files
+are in the page cache. The CPU column is what the whole run cost, all threads together.
+
+Lhotse is asked for the same 80 mel bins through `compute_and_store_features`, with as many jobs, and with one,
+into the fastest of its storages here. `started` leaves out the time that its jobs take to import it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import torch
+from clock import CORES, Timed, median, remark, timed, undisturbed
+from corpus import KINDS, is_speech, make_corpus
+
+from featcache.audio.resample import to_waveform
+from featcache.config import Config, load_config
+from featcache.device import Device
+from featcache.extract.decoding import batches, decode_all
+from featcache.extract.features import compute
+from featcache.extract.work import Options
+from featcache.extraction import Extraction
+from featcache.manifest import Manifest, Utterance, read_manifest
+from featcache.store.shard import Item
+from featcache.store.shard_writer import ShardWriter
+
+HERE = Path(__file__).parent
+
+
+class Stages:
+    """The stages of a run, each over the whole corpus by itself.
+
+    Args:
+        manifest: of the corpus.
+        config: of the features.
+        folder: to write in.
+    """
+
+    def __init__(self, manifest: Manifest, config: Config, folder: Path) -> None:
+        self._manifest = manifest
+        self._config = config
+        self._folder = folder
+        self._device = Device("cpu", 1)
+        self._extractor = config.build(self._device.torch_device)
+        utterances = [manifest[row] for row in range(len(manifest))]
+        self._batches = list(batches(utterances, manifest.duration.tolist(), self._device.batch_seconds))
+
+    def run(self) -> dict[str, Timed]:
+        """Each stage's time; holds all waveforms, 230 MB for an hour."""
+        rate = self._config.audio.sample_rate
+        spent = {"decode": timed(lambda: [None for batch in self._batches for _ in decode_all(batch, self._root)])}
+        decoded = [list(decode_all(batch, self._root)) for batch in self._batches]
+        waveforms: list[list[np.ndarray]] = []
+
+        def resample() -> None:
+            for batch in decoded:
+                waveforms.append(
+                    [to_waveform(one.samples, one.source.sample_rate, self._config.audio) for one in batch]
+                )
+
+        resampling = timed(resample)
+        if any(one.source.sample_rate != rate for batch in decoded for one in batch):
+            spent["resample"] = resampling
+        features: list[tuple[np.ndarray, list[int]]] = []
+        spent["fbank"] = timed(lambda: features.extend(map(self._compute, self._batches, waveforms)))
+        spent["write"] = timed(lambda: self._write(features))
+        shutil.rmtree(self._folder)
+        return spent
+
+    @property
+    def _root(self) -> Path:
+        return self._manifest.root
+
+    def _compute(self, batch: Sequence[Utterance], waveforms: Sequence[np.ndarray]) -> tuple[np.ndarray, list[int]]:
+        ids = [utterance.id for utterance in batch]
+        found = compute(self._extractor, ids, waveforms, self._config.dtype, self._device)
+        return found.features, found.num_frames
+
+    def _write(self, features: Sequence[tuple[np.ndarray, list[int]]]) -> None:
+        shards = self._folder / "shards"
+        shards.mkdir(parents=True)
+        writer = ShardWriter(self._folder / "work", self._extractor.spec.item_shape, np.dtype(self._config.dtype))
+        for batch, (frames, num_frames) in zip(self._batches, features, strict=True):
+            items = [Item.of(row, 1, (1, 1, 1)) for row in batch]
+            writer.append(items, frames, num_frames)
+        writer.commit(shards, sample_rate=16000, row=0, supersedes={}, made_by={})
+
+
+def measure(path: Path, asked: argparse.Namespace) -> dict:
+    """All rounds over the corpus whose manifest is `path`."""
+    manifest, config = read_manifest(path), load_config("fbank80")
+    with tempfile.TemporaryDirectory(dir=asked.folder) as name:
+        folder = Path(name)
+        stages = Stages(manifest, config, folder / "stages")
+        runs: dict[str, Callable[[], Timed]] = {
+            "featcache, library": lambda: _library(manifest, config, folder / "library", asked.threads),
+            "featcache, command": lambda: _command(path, folder / "command", asked.threads),
+        }
+        runs |= _lhotse_runs(path, asked)
+        rounds = []
+        for number in range(asked.rounds):
+            print(f"round {number + 1} of {asked.rounds}", file=sys.stderr)
+            rounds.append((stages.run(), {name: undisturbed(run) for name, run in runs.items()}))
+    return _result(manifest, rounds, asked)
+
+
+def _library(manifest: Manifest, config: Config, cache: Path, threads: int) -> Timed:
+    taken = timed(lambda: Extraction(manifest, [config], cache, Options("cpu", threads)).run())
+    shutil.rmtree(cache)
+    return taken
+
+
+def _command(path: Path, cache: Path, threads: int) -> Timed:
+    command = [sys.executable, "-m", "featcache", "extract", str(path), "-o", str(cache), "--device", "cpu"]
+    taken = timed(lambda: subprocess.run([*command, "--threads", str(threads)], check=True, capture_output=True))
+    shutil.rmtree(cache)
+    return taken
+
+
+def _lhotse_runs(path: Path, asked: argparse.Namespace) -> dict[str, Callable[[], Timed]]:
+    """Lhotse with the fastest of its storages: none where it is not installed, or not wanted."""
+    if asked.no_peers:
+        return {}
+    storages = _lhotse(path)
+    if storages is None:
+        print("Lhotse is left out: it cannot be imported here", file=sys.stderr)
+        return {}
+    print(f"the fastest of Lhotse's {', '.join(storages)}?", file=sys.stderr)
+    options = ["--jobs", str(asked.threads), "--started", "--storage"]
+    best = min(storages, key=lambda storage: _lhotse(path, *options, storage)["seconds"])
+
+    def run(*options: str) -> Timed:
+        inside: list[float] = []
+        taken = timed(lambda: inside.append(_lhotse(path, "--storage", best, *options)["seconds"]))
+        return replace(taken, seconds=inside[0], cpu_seconds=math.nan)  # without what it takes to import it
+
+    jobs = f"{asked.threads} jobs"
+    return {
+        f"Lhotse, {jobs}, {best}": lambda: run("--jobs", str(asked.threads)),
+        f"Lhotse, {jobs}, {best}, started": lambda: run("--jobs", str(asked.threads), "--started"),
+        f"Lhotse, 1 job, {best}": lambda: run("--jobs", "1"),
+    }
+
+
+def _lhotse(path: Path, *options: str) -> dict | list[str] | None:
+    """What `peer_lhotse.py` prints; None where it cannot run."""
+    command = [sys.executable, str(HERE / "peer_lhotse.py"), str(path), *options]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return json.loads(done.stdout) if done.returncode == 0 else None
+
+
+def _result(manifest: Manifest, rounds: list[tuple[dict[str, Timed], dict[str, Timed]]], asked: object) -> dict:
+    audio = float(manifest.duration.sum())
+    ideals = [sum(stage.seconds for stage in stages.values()) / asked.threads for stages, _ in rounds]
+    result = {
+        "audio_seconds": audio,
+        "files": len(manifest),
+        "threads": asked.threads,
+        "rounds": len(rounds),
+        "libsndfile": soundfile.__libsndfile_version__,
+        "others": max(taken.others for both in rounds for part in both for taken in part.values()),
+        "stages": {name: _line([stages[name] for stages, _ in rounds], audio) for name in rounds[0][0]},
+        "ideal": {"seconds": median(ideals), "times_real_time": audio / median(ideals)},
+        "runs": {},
+    }
+    for name in rounds[0][1]:
+        line = _line([runs[name] for _, runs in rounds], audio)
+        line["of_ideal"] = median([ideal / runs[name].seconds for ideal, (_, runs) in zip(ideals, rounds, strict=True)])
+        line["library_is_times"] = median(
+            [runs[name].seconds / runs["featcache, library"].seconds for _, runs in rounds]
+        )
+        result["runs"][name] = line
+    return result
+
+
+def _line(taken: list[Timed], audio: float) -> dict[str, float]:
+    seconds = median([one.seconds for one in taken])
+    return {
+        "seconds": seconds,
+        "best_seconds": min(one.seconds for one in taken),
+        "cpu_seconds_an_hour": min(one.cpu_seconds for one in taken) * 3600 / audio,
+        "times_real_time": audio / seconds,
+    }
+
+
+def show(result: dict, kind: str) -> None:
+    form = KINDS[kind]
+    source = "LJSpeech, cut anew" if is_speech() else "a buzz, for want of speech"
+    print(
+        f"{result['audio_seconds'] / 3600:.2f} h in {result['files']:,} {form.suffix} files at "
+        f"{form.sample_rate // 1000} kHz ({source}); 80 mel bins, float16"
+    )
+    print(
+        f"{CORES} cores; Python {platform.python_version()}, torch {torch.__version__}, "
+        f"libsndfile {result['libsndfile'].removeprefix('libsndfile-')}; median of {result['rounds']} rounds\n"
+    )
+    print(f"{'one core, one stage':40}{'seconds':>9}{'best':>9}{'CPU s/h':>9}{'× real time':>13}")
+    for name, line in result["stages"].items():
+        print(_columns(name, line))
+    ideal = result["ideal"]
+    print(
+        f"{'the ideal, ' + str(result['threads']) + ' cores':40}{ideal['seconds']:9.3f}"
+        f"{ideal['times_real_time']:31,.0f}\n"
+    )
+    print(
+        f"{'end to end':40}{'seconds':>9}{'best':>9}{'CPU s/h':>9}{'× real time':>13}{'of ideal':>10}{'library is':>12}"
+    )
+    for name, line in result["runs"].items():
+        print(f"{_columns(name, line)}{line['of_ideal']:10.2f}{line['library_is_times']:10.2f} ×")
+    print(f"\n{remark(result['others'])}")
+
+
+def _columns(name: str, line: dict[str, float]) -> str:
+    cpu = line["cpu_seconds_an_hour"]
+    shown = f"{'':9}" if math.isnan(cpu) else f"{cpu:9.2f}"
+    return f"{name:40}{line['seconds']:9.3f}{line['best_seconds']:9.3f}{shown}{line['times_real_time']:13,.0f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "featcache-corpora"))
+    parser.add_argument("--kind", choices=sorted(KINDS), default="long")
+    parser.add_argument("--hours", type=float, default=1.4, help="of a long corpus")
+    parser.add_argument("--count", type=int, default=3000, help="files of a short corpus")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--no-peers", action="store_true", help="leave Lhotse out")
+    parser.add_argument("--memory", action="store_true", help="measure memory over 10^6 clips instead")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    if asked.memory:
+        import memory
+
+        memory.report(asked.folder, memory.ROWS, asked.threads, asked.json)
+        return
+    path = make_corpus(asked.folder, asked.kind, hours=asked.hours, count=asked.count)
+    result = measure(path, asked)
+    if asked.json:
+        print(json.dumps(result, indent=2))
+    else:
+        show(result, asked.kind)
+
+
+if __name__ == "__main__":
+    main()

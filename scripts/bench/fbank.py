@@ -1,0 +1,112 @@
+"""How fast fbank is, beside torchaudio, Lhotse and kaldi-native-fbank: one thread, one process, in turns.
+
+    python scripts/bench/fbank.py [--rounds 20] [--profile]
+
+The audio is noise: what it holds does not change the time. Each line is the best of the rounds, in which all
+take turns, so that a noisy neighbour meets them all. The others take one clip at a time; featcache is shown
+both so, and with all clips in one call, as a run makes it. A call costs whole blocks of 640 frames: clip by
+clip is not for short clips. The difference is that of the largest value, to featcache's.
+"""
+
+import argparse
+from time import perf_counter
+
+import torch
+import torchaudio
+
+from featcache.config import load_config
+from featcache.extractors import Clip
+
+RATE = 16000
+SETS = {"12 s": (16, 12.0), "1 s": (192, 1.0)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--profile", action="store_true", help="also show the share of each operation")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    config = load_config("fbank80")
+    extractor = config.build(torch.device("cpu"))
+    others = {name: make() for name, make in PEERS.items() if importable(make)}
+    print(f"torch {torch.__version__}, torchaudio {torchaudio.__version__}, 1 thread, best of {arguments.rounds}\n")
+    print(f"{'':28}{'clips':>14}{'x real time':>13}{'torchaudio =':>14}{'max difference':>16}")
+    with torch.inference_mode():
+        for length, (count, seconds) in SETS.items():
+            clips = [Clip(str(i), torch.randn(int(seconds * RATE)) * 0.1) for i in range(count)]
+            runs = {
+                "featcache, one call": lambda clips=clips: extractor.extract(clips),
+                "featcache, clip by clip": lambda clips=clips: [extractor.extract([clip])[0] for clip in clips],
+            }
+            for name, function in others.items():
+                runs[name] = lambda clips=clips, function=function: [function(clip.waveform) for clip in clips]
+            best = fastest(runs, arguments.rounds)
+            ours = torch.cat(extractor.extract(clips))
+            for name, taken in best.items():
+                difference = (torch.cat(runs[name]()) - ours).abs().max()
+                print(
+                    f"{name:28}{f'{count} x {length}':>14}{count * seconds / taken:13.0f}"
+                    f"{best['torchaudio'] / taken:14.2f}{difference:16.1e}"
+                )
+            print()
+        if arguments.profile:
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+                extractor.extract(clips)
+            print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=12))
+
+
+def fastest(runs, rounds):
+    best = dict.fromkeys(runs, float("inf"))
+    for _ in range(rounds):
+        for name, run in runs.items():
+            started = perf_counter()
+            run()
+            best[name] = min(best[name], perf_counter() - started)
+    return best
+
+
+def by_torchaudio():
+    from torchaudio.compliance import kaldi
+
+    return lambda waveform: kaldi.fbank(waveform[None] * 32768, num_mel_bins=80)
+
+
+def by_lhotse():
+    from lhotse.features.kaldi.extractors import Fbank, FbankConfig
+
+    fbank = Fbank(FbankConfig(high_freq=0.0, snip_edges=True, energy_floor=1e-10)).extractor
+    return lambda waveform: fbank(waveform[None] * 32768)[0]
+
+
+def by_native():
+    import kaldi_native_fbank as knf
+    import numpy as np
+
+    options = knf.FbankOptions()
+    options.frame_opts.dither = 0
+    options.mel_opts.num_bins = 80
+
+    def fbank(waveform):
+        online = knf.OnlineFbank(options)
+        online.accept_waveform(RATE, (waveform * 32768).numpy())
+        online.input_finished()
+        return torch.from_numpy(np.array([online.get_frame(t) for t in range(online.num_frames_ready)]))
+
+    return fbank
+
+
+PEERS = {"torchaudio": by_torchaudio, "lhotse": by_lhotse, "kaldi-native-fbank": by_native}
+
+
+def importable(make):
+    try:
+        make()
+    except ImportError as error:
+        print(f"left out: {error}")
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Whether a run's memory grows with its manifest: 10^5 and 10^6 clips of 0.1 s, planned, extracted and asked for again.
+
+    python scripts/bench/memory.py [--rows 100000 1000000] [--threads 2] [--json]
+
+The clips are 64 WAV files, each named by many rows of the manifest under an id of its own; every row is decoded and
+extracted by itself. Commands run in processes of their own, whose resident memory is read 20 times a second. Peaks
+are beyond what `import torch` takes. A run that does not grow has much the same at a quarter, at half, at three
+quarters of its time and at its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter, sleep
+
+import soundfile
+from clock import CORES
+from corpus import make_corpus
+
+from featcache.config import load_config
+from featcache.extract.work import Options
+from featcache.extraction import Extraction
+from featcache.manifest import read_manifest
+
+ROWS = (100_000, 1_000_000)
+FILES, SECONDS, RATE = 64, 0.1, 16000
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What a command took.
+
+    Attributes:
+        seconds: from start to end.
+        peak: of its resident memory, in bytes.
+        quarters: its resident memory after each quarter of its time, in bytes.
+    """
+
+    seconds: float
+    peak: int
+    quarters: list[int]
+
+
+def watch(command: list[str]) -> Watched:
+    """Run a command, and read its memory all the while."""
+    start = perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    resident, peak = [0], 0
+    while process.poll() is None:
+        fields = dict(line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+        if "VmHWM" in fields:  # it is gone in a process that has just ended
+            resident.append(_bytes(fields["VmRSS"]))
+            peak = max(peak, _bytes(fields["VmHWM"]))
+        sleep(0.05)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
+    quarters = [resident[(len(resident) - 1) * quarter // 4] for quarter in (1, 2, 3, 4)]
+    return Watched(perf_counter() - start, peak, quarters)
+
+
+def _bytes(field: str) -> int:
+    """What a line of /proc/*/status says: `  1234 kB`."""
+    return int(field.split()[0]) * 1024
+
+
+def make_manifest(folder: Path, rows: int) -> Path:
+    """A manifest of that many rows over a few short clips, under `folder`."""
+    home = folder / "clips-0.1s"
+    if not home.is_dir():
+        speech = make_corpus(folder, "long", hours=0.01).parent / "audio" / "000000.flac"
+        samples, _ = soundfile.read(speech, dtype="int16")
+        (home / "audio").mkdir(parents=True)
+        for number in range(FILES):
+            start = number * 160 % (len(samples) - 1600)
+            soundfile.write(home / "audio" / f"{number}.wav", samples[start : start + int(SECONDS * RATE)], RATE)
+    manifest = home / f"{rows}.csv"
+    with manifest.open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(("id", "path", "duration"))
+        table.writerows((f"utterance-{row:08d}", f"audio/{row % FILES}.wav", SECONDS) for row in range(rows))
+    return manifest
+
+
+def measure(folder: Path, rows: int, threads: int) -> dict:
+    """A manifest of that many rows: read, planned, extracted, and asked for again."""
+    manifest = make_manifest(folder, rows)
+    cache = Path(tempfile.mkdtemp(dir=folder))
+    command = [sys.executable, "-m", "featcache", "extract", str(manifest), "-o", str(cache), "--device", "cpu"]
+    command += ["--threads", str(threads)]
+    try:
+        start = perf_counter()
+        read = read_manifest(manifest, carry=False)
+        reading = perf_counter() - start
+        Extraction(read, [load_config("fbank80")], cache, Options("cpu", threads))
+        planning = perf_counter() - start - reading
+        del read
+        first, again = watch(command), watch(command)
+        size = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
+    finally:
+        shutil.rmtree(cache)
+    return {
+        "rows": rows,
+        "reading_seconds": reading,
+        "planning_seconds": planning,
+        "extract": asdict(first),
+        "again": asdict(again),
+        "cache_bytes": size,
+    }
+
+
+def report(folder: Path, counts: tuple[int, ...], threads: int, as_json: bool) -> None:
+    """Measure manifests of so many rows, and print what came of it."""
+    torch_alone = max(watch([sys.executable, "-c", "import torch, time; time.sleep(0.5)"]).peak for _ in range(2))
+    results = [measure(folder, rows, threads) for rows in counts]
+    if as_json:
+        print(json.dumps({"torch_bytes": torch_alone, "threads": threads, "manifests": results}, indent=2))
+        return
+    print(f"{SECONDS} s clips, {threads} threads, {CORES} cores; import torch takes {torch_alone / 1e6:,.0f} MB\n")
+    heads = "".join(f"{head:>10}" for head in ("peak", "at 1/4", "1/2", "3/4", "the end"))
+    print(f"{'MB beyond torch':36}{'seconds':>9}{heads}")
+    for result in results:
+        rows = f"{result['rows']:,} rows"
+        for name, part in ((f"{rows}: extract", result["extract"]), (f"{rows}: nothing to do", result["again"])):
+            memory = "".join(f"{(size - torch_alone) / 1e6:10,.0f}" for size in (part["peak"], *part["quarters"]))
+            print(f"{name:36}{part['seconds']:9.1f}{memory}")
+        print(f"{rows + ': reading the manifest':36}{result['reading_seconds']:9.2f}")
+        print(f"{rows + ': planning':36}{result['planning_seconds']:9.2f}")
+        print(f"{rows + ': a clip takes':36}{result['extract']['seconds'] / result['rows'] * 1e6:9.0f} µs\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "featcache-corpora"))
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    report(asked.folder, tuple(asked.rows), asked.threads, asked.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""What the training stories share: splits of a manifest, a training loop, and what it costs the CPU and the GPU."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+from clock import CORES, Timed, timed
+from corpus import make_digits
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "fsdd" / "manifest.csv"
+SPLITS = ("train", "test")
+
+
+# The data
+
+
+def add_options(parser: argparse.ArgumentParser, png: str) -> None:
+    """The options that the stories have in common."""
+    parser.add_argument("--data", type=Path, help="manifest with id, path, split, digit and speaker")
+    parser.add_argument("--limit", type=int, help="utterances, drawn at random")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu, cuda, cuda:1")
+    parser.add_argument("--threads", type=int, default=CORES, help="of the CPU, for everything")
+    parser.add_argument("--batch-size", type=int, default=32, help="utterances")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--png", type=Path, default=Path(png), help="where the picture goes")
+    parser.add_argument("--json", action="store_true")
+
+
+def split(manifest: Path | None, folder: Path, limit: int | None) -> dict[str, Path]:
+    """Write the manifests `all`, `train` and `test` into a folder: by the column `split`, with absolute paths.
+
+    Without a manifest, of the Free Spoken Digit Dataset in ../shared/data; where it is not found, of tones.
+    Exits with a message where there is no such manifest, or nothing to train on or to test with.
+    """
+    if manifest is None and not (manifest := DATA).is_file():
+        print(f"no {DATA}, and no --data: tones stand for spoken digits; accuracies say nothing", file=sys.stderr)
+        manifest = make_digits(folder / "digits")
+    if not manifest.is_file():
+        sys.exit(
+            f"{manifest}: there is none; --data takes a manifest with id, path, split (train or test), digit and "
+            "speaker, as of the Free Spoken Digit Dataset, github.com/Jakobovski/free-spoken-digit-dataset"
+        )
+    with manifest.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    if missing := {"id", "path", "split", "digit", "speaker"} - set(rows[0] if rows else ()):
+        sys.exit(f"{manifest}: lacks {', '.join(sorted(missing))}, or has no rows")
+    if limit is not None:
+        rows = [rows[row] for row in sorted(np.random.default_rng(0).permutation(len(rows))[:limit])]
+    rows = [{**row, "path": str((manifest.parent / row["path"]).absolute())} for row in rows]
+    chosen = {"all": rows, **{name: [row for row in rows if row["split"] == name] for name in SPLITS}}
+    paths = {}
+    for name, some in chosen.items():
+        if len(some) < 2:
+            sys.exit(f"{manifest}: of its {len(rows)} rows, {len(some)} are in split {name!r}: that is too few")
+        paths[name] = folder / f"{name}.csv"
+        with paths[name].open("w", newline="") as file:
+            writer = csv.DictWriter(file, some[0])
+            writer.writeheader()
+            writer.writerows(some)
+    return paths
+
+
+def extract(manifest: Path, config: Path, cache: Path, asked: argparse.Namespace) -> Timed:
+    """Run the command, in a process of its own; what it says goes to stderr."""
+    options = ["-c", config, "-o", cache, "--device", asked.device, "--threads", asked.threads]
+    command = [sys.executable, "-m", "featcache", "extract", manifest, *options]
+
+    def run() -> None:
+        code = subprocess.run([str(part) for part in command], stdout=sys.stderr).returncode
+        if code:
+            sys.exit(f"featcache extract ended with {code}: see above")
+
+    return timed(run, patience=0)
+
+
+# Time
+
+
+class Watch:
+    """Moments on a device: of a GPU, events in its stream, which hold nothing up; of the CPU, the time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def mark(self) -> Any:
+        """Now: when all that was given to the device so far is done."""
+        if self._device.type != "cuda":
+            return perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def settle(self) -> None:
+        """Wait until the device has nothing to do; before that no `seconds` can be asked for."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def seconds(self, first: Any, second: Any) -> float:
+        """From one moment to a later one."""
+        return second - first if isinstance(first, float) else first.elapsed_time(second) / 1000
+
+
+class GpuUse:
+    """How much of the time a GPU was busy, while blocks run; NVML tells, where nvidia-ml-py is installed.
+
+    Args:
+        device: which; on a CPU there is nothing to tell.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._samples: list[int] = []
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Look ten times a second, while a block runs: NVML tells how it was since about the last look."""
+        if self._now() is None:
+            yield
+            return
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(0.1):
+                self._samples.append(self._now() or 0)
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        try:
+            yield
+        finally:
+            over.set()
+            looking.join()
+
+    def text(self, passes: Sequence[Pass]) -> str:
+        """The share, for people; without NVML what the steps of these passes took, with gaps between kernels."""
+        if self._device.type != "cuda":
+            return "–"
+        if self._samples:
+            return f"{sum(self._samples) / len(self._samples):.0f}%"
+        return f"at most {sum(one.busy for one in passes) / sum(one.seconds for one in passes):.0%}"
+
+    def _now(self) -> int | None:
+        if self._device.type != "cuda":
+            return None
+        try:
+            return torch.cuda.utilization(self._device)
+        except ModuleNotFoundError:  # pynvml, of nvidia-ml-py
+            return None
+
+
+# Training
+
+
+class Loader(Protocol):
+    """Gives the batches of an epoch; `featcache.DataLoader` is one."""
+
+    waited: float
+    """Seconds that the loop waited for batches, in the current or the last pass."""
+
+    def set_epoch(self, epoch: int) -> None: ...
+
+    def __iter__(self) -> Iterator[dict[str, Any]]: ...
+
+
+@dataclass
+class Pass:
+    """What an epoch took.
+
+    Attributes:
+        seconds: by the clock on the wall.
+        cpu_seconds: of this process's threads.
+        steps: seconds of each step, with the wait for its batch.
+        waited: seconds for batches, as the loader says.
+        fetched: seconds in all that the loop was in the loader, for whatever reason.
+        loss: the mean over the steps.
+        busy: seconds from each step's beginning to its end, on the device: no less than a GPU was at work.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    steps: list[float]
+    waited: float
+    fetched: float
+    loss: float
+    busy: float
+
+
+@dataclass
+class Trainer:
+    """A model that learns to tell one column of the manifest, by Adam and cross-entropy.
+
+    Attributes:
+        model: of features, lengths and the number of the step.
+        column: of the manifest: the classes by name, or their numbers from 0 on.
+        classes: their names.
+        device: of the model.
+        learning_rate: Adam's.
+        steps: how many it has done.
+    """
+
+    model: nn.Module
+    column: str
+    classes: Sequence[str]
+    device: torch.device
+    learning_rate: float = 1e-3
+    steps: int = 0
+    _optimizer: torch.optim.Optimizer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.model.to(self.device)
+        self._optimizer = torch.optim.Adam(self.model.parameters(), self.learning_rate)
+
+    def epoch(self, loader: Loader, number: int) -> Pass:
+        """Train on all batches of an epoch."""
+        watch = Watch(self.device)
+        self.model.train()
+        loader.set_epoch(number)
+        watch.settle()
+        losses: list[Tensor] = []
+        begins, ends = [], [watch.mark()]
+        cpu, start = process_time(), perf_counter()
+        asked, fetched = start, 0.0
+        for batch in loader:
+            fetched += perf_counter() - asked
+            begins.append(watch.mark())
+            scores = self.model(batch["features"], batch["lengths"], self.steps)
+            loss = nn.functional.cross_entropy(scores, self._labels(batch))
+            self._optimizer.zero_grad()
+            loss.backward()
+            self._optimizer.step()
+            self.steps += 1
+            losses.append(loss.detach())
+            ends.append(watch.mark())
+            asked = perf_counter()
+        watch.settle()
+        return Pass(
+            seconds=perf_counter() - start,
+            cpu_seconds=process_time() - cpu,
+            steps=[watch.seconds(*pair) for pair in pairwise(ends)],
+            waited=loader.waited,
+            fetched=fetched,
+            loss=float(torch.stack(losses).mean()),
+            busy=sum(watch.seconds(*pair) for pair in zip(begins, ends[1:], strict=True)),
+        )
+
+    @torch.inference_mode()
+    def accuracy(self, loader: Loader) -> float:
+        """The share of utterances whose class it tells."""
+        self.model.eval()
+        right, count = 0, 0
+        for batch in loader:
+            labels = self._labels(batch)
+            right += int((self.model(batch["features"], batch["lengths"]).argmax(1) == labels).sum())
+            count += len(labels)
+        return right / count
+
+    def _labels(self, batch: dict[str, Any]) -> Tensor:
+        values = batch[self.column]
+        if isinstance(values, Tensor):
+            return values
+        return torch.tensor([self.classes.index(value) for value in values]).to(self.device, non_blocking=True)

@@ -1,0 +1,69 @@
+"""What is in a cache that a test has made: its versions, shards and items, and what runs are writing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from featcache.health.verify import Report, verify
+from featcache.store.index import open_index
+from featcache.store.shard import Item
+from featcache.store.version import Version, version_folders
+
+WORK = "work"
+"""Where a version holds what is being written, and claims."""
+
+
+def being_written(cache: Path, pattern: str = "*") -> list[Path]:
+    """What runs have begun to write in the versions of a cache, and their claims."""
+    return list(cache.glob(f"[!.]*/{WORK}/{pattern}"))
+
+
+def only_version(cache: Path) -> Version:
+    """The one version in a cache."""
+    (folder,) = version_folders(cache)
+    return Version.open(folder)
+
+
+def items(cache: Path) -> dict[str, tuple]:
+    """Every item of a cache's one version: id -> dtype, shape and bytes of its features."""
+    version = only_version(cache)
+    index = open_index(version)
+    found = {}
+    for position, id_ in enumerate(index.ids):
+        first, count = int(index.first_frame[position]), int(index.num_frames[position])
+        features = version.shard(index.shards[int(index.shard[position])]).features[first : first + count]
+        found[id_] = (features.dtype.name, features.shape, features.tobytes())
+    return found
+
+
+def shard_folders(cache: Path) -> list[Path]:
+    """The shards of all versions of a cache, also while a run makes them; a name with a dot is no version yet."""
+    return list(cache.glob("[!.]*/shards/*/"))
+
+
+def chunk_files(cache: Path) -> dict[str, bytes]:
+    """The `features` chunk file of every shard of a cache's one version."""
+    version = only_version(cache)
+    dimensions = 1 + len(version.info.spec.item_shape)
+    chunk = "/".join(["features", "c", *["0"] * dimensions])
+    return {name: (version.shard(name).folder / chunk).read_bytes() for name in version.shard_names()}
+
+
+def check(cache: Path, **options: Any) -> Report:
+    """Verify a cache's one version in this process."""
+    return verify(only_version(cache), **options)
+
+
+def versions_in(cache: Path) -> set[str]:
+    """The names of a cache's versions."""
+    return {path.name for path in cache.iterdir()}
+
+
+def provenance(cache: Path) -> dict[str, Item]:
+    """What a cache's one version keeps of each utterance besides its features."""
+    version = only_version(cache)
+    index = open_index(version)
+    found = {name: list(version.shard(name).items()) for name in index.shards}
+    where = zip(index.shard.tolist(), index.item.tolist(), strict=True)
+    return {item.id: item for item in (found[index.shards[shard]][number] for shard, number in where)}

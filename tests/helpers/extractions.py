@@ -1,0 +1,42 @@
+"""Extractions in tests: configs of the tests' own extractors, runs, and what a run did."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from processes import MOST_SECONDS, Finished
+
+from featcache.extraction import Extraction
+from featcache.summary import Summary
+
+TINY = "0.004"
+"""MB: a shard size that spreads the corpus over a dozen shards."""
+
+
+def write_config(
+    folder: Path, extractor: str, name: str | None = None, module: str = "odd_extractors", **params: Any
+) -> Path:
+    """A config of one of the tests' extractors."""
+    path = folder / f"{name or extractor.lower()}.yaml"
+    path.write_text(f"name: {path.stem}\nextractor: {module}:{extractor}\nparams: {json.dumps(params)}\n")
+    return path
+
+
+def extracted(finished: Finished, number: int = 0) -> int:
+    """How many utterances a run with --json extracted for one of its configs."""
+    return finished.json()["versions"][number]["extracted"]
+
+
+def run_to_its_end(extraction: Extraction) -> Summary:
+    """Run an extraction that waits for nobody: should it wait for ever, it is stopped, and the test fails."""
+    stop = threading.Event()
+    limit = threading.Timer(MOST_SECONDS, stop.set)
+    limit.daemon = True
+    limit.start()
+    summary = extraction.run(stop=stop)
+    limit.cancel()
+    assert not summary.interrupted
+    return summary
