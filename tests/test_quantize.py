@@ -331,7 +331,7 @@ class TestCache:
     @pytest.mark.parametrize("rows", [[4, 5, 11], []])
     def test_what_a_gpu_is_given_becomes_what_a_cpu_is_given(self, cache, rows):
         dataset = featcache.FeatureDataset(cache, padding_value=-100, crop=9)
-        (ranges,) = dataset.frame_ranges(rows)
+        (ranges,) = dataset.frame_ranges(np.array(rows, np.int64), 0)
         levels = ranges.gather(raw=True)
         assert levels.dtype == torch.uint8
         for dtype in (None, torch.float16):

@@ -38,10 +38,9 @@ Keys = Iterable[str] | Iterable[int] | NDArray[Any] | torch.Tensor
 class Cache:
     """The utterances of a version, as they were when it was opened.
 
-    A cache is a sequence of arrays that can also be looked up by id: `cache[3]` and `cache["utt-1"]` are arrays,
-    iterating yields the arrays in order, and `"utt-1" in cache` looks for an id. Nothing is read before it is accessed.
-    Open the cache again to see shards that a run has added since. A cache pickled into another process has exactly the
-    same utterances in the same order.
+    A cache is a sequence of arrays that can also be looked up by id: `cache[3]` and `cache["utt-1"]` are arrays, and
+    `"utt-1" in cache` looks for an id. Nothing is read before it is accessed. Open the cache again to see shards that a
+    run has added since. A cache pickled into another process has exactly the same utterances in the same order.
 
     Args:
         version: The version to read.
@@ -50,9 +49,8 @@ class Cache:
         tiers: What to keep in memory and on a local disk; nothing by default.
 
     Attributes:
-        version: The opened version: its folder and its metadata.
+        version, check: As given.
         index: Where each utterance is.
-        check: As given.
 
     Raises:
         DamagedError: The index must be built, and a shard's metadata is damaged.
@@ -127,9 +125,14 @@ class Cache:
         """The positions of utterances; int64 `[ids]`.
 
         Raises:
-            MissingItemError: Ids are missing; the message names up to ten, and says how many failed in extraction.
+            MissingItemError: Ids are missing; names up to ten, and says how many failed in extraction.
         """
-        wanted = ids if isinstance(ids, Strings) else _packed(ids)
+        if isinstance(ids, str):
+            raise ArgumentError(f"ids is one id, {ids!r}: give a list of ids")
+        try:
+            wanted = ids if isinstance(ids, Strings) else Strings.of(ids)
+        except (AttributeError, TypeError, UnicodeError):
+            raise ArgumentError("ids are not all text: give a list of ids") from None
         positions = self.index.find(wanted)
         missing = np.flatnonzero(positions < 0).tolist()
         if missing:
@@ -150,21 +153,11 @@ class Cache:
 
         Args:
             key: An id, or a position; negative ones count from the end.
-            start: Where the part begins, in seconds; at the beginning by default.
-            duration: The part's length in seconds; to the end by default.
-            codebooks: Read only this many codebooks, from the first on.
-            raw: Return quantised features as stored, as levels; `quantization` returns their scales and offsets.
-            check: Whether to compare the utterance with its checksum; by default as the cache was opened.
+            start, duration, codebooks, raw, check: As for `batch`.
 
         Returns:
-            `[frames, *item_shape]` of `spec.dtype`, read-only: memory-mapped, nothing is copied. Values of quantised
-            features are computed, into a new array.
-
-        Raises:
-            MissingItemError: There is no such id; the message says whether and why it failed in extraction.
-            IndexError: There is no such position.
-            ArgumentError: There is no such part.
-            DamagedError: The shard is damaged, or `check` found a wrong checksum.
+            `[frames, *item_shape]`, read-only: memory-mapped, nothing is copied. Values of quantised features are
+            computed, into a new array. Dtypes and errors are as in `batch`.
         """
         position = self._position(key)
         frames = self._reader.utterance(position)
@@ -200,8 +193,8 @@ class Cache:
             duration: The length of the parts, likewise; to the end by default.
             codebooks: Read only this many codebooks, from the first on.
             padding_value: The value of frames beyond an utterance's end.
-            out: A contiguous tensor in CPU memory, of the batch's dtype and any shape that is large enough, to gather
-                into. It is overwritten; the batch is a view of its beginning.
+            out: A contiguous tensor in CPU memory, of the batch's dtype and any shape that is large enough. It is
+                overwritten; the batch is a view of its beginning.
             raw: Return quantised features as stored: levels, uint8, padded with 0. `featcache.dequantize` turns them
                 into values on any device, with the result of `quantization`.
             check: Whether to compare each utterance with its checksum; by default as the cache was opened.
@@ -211,7 +204,7 @@ class Cache:
             number of frames of each utterance, int64 `[batch]`.
 
         Raises:
-            MissingItemError: Ids are missing; the message names up to ten, and says how many failed in extraction.
+            MissingItemError: Ids are missing; names up to ten, and says how many failed in extraction, or why one did.
             IndexError: There is no such position.
             ArgumentError: There are no such parts, or `out` or a key is invalid.
             DamagedError: A shard is damaged, or `check` found a wrong checksum.
@@ -219,9 +212,8 @@ class Cache:
         codebooks = check_codebooks(self.spec, codebooks)
         check_padding(self.spec, padding_value)
         if raw and self.spec.is_quantized and padding_value != 0:
-            raise ArgumentError(
-                f"padding_value is {padding_value}: levels are padded with 0; give padding_value to dequantize"
-            )
+            hint = "levels are padded with 0; give padding_value to dequantize"
+            raise ArgumentError(f"padding_value is {padding_value}: {hint}")
         positions = self._positions(keys)
         firsts, counts = None, self.lengths[positions]
         if start is not None or duration is not None:
@@ -243,17 +235,14 @@ class Cache:
         raw: bool = False,
         check: bool | None = None,
     ) -> torch.Tensor:
-        """`batch` by positions and frames, of which only `out` is checked.
+        """The features that `batch` returns, by positions and frames; only `out` is checked.
 
         Args:
-            positions: The utterances' positions, none of them negative; int64 `[batch]`. There may be none.
-            firsts: The first frame to read of each utterance; int64 `[batch]`; by default the first that it has.
+            positions: The utterances' positions, none of them negative; int64 `[batch]`.
+            firsts: The first frame to read of each; int64 `[batch]`; by default the first that it has.
             counts: How many frames to read of each; int64 `[batch]`.
             codebooks, padding_value, raw, check: As for `batch`.
             out: As for `batch`; or buffers to take the memory from, by default the cache's own.
-
-        Returns:
-            `[batch, frames, *item_shape]` of `spec.dtype`, or with `raw` of the stored dtype.
         """
         spec = self.spec
         as_values = spec.is_quantized and not raw
@@ -283,15 +272,11 @@ class Cache:
     def quantization(self, keys: Keys) -> torch.Tensor:
         """Scale and offset of each utterance and dimension, for `featcache.dequantize`: value = offset + scale * level.
 
-        Args:
-            keys: Ids or positions, as for `batch`.
-
         Returns:
-            float32 `[batch, 2, *item_shape]`: scale, offset.
+            float32 `[keys, 2, *item_shape]`: scale, offset.
 
         Raises:
-            StoreError: The features are not quantised; `spec.is_quantized` says whether they are.
-            MissingItemError, IndexError, DamagedError: As `batch` does.
+            StoreError: The features are not quantised, see `spec.is_quantized`. Other errors as in `batch`.
         """
         if not self.spec.is_quantized:
             raise StoreError(f"{self.version.path}: its features are not quantised: `batch` returns their values")
@@ -306,26 +291,19 @@ class Cache:
 
         Args:
             name: The side array's name; `spec.side` lists them.
-            key: An id, or a position; negative ones count from the end.
+            key: An id, or a position, as for `item`.
 
         Returns:
             `[entries, *item_shape]` of the side array's dtype, read-only; may be empty. If the cache was opened with
             `check`, the shard's side array has been compared with its checksum.
 
         Raises:
-            StoreError: There is no such side array; the message lists those that exist.
-            MissingItemError: There is no such id.
-            IndexError: There is no such position.
-            DamagedError: The shard is damaged.
+            StoreError: There is no such side array. Other errors as in `batch`.
         """
         return self._shards.side(name, self._position(key))
 
     def shard_frames(self, shard: int, first: int, count: int) -> NDArray[Any]:
-        """Frames of a shard (by its number in the index), as stored: `[count, *item_shape]`, read-only and unchecked.
-
-        Raises:
-            DamagedError: The shard is damaged.
-        """
+        """Frames of a shard by its number in the index, as stored: `[count, *item_shape]`, read-only, unchecked."""
         return self._shards.range(shard, first, count)
 
     def missing_error(self, ids: list[str], num_wanted: int) -> MissingItemError:
@@ -377,15 +355,6 @@ def _pad(arrays: list[NDArray[Any]], value: float, out: NDArray[Any]) -> None:
         if len(array) < len(padding):
             pieces.append(padding[len(array) :])
     np.concatenate(pieces, out=out.reshape(-1, *out.shape[2:]))  # one call: a loop over rows takes longer
-
-
-def _packed(ids: Iterable[str]) -> Strings:
-    if isinstance(ids, str):
-        raise ArgumentError(f"ids is one id, {ids!r}: give a list of ids")
-    try:
-        return Strings.of(ids)
-    except (AttributeError, TypeError, UnicodeError):
-        raise ArgumentError("ids are not all text: give a list of ids") from None
 
 
 def _reopen(path: Path, check: bool, shards: list[str], tiers: Tiers | None) -> Cache:

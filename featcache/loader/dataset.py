@@ -21,39 +21,15 @@ from torch.utils.data import Dataset, default_collate
 from featcache.arguments import require_int
 from featcache.errors import ArgumentError, listing
 from featcache.loader.cache import Cache
-from featcache.loader.crop import Crop, Windows, check_codebooks, check_padding
+from featcache.loader.crop import Crop, Windows
 from featcache.loader.memory import Buffers
-from featcache.loader.utterances import by_version, caches_by_name, find_utterances
+from featcache.loader.utterances import DatasetVersion, by_version, caches_by_name, find_utterances
 from featcache.manifest import Manifest
 from featcache.strings import Strings
 
-__all__ = ["DatasetVersion", "FeatureDataset", "FrameRanges"]
+__all__ = ["FeatureDataset", "FrameRanges"]
 
 _Value = TypeVar("_Value")
-
-
-@dataclass(frozen=True)
-class DatasetVersion:
-    """A version in a dataset."""
-
-    name: str
-    """The name by which the dataset knows it."""
-    cache: Cache
-    """The opened version."""
-    positions: NDArray[np.int64] | None
-    """The positions of the dataset's utterances in the cache, int64 `[utterances]`; None if they are all of them."""
-    codebooks: int | None
-    """How many codebooks to read; None for all."""
-    padding_value: float
-    """The value of a batch's frames beyond an utterance's end."""
-
-    def __post_init__(self) -> None:
-        check_codebooks(self.cache.spec, self.codebooks)
-        check_padding(self.cache.spec, self.padding_value)
-
-    def positions_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The positions of some of the dataset's rows."""
-        return rows if self.positions is None else self.positions[rows]
 
 
 @dataclass(frozen=True)
@@ -71,16 +47,9 @@ class FrameRanges:
 
     def gather(self, out: torch.Tensor | Buffers | None = None, raw: bool = False) -> torch.Tensor:
         """The padded frames, `[batch, frames, *item_shape]`; with `raw`, quantised ones as levels, padded with 0."""
-        version = self.version
-        return version.cache.gather(
-            self.positions,
-            self.firsts,
-            self.counts,
-            codebooks=version.codebooks,
-            padding_value=0 if raw else version.padding_value,
-            out=out,
-            raw=raw,
-        )
+        version, frames = self.version, (self.positions, self.firsts, self.counts)
+        padding_value = 0 if raw else version.padding_value
+        return version.cache.gather(*frames, codebooks=version.codebooks, padding_value=padding_value, out=out, raw=raw)
 
 
 class FeatureDataset(Dataset[dict[str, Any]]):
@@ -100,47 +69,39 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     * `lengths`: int64 `[batch]`, in frames;
     * the columns: lists of text, or float64 or int64 tensors `[batch]`.
 
-    With several versions, `features` and `lengths` are dictionaries with the versions' names as keys.
-
-    With `DataLoader(dataset, batch_size=64, collate_fn=dataset.collate)` a batch is gathered in one call, straight into
-    the padded tensor. `featcache.DataLoader` does this ahead of time.
+    With several versions, `features` and `lengths` are dictionaries with the versions' names as keys. With
+    `torch.utils.data.DataLoader(dataset, collate_fn=dataset.collate)` a batch is gathered in one call, straight into
+    the padded tensor; `featcache.DataLoader` does this ahead of time.
 
     Args:
         cache: The opened cache; or several, as a dictionary with names of your choice.
-        manifest: A CSV, TSV or JSONL file with an `id` for each utterance, in the order of the dataset; audio paths are
-            not needed, but rows that have one are compared with what was extracted. Without a manifest, the dataset has
-            the utterances of the (first) cache, in its order.
+        manifest: A CSV, TSV or JSONL file with an `id` for each utterance, in the dataset's order; rows with a path are
+            compared with what was extracted. Without a manifest, the dataset has the (first) cache's utterances.
         where: Select the manifest's rows by columns: `{"split": "train"}`; a list of values matches any of them.
         columns: Names of the manifest's columns to keep; by default all. A mapping also sets their types:
             `{"speaker": str, "digit": int}`.
         skip_missing: Leave out utterances missing from the cache instead of raising an error; `skipped` lists them.
-        on_changed: What to do about rows with a path whose features are of another row (another path, start, duration
-            or channel under the same id), or of an older file while extracting the new one failed: "error" refuses
-            them, "warn" takes the features and gives a `FeatcacheWarning`, "use" takes them.
-        padding_value: The value of frames beyond an utterance's end; with several versions, one for all, or a
-            dictionary.
+        on_changed: What to do about rows whose features are of another path, start, duration or channel under the same
+            id, or of an older file while extracting the new one failed: "error" refuses them, "warn" takes the features
+            and gives a `FeatcacheWarning`, "use" takes them.
+        padding_value: The value of frames beyond an utterance's end; one for all versions, or a dictionary.
         crop: Read only a window of each utterance; an integer is `Crop(frames=…)`.
         codebooks: Read only this many codebooks, from the first on; with several versions, a dictionary.
-        copies: Include all copies that the versions' configs make of each utterance, at other speeds and with noise,
-            with the columns `speed` and, if there is noise, `snr` (dB; NaN for clean copies). If false, only the ids in
-            the manifest.
+        copies: Include all copies that the versions' configs make of each utterance, with the columns `speed` and, if
+            there is noise, `snr` (dB; NaN for clean copies). If false, only the ids in the manifest.
 
     Attributes:
         cache: As given.
         names: The versions' names; `features` for a single cache.
         versions: The versions, each with the positions of the dataset's utterances in it.
         columns: The columns `[utterances]`, by name.
-        skipped: The ids of utterances that were left out because a version lacks them.
-        dropped: The ids of utterances that were left out because they are shorter than the crop.
+        skipped, dropped: The ids left out because a version lacks them, or because they are shorter than the crop.
 
     Raises:
-        MissingItemError: The cache lacks utterances of the manifest; names up to ten, counts all, and says how many
-            failed in extraction.
+        MissingItemError: The cache lacks utterances of the manifest; names up to ten, and says how many failed.
         ManifestError: The manifest cannot be read or has errors; or a column is missing, has another type than
-            `columns` says, or has a name that items and batches use themselves; or the features of rows are of other
-            rows or files, see `on_changed`: names up to ten, counts all, and says what differs.
-        ArgumentError: Other arguments do not fit the versions or each other; or utterances are shorter than a crop with
-            `short="error"`.
+            `columns` says, or a name that items and batches use themselves; or rows are refused, see `on_changed`.
+        ArgumentError: Other arguments do not fit; or utterances are shorter than a crop with `short="error"`.
     """
 
     def __init__(
@@ -184,8 +145,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
     def __repr__(self) -> str:
         versions = ", ".join(version.cache.version.path.name for version in self.versions)
-        carried = f" with {listing(self.columns)}" if self.columns else ""
-        return f"FeatureDataset({versions}: {len(self):,} utterances{carried})"
+        columns = f" with {listing(self.columns)}" if self.columns else ""
+        return f"FeatureDataset({versions}: {len(self):,} utterances{columns})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "lengths"}
@@ -199,7 +160,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         except TypeError:
             raise ArgumentError(f"{row!r}: give the position of an utterance; batch takes several") from None
         at = int(rows[0])
-        features = self.named([each.gather()[0] for each in self._ranges(rows, self.epoch)])
+        features = self.named([each.gather()[0] for each in self.frame_ranges(rows, self.epoch)])
         columns = {
             name: column[at] if isinstance(column, Strings) else column[at].item()
             for name, column in self.columns.items()
@@ -207,10 +168,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return {"id": self.ids[at], "features": features, **columns}
 
     def __getitems__(self, rows: Sequence[int]) -> Items:
-        """The items of several rows, as a list that is read when it is first looked into.
-
-        torch's DataLoader calls this, if a dataset has it, and hands what it returns to its `collate_fn`.
-        """
+        """The items of several rows; torch's DataLoader calls this, and hands what it returns to its `collate_fn`."""
         return Items(self, rows)
 
     @property
@@ -234,9 +192,6 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         """Set the epoch, also for the workers of torch's DataLoader.
 
         `featcache.DataLoader` calls this itself. With torch's DataLoader, also in Lightning, you must call it.
-
-        Raises:
-            ArgumentError: `epoch` is not a whole number, 0 or more.
         """
         self._epoch.fill_(require_int("epoch", epoch, 0))
 
@@ -248,10 +203,9 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             return self.batch([])
         rest = [{name: value for name, value in item.items() if name not in ("id", "features")} for item in items]
         features, lengths = [], []
+        has_one = isinstance(self.cache, Cache)
         for version in self.versions:
-            frames = [
-                item["features"] if isinstance(self.cache, Cache) else item["features"][version.name] for item in items
-            ]
+            frames = [item["features"] if has_one else item["features"][version.name] for item in items]
             features.append(pad_sequence(frames, batch_first=True, padding_value=version.padding_value))
             lengths.append(torch.tensor([len(each) for each in frames]))
         return {
@@ -263,31 +217,26 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
     def batch(self, rows: Sequence[int]) -> dict[str, Any]:
         """The batch of the given rows, gathered straight into padded tensors. Without rows, the batch is empty."""
-        ranges, ids, columns = self.select(rows, self.epoch)
-        features = self.named([each.gather() for each in ranges])
-        lengths = self.named([torch.from_numpy(each.counts) for each in ranges])
+        versions, ids, columns = self.select(rows, self.epoch)
+        features = self.named([ranges.gather() for ranges in versions])
+        lengths = self.named([torch.from_numpy(ranges.counts) for ranges in versions])
         return {"ids": ids, "features": features, "lengths": lengths, **columns}
 
-    def select(
-        self, rows: Sequence[int], epoch: int
-    ) -> tuple[list[FrameRanges], list[str], dict[str, list[str] | torch.Tensor]]:
+    def select(self, rows: Sequence[int], epoch: int) -> tuple[list[FrameRanges], list[str], dict[str, Any]]:
         """What a batch of some rows holds in an epoch: the frames of each version, the ids, and the columns."""
         at = self._rows(rows)
         columns = {
             name: column.texts(at) if isinstance(column, Strings) else torch.from_numpy(column[at])
             for name, column in self.columns.items()
         }
-        return self._ranges(at, epoch), self.ids.texts(at), columns
-
-    def frame_ranges(self, rows: Sequence[int], epoch: int | None = None) -> list[FrameRanges]:
-        """What a batch of some rows holds of each version in an epoch, by default the current one."""
-        return self._ranges(self._rows(rows), self.epoch if epoch is None else epoch)
+        return self.frame_ranges(at, epoch), self.ids.texts(at), columns
 
     def named(self, values: Sequence[_Value]) -> _Value | dict[str, _Value]:
         """One value for each version, as items and batches have them: by name, if the versions were given by name."""
         return values[0] if isinstance(self.cache, Cache) else dict(zip(self.names, values, strict=True))
 
-    def _ranges(self, rows: NDArray[np.int64], epoch: int) -> list[FrameRanges]:
+    def frame_ranges(self, rows: NDArray[np.int64], epoch: int) -> list[FrameRanges]:
+        """The frames that a batch of some rows holds of each version in an epoch."""
         positions = [version.positions_of(rows) for version in self.versions]
         lengths = [version.cache.lengths[at] for version, at in zip(self.versions, positions, strict=True)]
         if self._windows is None:
@@ -296,11 +245,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return [FrameRanges(*each) for each in zip(self.versions, positions, firsts, counts, strict=True)]
 
     def _rows(self, rows: Sequence[int]) -> NDArray[np.int64]:
-        """Some rows, counted from the first one; int64 `[rows]`.
-
-        Raises:
-            IndexError: There is no such row.
-        """
+        """Some rows, counted from the first one; int64 `[rows]`. Raises IndexError if there is no such row."""
         if not isinstance(rows, Sized):
             raise ArgumentError(f"rows is {rows!r}: give a list of positions in the dataset")
         at = np.asarray(rows) if len(rows) else np.empty(0, np.int64)

@@ -23,9 +23,9 @@ import torch
 from featcache.arguments import require_int
 from featcache.device import parse_device
 from featcache.errors import ArgumentError, FeatcacheError
-from featcache.loader.dataset import DatasetVersion, FeatureDataset, FrameRanges
+from featcache.loader.dataset import FeatureDataset, FrameRanges
 from featcache.loader.memory import Buffers
-from featcache.loader.utterances import by_version
+from featcache.loader.utterances import DatasetVersion, by_version
 from featcache.quantize import dequantize
 
 __all__ = ["DataLoader"]

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from featcache.arguments import refuse_url
-from featcache.errors import ArgumentError, FeatcacheWarning, MissingDependencyError, StoreError, listing
+from featcache.errors import ArgumentError, FeatcacheWarning, MissingDependencyError, StoreError
 from featcache.loader.cache import Cache
 from featcache.loader.tiers import Tiers
 from featcache.store.unfinished import find_unfinished
-from featcache.store.version import Version, differing_keys, select_version, select_versions
+from featcache.store.version import select_configured, select_version
 
 __all__ = ["open"]
 
@@ -47,7 +47,7 @@ def open(  # noqa: A001
     Args:
         path: The cache; or a version's folder in it, or that version's name in the cache: "features/fbank80".
         name: The version's name, or its folder's name; not needed if the cache has only one version.
-        config: Opens the version with this config's fingerprint: a YAML file, a packaged config's name, or a `Config`.
+        config: Open the version with this config's fingerprint: a YAML file, a packaged config's name, or a `Config`.
             The first two need the extra `extract`.
         check: Whether to compare every utterance that is read with its checksum.
         strict: Whether to refuse an unfinished version instead of warning: one that lacks utterances of its manifest
@@ -58,11 +58,10 @@ def open(  # noqa: A001
         copy_limit: The limit for all copies in that folder together; by default, a tenth of the disk stays free.
 
     Raises:
-        StoreError: There is no such version, or there are several; the message lists them, and the config keys that
-            differ. With `strict`, also if the version is not finished.
+        StoreError: There is no such version, or there are several; lists them, and the config keys that differ. With
+            `strict`, also if the version is not finished.
         DamagedError: The version's metadata is damaged.
-        ConfigError: `config` cannot be read, or has errors.
-        MissingDependencyError: `config` must be read from a file, and the packages for that are not installed.
+        ConfigError, MissingDependencyError: `config` has errors; or it, or a package for reading it, is missing.
         ArgumentError: A size is invalid, or larger than the machine's memory; or a path is a URL.
     """
     if not isinstance(path, (str, os.PathLike)):
@@ -70,7 +69,11 @@ def open(  # noqa: A001
     refuse_url("path", path)
     tiers = Tiers.parse(ram, copy_to, copy_limit)
     path = Path(path).absolute()  # the working directory may change while shards are still to be opened
-    version = select_version(path, name) if config is None else _version_of(_load(config), path, name)
+    if config is None:
+        version = select_version(path, name)
+    else:
+        config = _load(config)
+        version = select_configured(path, name, config.name, config.fingerprint(), config.resolved())
     cache = Cache(version, check=check, tiers=tiers)
     for run in find_unfinished(version, cache.index):
         message = f"{version.path}: {run}"
@@ -90,20 +93,3 @@ def _load(config: str | Path | ConfigLike) -> ConfigLike:
     except ImportError as error:
         raise MissingDependencyError(error.name or "pydantic", "reading a config") from error
     return load_config(config)
-
-
-def _version_of(config: ConfigLike, path: Path, name: str | None) -> Version:
-    """The version in `path` (called `name`) that `config` makes."""
-    fingerprint = config.fingerprint()
-    wanted = f"{config.name}-{fingerprint[:12]}"
-    versions = select_versions(path, name)
-    fitting = [version for version in versions if version.info.fingerprint == fingerprint]
-    namesakes = [version for version in versions if version.info.name == config.name]
-    if fitting:  # several differ in nothing but their names
-        return next((version for version in fitting if version in namesakes), fitting[0])
-    if not namesakes and len(versions) != 1:
-        there = listing(version.path.name for version in select_versions(path))
-        raise StoreError(f"{path}: holds no version of this config, which would be {wanted}; it holds {there}")
-    other = (namesakes or versions)[0]
-    keys = listing(differing_keys(other.info.config, config.resolved())) or "their weights or revision"
-    raise StoreError(f"{other.path}: made with another config; the given config makes {wanted}; they differ in {keys}")

@@ -26,7 +26,10 @@ __all__ = ["Shards"]
 
 
 class Shards:
-    """The frames of a version's utterances, in its mapped shards. Safe to use from several threads.
+    """The frames and side arrays of a version's utterances, in mapped shards. Safe to use from several threads.
+
+    Every method that reads raises DamagedError if the shard is not what was written, and StoreError if it cannot be
+    read.
 
     Args:
         version: The version to read.
@@ -49,11 +52,7 @@ class Shards:
         self._copy_paths: dict[int, Path] = {}
 
     def utterance(self, position: int) -> NDArray[Any]:
-        """All frames of an utterance, `[frames, *item_shape]`; read-only, nothing is copied.
-
-        Raises:
-            DamagedError: The shard is not what was written, or ends too early.
-        """
+        """All frames of an utterance, `[frames, *item_shape]`; read-only, nothing is copied."""
         index = self.index
         shard, first, count = index.shard[position], index.first_frame[position], index.num_frames[position]
         return self._slices([int(shard)], [int(first)], [int(count)])[0]
@@ -61,16 +60,14 @@ class Shards:
     def frames(
         self, positions: NDArray[np.int64], firsts: NDArray[np.int64] | None, counts: NDArray[np.int64]
     ) -> list[NDArray[Any]]:
-        """Some frames of several utterances: `counts` of each from `firsts` on, or from its beginning. As `utterance`
-        gives them.
-        """
+        """Some frames of several utterances, likewise: `counts` of each from `firsts` on, or from its beginning."""
         begins = self.index.first_frame[positions]
         if firsts is not None:
             begins = begins + firsts
         return self._slices(self.index.shard[positions].tolist(), begins.tolist(), counts.tolist())
 
     def range(self, shard: int, first: int, count: int) -> NDArray[Any]:
-        """Frames of a shard, of one utterance after the other: `[count, *item_shape]`, as `utterance` gives them."""
+        """Frames of a shard, likewise, of one utterance after the other: `[count, *item_shape]`."""
         return self._slices([shard], [first], [count])[0]
 
     def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
@@ -82,7 +79,6 @@ class Shards:
 
         Raises:
             StoreError: There is no such side array; the message lists those that exist.
-            DamagedError: The shard is damaged.
         """
         number = int(self.index.shard[position])
         side = self._sides.get((name, number))
@@ -91,12 +87,7 @@ class Shards:
         return side.item(int(self.index.item[position]))
 
     def quantization(self, position: int) -> NDArray[np.float32]:
-        """Scale and offset of an utterance with quantised features, float32 `[2, *item_shape]`; read-only.
-
-        Raises:
-            StoreError: The features are not quantised.
-            DamagedError: The shard is damaged.
-        """
+        """Scale and offset of an utterance with quantised features, float32 `[2, *item_shape]`; read-only."""
         entries = self.side(QUANTIZATION, position)
         if len(entries) != 1:
             folder = self._shard(int(self.index.shard[position])).folder
@@ -105,11 +96,7 @@ class Shards:
         return scale_and_offset
 
     def verify(self, position: int, frames: NDArray[Any]) -> None:
-        """Compare all frames of an utterance with their checksum, and once for each shard its scales and offsets.
-
-        Raises:
-            DamagedError: They are not what was written.
-        """
+        """Compare all frames of an utterance with their checksum, and once for each shard its scales and offsets."""
         number = int(self.index.shard[position])
         shard = self._shard(number)
         if number not in self._checksums:
@@ -119,16 +106,12 @@ class Shards:
                 self._checksums[number] = shard.column("crc32c")
         if zarr3.crc32c(frames) != self._checksums[number][self.index.item[position]]:
             copy = self._copy_paths.get(number)
-            what = (
-                f"{self.index.ids[position]}: damaged: its features in {copy or shard.folder} are not what was written"
-            )
+            where = copy or shard.folder
+            what = f"{self.index.ids[position]}: damaged: its features in {where} are not what was written"
             raise DamagedError(f"{what}; remove this copy") if copy else DamagedError(what, self.version.path)
 
     def use_copies(self) -> None:
-        """Read the shards from their local copies that have been completed since; warn of what went wrong with others.
-
-        The thread that makes the copies only leaves them for this to collect: what is read changes between two reads.
-        """
+        """Read the local copies from now on that were completed; the thread that makes them changes nothing itself."""
         for number, path, features in self._copies.collect() if self._copies is not None else ():
             self._features[number] = features
             self._copy_paths[number] = path
@@ -180,7 +163,6 @@ class Shards:
 
     @contextmanager
     def _reading(self, shard: Shard) -> Iterator[None]:
-        """Errors of the system within become featcache's."""
         try:
             yield
         except OSError as error:

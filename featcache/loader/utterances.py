@@ -16,17 +16,41 @@ from numpy.typing import NDArray
 from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError, MissingItemError, listing
 from featcache.loader.cache import Cache
 from featcache.loader.columns import Column, columns_of, rows_where, take
-from featcache.loader.crop import Windows
+from featcache.loader.crop import Windows, check_codebooks, check_padding
 from featcache.manifest import Manifest, read_manifest
 from featcache.manifest.copies import Copies, copies_of
 from featcache.store.join import Rows, about_changed, join_version
 from featcache.strings import Strings
 
-__all__ = ["Utterances", "by_version", "caches_by_name", "find_utterances"]
+__all__ = ["DatasetVersion", "Utterances", "by_version", "caches_by_name", "find_utterances"]
 
 _ON_CHANGED = ("error", "warn", "use")
 _Value = TypeVar("_Value")
 _ColumnNames = Collection[str] | Mapping[str, type] | None
+
+
+@dataclass(frozen=True)
+class DatasetVersion:
+    """A version in a dataset."""
+
+    name: str
+    """The name by which the dataset knows it."""
+    cache: Cache
+    """The opened version."""
+    positions: NDArray[np.int64] | None
+    """The positions of the dataset's utterances in the cache, int64 `[utterances]`; None if they are all of them."""
+    codebooks: int | None
+    """How many codebooks to read; None for all."""
+    padding_value: float
+    """The value of a batch's frames beyond an utterance's end."""
+
+    def __post_init__(self) -> None:
+        check_codebooks(self.cache.spec, self.codebooks)
+        check_padding(self.cache.spec, self.padding_value)
+
+    def positions_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The positions of some of the dataset's rows."""
+        return rows if self.positions is None else self.positions[rows]
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,11 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from featcache.loader.memory import Ram, Readahead
 from load import BATCH, BINS, make_features, make_version, shuffled
 from open import anonymous_bytes, forget, in_child
 
 import featcache
+from featcache.loader.memory import Ram, Readahead
 
 LIMIT = 500_000_000
 SMALL, LARGE = 5_000, 1_000_000

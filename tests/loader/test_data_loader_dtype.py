@@ -1,5 +1,6 @@
 """featcache.DataLoader(dtype=): features converted to what can hold them, and codes never to anything else."""
 
+import numpy as np
 import pytest
 import torch
 from make_cache import make_features, make_version
@@ -111,6 +112,6 @@ def test_quantised_features_come_as_values(tmp_path, features):
             assert batch["features"].dtype == (dtype or torch.float32)
             assert torch.equal(batch["features"], plain.to(dtype or torch.float32))
     for rows in BATCHES:  # as it is done on a GPU
-        (ranges,) = dataset.frame_ranges(rows)
+        (ranges,) = dataset.frame_ranges(np.array(rows, np.int64), 0)
         values = _values_of(ranges.gather(raw=True), ranges, None, lambda tensor: tensor)
         assert torch.equal(values, dataset.batch(rows)["features"])
