@@ -61,7 +61,7 @@ def open(  # noqa: A001
         StoreError: There is no such version, or there are several; lists them, and the config keys that differ. With
             `strict`, also if the version is not finished.
         DamagedError: The version's metadata is damaged.
-        ConfigError, MissingDependencyError: `config` has errors; or it, or a package for reading it, is missing.
+        ConfigError, MissingDependencyError: `config` has errors or cannot be read, or packages for it are missing.
         ArgumentError: A size is invalid, or larger than the machine's memory; or a path is a URL.
     """
     if not isinstance(path, (str, os.PathLike)):
