@@ -67,6 +67,8 @@ class _Slot:
 class Device:
     """A torch device as the pipeline's worker threads use it.
 
+    `configure_torch` must be called before extractors are built.
+
     On the CPU each worker computes by itself, with torch's own threads set to one. On a GPU at most `_CUDA_SLOTS`
     workers hold device memory at once. Each of them holds a slot, which has a stream and pinned staging buffers, so
     that copies and kernels of different batches overlap. Streams belong to slots and not to workers because torch keeps
@@ -108,6 +110,9 @@ class Device:
             self._free.put(_Slot())
         self._entering = threading.Lock()
         self._own = threading.local()
+
+    def configure_torch(self) -> None:
+        """Make torch in this process ready for extraction: one thread of its own, TF32 off, repeatable kernels."""
         torch.set_num_threads(1)
         # fp32 means fp32: TF32 rounds to ten bits, and matrix products and convolutions have a switch each.
         torch.backends.cuda.matmul.allow_tf32 = False

@@ -36,9 +36,9 @@ import featcache
 from featcache.audio.resample import to_waveform
 from featcache.config import Config, config_from
 from featcache.device import Device
+from featcache.engines.local import run_locally
 from featcache.extract.decoding import decode_all
-from featcache.extract.work import Options
-from featcache.extraction import Extraction
+from featcache.extract.extraction import Options, plan_extraction, run_extraction
 from featcache.extractors import rows
 from featcache.extractors.codec import CodecExtractor
 from featcache.health.differences import ROUNDING
@@ -166,9 +166,9 @@ def check(codec: Codec, corpus: Path, folder: Path, limit: int | None) -> dict[s
     path = _manifest(corpus, folder, limit)
     manifest = read_manifest(path)
     _killed_and_resumed(path, config, folder)
-    Extraction(manifest, [config], folder / "whole", Options("cpu", 1)).run()
+    run_extraction(plan_extraction(manifest, [config], folder / "whole", Options("cpu", 1)), run_locally)
     with mock.patch.dict(rows.ROW_SECONDS, cpu=240.0), mock.patch.dict(rows.MAX_ROWS, cpu=256):
-        Extraction(manifest, [config], folder / "many", Options("cpu", 2)).run()
+        run_extraction(plan_extraction(manifest, [config], folder / "many", Options("cpu", 2)), run_locally)
     resumed, whole, many = (featcache.open(folder / name) for name in ("resumed", "whole", "many"))
     model, extractor = codec.load(weights), config.build(torch.device("cpu"))
     assert isinstance(extractor, CodecExtractor)
@@ -276,7 +276,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="clips of a corpus")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    Device("cpu", 2)  # one thread in each kernel, as in a run
+    Device("cpu", 2).configure_torch()  # one thread in each kernel, as in a run
     results = {}
     for name in asked.only:
         for corpus in asked.corpora:

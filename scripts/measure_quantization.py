@@ -29,8 +29,8 @@ import numpy as np
 
 import featcache
 from featcache.config import load_config
-from featcache.extract.work import Options
-from featcache.extraction import Extraction
+from featcache.engines.local import run_locally
+from featcache.extract.extraction import Options, plan_extraction, run_extraction
 from featcache.loader import Cache
 from featcache.manifest import read_manifest
 
@@ -71,7 +71,7 @@ def main() -> None:
     config = load_config(options.config)
     configs = [replace(config, name=dtype, dtype=dtype) for dtype in DTYPES]
     with tempfile.TemporaryDirectory() as folder:
-        Extraction(read_manifest(options.manifest), configs, Path(folder), Options()).run()
+        run_extraction(plan_extraction(read_manifest(options.manifest), configs, Path(folder), Options()), run_locally)
         caches = {dtype: featcache.open(folder, dtype) for dtype in DTYPES}
         reference = caches["float32"]
         frames = reference.lengths.sum()

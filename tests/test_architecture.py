@@ -21,8 +21,6 @@ LAYERS = {
     "readers": {"loader", "testing"},
     "of versions": {"stats", "adapters", "extract"},
     "runs": {"cmvn", "engines"},
-    "the main job, flat": {"summary"},
-    "the main job": {"extraction"},
     "health": {"health"},
     "commands": {"cli"},
     "process": {"__main__"},

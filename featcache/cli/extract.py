@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -108,9 +109,8 @@ def extract(
     """
     _limit_libraries(threads)
     from featcache.config import load_config
-    from featcache.extract.notes import about_space
-    from featcache.extract.work import SHARD_MEGABYTES, Options
-    from featcache.extraction import Extraction
+    from featcache.engines.local import run_locally
+    from featcache.extract.extraction import SHARD_MEGABYTES, Options, plan_extraction, run_extraction
     from featcache.manifest import read_manifest
 
     chosen = Options(
@@ -129,16 +129,16 @@ def extract(
         for config in loaded:
             if weights := getattr(config.params, "weights", None):
                 note(f"loading {config.name}: {weights}")
-    extraction = Extraction(read_manifest(manifest, root=root, carry=False), loaded, cache, chosen)
-    for line in [*extraction.notes, *about_space(cache, sum(map(extraction.expected_bytes, extraction.work)))]:
+    plan = plan_extraction(read_manifest(manifest, root=root, carry=False), loaded, cache, chosen)
+    for line in [*plan.notes, *disk_space_notes(cache, plan.expected_bytes)]:
         note(line)
     if dry_run:
-        print_plan(extraction, as_json)
+        print_plan(plan, as_json)
         return
     from featcache.cli.progress import Display
 
-    with Display(extraction) as display, stoppable() as stop:
-        summary = extraction.run(display.update, stop)
+    with Display(plan) as display, stoppable() as stop:
+        summary = run_extraction(plan, run_locally, display.update, stop)
     if as_json:
         print_json({**asdict(summary), "times_real_time": round(summary.times_real_time, 1)})
     else:
@@ -146,8 +146,24 @@ def extract(
     ctx.exit(INTERRUPTED if summary.interrupted else FAILURES_LEFT if summary.failed else 0)
 
 
+def disk_space_notes(cache: Path, num_bytes: float) -> list[str]:
+    """That the disk has no room for what is to be written.
+
+    Args:
+        cache: The folder of the cache, which may not exist yet.
+        num_bytes: Bytes to be written, approximately.
+    """
+    folder = next((folder for folder in (cache.absolute(), *cache.absolute().parents) if folder.is_dir()), None)
+    if folder is None:
+        return []
+    free = shutil.disk_usage(folder).free
+    if num_bytes <= free:
+        return []
+    return [f"{cache}: the features take about {num_bytes / 1e9:,.1f} GB, and the disk has {free / 1e9:,.1f} GB free"]
+
+
 def _limit_libraries(threads: int | None) -> None:
-    """Hold OpenMP and MKL to the budget before torch starts them; torch's own pools follow in `Device`."""
+    """Limit OpenMP and MKL to the budget before torch starts them; torch's own pools follow in `configure_torch`."""
     if threads is not None:
         for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[variable] = str(threads)

@@ -57,6 +57,7 @@ def fit_kmeans(
     version = select_version(path)
     note_unfinished(version)
     on = Device(device, threads)
+    on.configure_torch()
     started = perf_counter()
     codebook, fit = fit_version(
         version, k, seed=seed, frames=frames, device=on.torch_device, threads=1 if on.is_cuda else on.threads

@@ -83,7 +83,7 @@ def probe(
 
 def _version(config: Config, cache: Path | None, found: Probe) -> Version | None:
     """The config's version in a cache, made where there is none; without a cache, in ./features if it is there."""
-    from featcache.extract.work import version_info
+    from featcache.extract.version_plan import version_info
     from featcache.store.version import Version
 
     info = version_info(config, found.spec)

@@ -10,8 +10,8 @@ from typing import Never
 from tqdm import tqdm
 
 from featcache.cli.common import FIRST_SECONDS, LINE_SECONDS, clock, hours, note, terminal_columns
-from featcache.engines.progress import Progress
-from featcache.extraction import Extraction
+from featcache.extract.extraction import ExtractionPlan
+from featcache.extract.jobs import Progress
 
 _BAR_SECONDS = 0.1
 _MOST_COLUMNS = 110
@@ -20,8 +20,8 @@ _MOST_COLUMNS = 110
 class Display:
     """Shows hours of audio done, time left, failures and times real time; use it as a context manager."""
 
-    def __init__(self, extraction: Extraction) -> None:
-        self._total = extraction.seconds_to_decode
+    def __init__(self, plan: ExtractionPlan) -> None:
+        self._total = plan.seconds_to_decode
         self._bar: tqdm[Never] | None = None
         if self._total and (columns := terminal_columns()):
             # The bar takes what the words leave of a line; where that is nothing, the last words are left out.

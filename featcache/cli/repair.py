@@ -48,7 +48,7 @@ def repair(
     Example:
       featcache repair features --manifest train.csv
     """
-    from featcache.extract.work import Options
+    from featcache.extract.extraction import Options
     from featcache.health.repair import repair as mend
     from featcache.manifest import read_manifest
     from featcache.store.version import version_folders

@@ -13,30 +13,30 @@ from featcache.cli.common import hours, megabytes, print_json
 from featcache.errors import counted
 
 if TYPE_CHECKING:
-    from featcache.extraction import Extraction
-    from featcache.summary import Summary, VersionSummary
+    from featcache.extract.extraction import ExtractionPlan
+    from featcache.extract.summary import Summary, VersionSummary
 
 _TELLING_SECONDS = 5.0
 """How long a run is, at least, for its stages' shares to say what would make it faster."""
 
 
-def print_plan(extraction: Extraction, as_json: bool) -> None:
+def print_plan(plan: ExtractionPlan, as_json: bool) -> None:
     """What a run would do."""
     versions: list[dict[str, Any]] = [
         {
-            "name": work.config.name,
-            "path": str(work.path),
-            "fingerprint": work.info.fingerprint,
-            "utterances": len(work.manifest),
-            "present": int(work.todo.present.sum()),
-            "failed": int(work.todo.failed.sum()),
-            "failed_before": work.failed_before,
-            "changed": work.replaced,
-            "missing": int(work.todo.missing.sum()),
-            "hours": round(extraction.expected_seconds(work) / 3600, 4),
-            "bytes": round(extraction.expected_bytes(work)),
+            "name": version.config.name,
+            "path": str(version.path),
+            "fingerprint": version.info.fingerprint,
+            "utterances": len(version.manifest),
+            "present": int(version.rows.present.sum()),
+            "failed": int(version.rows.failed.sum()),
+            "failed_before": version.failed_before,
+            "changed": version.num_replaced,
+            "missing": version.num_missing,
+            "hours": round(version.expected_seconds / 3600, 4),
+            "bytes": round(version.expected_bytes),
         }
-        for work in extraction.work
+        for version in plan.versions
     ]
     if as_json:
         print_json({"dry_run": True, "versions": versions})

@@ -1,1 +1,1 @@
-"""Engines, which run shard tasks: `local` runs them in this process."""
+"""Engines, which do shard tasks: `local` does them in this process."""

@@ -1,4 +1,4 @@
-"""From batches to shards: appended in order, committed concurrently."""
+"""Appends extracted batches to their shards in order, and commits complete shards in a thread of its own."""
 
 from __future__ import annotations
 
@@ -10,65 +10,62 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
 
-from featcache.engines.progress import Watch
 from featcache.engines.shards import OpenShard
-from featcache.extract.rows import Pending
-from featcache.extract.target import Extracted
+from featcache.extract.features import Extracted
+from featcache.extract.jobs import RunControl
+from featcache.extract.rows import PendingRows
 from featcache.manifest import Utterance
 
-_PENDING_COMMITS = 2
-"""Shards that may wait for the disk before the workers do."""
+_WAITING_COMMITS = 2
+"""Complete shards that may wait for the disk before the workers have to."""
 
 
 @dataclass(eq=False)
 class Batch:
-    """Utterances of a task, and what became of them.
-
-    Attributes:
-        number: of the batch, over all tasks: batches are appended in this order.
-        shard: that they are for.
-        utterances: at least one.
-        is_last: of its shard.
-        is_suspect: whether it is one utterance that may have crashed an earlier run.
-        parts: what each target got, part by part; rows may be missing.
-        waiting: how many of these lack rows.
-    """
+    """Some utterances of a task, and their features."""
 
     number: int
+    """The number of the batch, over all tasks. Batches are appended in this order."""
     shard: OpenShard
+    """The shard that the batch belongs to."""
     utterances: Sequence[Utterance]
+    """At least one utterance."""
     is_last: bool
+    """Whether it is the last batch of its shard."""
     is_suspect: bool = False
-    parts: list[list[Extracted | Pending]] = field(default_factory=list)
-    waiting: int = 0
+    """Whether it is a single utterance that may have crashed an earlier run."""
+    parts: list[list[Extracted | PendingRows]] = field(default_factory=list)
+    """For each part of the batch, what each version gets; rows may be missing."""
+    num_pending: int = 0
+    """How many of these lack rows."""
 
 
 class Delivery:
-    """Appends batches to their shards in order, by whoever has just completed one, and commits shards that are full.
+    """Appends batches to their shards in order, and commits shards once they are complete.
 
-    Commits have a thread of their own, which mostly waits for the disk. Leaving the `with` block waits for it, and
-    abandons the shards that are not full.
+    The worker that completes a batch appends it. Commits have a thread of their own, which mostly waits for the disk.
+    Leaving the `with` block waits for that thread, and abandons the shards that are not complete.
 
     Args:
-        watch: what to count in, and whom to tell.
-        state: the engine's lock, notified whenever a batch has been appended.
-        fail: called with the error of a commit, in the thread that commits.
+        control: What to count in, and whom to tell.
+        state: The engine's lock, notified whenever a batch has been appended.
+        fail: Called with the error of a commit, in the thread that commits.
 
     Attributes:
-        appended: how many batches have been appended; guarded by `state`.
+        appended: The number of batches that have been appended; guarded by `state`.
     """
 
-    def __init__(self, watch: Watch, state: threading.Condition, fail: Callable[[BaseException], None]) -> None:
+    def __init__(self, control: RunControl, state: threading.Condition, fail: Callable[[BaseException], None]) -> None:
         self.appended = 0
-        self._watch = watch
-        self._progress = watch.progress
+        self._control = control
+        self._progress = control.progress
         self._state = state
         self._fail = fail
         self._complete: dict[int, Batch] = {}  # by number; guarded by `state`
         self._is_appending = False  # guarded by `state`
         self._open: set[OpenShard] = set()
         self._commits = ThreadPoolExecutor(1, "featcache-commit")
-        self._slots = threading.BoundedSemaphore(_PENDING_COMMITS)
+        self._commit_slots = threading.BoundedSemaphore(_WAITING_COMMITS)
 
     def __enter__(self) -> Delivery:
         return self
@@ -77,23 +74,23 @@ class Delivery:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._commits.shutdown()
-        with ExitStack() as left:  # all are abandoned, also where one raises: a full disk may refuse to close a file
+        with ExitStack() as left:  # abandons all of them even if one raises: a full disk may refuse to close a file
             for shard in self._open:
                 left.callback(shard.abandon, self._progress)
 
     def begin(self, shard: OpenShard) -> None:
-        """Take over a shard before its first batch: it is committed or abandoned in the end."""
+        """Take over a shard before its first batch, to commit or abandon it in the end."""
         self._open.add(shard)
 
     def put(self, batch: Batch) -> None:
-        """Take a batch of which nothing is missing; the caller holds `state`."""
+        """Take a batch that lacks nothing; the caller holds `state`."""
         self._complete[batch.number] = batch
 
     def append(self) -> None:
         """Append the next batches in order, as far as they are complete; nothing if another thread is doing so.
 
         Raises:
-            StoreError: the cache cannot be written. Nothing is appended after that: a batch is half written.
+            StoreError: The cache cannot be written. A batch is half written then, and nothing is appended after it.
         """
         while (batch := self._take()) is not None:
             started = perf_counter()
@@ -114,11 +111,11 @@ class Delivery:
     def _write(self, batch: Batch) -> None:
         while batch.parts:
             part = batch.parts.pop(0)
-            extracted = (one.extracted() if isinstance(one, Pending) else one for one in part)
+            extracted = (result.extracted() if isinstance(result, PendingRows) else result for result in part)
             batch.shard.append(extracted, self._progress)
-        self._watch.report(self._progress)
+        self._control.report(self._progress)
         if batch.is_last:
-            self._slots.acquire()
+            self._commit_slots.acquire()
             self._commits.submit(self._commit, batch.shard).add_done_callback(self._committed)
 
     def _commit(self, shard: OpenShard) -> None:
@@ -126,6 +123,6 @@ class Delivery:
         self._open.discard(shard)
 
     def _committed(self, future: Future[None]) -> None:
-        self._slots.release()
+        self._commit_slots.release()
         if (error := future.exception()) is not None:
             self._fail(error)

@@ -1,121 +1,170 @@
-"""A shard task in progress: a writer for each version that it fills, from the first batch to the commit."""
+"""Shard tasks in progress: claimed, with a writer for each version, from the first batch to the commit.
+
+Several runs share work through claims, without a coordinator.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
-from featcache.engines.others import Others
-from featcache.engines.progress import Progress
 from featcache.errors import StoreError
-from featcache.extract.plan import ShardTask
-from featcache.extract.target import Extracted, Target
-from featcache.store.runs import Failure, Run
+from featcache.extract.features import Extracted
+from featcache.extract.jobs import Progress, VersionCounts, VersionJob
+from featcache.extract.tasks import ShardTask
+from featcache.store.runs import Failure
 from featcache.store.shard_writer import ShardWriter
 from featcache.store.version import Version
 
 
-@dataclass(frozen=True, eq=False)
-class Fill:
-    """A version that a run fills.
+def claim_shards(
+    tasks: Iterator[ShardTask], jobs: Sequence[VersionJob], progress: Progress
+) -> Iterator[OpenShard | None]:
+    """Claim tasks, and open the shards that they make. Tasks that another run has claimed come last.
 
-    Attributes:
-        target: the version, and what fills it.
-        run: whose ledger takes the failures.
-        made_by: recorded with every shard.
-        others: what other runs add to it meanwhile.
+    While another run still holds a claim that comes next, this yields None, again and again: what this run has begun
+    must go on, because the other run may wait for it. If the other run ends without a shard, the task is done here.
+
+    Raises:
+        StoreError: The cache cannot be written.
+        DamagedError: A shard that another run has added in the meantime is not what was written.
     """
+    deferred = []
+    for task in tasks:
+        if (claims := _claim(task, jobs)) is None:
+            deferred.append(task)
+        elif shard := _open(task, claims, jobs, progress):
+            yield shard
+    for task in deferred:
+        while (claims := _claim(task, jobs)) is None:
+            yield None
+        if shard := _open(task, claims, jobs, progress):
+            yield shard
 
-    target: Target
-    run: Run
-    made_by: dict[str, Any]
-    others: Others
+
+def _claim(task: ShardTask, jobs: Sequence[VersionJob]) -> ExitStack | None:
+    """Claim a task in every version; None if another run holds one of the claims."""
+    with ExitStack() as claims:
+        for job in jobs:
+            claim = claims.enter_context(job.version.claim(task.name))
+            try:
+                is_ours = claim.take()
+            except OSError as error:
+                raise _cannot_write(job.version, error) from error
+            if not is_ours:
+                return None
+        return claims.pop_all()
+
+
+def _open(task: ShardTask, claims: ExitStack, jobs: Sequence[VersionJob], progress: Progress) -> OpenShard | None:
+    """Open what remains of a claimed task; None if other runs have extracted all of it."""
+    with claims:
+        remaining = set().union(*(job.concurrent.remaining(task) for job in jobs))
+        progress.elsewhere += len(task.utterances) - len(remaining)
+        if not remaining:
+            return None
+        if len(remaining) < len(task.utterances):
+            task = task.only(remaining)
+        return OpenShard(task, claims, jobs)
+
+
+@dataclass
+class _VersionShard:
+    """The shard that one version gets."""
+
+    job: VersionJob
+    writer: ShardWriter
+    failures: list[Failure] = field(default_factory=list)
+    counts: VersionCounts = field(default_factory=VersionCounts)
+    """What has been appended."""
 
 
 class OpenShard:
-    """A task under way. Not thread-safe.
+    """A task in progress. Not thread-safe.
 
     Args:
-        task: what of it is to be done.
-        claims: on it; held until it is committed or abandoned. Where this raises, they are still the caller's to close.
-        fills: the versions that get it.
+        task: The task, without what other runs have extracted.
+        claims: The claims on it, held until it is committed or abandoned. If this raises, the caller closes them.
+        jobs: The versions that get the shard.
+
+    Attributes:
+        task: As given.
 
     Raises:
-        StoreError: the cache cannot be written.
+        StoreError: The cache cannot be written.
     """
 
-    def __init__(self, task: ShardTask, claims: ExitStack, fills: Sequence[Fill]) -> None:
+    def __init__(self, task: ShardTask, claims: ExitStack, jobs: Sequence[VersionJob]) -> None:
         self.task = task
-        self._fills = fills
-        self._failures: list[list[Failure]] = [[] for _ in fills]
-        self._audio_seconds = 0.0  # of utterances that any target has extracted
-        self._writers: list[ShardWriter] = []
-        for version in (fill.target.version for fill in fills):
-            spec = version.info.spec
+        self._audio_seconds = 0.0
+        self._shards: list[_VersionShard] = []
+        for job in jobs:
+            version, spec = job.version, job.version.info.spec
             try:
                 writer = ShardWriter(version.work_folder(task.name), spec.item_shape, version.dtype, spec.side)
             except OSError as error:
-                raise cannot_write(version, error) from error
+                raise _cannot_write(version, error) from error
             claims.callback(writer.discard)
-            self._writers.append(writer)
-        self._held = claims.pop_all()  # closing it discards what is not committed, then lets go of the claims
+            self._shards.append(_VersionShard(job, writer))
+        self._held = claims.pop_all()  # closing it discards what is not committed, then releases the claims
 
     def append(self, part: Iterable[Extracted], progress: Progress) -> None:
-        """Write what each version gets of a part of a batch, and count it.
+        """Write what each version gets from a part of a batch, and count it.
 
         Raises:
-            StoreError: the cache cannot be written.
+            StoreError: The cache cannot be written.
         """
-        seconds: dict[str, float] = {}  # of each utterance, whichever target has extracted it
-        for number, (fill, extracted) in enumerate(zip(self._fills, part, strict=True)):
+        seconds: dict[str, float] = {}  # of each utterance, whichever version has it
+        for shard, extracted in zip(self._shards, part, strict=True):
             try:
-                self._writers[number].append(extracted.items, extracted.features, extracted.num_frames, extracted.side)
+                shard.writer.append(extracted.items, extracted.features, extracted.num_frames, extracted.side)
             except OSError as error:
-                raise cannot_write(fill.target.version, error) from error
-            self._failures[number] += extracted.failures
-            progress.add(fill.target.config.name, extracted)
-            rate = fill.target.config.audio.sample_rate
+                raise _cannot_write(shard.job.version, error) from error
+            shard.failures += extracted.failures
+            shard.counts.add(shard.job.count(extracted))
+            progress.count_failures(extracted.failures)
+            rate = shard.job.plan.built.sample_rate
             seconds |= {item.id: item.num_samples / rate for item in extracted.items}
         self._audio_seconds += sum(seconds.values())
         progress.audio_seconds += sum(seconds.values())
 
     def commit(self, progress: Progress) -> None:
-        """Write down what failed, make the shards visible, count them, and let go of the task.
+        """Record the failures, make the shards visible, count them, and release the task.
 
         Raises:
-            StoreError: the cache cannot be written.
+            StoreError: The cache cannot be written.
         """
-        for fill, writer, failures in zip(self._fills, self._writers, self._failures, strict=True):
-            fill.run.fail(failures, self.task.replaces)
+        for shard in self._shards:
+            job, writer = shard.job, shard.writer
+            job.run.fail(shard.failures, self.task.replaces)
             if not writer.items:
                 continue
-            version = fill.target.version
             try:
                 name = writer.commit(
-                    version.path / "shards",
-                    sample_rate=fill.target.config.audio.sample_rate,
+                    job.version.path / "shards",
+                    sample_rate=job.plan.built.sample_rate,
                     row=self.task.row,
                     supersedes=self.task.supersedes(writer.ids),
-                    made_by={**fill.made_by, "run": fill.run.id, "fingerprint": version.info.fingerprint},
+                    made_by={**job.made_by, "run": job.run.id, "fingerprint": job.version.info.fingerprint},
                 )
             except OSError as error:
-                raise cannot_write(version, error) from error
-            fill.others.ours(name)
+                raise _cannot_write(job.version, error) from error
+            job.concurrent.ignore(name)
             progress.shards += 1
         self._held.close()
 
     def abandon(self, progress: Progress) -> None:
-        """Drop what was written, take back what was counted of it, and let go of the task."""
-        for fill, writer, failures in zip(self._fills, self._writers, self._failures, strict=True):
-            progress.take_back(fill.target.config.name, writer.items, writer.num_bytes, failures)
+        """Drop what was appended, take back what was counted, and release the task."""
+        for shard in self._shards:
+            shard.job.counts.take_back(shard.counts)
+            progress.count_failures(shard.failures, -1)
         progress.audio_seconds -= self._audio_seconds
         self._held.close()
 
 
-def cannot_write(version: Version, error: OSError) -> StoreError:
-    """That the disk is full, read-only or broken."""
+def _cannot_write(version: Version, error: OSError) -> StoreError:
+    """The disk is full, read-only or broken."""
     return StoreError(
         f"{version.path}: cannot be written: {error.strerror}; the shards committed so far are good: "
         "make room or mend the disk, and run the same command again"

@@ -1,1 +1,1 @@
-"""The main job: what of a manifest is missing, and how it becomes features in shards."""
+"""The main job: from a manifest and configs to shards of features."""

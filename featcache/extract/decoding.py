@@ -1,10 +1,12 @@
-"""Decodes a batch of utterances, part by part, into waveforms, once for each distinct way of making them."""
+"""Decodes a batch of utterances, part by part, and makes waveforms: once for each way of making them."""
 
 from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -16,35 +18,94 @@ from numpy.typing import NDArray
 from featcache.audio.decode import Cut, FileIdentity, decode
 from featcache.audio.waveform import WaveformMaker
 from featcache.errors import AudioError, Reason
-from featcache.extract.memory import SMALL_BYTES
-from featcache.extract.target import Spent
 from featcache.manifest import Utterance
 from featcache.store.runs import Failure
 from featcache.store.shard import Item
 
 _SMALLEST = 8
-"""How many times smaller than the others a task's last batches are, so that all workers end at about one time."""
+"""The last batches of a task are up to so many times smaller than the others, so that all workers end together."""
+
+SMALL_BYTES = 64 << 20
+"""Decoded audio that a worker may hold without reserving it."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _DECODED_FROM_START = frozenset({".mp3", ".ogg", ".opus"})
 
 
+@dataclass
+class WorkerTimes:
+    """Seconds that one worker thread has spent."""
+
+    decode: float = 0.0
+    """Reading and decoding files."""
+    resample: float = 0.0
+    """Mixing down, resampling, adding noise."""
+    extract: float = 0.0
+    """Computing features, with the transfers to the device and back."""
+
+    def add(self, other: WorkerTimes) -> None:
+        """Add seconds that were spent in another process."""
+        self.decode += other.decode
+        self.resample += other.resample
+        self.extract += other.extract
+
+
+class AudioMemory:
+    """Limits the decoded audio that all workers hold. Small recordings are not counted.
+
+    A recording of more than `SMALL_BYTES` waits until there is room for it, or no other such recording is held.
+
+    Args:
+        limit: Bytes of large recordings that all workers may hold together.
+    """
+
+    def __init__(self, limit: int = 2 << 30) -> None:
+        self._limit = limit
+        self._used = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def lease(self) -> Iterator[Callable[[int], None]]:
+        """Yield one worker's `reserve(num_bytes)`, which gives back what it got last, and waits for that many bytes."""
+        held = 0
+
+        def reserve(num_bytes: int) -> None:
+            nonlocal held
+            wanted = num_bytes if num_bytes > SMALL_BYTES else 0
+            if held or wanted:
+                with self._changed:
+                    self._used -= held
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: not wanted or not self._used or self._used + wanted <= self._limit)
+                    self._used += wanted
+                    held = wanted
+
+        try:
+            yield reserve
+        finally:
+            reserve(0)
+
+
 @dataclass(frozen=True)
 class Decoded:
-    """An utterance's samples, float32 `[num_samples, channels]` at the source's rate, or why there are none."""
+    """An utterance after decoding."""
 
     utterance: Utterance
+    """The utterance."""
     samples: NDArray[np.float32] | None
+    """`[num_samples, channels]` at the file's rate; None if it could not be decoded."""
     source: FileIdentity | None
+    """The identity of the file; None if it could not be decoded."""
     error: AudioError | None
+    """Why it could not be decoded."""
 
     @property
     def is_large(self) -> bool:
-        """Whether it takes more than a worker may hold without asking."""
+        """Whether it takes more memory than a worker may hold without reserving it."""
         return self.samples is not None and self.samples.nbytes >= SMALL_BYTES
 
     def item(self, num_samples: int) -> Item:
-        """What a shard keeps of it, as a waveform of that many samples."""
+        """What a shard keeps of the utterance, whose waveform has that many samples."""
         assert self.source is not None
         source = self.source
         return Item.of(self.utterance, num_samples, (source.size, source.mtime_ns, source.sample_rate))
@@ -53,15 +114,20 @@ class Decoded:
 def batches(
     utterances: Sequence[Utterance], seconds: Sequence[float], batch_seconds: float
 ) -> Iterator[Sequence[Utterance]]:
-    """Cut a task, whose utterances last `seconds` each, into batches of about `batch_seconds`, in order.
+    """Cut a task into batches of about `batch_seconds`, in order; they become smaller towards its end.
 
-    They become smaller towards its end. Copies of an utterance stay together, and rows that cut the same file where it
-    can only be decoded from its start.
+    Copies of an utterance stay together, and so do rows that cut the same file if it can only be decoded from its
+    start.
+
+    Args:
+        utterances: The task's utterances.
+        seconds: How long each of them lasts.
+        batch_seconds: How long a batch should last.
     """
     first, filled, left = 0, 0.0, sum(seconds)
     for i, utterance in enumerate(utterances):
         is_full = filled >= min(batch_seconds, max(left, batch_seconds) / _SMALLEST)
-        if is_full and not _decoded_together(utterances[i - 1], utterance):
+        if is_full and not _share_decoding(utterances[i - 1], utterance):
             yield utterances[first:i]
             left -= filled
             first, filled = i, 0.0
@@ -69,11 +135,11 @@ def batches(
     yield utterances[first:]
 
 
-def _decoded_together(one: Utterance, other: Utterance) -> bool:
-    """Whether decoding two neighbours apart is to decode something twice."""
-    if one.path != other.path:
+def _share_decoding(previous: Utterance, utterance: Utterance) -> bool:
+    """Whether something would be decoded twice if these neighbours were in different batches."""
+    if previous.path != utterance.path:
         return False
-    return _segment(one) == _segment(other) or Path(one.path).suffix.lower() in _DECODED_FROM_START
+    return _segment(previous) == _segment(utterance) or Path(utterance.path).suffix.lower() in _DECODED_FROM_START
 
 
 def decode_all(
@@ -82,11 +148,10 @@ def decode_all(
     max_seconds: float | None = None,
     reserve: Callable[[int, float], None] | None = None,
 ) -> Iterator[Decoded]:
-    """Decode utterances one by one, in order; neighbours that cut the same file share its decoder.
+    """Decode utterances one by one, in order. Neighbours that cut the same file share its decoder.
 
-    Neighbours that cut the same from it, being copies of one utterance, share the samples.
-
-    `max_seconds` and `reserve` are `featcache.audio.decode.decode`'s.
+    Neighbours that cut the same segment, being copies of one utterance, share the samples. `max_seconds` and `reserve`
+    are explained in `featcache.audio.decode.decode`.
     """
     for path, group in groupby(utterances, key=lambda utterance: utterance.path):
         copies = [(segment, list(rows)) for segment, rows in groupby(group, key=_segment)]
@@ -104,14 +169,14 @@ def _segment(utterance: Utterance) -> Cut:
     return Cut(utterance.start, utterance.duration)
 
 
-def parts(decoding: Iterator[Decoded], full_at: float, spent: Spent) -> Iterator[list[Decoded]]:
-    """What is decoded, in parts that hold `full_at` seconds each, or `SMALL_BYTES`."""
+def parts(decoding: Iterator[Decoded], part_seconds: float, times: WorkerTimes) -> Iterator[list[Decoded]]:
+    """Split what is decoded into parts of `part_seconds`, or of `SMALL_BYTES`."""
     part: list[Decoded] = []
     seconds, num_bytes = 0.0, 0
     while True:
         started = perf_counter()
         decoded = next(decoding, None)
-        spent.decode += perf_counter() - started
+        times.decode += perf_counter() - started
         if decoded is None:
             break
         part.append(decoded)
@@ -119,7 +184,7 @@ def parts(decoding: Iterator[Decoded], full_at: float, spent: Spent) -> Iterator
             seconds += len(decoded.samples) / decoded.source.sample_rate
             num_bytes += decoded.samples.nbytes
         decoded = None  # what is yielded may take gigabytes: nothing here holds on to it
-        if seconds >= full_at or num_bytes >= SMALL_BYTES:
+        if seconds >= part_seconds or num_bytes >= SMALL_BYTES:
             full, part, seconds, num_bytes = part, [], 0.0, 0
             yield full
             del full
@@ -128,42 +193,51 @@ def parts(decoding: Iterator[Decoded], full_at: float, spent: Spent) -> Iterator
 
 
 class Waveforms:
-    """The waveforms of a part of a batch, made once for each distinct way of making them."""
+    """The waveforms of a part of a batch, made once for each way of making them.
 
-    def __init__(self, part: Sequence[Decoded], spent: Spent) -> None:
+    Args:
+        part: The decoded utterances.
+        times: Gets the seconds that making waveforms takes.
+
+    Attributes:
+        part: As given.
+    """
+
+    def __init__(self, part: Sequence[Decoded], times: WorkerTimes) -> None:
         self.part = part
-        self._spent = spent
+        self._times = times
         self._made: dict[WaveformMaker, list[NDArray[np.float32] | AudioError]] = {}
 
-    def under(self, waveform_maker: WaveformMaker) -> list[NDArray[np.float32] | AudioError]:
-        """A mono waveform at the config's rate, or what was wrong, for each decoded utterance; of any length."""
+    def made_by(self, waveform_maker: WaveformMaker) -> list[NDArray[np.float32] | AudioError]:
+        """A mono waveform at the config's rate for each decoded utterance, of any length, or what was wrong."""
         if waveform_maker not in self._made:
             started = perf_counter()
             made: list[NDArray[np.float32] | AudioError] = []
             previous: tuple[object, ...] = ()
             clean: NDArray[np.float32] | AudioError | None = None
             for decoded in self.part:
-                # Copies of an utterance that differ in noise alone are beside each other, and resampled once.
+                # Copies of an utterance that differ only in noise are neighbours, and resampled once.
                 speed = waveform_maker.speed(decoded.utterance.id)
                 this = id(decoded.samples), decoded.utterance.channel, speed
                 if decoded.samples is None or this != previous or clean is None:
-                    previous, clean = this, self._at_speed(decoded, waveform_maker)
+                    previous, clean = this, _at_speed(decoded, waveform_maker)
                 made.append(
                     clean if isinstance(clean, AudioError) else waveform_maker.with_noise(clean, decoded.utterance.id)
                 )
             self._made[waveform_maker] = made
-            self._spent.waveform += perf_counter() - started
+            self._times.resample += perf_counter() - started
         return self._made[waveform_maker]
 
-    def _at_speed(self, decoded: Decoded, waveform_maker: WaveformMaker) -> NDArray[np.float32] | AudioError:
-        if decoded.samples is None or decoded.source is None:
-            assert decoded.error is not None
-            return decoded.error
-        row, rate = decoded.utterance, decoded.source.sample_rate
-        try:
-            return waveform_maker.at_speed(decoded.samples, rate, row.id, row.channel)
-        except AudioError as error:
-            return error
+
+def _at_speed(decoded: Decoded, waveform_maker: WaveformMaker) -> NDArray[np.float32] | AudioError:
+    if decoded.samples is None or decoded.source is None:
+        assert decoded.error is not None
+        return decoded.error
+    row, rate = decoded.utterance, decoded.source.sample_rate
+    try:
+        return waveform_maker.at_speed(decoded.samples, rate, row.id, row.channel)
+    except AudioError as error:
+        return error
 
 
 def failure_of(utterance: Utterance, root: Path, error: AudioError) -> Failure:
@@ -175,17 +249,18 @@ def failure_of(utterance: Utterance, root: Path, error: AudioError) -> Failure:
         size, mtime_ns = stat.st_size, stat.st_mtime_ns
     except (OSError, ValueError):
         size, mtime_ns = None, None
+    where = where_missing(utterance.path, root) if error.reason == Reason.FILE_MISSING else ""
     return Failure(
         **utterance.row(),
         reason=error.reason.value,
-        message=str(error) + (where(utterance.path, root) if error.reason == Reason.FILE_MISSING else ""),
+        message=f"{error}{where}",
         size=size,
         mtime_ns=mtime_ns,
     )
 
 
-def where(path: str, root: Path) -> str:
-    """What to say of a path at which there is no file, behind it: where it was looked for, or why it cannot be one."""
+def where_missing(path: str, root: Path) -> str:
+    """The end of a message about a path without a file: where it was looked for, or why it cannot be a file."""
     if _URL.match(path):
         return ": URLs are not read, only files"
     if path.startswith("~"):

@@ -1,10 +1,13 @@
-"""From waveforms to features as stored: extracted, cast or quantised, and checked."""
+"""Features as a version stores them: computed from clips, cast or quantised, and checked for NaN and infinity.
+
+What does not fit into memory is computed again in smaller batches, and then with nothing beside it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,49 +16,76 @@ from numpy.typing import NDArray
 from featcache.device import Device
 from featcache.errors import AudioError, ExtractorError, Reason, listing
 from featcache.extractors import Clip, Extractor, Params
-from featcache.extractors.frames import FrameExtractor
 from featcache.quantize import is_quantized, quantize
-from featcache.spec import QUANTIZATION, all_finite
+from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
+from featcache.store.runs import Failure
+from featcache.store.shard import Item
+
+T = TypeVar("T")
+
+_OUT_OF_MEMORY = ("_STATUS_ALLOC_FAILED", "DefaultCPUAllocator")
+"""Parts of the messages of cuBLAS and cuDNN, and of torch on the CPU, when memory runs out."""
 
 
 @dataclass(frozen=True)
-class Computed:
-    """What some waveforms gave.
+class Extracted:
+    """What one version gets from a part of a batch."""
 
-    Attributes:
-        features: `[frames, *item_shape]` of the stored dtype, of those that gave some, one after the other.
-        num_frames: of each waveform; 0 for those that gave none.
-        errors: what was wrong with each waveform that gave none.
-        side: scale and offset of quantised features, as `Extracted.side`.
-    """
+    items: list[Item]
+    """The utterances that were extracted."""
+    num_frames: list[int]
+    """The number of frames of each item."""
+    features: NDArray[Any]
+    """The features of all items, one after the other: `[sum(num_frames), *item_shape]` of the stored dtype."""
+    failures: list[Failure]
+    """The utterances that could not be extracted."""
+    side: dict[str, tuple[NDArray[Any], list[int]]] = field(default_factory=dict)
+    """For each side array, the entries of all items one after the other, and how many each item has."""
+    seconds: float = 0.0
+    """Seconds of worker threads that computing the features took."""
+    resampled: Sequence[str] = ()
+    """The ids of utterances whose file has another sample rate than the config; without the suffixes of copies."""
+
+    @classmethod
+    def of_failures(cls, spec: FeatureSpec, failures: list[Failure]) -> Extracted:
+        """The result if everything has failed; `spec` is that of the stored features."""
+        side = {array.name: (np.empty((0, *array.item_shape), array.dtype), list[int]()) for array in spec.side}
+        return cls([], [], np.empty((0, *spec.item_shape), spec.stored_dtype), failures, side)
+
+
+@dataclass(frozen=True)
+class ClipFeatures:
+    """The features of some clips, as they are stored."""
 
     features: NDArray[Any]
+    """`[frames, *item_shape]` of the stored dtype: the clips that could be extracted, one after the other."""
     num_frames: list[int]
+    """The number of frames of each clip; 0 for a clip that could not be extracted."""
     errors: list[AudioError | None]
+    """For each clip, why it could not be extracted."""
     side: dict[str, tuple[NDArray[Any], list[int]]]
+    """The scales and offsets of quantised features, in the form of `Extracted.side`."""
 
 
-def compute(
+def compute_clips(
     extractor: Extractor[Params],
     ids: Sequence[str],
     waveforms: Sequence[NDArray[np.float32]],
     dtype: str,
     device: Device,
-) -> Computed:
-    """Extract the features of some waveforms, each long enough for a frame, and cast them to `dtype`; or quantise each
-    waveform's, where `dtype` asks for that.
+) -> ClipFeatures:
+    """Extract clips, each long enough for a frame, and cast the features to `dtype`, or quantise them clip by clip.
 
     Raises:
-        ExtractorError: the extractor returned other frames than its `num_frames` says.
+        ExtractorError: The extractor returned other numbers of frames than its `num_frames` says.
     """
     with device.slot():
-        align = not isinstance(extractor, FrameExtractor)  # which copies frames, wherever they lie
-        clips = [Clip(*one) for one in zip(ids, device.upload(waveforms, align), strict=True)]
-        outcomes = _call(extractor, clips)
-        found = {number: one for number, one in enumerate(outcomes) if not isinstance(one, AudioError)}
-        num_frames = [len(one) for one in found.values()]
+        uploaded = device.upload(waveforms, extractor.needs_aligned_waveforms)
+        outcomes = _extract(extractor, [Clip(*pair) for pair in zip(ids, uploaded, strict=True)])
+        extracted = {number: outcome for number, outcome in enumerate(outcomes) if not isinstance(outcome, AudioError)}
+        num_frames = [len(clip) for clip in extracted.values()]
         no_features = torch.empty(0, *extractor.spec.item_shape, device=device.torch_device)
-        features, parameters = torch.cat([*found.values()]) if found else no_features, None
+        features, parameters = torch.cat([*extracted.values()]) if extracted else no_features, None
         if is_quantized(extractor.spec.dtype, dtype):
             levels, scales_and_offsets = quantize(features, num_frames)
             stored, parameters = device.download(levels), device.download(scales_and_offsets)
@@ -66,33 +96,36 @@ def compute(
     if parameters is not None:
         parameters = parameters[[error is None for error in non_finite]]
         side[QUANTIZATION] = parameters, [1] * len(parameters)
-    wrong = dict(zip(found, non_finite, strict=True))
-    errors = [one if isinstance(one, AudioError) else wrong[number] for number, one in enumerate(outcomes)]
-    return Computed(
+    error_of = dict(zip(extracted, non_finite, strict=True))
+    errors = [
+        outcome if isinstance(outcome, AudioError) else error_of[number] for number, outcome in enumerate(outcomes)
+    ]
+    return ClipFeatures(
         features=stored,
-        num_frames=[0 if error else len(found[number]) for number, error in enumerate(errors)],
+        num_frames=[0 if error else len(extracted[number]) for number, error in enumerate(errors)],
         errors=errors,
         side=side,
     )
 
 
 def cast(features: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Features as a version of that dtype stores them, on the device they are on."""
+    """Cast features to the stored dtype, on the device they are on."""
     return features.to(getattr(torch, dtype))
 
 
 def without_non_finite(
     stored: NDArray[Any], num_frames: Sequence[int], dtype: str, parameters: NDArray[Any] | None = None
 ) -> tuple[NDArray[Any], list[AudioError | None]]:
-    """Drop the items that hold NaN or infinity once they are cast, whether or not they did before.
+    """Drop items with NaN or infinity, which a cast may have made.
 
     Args:
-        stored: `[sum(num_frames), *item_shape]`, features of items one after the other.
-        num_frames: of each item.
-        dtype: the stored one, for the message.
-        parameters: scale and offset of each item, `[items, 2, *item_shape]`, where they are quantised: these tell then.
+        stored: The features of items one after the other, `[sum(num_frames), *item_shape]`.
+        num_frames: The number of frames of each item.
+        dtype: The stored dtype, for the message.
+        parameters: The scale and offset of each quantised item, `[items, 2, *item_shape]`, which show it instead.
 
-    Returns the features that are left, and for each item what is wrong with it.
+    Returns:
+        The remaining features, and for each item why it was dropped.
     """
     errors: list[AudioError | None] = [None] * len(num_frames)
     if all_finite(stored if parameters is None else parameters):
@@ -107,28 +140,89 @@ def without_non_finite(
     return np.concatenate(kept) if kept else stored[:0], errors
 
 
-def exits(extractor: Extractor[Params], error: SystemExit, ids: Iterable[str]) -> str:
-    """What to say of an extractor that would end the process, which would say nothing."""
+def sys_exit_message(extractor: Extractor[Params], error: SystemExit, ids: Iterable[str]) -> str:
+    """Names the extractor that called `sys.exit`, which would end the process without a word."""
     return f"{type(extractor).__name__} called sys.exit({error.code!r}) while it extracted {listing(ids)}"
 
 
-def _call(extractor: Extractor[Params], clips: Sequence[Clip]) -> list[torch.Tensor | AudioError]:
-    """Extract, and find out which clip it was where one cannot be."""
+def _extract(extractor: Extractor[Params], clips: Sequence[Clip]) -> list[torch.Tensor | AudioError]:
+    """Extract clips together; one by one if one of them cannot be extracted."""
     if not clips:
         return []
     try:
         features = extractor.extract(clips)
     except AudioError as error:
-        return [error] if len(clips) == 1 else [_call(extractor, [clip])[0] for clip in clips]
+        return [error] if len(clips) == 1 else [_extract(extractor, [clip])[0] for clip in clips]
     except SystemExit as error:
-        raise ExtractorError(exits(extractor, error, (clip.id for clip in clips))) from error
+        raise ExtractorError(sys_exit_message(extractor, error, (clip.id for clip in clips))) from error
     except Exception as error:
         error.add_note(f"featcache: while {type(extractor).__name__} extracted {listing(clip.id for clip in clips)}")
         raise
     expected = [extractor.num_frames(len(clip.waveform)) for clip in clips]
-    if (found := [len(one) for one in features]) != expected:
+    if (returned := [len(clip) for clip in features]) != expected:
         raise ExtractorError(
-            f"{type(extractor).__name__} returned {found} frames for clips of "
+            f"{type(extractor).__name__} returned {returned} frames for clips of "
             f"{[len(clip.waveform) for clip in clips]} samples; its num_frames says {expected}"
         )
     return [*features]
+
+
+class DoesNotFitError(AudioError):
+    """A clip, or a chunk of a clip, does not fit into the device's memory even with nothing beside it."""
+
+    def __init__(self, seconds: float, device: Device) -> None:
+        super().__init__(
+            Reason.TOO_LONG,
+            f"{seconds:.0f} s do not fit on {device.label} at once: params.chunk of the config would cut them",
+        )
+
+
+class OutOfMemoryRetry:
+    """Computes batches again that did not fit into memory: in smaller batches, and at last with nothing beside them.
+
+    Args:
+        extractor: The extractor. If a batch of rows does not fit, its batches are smaller from then on, in all threads.
+            An extractor that takes no rows gets one clip at a time.
+        num_samples: The number of samples of a row, with its padding.
+        device: The device that computes.
+    """
+
+    def __init__(self, extractor: Extractor[Params], num_samples: int, device: Device) -> None:
+        self._row_extractor = extractor.as_row_extractor()
+        self._sample_rate = extractor.spec.sample_rate
+        self._num_samples = num_samples
+        self._device = device
+        self._alone = False
+
+    def run(self, compute: Callable[[int, bool], T]) -> T:
+        """Call `compute` until it fits into memory, and return its result.
+
+        Args:
+            compute: Gets the number of rows of a batch, and whether to have the device for itself. It may be called
+                several times.
+
+        Raises:
+            DoesNotFitError: A single row does not fit.
+        """
+        rows, device = self._row_extractor, self._device.torch_device
+        while True:
+            count = 1 if rows is None else rows.rows(self._num_samples, device)
+            try:
+                return compute(count, self._alone)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            # The exception is gone by now, and with it what the batch held.
+            torch.cuda.empty_cache()
+            if rows is not None and rows.shrink(count, self._num_samples, device):
+                continue
+            if self._alone:
+                raise DoesNotFitError(self._num_samples / self._sample_rate, self._device)
+            self._alone = True
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the memory of the device or of the machine has run out; torch's libraries say so in different words."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)

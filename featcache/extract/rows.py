@@ -1,9 +1,15 @@
-"""Rows: pieces of clips, computed together with pieces of other clips, and then reassembled."""
+"""Rows: pieces of clips that are computed in batches with pieces of other clips, and then put together again.
+
+An extractor that takes rows gets batches of one padded length. `PendingRows` cuts the clips of a part of a batch into
+rows, `RowQueue` collects rows until there are enough for a batch, `compute_rows` computes them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -12,89 +18,107 @@ from numpy.typing import NDArray
 
 from featcache.device import Device
 from featcache.errors import AudioError, ExtractorError, listing
-from featcache.extract.features import cast, exits, without_non_finite
-from featcache.extract.fitting import DoesNotFitError, Fitting
-from featcache.extract.target import Extracted, Target
+from featcache.extract.features import (
+    DoesNotFitError,
+    Extracted,
+    OutOfMemoryRetry,
+    cast,
+    sys_exit_message,
+    without_non_finite,
+)
 from featcache.extractors import Params
 from featcache.extractors.rows import Piece, RowExtractor
 from featcache.quantize import is_quantized, quantize
-from featcache.spec import QUANTIZATION
+from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.store.runs import Failure
 from featcache.store.shard import Item
 
 
-def row_extractor(target: Target) -> RowExtractor[Params] | None:
-    """The target's extractor, if it takes rows."""
-    return target.extractor if isinstance(target.extractor, RowExtractor) else None
-
-
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A piece of a clip, to be computed in a batch of rows.
+    """A piece of a clip, to be computed in a batch of rows."""
 
-    Attributes:
-        pending: whose it is.
-        clip: the number of its clip there.
-        number: of the piece in its clip.
-        piece: what of the row's frames counts.
-        is_whole: whether the clip is this one piece.
-        waveform: float32 `[piece.num_samples]`.
-        padded_length: samples of the row.
-    """
-
-    pending: Pending
+    pending: PendingRows
+    """The part of a batch that the row belongs to."""
     clip: int
+    """The number of its clip in that part."""
     number: int
+    """The number of the piece in its clip."""
     piece: Piece
+    """Which of the row's frames count."""
     is_whole: bool
+    """Whether the clip is this one piece."""
     waveform: NDArray[np.float32]
+    """`[piece.num_samples]`."""
     padded_length: int
+    """The number of samples of the row with its padding."""
+
+    @property
+    def id(self) -> str:
+        """The id of the utterance."""
+        return self.pending.items[self.clip].id
 
     @property
     def frames(self) -> slice:
-        """Which of the row's frames count."""
+        """The row's frames that count."""
         return slice(self.piece.skip, self.piece.skip + self.piece.num_frames)
 
 
 @dataclass(frozen=True)
 class RowResult:
-    """What one row gave: features `[frames, *item_shape]` of the stored dtype, and the entries of side arrays.
-
-    Features that are to be quantised are float32 until all of their clip's are there.
-    """
+    """What one row gave."""
 
     features: NDArray[Any]
+    """`[frames, *item_shape]` of the stored dtype; float32 if they are quantised once all of the clip's are there."""
     side: dict[str, NDArray[Any]]
+    """The entries of side arrays."""
 
 
-class Pending:
-    """What one target gets from a part of a batch, while its rows are being computed.
+class PendingRows:
+    """What one version gets from a part of a batch, while its rows are computed.
 
-    Not thread-safe: whoever computes rows has to see to it that `done` is called by one thread at a time.
+    Not thread-safe: the caller sees to it that one thread at a time calls `finish`.
+
+    Args:
+        extractor: The extractor.
+        spec: The spec of the stored features.
+        dtype: The stored dtype that the config asks for.
+        items: The utterances.
+        waveforms: The waveform of each utterance, `[num_samples]`.
+        failures: The utterances of the part that have failed before.
+        fail: Makes the failure of an utterance, by its number in `items`.
+        resampled: The ids of utterances that were resampled, without the suffixes of copies.
 
     Attributes:
-        target: whose extractor takes rows.
-        rows: to be computed.
+        extractor: As given.
+        dtype: As given.
+        items: As given.
+        rows: The rows to be computed; empty once all are.
     """
 
     def __init__(
         self,
-        target: Target,
+        extractor: RowExtractor[Params],
+        spec: FeatureSpec,
+        dtype: str,
         items: list[Item],
-        clips: Sequence[NDArray[np.float32]],
+        waveforms: Sequence[NDArray[np.float32]],
         failures: list[Failure],
         fail: Callable[[int, AudioError], Failure],
+        resampled: Sequence[str] = (),
     ) -> None:
-        extractor = row_extractor(target)
-        assert extractor is not None
-        self.target = target
+        self.extractor = extractor
+        self.dtype = dtype
+        self.items = items
         self.rows: list[Row] = []
-        self._items = items
+        self._spec = spec
         self._failures = failures
         self._fail = fail
+        self._resampled = resampled
+        self._seconds = 0.0
         self._errors: dict[int, AudioError] = {}
         self._results: list[list[RowResult | None]] = []
-        for clip, waveform in enumerate(clips):
+        for clip, waveform in enumerate(waveforms):
             try:
                 pieces = extractor.pieces(len(waveform))
             except AudioError as error:
@@ -102,9 +126,9 @@ class Pending:
                 pieces = []
             self._results.append([None] * len(pieces))
             for number, piece in enumerate(pieces):
-                part = waveform[piece.start : piece.start + piece.num_samples]
-                length = extractor.padded_length(len(part))
-                self.rows.append(Row(self, clip, number, piece, len(pieces) == 1, part, length))
+                samples = waveform[piece.start : piece.start + piece.num_samples]
+                length = extractor.padded_length(len(samples))
+                self.rows.append(Row(self, clip, number, piece, len(pieces) == 1, samples, length))
         self._left = len(self.rows)
 
     @property
@@ -112,13 +136,10 @@ class Pending:
         """Whether all rows are computed."""
         return not self._left
 
-    def id_of(self, row: Row) -> str:
-        """The utterance's id."""
-        return self._items[row.clip].id
-
-    def done(self, row: Row, result: RowResult | AudioError) -> None:
-        """Take what a row gave, or why it gave nothing."""
+    def finish(self, row: Row, result: RowResult | AudioError, seconds: float) -> None:
+        """Take a row's result, or why there is none, and the seconds that computing it took."""
         self._left -= 1
+        self._seconds += seconds
         if isinstance(result, AudioError):
             self._errors.setdefault(row.clip, result)
         else:
@@ -126,108 +147,160 @@ class Pending:
         if self.is_complete:
             self.rows = []  # and with them the waveforms
 
+    def compute(self, device: Device) -> None:
+        """Compute all rows now, without rows of others."""
+        by_length: dict[int, list[Row]] = {}
+        for row in self.rows:
+            by_length.setdefault(row.padded_length, []).append(row)
+        for rows in by_length.values():
+            started = perf_counter()
+            results = compute_rows(rows, device)
+            seconds = (perf_counter() - started) / len(rows)
+            for row, result in zip(rows, results, strict=True):
+                self.finish(row, result, seconds)
+
     def extracted(self) -> Extracted:
-        """All of it, in the order of the clips, once it is complete."""
-        spec, dtype = self.target.version.info.spec, self.target.config.dtype
-        whole = [clip for clip in range(len(self._items)) if clip not in self._errors]
-        found = {clip: [result for result in self._results[clip] if result is not None] for clip in whole}
+        """The results of all rows, in the order of the clips, once they are complete."""
+        spec = self._spec
+        whole = [clip for clip in range(len(self.items)) if clip not in self._errors]
+        results = {clip: [result for result in self._results[clip] if result is not None] for clip in whole}
         parameters = None
         if spec.is_quantized:
-            found = {clip: [_quantized_clip(results)] for clip, results in found.items()}
-            parameters = np.stack([clip[0].side[QUANTIZATION][0] for clip in found.values()]) if found else None
-        rows = [result.features for clip in whole for result in found[clip]]
+            results = {clip: [_quantized_clip(rows)] for clip, rows in results.items()}
+            parameters = np.stack([rows[0].side[QUANTIZATION][0] for rows in results.values()]) if results else None
+        rows = [result.features for clip in whole for result in results[clip]]
         features, non_finite = without_non_finite(
-            np.concatenate(rows) if rows else np.empty((0, *spec.item_shape), dtype),
-            [sum(len(result.features) for result in found[clip]) for clip in whole],
-            dtype,
+            np.concatenate(rows) if rows else np.empty((0, *spec.item_shape), self.dtype),
+            [sum(len(result.features) for result in results[clip]) for clip in whole],
+            self.dtype,
             parameters,
         )
         errors = self._errors | {clip: error for clip, error in zip(whole, non_finite, strict=True) if error}
         kept = [clip for clip in whole if clip not in errors]
         side = {}
         for array in spec.side:
-            entries = [result.side[array.name] for clip in kept for result in found[clip]]
+            entries = [result.side[array.name] for clip in kept for result in results[clip]]
             side[array.name] = (
                 np.concatenate(entries) if entries else np.empty((0, *array.item_shape), array.dtype),
-                [sum(len(result.side[array.name]) for result in found[clip]) for clip in kept],
+                [sum(len(result.side[array.name]) for result in results[clip]) for clip in kept],
             )
         return Extracted(
-            items=[self._items[clip] for clip in kept],
-            num_frames=[sum(len(result.features) for result in found[clip]) for clip in kept],
+            items=[self.items[clip] for clip in kept],
+            num_frames=[sum(len(result.features) for result in results[clip]) for clip in kept],
             features=features,
             failures=self._failures + [self._fail(clip, errors[clip]) for clip in sorted(errors)],
             side=side,
+            seconds=self._seconds,
+            resampled=self._resampled,
         )
 
 
-def compute_rows(rows: Sequence[Row], device: Device) -> list[RowResult | AudioError]:
-    """Compute rows of one target and one padded length; what each gave, in their order.
+class RowQueue:
+    """Rows of several batches that wait until there are enough of one padded length to compute them. Not thread-safe.
 
-    Where a batch does not fit on the device, this and all later ones become smaller; a single row is tried again with
-    nothing beside it.
+    Args:
+        device: The device that will compute them; its type decides how many rows make a batch.
     """
-    target, length = rows[0].pending.target, rows[0].padded_length
-    extractor = row_extractor(target)
-    assert extractor is not None
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._filling: dict[tuple[RowExtractor[Params], int], list[Row]] = {}
+        self._oldest: dict[tuple[RowExtractor[Params], int], int] = {}
+        """The lowest number of a batch that has rows there."""
+        self._full: deque[list[Row]] = deque()
+
+    def __bool__(self) -> bool:
+        """Whether any row waits."""
+        return bool(self._full or self._filling)
+
+    def add(self, batch: int, rows: Iterable[Row]) -> None:
+        """Add the rows of the batch of that number."""
+        for row in rows:
+            extractor = row.pending.extractor
+            key = extractor, row.padded_length
+            waiting = self._filling.setdefault(key, [])
+            waiting.append(row)
+            self._oldest[key] = min(batch, self._oldest.get(key, batch))
+            if len(waiting) >= extractor.rows(row.padded_length, self._device):
+                self._full.append(self._pop(key))
+
+    def take_full(self) -> list[Row] | None:
+        """Take the rows of a full batch, if there is one."""
+        return self._full.popleft() if self._full else None
+
+    def take_oldest(self, batch: int | None = None) -> list[Row] | None:
+        """Take the rows that wait with the oldest row, though they do not fill a batch.
+
+        Args:
+            batch: Take them only if the oldest row is of this batch.
+        """
+        key = min(self._oldest, key=self._oldest.__getitem__, default=None)
+        if key is None or batch not in (None, self._oldest[key]):
+            return None
+        return self._pop(key)
+
+    def _pop(self, key: tuple[RowExtractor[Params], int]) -> list[Row]:
+        del self._oldest[key]
+        return self._filling.pop(key)
+
+
+def compute_rows(rows: Sequence[Row], device: Device) -> list[RowResult | AudioError]:
+    """Compute rows of one version and one padded length, in batches of as many as the extractor wants.
+
+    If a batch does not fit on the device, this and all later ones become smaller. A single row that does not fit is
+    tried again with nothing beside it.
+
+    Returns:
+        What each row gave, in their order.
+    """
+    pending = rows[0].pending
     results: list[RowResult | AudioError] = []
 
     def compute_next(count: int, alone: bool) -> list[RowResult | AudioError]:
         batch = rows[len(results) : len(results) + count]
-        return _compute_batch(batch, count, extractor, target.config.dtype, device, alone)
+        return _compute_batch(batch, count, pending.extractor, pending.dtype, device, alone)
 
-    fitting = Fitting(extractor, length, device)
+    retry = OutOfMemoryRetry(pending.extractor, rows[0].padded_length, device)
     while len(results) < len(rows):
         try:
-            results += fitting.run(compute_next)
+            results += retry.run(compute_next)
         except DoesNotFitError as error:  # the next row
             results.append(error)
     return results
 
 
-def compute_alone(pending: Pending, device: Device) -> None:
-    """Compute all rows of a part by themselves."""
-    extractor = row_extractor(pending.target)
-    assert extractor is not None
-    by_length: dict[int, list[Row]] = {}
-    for row in pending.rows:
-        by_length.setdefault(row.padded_length, []).append(row)
-    for length, rows in by_length.items():
-        while rows:
-            count = extractor.rows(length, device.torch_device)
-            batch, rows = rows[:count], rows[count:]
-            for row, result in zip(batch, compute_rows(batch, device), strict=True):
-                pending.done(row, result)
-
-
 def _compute_batch(
     rows: Sequence[Row], count: int, extractor: RowExtractor[Params], dtype: str, device: Device, alone: bool
 ) -> list[RowResult | AudioError]:
-    """Compute rows of one padded length in a batch of `count`; one by one where a clip cannot be extracted."""
+    """Compute rows in a batch of `count` rows; one by one if one of their clips cannot be extracted."""
     try:
         with device.slot(alone):
             waveforms = [row.waveform for row in rows]
             encoded = extractor.run(*device.upload_rows(waveforms, count, rows[0].padded_length))
             _check_frames(extractor, rows, encoded.features.shape[1])
-            made = {name: array[: len(rows)] for name, array in encoded.side.items()}
+            side = {name: array[: len(rows)] for name, array in encoded.side.items()}
             if not is_quantized(extractor.spec.dtype, dtype):
                 stored = cast(encoded.features[: len(rows)], dtype)
             elif all(row.is_whole for row in rows):
-                stored, made[QUANTIZATION] = _quantized_rows(encoded.features, rows)
-            else:  # by `Pending`, when the clips' other pieces are there
+                stored, side[QUANTIZATION] = _quantized_rows(encoded.features, rows)
+            else:  # quantised by `PendingRows`, once the clips' other pieces are there
                 stored = encoded.features[: len(rows)].float()
             features = device.download(stored.contiguous())
-            side = {name: device.download(array.contiguous()) for name, array in made.items()}
+            downloaded = {name: device.download(array.contiguous()) for name, array in side.items()}
     except AudioError as error:
         if len(rows) == 1:
             return [error]
-        return [one for row in rows for one in _compute_batch([row], count, extractor, dtype, device, alone)]
+        return [result for row in rows for result in _compute_batch([row], count, extractor, dtype, device, alone)]
     except SystemExit as error:
-        raise ExtractorError(exits(extractor, error, (row.pending.id_of(row) for row in rows))) from error
+        raise ExtractorError(sys_exit_message(extractor, error, (row.id for row in rows))) from error
     except Exception as error:
-        ids = listing(row.pending.id_of(row) for row in rows)
-        error.add_note(f"featcache: while {type(extractor).__name__} extracted {ids}")
+        error.add_note(f"featcache: while {type(extractor).__name__} extracted {listing(row.id for row in rows)}")
         raise
-    return [_cut(row, features[i], {name: array[i] for name, array in side.items()}) for i, row in enumerate(rows)]
+    return [
+        # Copies, because a view would keep the padding in memory.
+        RowResult(features[i][row.frames].copy(), {name: array[i].copy() for name, array in downloaded.items()})
+        for i, row in enumerate(rows)
+    ]
 
 
 def _check_frames(extractor: RowExtractor[Params], rows: Sequence[Row], num_frames: int) -> None:
@@ -240,28 +313,21 @@ def _check_frames(extractor: RowExtractor[Params], rows: Sequence[Row], num_fram
 
 
 def _quantized_rows(features: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise what counts of rows `[R, F, *item_shape]`, each of which is a clip: levels, of the rows' shape, and
-    parameters `[R, 1, 2, *item_shape]`.
-    """
+    """Quantise rows `[R, F, *item_shape]`, each a whole clip: levels of that shape, parameters `[R, 1, 2, …]`."""
     parts = [features[i, row.frames] for i, row in enumerate(rows)]
     num_frames = [len(part) for part in parts]
-    found, parameters = quantize(torch.cat(parts), num_frames)
+    quantized, parameters = quantize(torch.cat(parts), num_frames)
     levels = torch.zeros_like(features[: len(rows)], dtype=torch.uint8)
-    for i, (row, part) in enumerate(zip(rows, torch.split(found, num_frames), strict=True)):
+    for i, (row, part) in enumerate(zip(rows, torch.split(quantized, num_frames), strict=True)):
         levels[i, row.frames] = part
     return levels, parameters[:, None]
 
 
-def _quantized_clip(results: Sequence[RowResult]) -> RowResult:
-    """What all rows of a clip gave as one, quantised, if they are not yet."""
-    if QUANTIZATION in results[0].side:  # it was the one row
-        return results[0]
-    features = np.concatenate([result.features for result in results])
+def _quantized_clip(rows: Sequence[RowResult]) -> RowResult:
+    """The results of a clip's rows as one, quantised if they are not yet."""
+    if QUANTIZATION in rows[0].side:  # the clip is one row
+        return rows[0]
+    features = np.concatenate([row.features for row in rows])
     levels, parameters = quantize(torch.from_numpy(features), [len(features)])
-    side = {name: np.concatenate([result.side[name] for result in results]) for name in results[0].side}
+    side = {name: np.concatenate([row.side[name] for row in rows]) for name in rows[0].side}
     return RowResult(levels.numpy(), side | {QUANTIZATION: parameters.numpy()})
-
-
-def _cut(row: Row, features: NDArray[Any], side: dict[str, NDArray[Any]]) -> RowResult:
-    """What counts of a padded row's features `[F, …]`, as a copy where the rest would be held for it."""
-    return RowResult(features[row.frames].copy(), {name: array.copy() for name, array in side.items()})

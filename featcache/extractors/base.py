@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -19,6 +19,8 @@ from featcache.trust import remote_code_is_allowed
 
 if TYPE_CHECKING:
     import torch
+
+    from featcache.extractors.rows import RowExtractor
 
 Batching = Literal["frames", "padded", "equal_length", "single"]
 
@@ -104,6 +106,10 @@ class Extractor(ABC, Generic[P]):
         spec: of the features; set by `__init__`.
         max_seconds: longer clips fail, whatever the config says; None for no limit.
         tf32: whether a GPU may round to TF32.
+        needs_aligned_waveforms: whether values depend on where in memory a waveform begins. False if `extract` copies
+            waveforms before it computes.
+        source_fingerprint: the fingerprint of the version from whose features these can be made instead of from audio;
+            None if they are made from audio only.
     """
 
     Params: ClassVar[type[Params]]
@@ -112,6 +118,8 @@ class Extractor(ABC, Generic[P]):
     spec: FeatureSpec
     max_seconds: float | None = None
     tf32: bool = False
+    needs_aligned_waveforms: bool = True
+    source_fingerprint: str | None = None
 
     @abstractmethod
     def __init__(self, params: P, sample_rate: int, device: torch.device) -> None:
@@ -134,6 +142,37 @@ class Extractor(ABC, Generic[P]):
         Raises:
             AudioError: the batch is a single clip that cannot be extracted.
         """
+
+    def check_audio(self, audio: Mapping[str, Any]) -> None:
+        """Check the `audio` section of the config, or a part of it.
+
+        Raises:
+            ConfigError: Waveforms are made in another way than these features need.
+        """
+        return
+
+    def chunk_warning(self, name: str) -> str | None:
+        """A warning for the user if long clips are cut into chunks whose values differ from those of the whole clip.
+
+        Args:
+            name: The extractor's name in the config.
+
+        Raises:
+            ConfigError: Clips cannot be cut like this.
+        """
+        return None
+
+    def use_batching(self, batching: Batching) -> None:
+        """Put rows together in this way from now on; without effect if the extractor takes no rows."""
+        return
+
+    def as_row_extractor(self) -> RowExtractor[P] | None:
+        """The extractor itself if it takes rows of padded clips; None if it takes clips as they are."""
+        return None
+
+    def from_features(self, features: torch.Tensor) -> torch.Tensor:
+        """Make features from frames `[N, D]` of the version `source_fingerprint`, on the device."""
+        raise NotImplementedError(f"{type(self).__name__} makes features from audio only")
 
     @classmethod
     def stored_dtype(cls, params: P) -> str:

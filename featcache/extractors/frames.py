@@ -43,6 +43,7 @@ class FrameExtractor(Extractor[P]):
     """
 
     batching = "frames"
+    needs_aligned_waveforms = False  # frames are copied into a block
 
     @abstractmethod
     def frames(self, clip: Clip) -> torch.Tensor:

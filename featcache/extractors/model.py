@@ -94,6 +94,19 @@ class ModelExtractor(RowExtractor[M]):
         chunk, receptive = self.params.chunk, self.spec.frame_length
         return chunk is None or 0 < receptive <= self._samples(chunk.overlap)
 
+    def chunk_warning(self, name: str) -> str | None:
+        """A warning for the user if frames depend on more than the chunks' overlap."""
+        chunk = self.params.chunk
+        if chunk is None:
+            return None
+        self.pieces(round(3 * chunk.seconds * self.spec.sample_rate))  # raises now, not in the middle of a run
+        if self.chunks_are_exact:
+            return None
+        return (
+            f"chunks with {chunk.overlap:g} s of overlap are not exact for {name}, whose frames depend on more than "
+            "that: `featcache probe` measures the difference"
+        )
+
     def pieces(self, num_samples: int) -> list[Piece]:
         """The whole clip as one piece, or its chunks.
 

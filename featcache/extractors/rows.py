@@ -75,16 +75,16 @@ class RowExtractor(Extractor[P]):
     channels of a layer, `T` its time steps, `D` dimensions of a vector, `Q` codebooks.
 
     Attributes:
-        batching: the loosest policy that the extractor declares to be safe: see `policy`.
+        batching: the loosest batching that the extractor declares to be safe: see `chosen_batching`.
         granularity: in samples; padded lengths are multiples of it. Usually the model's hop.
-        policy: how rows are put together: `padded`, `equal_length` (the padded length is the row's own), or
+        chosen_batching: how rows are put together: `padded`, `equal_length` (the padded length is the row's own), or
             `single` (one row alone, at its own length: a model run by hand). May be set after construction, before
             first use; None means `batching`.
     """
 
     batching = "padded"
     granularity: int
-    policy: Batching | None = None
+    chosen_batching: Batching | None = None
     _shrunk: int = 1
 
     @abstractmethod
@@ -96,6 +96,14 @@ class RowExtractor(Extractor[P]):
             num_samples: int64 `[R]` on the device, of each row.
         """
 
+    def use_batching(self, batching: Batching) -> None:
+        """Put rows together in this way from now on."""
+        self.chosen_batching = batching
+
+    def as_row_extractor(self) -> RowExtractor[P]:
+        """The extractor itself."""
+        return self
+
     def pieces(self, num_samples: int) -> list[Piece]:
         """How a clip is cut into rows; the frames of the pieces, one after another, are those of the clip.
 
@@ -106,7 +114,7 @@ class RowExtractor(Extractor[P]):
 
     def padded_length(self, num_samples: int) -> int:
         """Samples of the padded row of a piece of `num_samples`."""
-        if (self.policy or self.batching) != "padded":
+        if (self.chosen_batching or self.batching) != "padded":
             return num_samples
         units = -(-num_samples // self.granularity)
         step = 1 << max(0, (units - 1).bit_length() - _STEPS.bit_length())
@@ -114,12 +122,12 @@ class RowExtractor(Extractor[P]):
 
     def rows(self, padded_length: int, device: torch.device) -> int:
         """Rows of a batch whose rows have `padded_length` samples."""
-        policy = self.policy or self.batching
-        if policy == "single":
+        batching = self.chosen_batching or self.batching
+        if batching == "single":
             return 1
         seconds = ROW_SECONDS[device.type] / self._shrunk
         fitting = int(seconds * self.spec.sample_rate / padded_length)
-        at_most = MAX_ROWS[device.type] if policy == "padded" else _EQUAL_ROWS
+        at_most = MAX_ROWS[device.type] if batching == "padded" else _EQUAL_ROWS
         return max(1, min(fitting, at_most // self._shrunk))
 
     def shrink(self, rows: int, padded_length: int, device: torch.device) -> bool:

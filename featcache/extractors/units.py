@@ -78,7 +78,7 @@ class Units(RowExtractor[UnitsParams]):
         self.source_audio: dict[str, Any] = config["audio"]
         self.check_audio({"sample_rate": sample_rate})
         source = _build(config, device)
-        self._source = source if isinstance(source, RowExtractor) else _ByRow(source)
+        self._source = source.as_row_extractor() or _ByRow(source)
         self._dtype: torch.dtype = getattr(torch, codebook.dtype)
         self._is_quantized = is_quantized(source.spec.dtype, config["store"]["dtype"])
         self._nearest = Nearest(codebook.centroids, device)
@@ -126,13 +126,13 @@ class Units(RowExtractor[UnitsParams]):
         return codes[:, None]
 
     @property
-    def policy(self) -> Batching | None:
+    def chosen_batching(self) -> Batching | None:
         """The features' extractor's."""
-        return self._source.policy
+        return self._source.chosen_batching
 
-    @policy.setter
-    def policy(self, policy: Batching | None) -> None:
-        self._source.policy = policy
+    @chosen_batching.setter
+    def chosen_batching(self, batching: Batching | None) -> None:
+        self._source.chosen_batching = batching
 
     def num_frames(self, num_samples: int) -> int:
         """How many frames `num_samples` samples give."""

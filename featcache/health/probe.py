@@ -10,7 +10,7 @@ from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
 from featcache.device import Device
 from featcache.errors import AudioError, ManifestError, Reason
-from featcache.extract.policy import precision_of
+from featcache.extract.batching import precision_of
 from featcache.extractors import Extractor, Params
 from featcache.extractors.model import ModelExtractor
 from featcache.extractors.rows import RowExtractor
@@ -20,7 +20,7 @@ from featcache.health.sampling import Sampled, read, sample
 from featcache.health.trial import compute, row_batches
 from featcache.manifest import Manifest
 from featcache.manifest.copies import expand
-from featcache.store.provenance import library_versions
+from featcache.store.version import library_versions
 
 UTTERANCES = 32
 
@@ -48,6 +48,7 @@ def probe(
         ConfigError: the extractor cannot be built.
         ManifestError: none of the sampled utterances can be extracted.
     """
+    device.configure_torch()
     extractor = _build(config, device, config.params)
     clips, skipped = _sample(config, extractor, manifest, utterances)
     measured: list[Measured] = []
@@ -145,7 +146,7 @@ def _chunks(config: Config, clips: Sequence[Sampled], device: Device, reference:
         return Chunks(exact, 0, 0.0, 0.0, 0.0)
     whole = _build(config, device, params.model_copy(update={"chunk": None}))
     assert isinstance(whole, ModelExtractor)
-    whole.policy = "single"
+    whole.chosen_batching = "single"
     long_clips = [clips[number] for number in numbers]
     values, _ = compute(whole, row_batches(whole, long_clips, device, None), device)
     total = total_difference(values, [reference.values[number] for number in numbers], reference.rounding)

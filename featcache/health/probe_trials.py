@@ -11,7 +11,7 @@ import torch
 
 from featcache.device import Device
 from featcache.errors import ExtractorError, FeatcacheError
-from featcache.extract.policy import POLICIES, declared
+from featcache.extract.batching import BATCHINGS, declared_batchings
 from featcache.extractors import Extractor, Params
 from featcache.extractors.base import Batching
 from featcache.extractors.rows import RowExtractor
@@ -68,10 +68,10 @@ class Trials:
 
     def run(self) -> Iterator[Measured]:
         """Yield how each policy fares: the declared ones, and in fp32 the others, too."""
-        can_stand = declared(self._extractor)
-        for policy in can_stand if self._reference else POLICIES:
+        can_stand = declared_batchings(self._extractor)
+        for policy in can_stand if self._reference else BATCHINGS:
             is_declared = policy in can_stand
-            self._extractor.policy = policy
+            self._extractor.chosen_batching = policy
             try:
                 yield self._measure(policy, is_declared)
             except (RuntimeError, FeatcacheError) as error:  # no device can do everything at every precision

@@ -21,10 +21,9 @@ from featcache.audio.waveform import WaveformMaker
 from featcache.config import recorded_config
 from featcache.device import Device
 from featcache.errors import AudioError
+from featcache.extract.batching import BATCHINGS
 from featcache.extract.decoding import decode_all
-from featcache.extract.features import cast, compute
-from featcache.extract.fitting import DoesNotFitError, Fitting
-from featcache.extract.policy import POLICIES
+from featcache.extract.features import DoesNotFitError, OutOfMemoryRetry, cast, compute_clips
 from featcache.extractors import Clip, Extractor, Params
 from featcache.extractors.codec import CodecExtractor
 from featcache.extractors.rows import RowExtractor
@@ -34,7 +33,7 @@ from featcache.quantize import dequantize_array, is_quantized, quantize
 from featcache.spec import QUANTIZATION
 from featcache.store.check import Problem
 from featcache.store.index import Index
-from featcache.store.runs import asked_of
+from featcache.store.runs import request_of
 from featcache.store.shard import Item, Shard
 from featcache.store.version import Version
 
@@ -81,6 +80,7 @@ def recompute(
         ConfigError: the version's config names an extractor that is not registered, or its weights are not here.
     """
     config = recorded_config(version.info.config, str(version.path))
+    device.configure_torch()
     waveform_maker, extractor = WaveformMaker.of(config.audio, config.augment), config.build(device.torch_device)
     largest = 0.0
     identical = codes = differing = tied = 0
@@ -181,16 +181,16 @@ def _extract_again(
         AudioError: it cannot be extracted, or does not fit on the device.
     """
     if not isinstance(extractor, RowExtractor):
-        fitting = Fitting(extractor, len(waveform), device)
-        found = fitting.run(lambda *_: compute(extractor, [id_], [waveform], dtype, device))
+        fitting = OutOfMemoryRetry(extractor, len(waveform), device)
+        found = fitting.run(lambda *_: compute_clips(extractor, [id_], [waveform], dtype, device))
         if found.errors[0] is not None:
             raise found.errors[0]
         return _Again(found.features, found.side[QUANTIZATION][0] if found.side else None)
     batching = shard.info.made_by.get("batching")
-    extractor.policy = batching if batching in POLICIES else None
+    extractor.chosen_batching = batching if batching in BATCHINGS else None
     # The length of which a batch has the most rows: once that is one, batches of the others are no larger.
     shortest = min(extractor.padded_length(piece.num_samples) for piece in extractor.pieces(len(waveform)))
-    fitting = Fitting(extractor, shortest, device)
+    fitting = OutOfMemoryRetry(extractor, shortest, device)
     return fitting.run(lambda _, alone: _extract_rows_again(id_, waveform, dtype, extractor, device, alone))
 
 
@@ -227,7 +227,7 @@ def _tied(extractor: Extractor[Params], again: _Again, stored: NDArray[Any], dev
 
 
 def _root_of(shard: Shard, version: Version) -> Path:
-    return Path(asked_of(version, shard.info.made_by.get("run", "")).get("root", "."))
+    return Path(request_of(version, shard.info.made_by.get("run", "")).get("root", "."))
 
 
 def _devices(shard: Shard, device: Device) -> str:

@@ -92,7 +92,7 @@ def row_batches(
         position = int(generator.integers(rows))
         together.insert(position, clip)
         counted = sum(len(one.waveform) for one in together)
-        if extractor.policy == "equal_length":
+        if extractor.chosen_batching == "equal_length":
             counted = min(rows, same_length[len(clip.waveform)]) * len(clip.waveform)
         batches.append(Batch(together, {position: number}, counted / extractor.spec.sample_rate))
     return batches

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError
-from featcache.store.mapping import will_need
+from featcache.store.zarr3 import will_need
 
 if TYPE_CHECKING:
     from featcache.loader.shards import Shards

@@ -15,8 +15,7 @@ from featcache.loader.memory import Readahead
 from featcache.spec import QUANTIZATION
 from featcache.store import zarr3
 from featcache.store.index import Index
-from featcache.store.shard import Shard
-from featcache.store.side import Side
+from featcache.store.shard import Shard, SideArray
 from featcache.store.version import Version
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class Shards:
         self._check = check
         self._features: dict[int, NDArray[Any]] = {}  # by the shard's number in the index; so are the others
         self._checksums: dict[int, NDArray[np.uint32]] = {}
-        self._sides: dict[tuple[str, int], Side] = {}
+        self._sides: dict[tuple[str, int], SideArray] = {}
         self._readahead = Readahead()
         self._copies = copies
         self._copy_paths: dict[int, Path] = {}
@@ -148,7 +147,7 @@ class Shards:
             raise DamagedError(f"{shard.folder}: damaged: features are {found}", self.version.path)
         return features
 
-    def _open_side(self, name: str, shard: Shard, check: bool) -> Side:
+    def _open_side(self, name: str, shard: Shard, check: bool) -> SideArray:
         specs = {spec.name: spec for spec in self.version.info.spec.side}
         if name not in specs:
             there = listing(specs) or "none"

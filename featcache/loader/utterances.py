@@ -19,7 +19,7 @@ from featcache.loader.columns import Column, columns_of, rows_where, take
 from featcache.loader.crop import Windows, check_codebooks, check_padding
 from featcache.manifest import Manifest, read_manifest
 from featcache.manifest.copies import Copies, copies_of
-from featcache.store.join import Rows, about_changed, join_version
+from featcache.store.join import RowKeys, describe_changed, join_version
 from featcache.strings import Strings
 
 __all__ = ["DatasetVersion", "Utterances", "by_version", "caches_by_name", "find_utterances"]
@@ -190,7 +190,7 @@ def find_utterances(
     ids, all_columns = _with_copies(manifest, columns, list(caches.values()), copies)
     if on_changed == "use":
         return Utterances(manifest.source, ids, all_columns, _positions(caches, ids))
-    positions = _compared_positions(manifest, Rows.of(manifest, ids), caches, on_changed == "error")
+    positions = _compared_positions(manifest, RowKeys.of(manifest, ids), caches, on_changed == "error")
     return Utterances(manifest.source, ids, all_columns, positions)
 
 
@@ -199,7 +199,7 @@ def _positions(caches: Mapping[str, Cache], ids: Strings) -> dict[str, NDArray[n
 
 
 def _compared_positions(
-    manifest: Manifest, rows: Rows, caches: Mapping[str, Cache], are_refused: bool
+    manifest: Manifest, rows: RowKeys, caches: Mapping[str, Cache], are_refused: bool
 ) -> dict[str, NDArray[np.int64] | None]:
     """As `_positions`; rows with features of another row or file are refused, or give a warning."""
     positions: dict[str, NDArray[np.int64] | None] = {}
@@ -208,7 +208,7 @@ def _compared_positions(
         positions[name] = joined.positions
         if not joined.is_changed.any():
             continue
-        message = about_changed(manifest, rows, cache.version, cache.index, joined)
+        message = describe_changed(manifest, rows, cache.version, cache.index, joined)
         if are_refused:
             raise ManifestError(f'{message}; or on_changed="use" takes these features all the same')
         warnings.warn(message, FeatcacheWarning, stacklevel=4)

@@ -4,8 +4,8 @@ A config's `augment` section makes copies of each utterance of a manifest: at ev
 every signal-to-noise ratio. The id of a copy is the utterance's id with a suffix, as in Lhotse: `utt-1_sp0.9`,
 `utt-1_snr15`, `utt-1_sp0.9_snr15`. The clean copy at speed 1 is the utterance itself, and keeps its id.
 
-Pure: the copies follow from the section alone, and the copy that an id names from its suffix. Extraction, the checks
-    and the loader all use this module.
+All of this is pure: the section alone decides which copies there are, and an id's suffix which copy it is. Extraction,
+the checks and the loader all use this module.
 """
 
 from __future__ import annotations
@@ -24,20 +24,17 @@ from featcache.strings import Strings
 
 __all__ = ["PLAIN", "Copies", "Copy", "copies_of", "expand"]
 
-_BLOCK = 1 << 16  # ids that are worked on at once: what holds their bytes is several times their size
+_BLOCK = 1 << 16  # ids that are worked on at once: this takes several times the memory of their bytes
 
 
 @dataclass(frozen=True)
 class Copy:
-    """One of the utterances that are made of one.
-
-    Attributes:
-        speed: how many times as fast as the recording it is.
-        snr: of the speech and the noise that was added, in dB; NaN of a clean copy.
-    """
+    """One of the copies that are made of every utterance."""
 
     speed: float = 1.0
+    """How many times as fast as the recording it is."""
     snr: float = math.nan
+    """The signal-to-noise ratio of the speech and the noise that was added, in dB; NaN for a clean copy."""
 
     @property
     def is_clean(self) -> bool:
@@ -46,7 +43,7 @@ class Copy:
 
     @property
     def suffix(self) -> str:
-        """What its id has, and the utterance's has not: empty for the utterance itself."""
+        """What its id has after the utterance's id: nothing for the utterance itself."""
         speed = "" if self.speed == 1 else f"_sp{self.speed:g}"
         return speed if self.is_clean else f"{speed}_snr{self.snr:g}"
 
@@ -59,15 +56,13 @@ class Copies:
     """The copies that are made of every utterance, in the order in which they follow each other in a version.
 
     Args:
-        copies: all different; at least one.
-
-    Attributes:
-        suffixes: of each copy.
+        copies: The copies: at least one, and all different.
     """
 
     def __init__(self, copies: Sequence[Copy]) -> None:
         self._copies = tuple(copies)
         self.suffixes = [copy.suffix for copy in self._copies]
+        """The suffix of each copy's ids."""
         numbers = [number for number, suffix in enumerate(self.suffixes) if suffix]
         # Longest first: `_sp0.9_snr15` also ends in `_snr15`.
         self._longest_first = sorted(numbers, key=lambda number: -len(self.suffixes[number]))
@@ -89,7 +84,7 @@ class Copies:
 
     @property
     def are_plain(self) -> bool:
-        """Whether there is nothing but the utterance itself."""
+        """Whether the only copy is the utterance itself."""
         return self.suffixes == [""]
 
     @property
@@ -99,38 +94,41 @@ class Copies:
 
     @property
     def speeds(self) -> NDArray[np.float64]:
-        """Of each copy, float64 `[copies]`."""
+        """The speed of each copy, float64 `[copies]`."""
         return np.array([copy.speed for copy in self._copies])
 
     @property
     def snrs(self) -> NDArray[np.float64]:
-        """Of each copy, in dB, float64 `[copies]`; NaN of the clean ones."""
+        """The signal-to-noise ratio of each copy in dB, float64 `[copies]`; NaN for clean copies."""
         return np.array([copy.snr for copy in self._copies])
 
     def of(self, id_: str) -> Copy:
-        """Which copy an id is; the utterance itself, where it has no suffix of these."""
+        """The copy that an id names; the utterance itself if the id has none of the suffixes."""
         for number in self._longest_first:
             if id_.endswith(self.suffixes[number]):
                 return self._copies[number]
         return PLAIN
 
     def numbers(self, ids: Strings) -> NDArray[np.int64]:
-        """Which copy each id is, int64 `[n]`; -1 where it has no suffix of these, and the utterance is none of them."""
+        """The number of the copy that each id names, int64 `[n]`.
+
+        It is -1 if the id has none of the suffixes, and the utterance itself is not among the copies.
+        """
         plain = self.suffixes.index("") if self.has_plain else -1
         found = np.full(len(ids), plain, np.int64)
-        for number in reversed(self._longest_first):  # the longest last: it has the last word
+        for number in reversed(self._longest_first):  # the longest suffix last: it overrides the others
             found[_end_in(ids, self.suffixes[number])] = number
         return found
 
     def ids(self, ids: Strings) -> Strings:
-        """The ids of all copies `[n * copies]`, those of an utterance beside each other."""
+        """The ids of all copies, `[n * copies]`; those of one utterance follow each other."""
         if self.are_plain:
             return ids
         suffixes = Strings.of(self.suffixes)
         parts = []
         for first in range(0, len(ids), _BLOCK):
             block = ids.take(np.arange(first, min(first + _BLOCK, len(ids))))
-            # An id, a suffix, an id, a suffix …: every second boundary is that of an id with its suffix.
+            # An id, a suffix, an id, a suffix …: every second boundary ends an id with its suffix.
             pairs = np.empty((len(block), len(self), 2), np.int64)
             pairs[:, :, 0] = np.arange(len(block))[:, None]
             pairs[:, :, 1] = len(block) + np.arange(len(self))
@@ -142,7 +140,7 @@ class Copies:
         """Refuse ids that would be taken for copies.
 
         Raises:
-            ManifestError: names some, and says what to do.
+            ManifestError: Names some of them, and says what to do.
         """
         marked = np.zeros(len(ids), bool)
         for suffix in filter(None, self.suffixes):
@@ -160,7 +158,7 @@ def copies_of(config: Mapping[str, Any]) -> Copies:
     """The copies that a resolved config makes: at every speed the clean one, then one for each SNR.
 
     Args:
-        config: as a version keeps it; without an `augment` section, it makes none but the utterance itself.
+        config: A config as a version keeps it. Without an `augment` section, the only copy is the utterance itself.
     """
     augment = config.get("augment") or {}
     snrs = (augment.get("noise") or {}).get("snr", [])
@@ -168,12 +166,12 @@ def copies_of(config: Mapping[str, Any]) -> Copies:
 
 
 def expand(manifest: Manifest, copies: Copies) -> Manifest:
-    """A manifest with a row for every copy, those of an utterance beside each other.
+    """A manifest with a row for every copy; those of one utterance follow each other.
 
-    A copy's row says what is cut from its file, as the utterance's does: `start` and `duration` are the recording's.
+    A copy's row has the segment of its utterance: `start` and `duration` are times in the recording, at speed 1.
 
     Raises:
-        ManifestError: an id ends in the suffix of a copy.
+        ManifestError: An id ends in the suffix of a copy.
     """
     if copies.are_plain:
         return manifest

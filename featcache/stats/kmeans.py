@@ -21,10 +21,9 @@ from featcache.errors import ConfigError
 from featcache.extractors.codebook import Codebook, Nearest
 from featcache.quantize import dequantize_array
 from featcache.spec import QUANTIZATION, all_finite
+from featcache.store.files import write_file
 from featcache.store.index import Index, open_index
-from featcache.store.provenance import library_versions
-from featcache.store.version import Version
-from featcache.store.zarr3 import write_file
+from featcache.store.version import Version, library_versions
 
 FRAMES_PER_UNIT = 1000
 """Frames in the sample for each unit, by default; above it, the inertia of other frames hardly falls."""

@@ -17,7 +17,7 @@ from featcache.loader import Cache
 from featcache.manifest import Manifest, read_manifest
 from featcache.manifest.copies import copies_of, expand
 from featcache.store.index import Index
-from featcache.store.join import Rows, about_changed, join_version
+from featcache.store.join import RowKeys, describe_changed, join_version
 from featcache.strings import Strings
 
 PIECE_FRAMES = 256
@@ -100,12 +100,12 @@ def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None)
         if not isinstance(manifest, Manifest):
             manifest = read_manifest(manifest, audio=False, carry=by is not None)
         manifest = expand(manifest, copies_of(cache.config))  # what training has of them
-        rows = Rows.of(manifest)
+        rows = RowKeys.of(manifest)
         joined = join_version(cache.version, cache.index, rows, manifest)
         if joined.is_changed.any():
             raise ManifestError(
-                f"{about_changed(manifest, rows, cache.version, cache.index, joined)}; or a manifest without paths, to "
-                "go by ids alone"
+                f"{describe_changed(manifest, rows, cache.version, cache.index, joined)}; or a manifest without paths, "
+                "to go by ids alone"
             )
         positions = joined.positions
         missing = np.flatnonzero(positions < 0).tolist()

@@ -31,15 +31,15 @@ class RowChecks(Setting):
         """That instance, whose policy a check may set; the check is skipped where the extractor is of another kind."""
         if not isinstance(another, RowExtractor):
             pytest.skip("the extractor is no RowExtractor")
-        before = another.policy
+        before = another.chosen_batching
         yield another
-        another.policy = before
+        another.chosen_batching = before
 
     def test_batching_policies(self, row_extractor: RowExtractor[Params], around: list[Clip]) -> None:
         """Rows that are padded, and rows of equal length, give what a row alone gives."""
         found = {}
         for policy in ALLOWED[row_extractor.batching]:
-            row_extractor.policy = policy
+            row_extractor.chosen_batching = policy
             found[policy] = extract(row_extractor, around)
         for policy, features in found.items():
             self._assert_near(features, found["single"], around, f"those of one row alone, batched as {policy}")

@@ -39,10 +39,10 @@ from corpus import KINDS, is_speech, make_corpus
 from featcache.audio.resample import to_waveform
 from featcache.config import Config, load_config
 from featcache.device import Device
+from featcache.engines.local import run_locally
 from featcache.extract.decoding import batches, decode_all
-from featcache.extract.features import compute
-from featcache.extract.work import Options
-from featcache.extraction import Extraction
+from featcache.extract.extraction import Options, plan_extraction, run_extraction
+from featcache.extract.features import compute_clips
 from featcache.manifest import Manifest, Utterance, read_manifest
 from featcache.store.shard import Item
 from featcache.store.shard_writer import ShardWriter
@@ -64,6 +64,7 @@ class Stages:
         self._config = config
         self._folder = folder
         self._device = Device("cpu", 1)
+        self._device.configure_torch()
         self._extractor = config.build(self._device.torch_device)
         utterances = [manifest[row] for row in range(len(manifest))]
         self._batches = list(batches(utterances, manifest.duration.tolist(), self._device.batch_seconds))
@@ -96,7 +97,7 @@ class Stages:
 
     def _compute(self, batch: Sequence[Utterance], waveforms: Sequence[np.ndarray]) -> tuple[np.ndarray, list[int]]:
         ids = [utterance.id for utterance in batch]
-        found = compute(self._extractor, ids, waveforms, self._config.dtype, self._device)
+        found = compute_clips(self._extractor, ids, waveforms, self._config.dtype, self._device)
         return found.features, found.num_frames
 
     def _write(self, features: Sequence[tuple[np.ndarray, list[int]]]) -> None:
@@ -128,7 +129,9 @@ def measure(path: Path, asked: argparse.Namespace) -> dict:
 
 
 def _library(manifest: Manifest, config: Config, cache: Path, threads: int) -> Timed:
-    taken = timed(lambda: Extraction(manifest, [config], cache, Options("cpu", threads)).run())
+    taken = timed(
+        lambda: run_extraction(plan_extraction(manifest, [config], cache, Options("cpu", threads)), run_locally)
+    )
     shutil.rmtree(cache)
     return taken
 

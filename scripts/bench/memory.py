@@ -26,8 +26,7 @@ from clock import CORES
 from corpus import make_corpus
 
 from featcache.config import load_config
-from featcache.extract.work import Options
-from featcache.extraction import Extraction
+from featcache.extract.extraction import Options, plan_extraction
 from featcache.manifest import read_manifest
 
 ROWS = (100_000, 1_000_000)
@@ -99,7 +98,7 @@ def measure(folder: Path, rows: int, threads: int) -> dict:
         start = perf_counter()
         read = read_manifest(manifest, carry=False)
         reading = perf_counter() - start
-        Extraction(read, [load_config("fbank80")], cache, Options("cpu", threads))
+        plan_extraction(read, [load_config("fbank80")], cache, Options("cpu", threads))
         planning = perf_counter() - start - reading
         del read
         first, again = watch(command), watch(command)

@@ -25,7 +25,7 @@ A resampler is called clean here, if noise and sweep are above 90 dB, what is le
 is at most 0.01 dB. Rounding to 16 bits by itself leaves -98 dB of a loud sine; 0.01 dB move a log mel energy by 0.002,
 which is half of float16's rounding.
 
-A share is of the worker threads' time in `Extraction.run`, with fbank at the target's rate and with EnCodec for 24 kHz
+A share is of the worker threads' time in `run_extraction`, with fbank at the target's rate and with EnCodec for 24 kHz
 at its full size with random weights (see `tokenizing.py`); it contains mixing down. Speeds and shares are medians.
 
 Seen on one of 2 cores without a GPU, Python 3.11, torch 2.11, soxr 1.1: HQ is the fastest that is clean, at 13,900 ×
@@ -64,8 +64,8 @@ from tokenizing import make_weights
 
 from featcache.audio.resample import to_waveform
 from featcache.config import AudioPolicy, Config, config_from
-from featcache.extract.work import Options
-from featcache.extraction import Extraction
+from featcache.engines.local import run_locally
+from featcache.extract.extraction import Options, plan_extraction, run_extraction
 from featcache.manifest import read_manifest
 
 PAIRS = ((8000, 24000), (22050, 16000), (44100, 16000))
@@ -223,7 +223,9 @@ def _corpus(folder: Path, rate: int, seconds: float) -> Path:
 
 
 def _stages(manifest: Path, config: Config, cache: Path, threads: int) -> tuple[dict[str, float], float]:
-    summary = Extraction(read_manifest(manifest), [config], cache, Options("cpu", threads)).run()
+    summary = run_extraction(
+        plan_extraction(read_manifest(manifest), [config], cache, Options("cpu", threads)), run_locally
+    )
     shutil.rmtree(cache)
     return summary.stages, summary.times_real_time
 

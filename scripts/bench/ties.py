@@ -14,7 +14,7 @@ def latent_distances(extractor: CodecExtractor, waveform: torch.Tensor) -> np.nd
     latents = []
     with torch.inference_mode():
         for policy in ("padded", "single"):
-            extractor.policy = policy
+            extractor.chosen_batching = policy
             pieces = []
             for piece in extractor.pieces(len(waveform)):
                 length = extractor.padded_length(piece.num_samples)
@@ -24,6 +24,6 @@ def latent_distances(extractor: CodecExtractor, waveform: torch.Tensor) -> np.nd
                 lengths = torch.full((count,), len(samples), device=waveform.device)
                 pieces.append(extractor.latents(padded, lengths)[0, piece.skip : piece.skip + piece.num_frames])
             latents.append(torch.cat(pieces).double())
-    extractor.policy = None
+    extractor.chosen_batching = None
     batched, alone = latents
     return ((batched - alone).norm(dim=1) / alone.norm(dim=1).clamp(min=1e-30)).cpu().numpy()

@@ -9,7 +9,7 @@ encoder gives, at 6 kbps in fp32. In each round three things take turns:
 
 model   `EncodecModel.encode` on tensors that lie on the device, without padding, in the fastest of several shapes, on
         a CPU by as many threads as the others have: the limit
-featcache   `Extraction.run`: decode, resample, extract, commit
+featcache   `run_extraction`: decode, resample, extract, commit
 loop    for each file: soundfile.read, torchaudio's resample, model.encode, np.save; over the first `--loop-minutes`
 
 The table has the median of the rounds; ratios are medians of the ratios within a round. At the end every code that
@@ -38,12 +38,12 @@ from ties import latent_distances
 import featcache
 from featcache.config import Config, config_from
 from featcache.device import Device
-from featcache.extract.work import Options
-from featcache.extraction import Extraction
+from featcache.engines.local import run_locally
+from featcache.extract.extraction import Options, plan_extraction, run_extraction
+from featcache.extract.summary import Summary
 from featcache.extractors.codec import CodecExtractor
 from featcache.health.differences import ROUNDING
 from featcache.manifest import Manifest, read_manifest
-from featcache.summary import Summary
 
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "helpers"))
 from small_models import save_encodec
@@ -180,6 +180,7 @@ def measure(asked: argparse.Namespace) -> dict:
         }
     )
     device = Device(asked.device, asked.threads)
+    device.configure_torch()
     model = Model(weights, device)
     seconds = float(manifest.duration.sum())
     in_loop = np.flatnonzero(np.cumsum(manifest.duration) <= asked.loop_minutes * 60).tolist() or [0]
@@ -225,7 +226,9 @@ def _extract(manifest: Manifest, config: Config, cache: Path, asked: argparse.Na
     def run() -> Timed:
         shutil.rmtree(cache, ignore_errors=True)
         work: Callable[[], object] = lambda: found.append(  # noqa: E731
-            Extraction(manifest, [config], cache, Options(asked.device, asked.threads)).run()
+            run_extraction(
+                plan_extraction(manifest, [config], cache, Options(asked.device, asked.threads)), run_locally
+            )
         )
         return timed(work)
 

@@ -133,6 +133,7 @@ class Story:
             name: featcache.FeatureDataset(self.cache, self.manifests[name], columns=["digit"]) for name in SPLITS
         }
         self.device = Device(str(asked.device), asked.threads)
+        self.device.configure_torch()
         params = self.config.params
         self.model = Model(weights.locate(params.weights, params.revision).folder, self.device)
 

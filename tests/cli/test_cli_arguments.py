@@ -9,8 +9,7 @@ from make_cache import make_version
 import featcache
 from featcache.config import load_config
 from featcache.errors import ArgumentError, StoreError
-from featcache.extract.work import Options
-from featcache.extraction import Extraction
+from featcache.extract.extraction import Options, plan_extraction
 from featcache.manifest import read_manifest
 
 URL = "is a URL: mount or copy what is there, and give a path on this machine"
@@ -81,7 +80,7 @@ def test_urls_are_no_paths_in_python_either(plain, scratch, monkeypatch):
     calls = [
         lambda url: featcache.open(url),
         lambda url: featcache.open(scratch, copy_to=url),
-        lambda url: Extraction(manifest, [load_config("fbank80")], url, Options("cpu", 1)),
+        lambda url: plan_extraction(manifest, [load_config("fbank80")], url, Options("cpu", 1)),
         lambda url: read_manifest(url),
         lambda url: read_manifest(plain.manifest(), root=url),
     ]

@@ -13,7 +13,7 @@ from extractions import write_config
 from processes import on_terminal
 
 from featcache.cli import progress
-from featcache.engines.progress import Counted, Progress
+from featcache.extract.jobs import Progress
 
 
 def shown_on_terminal(columns, *command):
@@ -72,7 +72,7 @@ def test_elsewhere_there_are_lines_soon_and_then_now_and_then(monkeypatch, strea
     monkeypatch.setattr(sys, "stderr", written := stream())
     told = []
     with progress.Display(Planned()) as display:
-        so_far = Progress(versions={"a": Counted()}, failures={"empty": 2})
+        so_far = Progress(failures={"empty": 2})
         for second in range(70):
             clock[0] = 1000.0 + second
             so_far.audio_seconds = 100.0 * second

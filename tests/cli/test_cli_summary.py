@@ -11,8 +11,9 @@ from corpora import Corpus, speech
 from manifests import manifest_of
 from pausing import interrupt
 
+from featcache.cli.extract import disk_space_notes
 from featcache.errors import ManifestError
-from featcache.extract import notes
+from featcache.extract.audio_files import missing_file_notes
 from featcache.manifest import read_manifest
 
 
@@ -133,12 +134,12 @@ def test_the_ledger_says_where_a_file_was_looked_for(cli, tmp_path, scratch, pat
 def test_a_path_that_cannot_be_looked_at_is_not_called_missing(tmp_path):
     """A name that is too long, or a folder that may not be searched, is for the run to tell."""
     manifest = read_manifest(manifest_of(tmp_path, [("a", "x" * 300), ("b", "y" * 300)], ("id", "path")))
-    assert notes.about_missing_files(manifest, np.ones(2, bool)) == []
+    assert missing_file_notes(manifest, np.ones(2, bool)) == []
     manifest = read_manifest(manifest_of(tmp_path, [("a", "x"), ("b", "y")], ("id", "path")))
     with pytest.raises(ManifestError, match="none of 2 audio files checked exists, for example x: "):
-        notes.about_missing_files(manifest, np.ones(2, bool))
-    assert notes.about_missing_files(manifest, np.array([True, False])) == []
-    assert notes.about_missing_files(manifest, np.zeros(2, bool)) == []
+        missing_file_notes(manifest, np.ones(2, bool))
+    assert missing_file_notes(manifest, np.array([True, False])) == []
+    assert missing_file_notes(manifest, np.zeros(2, bool)) == []
 
 
 # The disk
@@ -152,11 +153,11 @@ def test_a_disk_without_room_is_told_before_the_run(tmp_path, monkeypatch):
         asked.append(folder)
         return namedtuple("usage", "free")(51_300_000_000)
 
-    monkeypatch.setattr(notes.shutil, "disk_usage", usage)
+    monkeypatch.setattr("shutil.disk_usage", usage)
     cache = tmp_path / "not" / "yet"
-    (line,) = notes.about_space(cache, 412e9)
+    (line,) = disk_space_notes(cache, 412e9)
     assert line == f"{cache}: the features take about 412.0 GB, and the disk has 51.3 GB free"
-    assert notes.about_space(cache, 51e9) == []
+    assert disk_space_notes(cache, 51e9) == []
     assert asked == [tmp_path, tmp_path]
 
 

@@ -8,7 +8,7 @@ from small_units import build, nearest
 
 import featcache
 from featcache.errors import AudioError
-from featcache.extract.derived import Given, open_source
+from featcache.extract.from_version import StoredUtterance, open_source
 from featcache.manifest import read_manifest
 from featcache.stats.kmeans import fit_version
 from featcache.store.version import select_version
@@ -64,7 +64,7 @@ def test_from_audio_to_units(cli, fitted, corpus):
     source = open_source(folder / "features", build(folder / "units.safetensors").source_fingerprint)
     manifest = read_manifest(corpus.manifest())
     given = source.read([manifest[row] for row in range(len(manifest))])
-    assert [one.item.id for one in given if isinstance(one, Given)] == list(units.ids)
+    assert [one.item.id for one in given if isinstance(one, StoredUtterance)] == list(units.ids)
     failed = [str(one) for one in given if isinstance(one, AudioError)]
     assert all("where it failed: too_short" in message for message in failed)
 

@@ -16,15 +16,16 @@ import pytest
 import soundfile
 from cache_contents import being_written, check, chunk_files, items, only_version, shard_folders
 from corpora import Corpus, speech
+from extractions import extract_here
 from pausing import interrupt
 
 from featcache.config import load_config
 from featcache.device import BATCH_SECONDS
+from featcache.engines.local import run_locally
 from featcache.errors import StoreError
-from featcache.extract.work import Options
-from featcache.extraction import Extraction
+from featcache.extract.extraction import Options, plan_extraction, run_extraction
 from featcache.manifest import read_manifest
-from featcache.store import zarr3
+from featcache.store import files, zarr3
 
 ONE_EACH = "0.0003"
 """MB: a shard size that gives each of the plain utterances a shard of its own, with `odd_extractors`."""
@@ -155,7 +156,7 @@ def test_everything_is_flushed_before_it_becomes_visible(plain, tmp_path, monkey
     monkeypatch.setattr(os, "fsync", recorded_fsync)
     monkeypatch.setattr(Path, "rename", recorded_rename)
     manifest = read_manifest(plain.manifest(plain.rows[:4], "four.csv"))
-    Extraction(manifest, [load_config("fbank80")], tmp_path, Options("cpu", 1, shard_megabytes=0.01)).run()
+    extract_here(manifest, [load_config("fbank80")], tmp_path, Options("cpu", 1, shard_megabytes=0.01))
     shards = [(path, missing, at) for path, missing, at in renamed if path.parent.name == "shards"]
     assert len(shards) > 2
     for path, missing, at in renamed:
@@ -268,17 +269,17 @@ def test_a_disk_that_is_full_from_any_change_on_is_one_clear_line(cli, plain, sl
     assert operation > 100
 
 
-@pytest.mark.parametrize("broken", ["sync", "write_array"])
-def test_a_disk_that_breaks_ends_the_run_and_names_the_version(plain, scratch, monkeypatch, broken):
+@pytest.mark.parametrize(("module", "broken"), [(files, "sync"), (zarr3, "write_array")])
+def test_a_disk_that_breaks_ends_the_run_and_names_the_version(plain, scratch, monkeypatch, module, broken):
     """An error of the device in the thread that commits reaches the caller, as a StoreError."""
 
     def fail(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    extraction = Extraction(read_manifest(plain.manifest()), [load_config("fbank80")], scratch, Options("cpu", 2))
-    monkeypatch.setattr(zarr3, broken, fail)
+    extraction = plan_extraction(read_manifest(plain.manifest()), [load_config("fbank80")], scratch, Options("cpu", 2))
+    monkeypatch.setattr(module, broken, fail)
     with pytest.raises(StoreError, match="Input/output error"):
-        extraction.run()
+        run_extraction(extraction, run_locally)
 
 
 def breaks_off(at: int):
@@ -299,9 +300,9 @@ def test_nothing_follows_what_is_half_written(plain, scratch, monkeypatch, at):
     """A write that breaks off in the middle of a shard ends it, whatever other threads still hold for it."""
     monkeypatch.setitem(BATCH_SECONDS, "cpu", 0.3)
     monkeypatch.setattr(zarr3.ChunkWriter, "append", breaks_off(at))
-    extraction = Extraction(read_manifest(plain.manifest()), [load_config("fbank80")], scratch, Options("cpu", 4))
+    extraction = plan_extraction(read_manifest(plain.manifest()), [load_config("fbank80")], scratch, Options("cpu", 4))
     with pytest.raises(StoreError, match="No space left"):
-        extraction.run()
+        run_extraction(extraction, run_locally)
     assert not list(scratch.glob("*/shards/*/"))
 
 
@@ -381,11 +382,11 @@ def test_a_run_that_begins_late_does_nothing_twice(plain, scratch):
     """Planned before another run did all of it, with shards of another size, and begun after that."""
     manifest = read_manifest(plain.manifest())
     early, late = (
-        Extraction(manifest, [load_config("fbank80")], scratch, Options("cpu", 1, shard_megabytes=size))
+        plan_extraction(manifest, [load_config("fbank80")], scratch, Options("cpu", 1, shard_megabytes=size))
         for size in (0.02, 0.03)
     )
-    assert early.run().versions[0].extracted == len(plain.rows)
-    summary = late.run()
+    assert run_extraction(early, run_locally).versions[0].extracted == len(plain.rows)
+    summary = run_extraction(late, run_locally)
     assert (summary.versions[0].extracted, summary.elsewhere) == (0, len(plain.rows))
     assert check(scratch).repeated == 0
 

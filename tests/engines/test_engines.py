@@ -15,9 +15,9 @@ from damage import flip
 from extractions import run_to_its_end
 
 from featcache.config import load_config
+from featcache.engines.local import run_locally
 from featcache.errors import DamagedError, StoreError
-from featcache.extract.work import Options
-from featcache.extraction import Extraction
+from featcache.extract.extraction import ExtractionPlan, Options, plan_extraction, run_extraction
 from featcache.manifest import read_manifest
 from featcache.store.locks import Claim
 from featcache.store.shard_writer import ShardWriter
@@ -35,10 +35,10 @@ NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
 def plan(request, plain, scratch):
     """Plans a run of two versions in many shards; `only` so many rows of the manifest, where that is given."""
 
-    def plan(only: int | None = None) -> Extraction:
+    def plan(only: int | None = None) -> ExtractionPlan:
         manifest = plain.manifest() if only is None else plain.manifest(plain.rows[:only], f"{only}.csv")
         configs = [load_config(name) for name in CONFIGS]
-        return Extraction(read_manifest(manifest), configs, scratch, Options("cpu", request.param, 0.02))
+        return plan_extraction(read_manifest(manifest), configs, scratch, Options("cpu", request.param, 0.02))
 
     return plan
 
@@ -71,11 +71,11 @@ def assert_nothing_is_held(cache: Path) -> None:
     assert [thread.name for thread in threading.enumerate() if OURS.fullmatch(thread.name)] == []
 
 
-def assert_all_is_done(extraction: Extraction) -> None:
+def assert_all_is_done(plan: ExtractionPlan) -> None:
     """By a run that does not wait for what an earlier one holds."""
-    summary = run_to_its_end(extraction)
-    assert [one.present + one.extracted for one in summary.versions] == [len(extraction.manifest)] * len(CONFIGS)
-    assert_nothing_is_held(extraction.cache)
+    summary = run_to_its_end(plan)
+    assert [one.present + one.extracted for one in summary.versions] == [len(plan.manifest)] * len(CONFIGS)
+    assert_nothing_is_held(plan.cache)
 
 
 @pytest.mark.parametrize(
@@ -93,21 +93,21 @@ def test_a_run_that_cannot_write_lets_go_of_its_shards(plan, scratch, monkeypatc
     with monkeypatch.context() as patched:
         patched.setattr(owner, method, failing(call, getattr(owner, method), NO_SPACE))
         with pytest.raises(StoreError, match=r"cannot be written: No space left.*run the same command again"):
-            plan().run()
+            run_extraction(plan(), run_locally)
         assert_nothing_is_held(scratch)
     assert_all_is_done(plan())
 
 
 def test_a_damaged_shard_of_another_run_holds_no_claim(plan, scratch):
     """It is met between the claim on a task and its first byte, where a run looks at what others have added."""
-    plan(only=2).run()
+    run_extraction(plan(only=2), run_locally)
     (version,) = select_versions(scratch, CONFIGS[0])
     before, late = version.shard_names(), plan()
-    plan(only=4).run()
+    run_extraction(plan(only=4), run_locally)
     added = version.shard(next(name for name in version.shard_names() if name not in before)).folder / "paths"
     flip(added / "c" / "0", 0)
     with pytest.raises(DamagedError, match=rf"^{added}: damaged: .*; `featcache repair {version.path} "):
-        late.run()
+        run_extraction(late, run_locally)
     assert_nothing_is_held(scratch)
     flip(added / "c" / "0", 0)
     assert_all_is_done(plan())
@@ -125,6 +125,6 @@ def test_a_thread_that_does_not_start_ends_the_run(plan, scratch, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", start_all_but_the_last)
         with pytest.raises(RuntimeError, match="can't start new thread"):
-            extraction.run()
+            run_extraction(extraction, run_locally)
         assert_nothing_is_held(scratch)
     assert_all_is_done(plan())

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from cache_contents import check, chunk_files, items, only_version, shard_folders
 from corpora import Corpus
-from extractions import extracted, write_config
+from extractions import extract_here, extracted, write_config
 from small_shards import item, write
 
 from featcache.config import load_config
-from featcache.extract.work import Options
-from featcache.extraction import Extraction
+from featcache.engines.local import run_locally
+from featcache.extract.extraction import Options, plan_extraction, run_extraction
 from featcache.manifest import read_manifest
 from featcache.store.in_flight import InFlight, Suspects, find_suspects, forget_suspects
 from featcache.store.index import open_index
@@ -168,13 +168,13 @@ def test_what_is_extracted_apart_is_bit_for_bit_the_same(plain, scratch):
     one = manifest.take(np.array([0]))
     caches = [scratch / "usual", scratch / "apart"]
     for cache in caches:
-        Extraction(one, configs, cache, Options("cpu", 1)).run()
+        extract_here(one, configs, cache, Options("cpu", 1))
     for folder in caches[1].iterdir():
         as_if_killed(Version.open(folder), plain.ids[3:6], crash="Fatal Python error: Aborted")
     found = []
     for cache in caches:
-        extraction = Extraction(manifest, configs, cache, Options("cpu", 2))
-        assert extraction.run().failed == 0
+        extraction = plan_extraction(manifest, configs, cache, Options("cpu", 2))
+        assert run_extraction(extraction, run_locally).failed == 0
         found.append({folder.relative_to(cache): chunks(folder) for folder in shard_folders(cache)})
     assert found[0] == found[1]
     assert marks(caches[1]) == []
@@ -187,11 +187,11 @@ def chunks(shard: Path) -> dict[str, bytes]:
 
 def test_suspects_fail_where_no_other_process_can_begin(plain, slow_config, scratch, monkeypatch):
     """Better than to crash everything again: the rest is extracted, and the ledger says why."""
-    monkeypatch.setattr("featcache.engines.apart._START", "raise SystemExit(5)")
+    monkeypatch.setattr("featcache.engines.isolated._START", "raise SystemExit(5)")
     config = load_config(slow_config)
-    Extraction(read_manifest(plain.manifest(plain.rows[:1], "one.csv")), [config], scratch, Options("cpu", 1)).run()
+    extract_here(read_manifest(plain.manifest(plain.rows[:1], "one.csv")), [config], scratch, Options("cpu", 1))
     as_if_killed(only_version(scratch), plain.ids[2:5], crash="Fatal Python error: Aborted")
-    Extraction(read_manifest(plain.manifest()), [config], scratch, Options("cpu", 2)).run()
+    extract_here(read_manifest(plain.manifest()), [config], scratch, Options("cpu", 2))
     found = latest_failures(only_version(scratch))
     assert {*found} == {*plain.ids[2:5]}
     assert found[plain.ids[2]].message == "a process of its own cannot begin: it ended: exit code 5"

@@ -15,17 +15,17 @@ import pytest
 import soundfile
 import zarr
 from cache_contents import check, chunk_files, items, only_version, shard_folders
-from extractions import TINY, extracted, write_config
+from extractions import TINY, extract_here, extracted, write_config
 from forking import wait_until
 
 import featcache
 from featcache.config import load_config
 from featcache.device import BATCH_SECONDS
+from featcache.engines.local import run_locally
 from featcache.extract import decoding
-from featcache.extract.work import Options
-from featcache.extraction import Extraction
+from featcache.extract.extraction import Options, plan_extraction, run_extraction
 from featcache.manifest import read_manifest
-from featcache.store import zarr3
+from featcache.store.files import SYNC_THREADS
 from featcache.store.index import open_index
 
 # A value depends on nothing but the audio and the config
@@ -155,7 +155,7 @@ def test_several_configs_decode_each_file_once(corpus, scratch, monkeypatch):
 
     monkeypatch.setattr(decoding, "decode", counting)
     configs = [load_config(name) for name in ("fbank80", "mfcc13", "hifigan-mel80")]
-    Extraction(read_manifest(corpus.manifest()), configs, scratch, Options("cpu", 2)).run()
+    extract_here(read_manifest(corpus.manifest()), configs, scratch, Options("cpu", 2))
     assert len(opened) == len(corpus.rows) - 2  # three rows take channels of one file
     assert len(list(scratch.iterdir())) == 3
 
@@ -210,7 +210,7 @@ def test_a_process_has_no_more_threads_than_its_budget(cli, plain, scratch, gate
     gate.unlink()
     running.wait_until(counted)
     assert running.wait().code == 0
-    assert max(counts) <= 2 + 2 + zarr3.SYNC_THREADS
+    assert max(counts) <= 2 + 2 + SYNC_THREADS
 
 
 # Plans, summaries, manifests
@@ -273,10 +273,10 @@ def test_an_interrupted_run_counts_what_it_has_committed(plain, gate, gated_conf
     monkeypatch.setitem(BATCH_SECONDS, "cpu", 0.5)  # a batch each: one shard has several
     options = Options("cpu", 1, shard_megabytes=0.0014)
     stop = threading.Event()
-    extraction = Extraction(read_manifest(plain.manifest()), [load_config(gated_config)], scratch, options)
+    extraction = plan_extraction(read_manifest(plain.manifest()), [load_config(gated_config)], scratch, options)
     gate.write_text("5")
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(extraction.run, stop=stop)
+        running = pool.submit(run_extraction, extraction, run_locally, stop=stop)
         wait_until(lambda: shard_folders(scratch))
         stop.set()
         gate.unlink()

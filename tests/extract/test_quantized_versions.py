@@ -8,15 +8,14 @@ import soundfile
 import torch
 from cache_contents import check
 from corpora import Corpus, speech
-from extractions import TINY, write_config
+from extractions import TINY, extract_here, write_config
 from real_speech import digits
 
 import featcache
 from featcache.config import config_from
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
-from featcache.extract.work import Options
-from featcache.extraction import Extraction
+from featcache.extract.extraction import Options
 from featcache.extractors import Clip
 from featcache.extractors.codebook import Codebook
 from featcache.extractors.units import Units, UnitsParams
@@ -43,7 +42,7 @@ def config_of(source, dtype="uint8"):
 
 def extract(manifest, config, cache, **options):
     """Fill a version; opened."""
-    Extraction(read_manifest(manifest), [config], cache, Options(device="cpu", **options)).run()
+    extract_here(read_manifest(manifest), [config], cache, Options(device="cpu", **options))
     return featcache.open(cache)
 
 
@@ -135,7 +134,7 @@ def test_values_that_are_not_finite_are_failures(cli, plain, scratch, tmp_path):
 def test_a_batch_of_failures_alone_is_no_trouble(plain, scratch):
     manifest = plain.manifest([{**row, "id": f"nan-{row['id']}"} for row in plain.rows], "nan.csv")
     config = config_of({"extractor": "odd_extractors:Picky"})
-    summary = Extraction(read_manifest(manifest), [config], scratch, Options(device="cpu")).run()
+    summary = extract_here(read_manifest(manifest), [config], scratch, Options(device="cpu"))
     assert (summary.versions[0].extracted, summary.failures) == (0, {"non_finite_features": len(plain.rows)})
 
 

@@ -12,8 +12,7 @@ from extractions import extracted
 
 from featcache.config import load_config
 from featcache.errors import DamagedError
-from featcache.extract.work import Options
-from featcache.extraction import Extraction
+from featcache.extract.extraction import Options, plan_extraction
 from featcache.manifest import read_manifest
 
 
@@ -138,11 +137,11 @@ def test_only_shards_that_hold_the_rows_are_asked_for_their_files(cli, plain, sc
     for name in version.shard_names():
         if not set(version.shard(name).ids) & set(part.ids):
             (version.shard(name).folder / "sources" / "c" / "0" / "0").unlink()
-    extraction = Extraction(part, [load_config("fbank80")], scratch, Options("cpu", 1, check_sources=True))
-    assert extraction.missing == 0
+    extraction = plan_extraction(part, [load_config("fbank80")], scratch, Options("cpu", 1, check_sources=True))
+    assert extraction.num_missing == 0
     whole = read_manifest(plain.manifest())
     with pytest.raises(DamagedError, match=r"sources.*missing"):
-        Extraction(whole, [load_config("fbank80")], scratch, Options("cpu", 1, check_sources=True))
+        plan_extraction(whole, [load_config("fbank80")], scratch, Options("cpu", 1, check_sources=True))
 
 
 def test_a_file_that_is_gone_is_no_reason_to_drop_its_features(cli, plain, scratch):

@@ -15,14 +15,13 @@ import pytest
 from cache_contents import check, items, only_version
 from changed_rows import is_quiet, make_corpus, refusal, with_row
 from corpora import Corpus
-from extractions import extracted
+from extractions import extract_here, extracted
 
 import featcache
 from featcache.config import load_config
 from featcache.errors import ManifestError, Reason
-from featcache.extract.derived import Given, open_source
-from featcache.extract.work import Options
-from featcache.extraction import Extraction
+from featcache.extract.extraction import Options, plan_extraction
+from featcache.extract.from_version import StoredUtterance, open_source
 from featcache.manifest import Utterance, read_manifest
 from featcache.stats import moments
 from featcache.store.index import open_index
@@ -145,7 +144,7 @@ def test_units_are_not_made_of_an_older_file(cli, corpus, scratch):
     version = only_version(cache)
     rows = [Utterance(id="u1", path="a.wav"), Utterance(id="u2", path="b.wav")]
     older, there = open_source(version.path, version.info.fingerprint).read(rows)
-    assert isinstance(there, Given)
+    assert isinstance(there, StoredUtterance)
     assert older.reason == Reason.NOT_IN_SOURCE
     assert "of another row or file: its file has changed since, and extracting the new one failed: not" in str(older)
 
@@ -193,7 +192,7 @@ def test_whatever_is_edited_each_row_has_its_own_features_or_is_told(corpus, scr
         path = corpus.manifest(rows, "random.csv")
         manifest = read_manifest(path)
         options = Options("cpu", 1, check_sources=True, replace=True, retry_failed=bool(random.random() < 0.3))
-        summary = Extraction(manifest, [config], cache, options).run()
+        summary = extract_here(manifest, [config], cache, options)
         expected = {}
         for row in rows:
             key = content[row["path"]], row.get("duration", "")
@@ -204,8 +203,8 @@ def test_whatever_is_edited_each_row_has_its_own_features_or_is_told(corpus, scr
         assert summary.failed == len(bad), step
         version = only_version(cache)
         assert set(standing_failures(version, open_index(version))) >= bad
-        again = Extraction(manifest, [config], cache, Options("cpu", 1, check_sources=True))
-        assert (again.missing, int(again.work[0].todo.failed.sum())) == (0, len(bad))
+        again = plan_extraction(manifest, [config], cache, Options("cpu", 1, check_sources=True))
+        assert (again.num_missing, int(again.versions[0].rows.failed.sum())) == (0, len(bad))
         served = items(cache)
         assert all(served[id_] == features for id_, features in expected.items() if features is not None)
         report = check(cache, manifest=manifest)
@@ -226,7 +225,7 @@ def alone(corpus, config, key, cache):
     which, duration = key
     rows = [{"id": "alone", "path": f"{which}.wav", "duration": duration}]
     manifest = read_manifest(corpus.manifest(rows, "alone.csv"))
-    Extraction(manifest, [config], cache, Options("cpu", 1)).run()
+    extract_here(manifest, [config], cache, Options("cpu", 1))
     return items(cache).get("alone")
 
 

@@ -14,9 +14,9 @@ from extractions import extracted
 
 import featcache
 from featcache.config import load_config
+from featcache.engines.local import run_locally
 from featcache.errors import ManifestError
-from featcache.extract.work import Options
-from featcache.extraction import Extraction
+from featcache.extract.extraction import Options, plan_extraction, run_extraction
 from featcache.manifest import read_manifest
 from featcache.stats import moments
 
@@ -80,14 +80,14 @@ def test_an_utterance_counts_once_however_many_copies_there_are_of_it(corpus, sc
 
     def extraction(some, options=options):
         manifest = read_manifest(corpus.manifest(some, "some.csv"))
-        return Extraction(manifest, [load_config(config)], scratch / "c", options)
+        return plan_extraction(manifest, [load_config(config)], scratch / "c", options)
 
-    extraction(rows).run()
+    run_extraction(extraction(rows), run_locally)
     one, two = ([*({**row, "path": "b.wav"} for row in rows[2 : 2 + n]), *rows[:2]] for n in (1, 2))
-    assert extraction(one).missing == 3
+    assert extraction(one).num_missing == 3
     with pytest.raises(ManifestError, match="names other files for 2 of the 6 utterances"):
         extraction(two)
-    assert extraction(two, Options("cpu", 1, replace=True)).missing == 6
+    assert extraction(two, Options("cpu", 1, replace=True)).num_missing == 6
 
 
 # The same ids and paths under another root

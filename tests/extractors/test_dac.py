@@ -63,7 +63,7 @@ def shuffled(count):
 def test_every_length_around_the_boundaries(folders, name, policy):
     rate, hop = MODELS[name]
     extractor, model = build(folders[name], rate), DacModel.from_pretrained(folders[name]).eval()
-    extractor.policy = policy
+    extractor.chosen_batching = policy
     lengths = around(hop) if name == "dac_16khz" else around(hop)[::3]
     clips = cut(lengths, rate)
     clips = [clips[i] for i in shuffled(len(clips))]

@@ -69,7 +69,7 @@ BOUNDARIES = sorted({*range(1, 20), *(k * HOP + d for k in (1, 2, 3, 6, 7, 8, 9,
 @pytest.mark.parametrize("policy", ["padded", "equal_length", "single"])
 def test_every_length_around_the_boundaries(folder, model, policy):
     extractor = build(folder)
-    extractor.policy = policy
+    extractor.chosen_batching = policy
     clips = cut(BOUNDARIES)
     references = [alone(model, clip)[0] for clip in clips]
     assert codes.assert_equal(extractor, clips, references) == 0
@@ -131,7 +131,7 @@ STEREO_BOUNDARIES = [1, 2, 319, 320, 321, 5003, 47519, 47520, 47521, 47680, 4799
 @pytest.mark.parametrize("policy", ["padded", "equal_length", "single"])
 def test_chunks_of_the_48_khz_model(stereo_folder, stereo_model, policy):
     extractor = build(stereo_folder, 48000)
-    extractor.policy = policy
+    extractor.chosen_batching = policy
     clips = cut(STEREO_BOUNDARIES, 48000)
     references, scales = zip(*(alone(stereo_model, clip) for clip in clips), strict=True)
     order = torch.randperm(len(clips), generator=torch.Generator().manual_seed(0)).tolist()

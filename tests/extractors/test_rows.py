@@ -14,7 +14,7 @@ import soundfile
 import torch
 from cache_contents import items, only_version, shard_folders
 from corpora import Corpus, speech
-from extractions import TINY, run_to_its_end, write_config
+from extractions import TINY, extract_here, run_to_its_end, write_config
 from pausing import interrupt
 from processes import MOST_SECONDS
 from row_extractors import HOP, Moments, MomentsParams, Shapes, Small
@@ -22,10 +22,10 @@ from row_extractors import HOP, Moments, MomentsParams, Shapes, Small
 from featcache import device
 from featcache.config import load_config
 from featcache.engines import local
+from featcache.engines.local import run_locally
 from featcache.errors import ExtractorError
-from featcache.extract import batch, decoding
-from featcache.extract.work import Options
-from featcache.extraction import Extraction
+from featcache.extract import decoding, from_audio
+from featcache.extract.extraction import Options, plan_extraction, run_extraction
 from featcache.extractors import Clip
 from featcache.manifest import read_manifest
 from featcache.store.index import open_index
@@ -49,7 +49,7 @@ def clips(count: int, seed: int = 0) -> list[Clip]:
 def extract(manifest, config, cache, *more, **options):
     """Extract in this process."""
     configs = [load_config(one) for one in (config, *more)]
-    return Extraction(read_manifest(manifest), configs, cache, Options(**{"threads": 2, **options})).run()
+    return extract_here(read_manifest(manifest), configs, cache, Options(**{"threads": 2, **options}))
 
 
 # Shapes
@@ -72,7 +72,7 @@ def test_padded_lengths_are_few_and_never_an_eighth_too_long(granularity):
 @pytest.mark.parametrize("policy", ["padded", "equal_length", "single"])
 def test_the_shape_of_a_clips_batch_depends_on_its_length_alone(policy):
     extractor = Shapes(MomentsParams(), 16000, CPU)
-    extractor.policy = policy
+    extractor.chosen_batching = policy
     some = clips(40)
     alone = [extractor.extract([clip])[0] for clip in some]
     shuffled = random.Random(1).sample(range(len(some)), len(some))
@@ -121,7 +121,7 @@ def truth(corpus, config, tmp_path_factory):
 
 @pytest.fixture(params=[1.0, 4.0, 120.0])
 def batch_seconds(request, monkeypatch):
-    """Of audio that a worker decodes at once: with little, rows of many batches are gathered, and windows are full."""
+    """Of audio that a worker decodes at once: with little, rows of many batches are gathered, and queues are full."""
     monkeypatch.setitem(device.BATCH_SECONDS, "cpu", request.param)
     return request.param
 
@@ -134,11 +134,11 @@ def test_threads_batches_and_order_change_no_bit(corpus, config, truth, scratch,
     assert items(scratch) == truth
 
 
-def test_a_window_that_is_full_lets_nothing_wait_for_ever(corpus, config, truth, scratch, monkeypatch):
+def test_a_queue_that_is_full_lets_nothing_wait_for_ever(corpus, config, truth, scratch, monkeypatch):
     """One batch ahead, of one utterance each, is all that may wait; rows wait for others of their length."""
     monkeypatch.setitem(device.BATCH_SECONDS, "cpu", 0.01)
-    monkeypatch.setattr(local, "_WINDOW_PER_WORKER", 1)
-    job = Extraction(read_manifest(corpus.manifest()), [load_config(config)], scratch, Options(threads=2))
+    monkeypatch.setattr(local, "_AHEAD_PER_WORKER", 1)
+    job = plan_extraction(read_manifest(corpus.manifest()), [load_config(config)], scratch, Options(threads=2))
     run_to_its_end(job)
     assert items(scratch) == truth
 
@@ -175,8 +175,8 @@ def test_several_configs_decode_once(corpus, scratch, tmp_path, monkeypatch):
     other = tmp_path / "other.yaml"
     other.write_text("name: other\nextractor: row_extractors:Moments\naudio: {sample_rate: 8000}\n")
     decoded = []
-    real = batch.decode_all
-    monkeypatch.setattr(batch, "decode_all", lambda *args: decoded.append(len(args[0])) or real(*args))
+    real = from_audio.decode_all
+    monkeypatch.setattr(from_audio, "decode_all", lambda *args: decoded.append(len(args[0])) or real(*args))
     extract(corpus.manifest(), one, scratch, "fbank80", other)
     assert sum(decoded) == len(corpus.rows)
     alone = scratch / "alone"
@@ -212,9 +212,9 @@ def test_side_arrays_follow_their_items(corpus, scratch, tmp_path):
 def test_batches_that_do_not_fit_are_halved(corpus, scratch, tmp_path):
     """After running out of memory a batch is done in smaller ones, and those that follow are small at once."""
     config = write_config(tmp_path, "Small", module="row_extractors")
-    job = Extraction(read_manifest(corpus.manifest()), [load_config(config)], scratch, Options(threads=2))
-    assert not job.run().failed
-    (extractor,) = job._extractors.values()
+    job = plan_extraction(read_manifest(corpus.manifest()), [load_config(config)], scratch, Options(threads=2))
+    assert not run_extraction(job, run_locally).failed
+    extractor = job.versions[0].built.extractor
     sizes = [count for count, _ in extractor.calls]
     too_large = [count for count in sizes if count > Small.limit]
     assert 1 <= len(too_large) <= 2 * 3  # of each thread, until 16 have become 2
@@ -328,9 +328,9 @@ def test_short_recordings_of_many_samples_wait_for_others(scratch, tmp_path, mon
         corpus.add(str(i), f"{i}.wav")
     config = write_config(tmp_path, "Moments", module="row_extractors")
     monkeypatch.setattr(decoding, "SMALL_BYTES", 20_000)  # of three
-    job = Extraction(read_manifest(corpus.manifest()), [load_config(config)], scratch, Options(threads=2))
-    assert not job.run().failed
-    (extractor,) = job._extractors.values()
+    job = plan_extraction(read_manifest(corpus.manifest()), [load_config(config)], scratch, Options(threads=2))
+    assert not run_extraction(job, run_locally).failed
+    extractor = job.versions[0].built.extractor
     assert len(extractor.calls) == 2
 
 

@@ -69,7 +69,7 @@ class Reference:
 
 def build(folder: Path, policy: str = "padded", **params) -> SSL:
     extractor = SSL(SSL.Params(weights=str(folder), **params), 16000, CPU)
-    extractor.policy = policy
+    extractor.chosen_batching = policy
     return extractor
 
 

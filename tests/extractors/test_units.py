@@ -12,7 +12,7 @@ from small_units import CPU, build, nearest
 import featcache
 from featcache.config import config_from
 from featcache.errors import AudioError, ConfigError, DamagedError, Reason
-from featcache.extract.derived import Given, open_source
+from featcache.extract.from_version import StoredUtterance, open_source
 from featcache.extractors import Clip, Extractor, Params
 from featcache.extractors.codebook import Codebook
 from featcache.extractors.rows import RowExtractor
@@ -155,8 +155,8 @@ def test_rows_are_put_together_as_the_features_extractor_would(tmp_path):
     units, inner = build(tmp_path / "units.safetensors"), config.build(CPU)
     assert isinstance(inner, RowExtractor)
     for policy in (None, "single", "equal_length", "padded"):
-        units.policy = inner.policy = policy
-        assert units.policy == policy
+        units.chosen_batching = inner.chosen_batching = policy
+        assert units.chosen_batching == policy
         for length in (160, 1000, 5000, 33333):
             assert units.pieces(length) == inner.pieces(length)
             assert units.padded_length(length) == inner.padded_length(length)
@@ -284,7 +284,7 @@ def test_a_versions_items_for_rows_of_a_manifest(tmp_path):
     source = open_source(tmp_path, version.info.fingerprint)
     some = [names[number] for number in (49, 3, 20, 3)]
     for name, given in zip(some, source.read(rows_of(version, some)), strict=True):
-        assert isinstance(given, Given)
+        assert isinstance(given, StoredUtterance)
         np.testing.assert_array_equal(given.features, features[name])
         item = given.item
         assert (item.id, item.path, item.num_samples) == (name, f"audio/{name}.wav", len(features[name]) * 160 + 240)
@@ -316,7 +316,7 @@ def test_a_versions_items_for_rows_of_a_manifest(tmp_path):
 def test_a_row_that_the_version_has_not(tmp_path, row, message):
     version = make_version(tmp_path, make_features(5, (4,), "float16"))
     there, missing = open_source(version.path, version.info.fingerprint).read([*rows_of(version, ["utt-0"]), row])
-    assert isinstance(there, Given)
+    assert isinstance(there, StoredUtterance)
     assert isinstance(missing, AudioError)
     assert missing.reason == Reason.NOT_IN_SOURCE
     with pytest.raises(AudioError, match=message):

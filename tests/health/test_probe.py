@@ -19,7 +19,7 @@ from small_models import encodec_24khz, speech_like
 from featcache.config import load_config
 from featcache.device import Device
 from featcache.errors import ConfigError, ManifestError
-from featcache.extract.policy import POLICIES, choose_policy
+from featcache.extract.batching import BATCHINGS, choose_batching
 from featcache.extractors.rows import Rows
 from featcache.health.differences import Values, difference, tied_frames
 from featcache.health.probe import probe
@@ -54,7 +54,7 @@ def probed(folder: Path, corpus: Corpus, extractor: str, utterances: int = 8, **
 
 @pytest.mark.parametrize(
     ("extractor", "clean"),
-    [("NothingSeen", POLICIES), ("PaddingSeen", POLICIES[:2]), ("NeighboursSeen", POLICIES[:1])],
+    [("NothingSeen", BATCHINGS), ("PaddingSeen", BATCHINGS[:2]), ("NeighboursSeen", BATCHINGS[:1])],
 )
 def test_policies_that_change_values_are_found(tmp_path, speech, extractor, clean):
     """And never named as the fastest."""
@@ -69,8 +69,8 @@ def test_other_neighbours_show_where_bits_depend_on_them(tmp_path, speech):
     """Padding is always the same zeros, and strangers are not."""
     _, padding = probed(tmp_path, speech, "PaddingSeen")
     _, neighbours = probed(tmp_path, speech, "NeighboursSeen")
-    assert [padding["fp32", policy].repeatable for policy in POLICIES] == [None, True, True]
-    assert [neighbours["fp32", policy].repeatable for policy in POLICIES] == [None, False, False]
+    assert [padding["fp32", policy].repeatable for policy in BATCHINGS] == [None, True, True]
+    assert [neighbours["fp32", policy].repeatable for policy in BATCHINGS] == [None, False, False]
 
 
 @pytest.fixture(scope="module")
@@ -360,8 +360,8 @@ BOTH_UNCLEAN = probe_of(single=0.0, equal_length=0.01, padded=0.08)
 )
 def test_a_run_takes_the_loosest_clean_policy(probes, requested, policy, mismatch):
     """Of those declared, by the newest probe of its own device, at its own precision."""
-    choice = choose_policy(extractor_of(NothingSeen), probes, "cpu", requested)
-    assert (choice.policy, choice.mismatch) == (policy, mismatch)
+    choice = choose_batching(extractor_of(NothingSeen), probes, "cpu", requested)
+    assert (choice.batching, choice.mismatch) == (policy, mismatch)
     assert (choice.note is None) == (requested is not None or policy == "padded")
 
 
@@ -385,7 +385,7 @@ def test_a_looser_policy_than_was_found_clean_is_refused(kind, probes, requested
     """Saying what was measured, and what to do."""
     extractor = extractor_of(kind)
     with pytest.raises(ConfigError, match=words):
-        choose_policy(extractor, probes, "cpu", requested)
+        choose_batching(extractor, probes, "cpu", requested)
 
 
 @pytest.mark.parametrize(
@@ -394,15 +394,15 @@ def test_a_looser_policy_than_was_found_clean_is_refused(kind, probes, requested
 )
 def test_a_mismatch_that_was_allowed_is_known(kind, probes, mismatch):
     """The choice carries what was measured, and a line that says so."""
-    choice = choose_policy(extractor_of(kind), probes, "cpu", "padded", allow_mismatch=True)
-    assert (choice.policy, choice.mismatch) == ("padded", mismatch)
+    choice = choose_batching(extractor_of(kind), probes, "cpu", "padded", allow_mismatch=True)
+    assert (choice.batching, choice.mismatch) == ("padded", mismatch)
     assert choice.note.startswith("batching padded: ")
 
 
 def test_extractors_without_rows_have_one_way():
     """Which may be asked for by its name."""
-    assert choose_policy(extractor_of(Slow), [], "cpu").policy == "single"
-    assert choose_policy(extractor_of(Slow), [], "cpu", "single").policy == "single"
+    assert choose_batching(extractor_of(Slow), [], "cpu").batching == "single"
+    assert choose_batching(extractor_of(Slow), [], "cpu", "single").batching == "single"
 
 
 def test_extract_holds_to_what_was_probed(cli, speech, scratch):

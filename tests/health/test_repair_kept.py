@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from real_speech import DATA
 from scratch import scratch_folder
 
-from featcache.extract.work import Options
-from featcache.extraction import Extraction
+from featcache.extract.extraction import Options
 from featcache.health.repair import Repaired, repair
 from featcache.manifest import read_manifest
 from featcache.store.index import open_index
@@ -315,7 +314,7 @@ def test_an_older_extraction_does_not_come_back(cli, replaced, monkeypatch):
     def killed(*_):
         raise InterruptedError
 
-    monkeypatch.setattr(Extraction, "run", killed)
+    monkeypatch.setattr("featcache.health.repair.run_extraction", killed)
     with pytest.raises(InterruptedError):
         mend(cache, corpus.manifest())
     assert items(cache) == {id_: one for id_, one in expected.items() if id_ != hit}

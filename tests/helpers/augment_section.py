@@ -9,14 +9,13 @@ from typing import Any
 
 import yaml
 from cache_contents import chunk_files, shard_folders
-from extractions import write_config
+from extractions import extract_here, write_config
 from processes import Cli
 
 from featcache.config import Config, parse_config
-from featcache.extract.work import Options
-from featcache.extraction import Extraction
+from featcache.extract.extraction import Options
+from featcache.extract.summary import Summary
 from featcache.manifest import read_manifest
-from featcache.summary import Summary
 
 SPEEDS = [0.9, 1.0, 1.1]
 
@@ -37,7 +36,7 @@ def write_config_of(path: Path, augment: dict[str, Any] | None, **sections: Any)
 def extract(manifest: Path, config: Config, cache: Path, *, threads: int = 2, **options: Any) -> Summary:
     """Extract in this process."""
     chosen = Options("cpu", threads, **options)
-    return Extraction(read_manifest(manifest), [config], cache, chosen).run()
+    return extract_here(read_manifest(manifest), [config], cache, chosen)
 
 
 def assert_resumed_to_the_same_bits(cli: Cli, manifest: Path, augment: dict[str, Any], scratch: Path) -> None:

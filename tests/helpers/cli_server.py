@@ -34,7 +34,8 @@ def preload() -> None:
     import zarr
 
     import featcache.cli
-    import featcache.extraction
+    import featcache.engines.local
+    import featcache.extract.extraction
     import featcache.extractors.kaldi
     import featcache.health.recompute
     import featcache.health.repair

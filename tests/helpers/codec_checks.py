@@ -83,7 +83,7 @@ class CodecChecks(ABC):
     @pytest.mark.parametrize("policy", ["padded", "equal_length", "single"])
     def test_every_length_around_the_boundaries(self, folder, clips, references, policy):
         extractor = self.build(folder)
-        extractor.policy = policy
+        extractor.chosen_batching = policy
         for seed in (0, 1):
             order = torch.randperm(len(clips), generator=torch.Generator().manual_seed(seed)).tolist()
             codes.assert_equal(extractor, [clips[i] for i in order], [references[i] for i in order])

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from processes import MOST_SECONDS, Finished
 
-from featcache.extraction import Extraction
-from featcache.summary import Summary
+from featcache.config import Config
+from featcache.engines.local import run_locally
+from featcache.extract.extraction import ExtractionPlan, Options, plan_extraction, run_extraction
+from featcache.extract.summary import Summary
+from featcache.manifest import Manifest
 
 TINY = "0.004"
 """MB: a shard size that spreads the corpus over a dozen shards."""
@@ -30,13 +34,18 @@ def extracted(finished: Finished, number: int = 0) -> int:
     return finished.json()["versions"][number]["extracted"]
 
 
-def run_to_its_end(extraction: Extraction) -> Summary:
+def extract_here(manifest: Manifest, configs: Sequence[Config], cache: Path, options: Options) -> Summary:
+    """Extract in this process."""
+    return run_extraction(plan_extraction(manifest, configs, cache, options), run_locally)
+
+
+def run_to_its_end(plan: ExtractionPlan) -> Summary:
     """Run an extraction that waits for nobody: should it wait for ever, it is stopped, and the test fails."""
     stop = threading.Event()
     limit = threading.Timer(MOST_SECONDS, stop.set)
     limit.daemon = True
     limit.start()
-    summary = extraction.run(stop=stop)
+    summary = run_extraction(plan, run_locally, stop=stop)
     limit.cancel()
     assert not summary.interrupted
     return summary

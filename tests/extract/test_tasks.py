@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featcache.extract.plan import MAX_ITEMS, compare, partition, tasks
-from featcache.manifest import Manifest, row_hashes
+from featcache.extract.tasks import MAX_ITEMS, compare, partition, shard_tasks
+from featcache.manifest import Manifest
 from featcache.store.index import Index
 from featcache.store.runs import Failure
 from featcache.strings import Strings
@@ -39,7 +39,7 @@ def table(durations, ids=None, starts=None) -> Manifest:
 def holding(manifest: Manifest, rows) -> Index:
     """The index of a version that holds some rows of a manifest, all of them in one shard."""
     rows = np.array(sorted(rows), np.int64)
-    hashes = row_hashes(manifest.paths, manifest.start, manifest.duration, manifest.channel)
+    hashes = manifest.row_hashes()
     ids = manifest.ids.take(rows)
     by_hash = np.argsort(ids.hashes(), kind="stable").astype(np.uint32)
     return Index(
@@ -56,8 +56,8 @@ def holding(manifest: Manifest, rows) -> Index:
 
 
 def plan(manifest: Manifest, index: Index, seconds_per_shard: float = 30.0, failures=None):
-    todo = compare(manifest, index, failures or {})
-    return list(tasks(manifest, index, todo, manifest.duration, seconds_per_shard))
+    status = compare(manifest, index, failures or {})
+    return list(shard_tasks(manifest, index, status, manifest.duration, seconds_per_shard))
 
 
 def failure(manifest: Manifest, row: int) -> Failure:
@@ -143,10 +143,10 @@ def test_a_row_that_changed_is_missing_and_replaces_what_was_there(column):
     else:
         getattr(after, column)[2] += 1
     index = holding(before, range(4))
-    todo = compare(after, index, {})
-    assert todo.missing.tolist() == [False, False, True, False]
-    assert todo.replaces.tolist() == [-1, -1, 2, -1]
-    (task,) = tasks(after, index, todo, after.duration, 30.0)
+    status = compare(after, index, {})
+    assert status.missing.tolist() == [False, False, True, False]
+    assert status.replaces.tolist() == [-1, -1, 2, -1]
+    (task,) = shard_tasks(after, index, status, after.duration, 30.0)
     (replaced,) = task.replaces
     assert task.supersedes([replaced, "another"]) == {"0123456789ab": [2]}
     assert task.supersedes([]) == {}  # it failed: what there is stays
@@ -158,8 +158,8 @@ def test_a_failure_of_another_row_or_file_is_tried_again():
     failures = {id_: failure(manifest, row) for row, id_ in enumerate(manifest.ids)}
     changed = table([1.0, 2.0, 1.0])
     index = holding(manifest, [])
-    todo = compare(changed, index, failures, lambda failure: failure.id != "id-2")
-    assert todo.failed.tolist() == [True, False, False]
+    status = compare(changed, index, failures, lambda failure: failure.id != "id-2")
+    assert status.failed.tolist() == [True, False, False]
     assert compare(changed, index, {}).failed.tolist() == [False, False, False]
 
 

@@ -1,0 +1,223 @@
+"""The audio files of a manifest as they are now: whether they are there, how long they are, whether they have changed
+since extraction, and whether they are the files that a version was extracted from at all."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.audio.decode import probe_rate, probe_seconds
+from featcache.config import AudioPolicy
+from featcache.errors import ManifestError, Reason, counted
+from featcache.extract.decoding import where_missing
+from featcache.extract.tasks import RowStatus
+from featcache.manifest import Manifest, rows_at_even_steps
+from featcache.store.index import Index
+from featcache.store.join import find_other_files, item_at, sources_of
+from featcache.store.runs import Failure
+from featcache.store.version import Version
+
+_PROBED = 256
+"""The most files that are looked at if some of them are enough."""
+
+_STAT_THREADS = 16
+
+_MAY_PASS = frozenset({Reason.FILE_UNREADABLE, Reason.NOT_IN_SOURCE, Reason.OUT_OF_MEMORY})
+"""Reasons that may no longer hold on another disk or machine, or with another source version."""
+
+_FEW = 0.05
+"""The share of a version's utterances that may get another file without a word from the user."""
+
+
+def row_seconds(manifest: Manifest, known: NDArray[np.float64], speed: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The duration of each row in seconds, float64 `[rows]`; unknown ones are the mean of some files' headers.
+
+    Args:
+        manifest: The rows.
+        known: The durations that are known, float64 `[rows]`; NaN for the others.
+        speed: The speed that each row's recording gets, float64 `[rows]`.
+    """
+    seconds = known.copy()
+    unknown = np.flatnonzero(np.isnan(seconds))
+    if not len(unknown):
+        return seconds
+    probed = unknown[rows_at_even_steps(len(unknown), _PROBED)]
+    with ThreadPoolExecutor(_STAT_THREADS) as pool:
+        found = pool.map(lambda row: probe_seconds(manifest.resolve(manifest.paths[row])), probed.tolist())
+    known = np.array([math.nan if one is None else one for one in found])
+    known = (known - np.nan_to_num(manifest.start[probed])) / speed[probed]
+    usable = known > 0
+    seconds[unknown] = known[usable].mean() if usable.any() else 1.0
+    seconds[probed[usable]] = known[usable]
+    return seconds
+
+
+def with_changed_files(manifest: Manifest, status: RowStatus, index: Index, version: Version) -> RowStatus:
+    """Also extract the rows whose file has another size or mtime than when it was decoded."""
+    rows = np.flatnonzero(status.present)
+    positions = index.find(manifest.ids.take(rows))
+    sources = sources_of(version, index, positions)[:, :2]
+
+    def look(some: NDArray[np.int64]) -> list[tuple[int | None, int | None]]:
+        return [stat_of(manifest.resolve(path)) for path in manifest.paths.take(some)]
+
+    with ThreadPoolExecutor(_STAT_THREADS) as pool:
+        now = list(chain.from_iterable(pool.map(look, np.array_split(rows, 1 + len(rows) // 1024))))
+    gone = None, None  # a file that is gone cannot be extracted again
+    same = [stat in (gone, tuple(source)) for stat, source in zip(now, sources.tolist(), strict=True)]
+    changed = ~np.array(same, bool)
+    present, replaces = status.present.copy(), status.replaces.copy()
+    present[rows[changed]] = False
+    replaces[rows[changed]] = positions[changed]
+    return replace(status, present=present, replaces=replaces)
+
+
+def refuse_another_corpus(manifest: Manifest, status: RowStatus, index: Index, version: Version) -> None:
+    """Refuse a manifest with the version's ids and paths but other files, which looks like another corpus.
+
+    `find_other_files` says which files are looked at.
+
+    Raises:
+        ManifestError: Such files were found.
+    """
+    present = np.flatnonzero(status.present)
+    positions = index.find(manifest.ids.take(present))
+    other, looked_at = find_other_files(manifest, present, positions, version, index)
+    if len(other):
+        row = manifest[int(present[other[0]])]
+        raise ManifestError(
+            f"{manifest.source}: {len(other):,} of {counted(looked_at, 'file')} checked are not what {version.path} "
+            f"was extracted from, for example {manifest.resolve(row.path)}. If this is another corpus "
+            "with the same ids and paths, give it its own cache with -o. If the audio has changed, --check-sources "
+            "extracts it again"
+        )
+
+
+def refuse_other_paths(manifest: Manifest, status: RowStatus, index: Index, version: Version, copies: int) -> None:
+    """Refuse a manifest with other paths for the version's ids, which looks like another corpus.
+
+    A few per cent of the version's utterances may have other paths, and one may in any case.
+
+    Args:
+        manifest: The rows that the version should hold.
+        status: Which of them are to be extracted, and which items they replace.
+        index: The items that the version holds.
+        version: The version.
+        copies: The number of rows of each utterance, which differ in speed and noise.
+
+    Raises:
+        ManifestError: There are more.
+    """
+    rows = np.flatnonzero(status.missing & (status.replaces >= 0))
+    utterances = len(index) // copies
+    most = max(1.0, _FEW * utterances)
+    if len(np.unique(rows // copies)) <= most:
+        return
+    rows = rows[_have_other_paths(manifest, rows, status.replaces[rows], index, version)]
+    count = len(np.unique(rows // copies))
+    if count <= most:
+        return
+    row = manifest[int(rows[0])]
+    item = item_at(version, index, int(status.replaces[rows[0]]))
+    raise ManifestError(
+        f"{manifest.source}: names other files for {count:,} of the {utterances:,} utterances in {version.path}, for "
+        f"example {row.id}: path {item.path} → {row.path}. If this is another corpus with the same ids, such as dev "
+        "beside train, give it its own cache with -o. If its features are to take the place of those there, --replace "
+        "extracts them"
+    )
+
+
+def _have_other_paths(
+    manifest: Manifest, rows: NDArray[np.int64], positions: NDArray[np.int64], index: Index, version: Version
+) -> NDArray[np.bool_]:
+    """Which rows have another path than the items at these positions; bool `[rows]`."""
+    differ = np.zeros(len(rows), bool)
+    shards = index.shard[positions]
+    for number in np.unique(shards).tolist():
+        inside = np.flatnonzero(shards == number)
+        paths = version.shard(index.shards[number]).paths.take(index.item[positions[inside]].astype(np.int64))
+        differ[inside] = paths.hashes() != manifest.paths.take(rows[inside]).hashes()
+    return differ
+
+
+def would_fail_again(manifest: Manifest, failure: Failure, audio: AudioPolicy, max_seconds: float | None) -> bool:
+    """Whether an utterance that failed would fail again: its file is the same, and is refused again if it was refused.
+
+    Args:
+        manifest: The manifest, whose root paths are relative to.
+        failure: The failure, of an earlier run.
+        audio: The config's audio policy now.
+        max_seconds: The longest recording that is allowed now; None for no limit.
+    """
+    path = manifest.resolve(failure.path)
+    if failure.reason in _MAY_PASS or stat_of(path) != (failure.size, failure.mtime_ns):
+        return False
+    if failure.reason == Reason.RATE_REFUSED and audio.resample != "forbid":
+        rate = probe_rate(path)
+        return rate is not None and rate < audio.min_source_rate
+    if failure.reason != Reason.TOO_LONG:
+        return True
+    seconds = math.inf if failure.duration else probe_seconds(path)  # the file is at least as long as the duration
+    if max_seconds is None or seconds is None:
+        return False
+    return min(failure.duration or math.inf, seconds - (failure.start or 0.0)) > max_seconds
+
+
+def stat_of(path: Path) -> tuple[int | None, int | None]:
+    """A file's size in bytes and its mtime in ns; two Nones if there is no such file."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None, None
+    return stat.st_size, stat.st_mtime_ns
+
+
+def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]:
+    """That none of the files to be extracted is there, as far as some of them tell.
+
+    Args:
+        manifest: The manifest.
+        rows: Which rows are to be extracted, bool `[rows]`.
+
+    Raises:
+        ManifestError: No other file of the manifest is there either, as far as some tell: the root is probably another
+            than was meant. A single file that is missing may be just that.
+    """
+    paths = _some_paths(manifest, rows)
+    if len(paths) < 2 or _may_any_exist(manifest, paths):
+        return []
+    hint = "" if Path(paths[0]).is_absolute() else "; --root says what relative paths are relative to"
+    example = f"for example {paths[0]}{where_missing(paths[0], manifest.root)}"
+    note = f"none of {len(paths):,} audio files checked exists, {example}{hint}"
+    if not _may_any_exist(manifest, _some_paths(manifest, ~rows)):
+        raise ManifestError(f"{manifest.source}: {note}")
+    return [note]
+
+
+def _some_paths(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]:
+    """The different paths of some of these rows, from the first to the last."""
+    numbers = np.flatnonzero(rows)
+    some = numbers[rows_at_even_steps(len(numbers), _PROBED)]
+    return list(dict.fromkeys(manifest.paths[row] for row in some.tolist()))
+
+
+def _may_any_exist(manifest: Manifest, paths: Iterable[str]) -> bool:
+    return any(_may_exist(manifest.resolve(path)) for path in paths)
+
+
+def _may_exist(path: Path) -> bool:
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # no permission, say, which is reported when the file is decoded
+        return True
+    return True

@@ -1,0 +1,389 @@
+"""The main job: `plan_extraction` says what a manifest and configs need, `run_extraction` has an engine do it."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.arguments import refuse_url
+from featcache.config import Config
+from featcache.device import Device
+from featcache.errors import ConfigError
+from featcache.extract.audio_files import (
+    missing_file_notes,
+    refuse_another_corpus,
+    refuse_other_paths,
+    row_seconds,
+    with_changed_files,
+    would_fail_again,
+)
+from featcache.extract.batching import choose_batching
+from featcache.extract.from_version import SourceVersion, find_source
+from featcache.extract.jobs import ConcurrentRuns, Engine, JobGroup, Progress, RunControl, VersionJob
+from featcache.extract.summary import Summary, summarize
+from featcache.extract.tasks import RowStatus, ShardTask, compare, shard_tasks
+from featcache.extract.version_plan import (
+    BuiltConfig,
+    VersionPlan,
+    new_version_notes,
+    replacement_notes,
+    suspect_notes,
+    version_info,
+)
+from featcache.manifest import Manifest
+from featcache.manifest.copies import Copies, expand
+from featcache.store.in_flight import Suspects, find_suspects
+from featcache.store.index import Index, build_index, open_index
+from featcache.store.runs import Failure, Run, standing_failures
+from featcache.store.version import Version, library_versions
+from featcache.strings import Strings
+
+SHARD_MEGABYTES = 128.0
+"""The default size of a shard, approximately."""
+
+SHARD_HOURS = 4.0
+"""The most audio in a shard, approximately: what a kill costs."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run may choose; values do not depend on it."""
+
+    device: str | None = None
+    """`cpu`, `cuda`, `cuda:1`; None for cuda if there is one."""
+    threads: int | None = None
+    """The budget for everything; None for the default of `Device`."""
+    shard_megabytes: float = SHARD_MEGABYTES
+    """The size of a shard, approximately."""
+    retry_failed: bool = False
+    """Try utterances that failed in earlier runs again, whether or not their files have changed."""
+    check_sources: bool = False
+    """Extract utterances again whose file has another size or mtime than before."""
+    replace: bool = False
+    """Extract utterances again whose row names another file than before, however many there are."""
+    source: Path | None = None
+    """A version, or the cache that holds it, whose features are used instead of audio; for `units` only."""
+    batching: str | None = None
+    """How rows are put together: `single`, `equal_length`, `padded`; None for the loosest that is known to be clean."""
+    allow_mismatch: bool = False
+    """Accept that batching even if it was neither declared nor found to be clean."""
+
+
+@dataclass(frozen=True)
+class ExtractionPlan:
+    """What a run is to do. Nothing has been written yet."""
+
+    manifest: Manifest
+    """The utterances."""
+    cache: Path
+    """The folder that holds the versions."""
+    options: Options
+    """The options of the run."""
+    only: Strings | None
+    """The ids that the run is restricted to; None for no restriction."""
+    device: Device
+    """The device that extracts."""
+    source: SourceVersion | None
+    """The version whose features are used instead of audio; None for audio."""
+    versions: Sequence[VersionPlan]
+    """What is to be done for each config's version."""
+    notes: Sequence[str]
+    """Lines that a user should read before the run begins."""
+    started: float
+    """When planning began, as `perf_counter` says it."""
+
+    @property
+    def num_missing(self) -> int:
+        """The number of utterances to extract, over all versions."""
+        return sum(version.num_missing for version in self.versions)
+
+    @property
+    def expected_bytes(self) -> float:
+        """Bytes of features to write, over all versions."""
+        return sum(version.expected_bytes for version in self.versions)
+
+    @property
+    def seconds_to_decode(self) -> float:
+        """Seconds of audio to extract. Copies count; versions that are filled together count once."""
+        return sum(max(version.expected_seconds for version in group) for group in group_versions(self.versions))
+
+
+def plan_extraction(
+    manifest: Manifest, configs: Sequence[Config], cache: Path, options: Options, only: Strings | None = None
+) -> ExtractionPlan:
+    """Plan a run: build the extractors, and compare the manifest with what each config's version holds.
+
+    It also limits torch to one thread of its own and turns TF32 off, in the whole process; see `Device`.
+
+    Args:
+        manifest: The utterances.
+        configs: One version is filled for each. Files are decoded once for all that lack the same rows.
+        cache: The folder that holds the versions.
+        options: The options of the run.
+        only: Extract these ids, even if there are older items of them, and no others.
+
+    Raises:
+        ConfigError: The device does not exist, or a config does not suit its extractor.
+        ManifestError: The manifest looks like another corpus with the same ids, or none of its files is there.
+        ArgumentError: A version's folder has been renamed, or the cache is a URL.
+        DamagedError: A version's metadata or columns are damaged.
+    """
+    refuse_url("cache", cache)
+    _refuse_equal_names(configs)
+    device = Device(options.device, options.threads)
+    started = perf_counter()
+    device.configure_torch()
+    built = [BuiltConfig.build(config, device.torch_device) for config in configs]
+    source = None if options.source is None else find_source(built, options.source)
+    every_copies = dict.fromkeys(config.copies for config in configs)
+    wanted = {copies: _wanted_rows(manifest, copies, source) for copies in every_copies}
+    versions = [_plan_version(one, wanted[one.config.copies], cache, device, options, only) for one in built]
+    notes = _notes(versions, cache, reads_audio=source is None, is_whole=only is None)
+    return ExtractionPlan(manifest, cache, options, only, device, source, versions, notes, started)
+
+
+def run_extraction(
+    plan: ExtractionPlan,
+    engine: Engine,
+    report: Callable[[Progress], None] = lambda _: None,
+    stop: threading.Event | None = None,
+) -> Summary:
+    """Extract what is missing.
+
+    Args:
+        plan: What to do.
+        engine: Does the shard tasks: `featcache.engines.local.run_locally`, for example.
+        report: Called with the progress now and then, from worker threads, by one at a time.
+        stop: Set it to end the run after the shards that are complete.
+
+    Raises:
+        StoreError: The cache cannot be written. What was committed stays.
+    """
+    control = RunControl(Progress(), report, stop or threading.Event())
+    jobs: list[VersionJob] = []
+    for versions in group_versions(plan.versions):
+        if not control.stop.is_set():
+            jobs += _fill(plan, versions, engine, control)
+    return summarize(
+        plan.versions,
+        jobs,
+        control.progress,
+        plan.device,
+        utterances=len(plan.manifest),
+        seconds=perf_counter() - plan.started,
+        interrupted=control.stop.is_set(),
+    )
+
+
+# Planning
+
+
+def _refuse_equal_names(configs: Sequence[Config]) -> None:
+    names = [config.name for config in configs]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"two configs have the same name: {', '.join(sorted(names))}; each names a version")
+
+
+@dataclass(frozen=True, eq=False)
+class _WantedRows:
+    """The rows that versions with the same copies should hold."""
+
+    manifest: Manifest
+    seconds: NDArray[np.float64]
+
+
+def _wanted_rows(manifest: Manifest, copies: Copies, source: SourceVersion | None) -> _WantedRows:
+    """The manifest with its copies, and how long each lasts: by the manifest or the source, else by files' headers."""
+    expanded = expand(manifest, copies)
+    speed = np.tile(copies.speeds, len(manifest))
+    known = expanded.duration / speed  # a faster copy is shorter
+    if source is not None:
+        known = source.seconds(expanded, known)
+    return _WantedRows(expanded, row_seconds(expanded, known, speed))
+
+
+@dataclass(frozen=True, eq=False)
+class _HeldVersion:
+    """What a version holds before the run."""
+
+    version: Version | None
+    """The version; None if there is none yet."""
+    index: Index
+    failures: dict[str, Failure]
+    suspects: Suspects
+
+
+def _plan_version(
+    built: BuiltConfig, wanted: _WantedRows, cache: Path, device: Device, options: Options, only: Strings | None
+) -> VersionPlan:
+    """Open a config's version, compare it with the rows that it should hold, and choose how to put rows together."""
+    info = version_info(built.config, built.extractor.spec)
+    path = cache / info.folder_name
+    held = _open_held(path)
+    rows = _compare(built, wanted.manifest, held, options, only)
+    probes = [] if held.version is None else held.version.probes()
+    batching = choose_batching(built.extractor, probes, device.label, options.batching, options.allow_mismatch)
+    reasons = Counter(held.failures[wanted.manifest.ids[row]].reason for row in np.flatnonzero(rows.failed).tolist())
+    return VersionPlan(
+        built=built,
+        manifest=wanted.manifest,
+        seconds=wanted.seconds,
+        info=info,
+        path=path,
+        is_new=held.version is None,
+        index=held.index,
+        rows=rows,
+        batching=batching,
+        failed_before=dict(sorted(reasons.items())),
+        suspects=held.suspects,
+    )
+
+
+def _open_held(path: Path) -> _HeldVersion:
+    if not (path / "zarr.json").exists():
+        return _HeldVersion(None, build_index([]), {}, Suspects())
+    version = Version.open(path)
+    index = open_index(version)
+    failures = standing_failures(version, index)
+    return _HeldVersion(version, index, failures, find_suspects(version, failures))
+
+
+def _compare(
+    built: BuiltConfig, manifest: Manifest, held: _HeldVersion, options: Options, only: Strings | None
+) -> RowStatus:
+    """Compare rows with what the version holds, and refuse the manifest of another corpus."""
+    version, index = held.version, held.index
+    if version is None:
+        return compare(manifest, index, {})
+    limit = built.max_seconds
+
+    def is_unchanged(failure: Failure) -> bool:
+        if options.retry_failed:
+            return False
+        max_seconds = None if limit is None else limit * built.waveform_maker.speed(failure.id)
+        return would_fail_again(manifest, failure, built.config.audio, max_seconds)
+
+    rows = compare(manifest, index, held.failures, is_unchanged)
+    if options.check_sources:
+        rows = with_changed_files(manifest, rows, index, version)
+    elif only is None:
+        refuse_another_corpus(manifest, rows, index, version)
+    if only is None:
+        if not options.replace:
+            refuse_other_paths(manifest, rows, index, version, len(built.waveform_maker.copies))
+        return rows
+    wanted = np.isin(manifest.ids.hashes(), only.hashes())
+    # Items that the version still holds of these ids are those that the lost items had replaced.
+    older = np.where(wanted, index.find(manifest.ids), rows.replaces)
+    return replace(rows, wanted=wanted, present=rows.present & ~wanted, replaces=older)
+
+
+def _notes(versions: Sequence[VersionPlan], cache: Path, reads_audio: bool, is_whole: bool) -> list[str]:
+    """What a user should read before the run; `is_whole` means that it is not restricted to some ids."""
+    notes = []
+    for plan in versions:
+        if (warning := plan.built.extractor.chunk_warning(plan.config.extractor)) is not None:
+            notes.append(f"{plan.config.name}: {warning}")
+    for plan in versions:
+        if plan.is_new:
+            notes += new_version_notes(cache, plan.info)
+        if plan.batching.note is not None:
+            notes.append(f"{plan.config.name}: {plan.batching.note}")
+        notes += suspect_notes(plan)
+    if is_whole:
+        for plan in versions:
+            notes += replacement_notes(plan)
+        lacking = [plan for plan in versions if plan.num_missing]
+        if reads_audio and lacking:  # the other versions need the same files
+            notes += missing_file_notes(lacking[0].manifest, lacking[0].rows.missing)
+    return notes
+
+
+# Running
+
+
+def group_versions(versions: Sequence[VersionPlan]) -> list[list[VersionPlan]]:
+    """Group the versions that are filled together: they lack the same rows, and agree on what a GPU may round.
+
+    TF32 is a switch of the whole process, so that nothing else may run while one version switches it on.
+    """
+    groups: list[list[VersionPlan]] = []
+    for version in versions:
+        if not version.num_missing:
+            continue
+        for group in groups:
+            if (
+                group[0].manifest is version.manifest
+                and np.array_equal(group[0].rows.missing, version.rows.missing)
+                and not (version.num_replaced or group[0].num_replaced)
+                and group[0].built.extractor.tf32 == version.built.extractor.tf32
+            ):
+                group.append(version)
+                break
+        else:
+            groups.append([version])
+    return groups
+
+
+def _fill(
+    plan: ExtractionPlan, versions: Sequence[VersionPlan], engine: Engine, control: RunControl
+) -> list[VersionJob]:
+    """Create the versions of a group, have the engine fill them, and record the outcome."""
+    for planned in versions:
+        planned.built.extractor.use_batching(planned.batching.batching)
+    opened = [Version.create(plan.cache, planned.info) for planned in versions]
+    for version in opened:
+        version.sweep()
+    jobs = [_begin(plan, planned, version) for planned, version in zip(versions, opened, strict=True)]
+    group = JobGroup(jobs, plan.manifest.root, plan.device, plan.source)
+    engine(group, _tasks(versions, plan.options.shard_megabytes), control)
+    for job in jobs:
+        job.finish(interrupted=control.stop.is_set())
+    return jobs
+
+
+def _tasks(versions: Sequence[VersionPlan], shard_megabytes: float) -> Iterator[ShardTask]:
+    """The shards of a group, whose versions lack the same rows."""
+    largest = max(version.bytes_per_second for version in versions)
+    seconds_per_shard = min(SHARD_HOURS * 3600, shard_megabytes * 1e6 / largest)
+    first = versions[0]
+    return shard_tasks(first.manifest, first.index, first.rows, first.seconds, seconds_per_shard)
+
+
+def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> VersionJob:
+    """Open a version's ledger for this run."""
+    libraries = library_versions()
+    asked = {
+        "manifest": plan.manifest.source,
+        "root": str(plan.manifest.root),
+        "utterances": len(planned.manifest),
+        "new": planned.num_missing - planned.num_replaced,
+        "held": len(planned.index),
+        "only": plan.only is not None,
+        "config": planned.config.resolved(),
+        "device": str(plan.device.torch_device),
+        "threads": plan.device.threads,
+        "from": None if plan.source is None else str(plan.source.version.path),
+        "made_by": libraries,
+    }
+    made_by: dict[str, Any] = {
+        **libraries,
+        "device": plan.device.label,
+        "batching": planned.batching.batching,
+        "mismatch": planned.batching.mismatch,
+    }
+    return VersionJob(
+        plan=planned,
+        version=version,
+        run=Run(version, asked),
+        made_by=made_by,
+        concurrent=ConcurrentRuns(version, planned.index.shards),
+    )

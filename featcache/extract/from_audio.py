@@ -1,0 +1,179 @@
+"""Extracts a batch of utterances from audio, for all versions that are filled together.
+
+Each file is decoded once, and made into waveforms once for each way of doing that. The worker thread that decodes a
+batch also extracts it, except for extractors that take rows: their rows are handed out (`PendingRows`), to be computed
+together with rows of other batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.audio.resample import error_if_too_long
+from featcache.device import Device
+from featcache.errors import AudioError, Reason
+from featcache.extract.decoding import AudioMemory, Decoded, Waveforms, WorkerTimes, decode_all, failure_of, parts
+from featcache.extract.features import Extracted, compute_clips, is_out_of_memory
+from featcache.extract.rows import PendingRows
+from featcache.extract.version_plan import BuiltConfig
+from featcache.manifest import Utterance
+from featcache.store.runs import Failure
+from featcache.store.shard import Item
+
+
+def extract_from_audio(
+    root: Path,
+    configs: Sequence[BuiltConfig],
+    device: Device,
+    memory: AudioMemory,
+    batch: Sequence[Utterance],
+    times: WorkerTimes,
+) -> Iterator[list[Extracted | PendingRows]]:
+    """Extract a batch for every config, or hand out the rows that are to be computed for it.
+
+    Args:
+        root: The folder that paths are relative to.
+        configs: The configs of the versions.
+        device: The device that computes.
+        memory: The limit on decoded audio.
+        batch: The utterances.
+        times: Gets the worker's seconds.
+
+    Yields:
+        For one part of the batch after the other, the results of all configs in their order. A part holds about
+        `device.batch_seconds`, however long the batch's files are. Parts with a large recording are computed here, with
+        their rows, so that no more of them are held than `memory` allows.
+    """
+    limits = [config.max_source_seconds for config in configs]
+    max_seconds = None if None in limits else max(limit for limit in limits if limit)
+    bytes_per_second = 4 * max(config.sample_rate for config in configs)
+    extracting = [_BatchOfConfig(config, root, device, times) for config in configs]
+    with memory.lease() as reserve:
+
+        def reserve_all(num_bytes: int, seconds: float) -> None:
+            reserve(num_bytes + int(seconds * bytes_per_second))
+
+        for part in parts(decode_all(batch, root, max_seconds, reserve_all), device.batch_seconds, times):
+            yield from _extract_part(extracting, part, times)
+            del part  # before the next one is decoded
+
+
+def _extract_part(
+    extracting: Sequence[_BatchOfConfig], part: Sequence[Decoded], times: WorkerTimes
+) -> Iterator[list[Extracted | PendingRows]]:
+    """The results for a part; clip by clip if the clips do not fit into memory together."""
+    is_large = any(decoded.is_large for decoded in part)
+    try:
+        waveforms = Waveforms(part, times)
+        results = [config.extract(waveforms, is_large) for config in extracting]
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+    else:
+        del waveforms
+        yield results
+        return
+    if len(part) > 1:
+        for decoded in part:
+            yield from _extract_part(extracting, [decoded], times)
+    else:
+        yield [config.extract_if_it_fits(part[0]) for config in extracting]
+
+
+class _BatchOfConfig:
+    """Extracts a batch for one config, part by part."""
+
+    def __init__(self, config: BuiltConfig, root: Path, device: Device, times: WorkerTimes) -> None:
+        self._config = config
+        self._root = root
+        self._device = device
+        self._times = times
+
+    def extract(self, waveforms: Waveforms, at_once: bool) -> Extracted | PendingRows:
+        """Extract a part of the batch; with `at_once`, compute its rows too."""
+        config = self._config
+        items: list[Item] = []
+        clips: list[NDArray[np.float32]] = []
+        utterances: list[Utterance] = []
+        failures: list[Failure] = []
+        for decoded, waveform in zip(waveforms.part, waveforms.made_by(config.waveform_maker), strict=True):
+            if isinstance(waveform, AudioError):
+                failures.append(self._fail(decoded.utterance, waveform))
+            elif refusal := self._refusal(decoded, len(waveform)):
+                failures.append(self._fail(decoded.utterance, refusal))
+            else:
+                items.append(decoded.item(len(waveform)))
+                clips.append(waveform)
+                utterances.append(decoded.utterance)
+        resampled = self._resampled(items)
+        result: Extracted | PendingRows
+        if config.row_extractor is not None:
+            result = PendingRows(
+                extractor=config.row_extractor,
+                spec=config.spec,
+                dtype=config.dtype,
+                items=items,
+                waveforms=clips,
+                failures=failures,
+                fail=lambda clip, error: self._fail(utterances[clip], error),
+                resampled=resampled,
+            )
+            if at_once:
+                result.compute(self._device)
+            if result.is_complete:
+                result = result.extracted()
+                self._times.extract += result.seconds
+        else:
+            started = perf_counter()
+            computed = compute_clips(config.extractor, [item.id for item in items], clips, config.dtype, self._device)
+            seconds = perf_counter() - started
+            self._times.extract += seconds
+            result = Extracted(
+                items=[item for item, error in zip(items, computed.errors, strict=True) if not error],
+                num_frames=[count for count in computed.num_frames if count],
+                features=computed.features,
+                failures=failures
+                + [self._fail(row, error) for row, error in zip(utterances, computed.errors, strict=True) if error],
+                side=computed.side,
+                seconds=seconds,
+                resampled=resampled,
+            )
+        return result
+
+    def extract_if_it_fits(self, decoded: Decoded) -> Extracted | PendingRows:
+        """Extract one clip; it fails if there is not enough memory for it."""
+        try:
+            return self.extract(Waveforms([decoded], self._times), at_once=True)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        too_large = AudioError(Reason.OUT_OF_MEMORY, "extracting it takes more memory than there is")
+        return Extracted.of_failures(self._config.spec, [self._fail(decoded.utterance, too_large)])
+
+    def _refusal(self, decoded: Decoded, num_samples: int) -> AudioError | None:
+        """Why a clip with this many samples at the config's rate cannot be extracted."""
+        assert decoded.samples is not None
+        assert decoded.source is not None
+        config = self._config
+        speed = config.waveform_maker.speed(decoded.utterance.id)
+        if too_long := error_if_too_long(len(decoded.samples), decoded.source.sample_rate * speed, config.max_seconds):
+            return too_long
+        if config.extractor.num_frames(num_samples):
+            return None
+        return AudioError(
+            Reason.TOO_SHORT, f"{num_samples} samples at {config.sample_rate} Hz are too few for one frame"
+        )
+
+    def _resampled(self, items: Sequence[Item]) -> list[str]:
+        """The ids of utterances whose file has another sample rate, without the suffixes of copies."""
+        copies = self._config.waveform_maker.copies
+        ids = (item.id for item in items if item.sample_rate != self._config.sample_rate)
+        return list(dict.fromkeys(id_.removesuffix(copies.of(id_).suffix) for id_ in ids))
+
+    def _fail(self, utterance: Utterance, error: AudioError) -> Failure:
+        return failure_of(utterance, self._root, error)

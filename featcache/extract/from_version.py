@@ -1,0 +1,238 @@
+"""Extracts a batch of utterances from the features that another version holds, instead of from audio."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from featcache.config import Config
+from featcache.device import Device
+from featcache.errors import AudioError, ConfigError, DamagedError, Reason, listing
+from featcache.extract.decoding import WorkerTimes, failure_of
+from featcache.extract.features import Extracted, cast
+from featcache.extract.rows import PendingRows
+from featcache.extract.version_plan import BuiltConfig
+from featcache.manifest import Manifest, Utterance
+from featcache.manifest.copies import copies_of
+from featcache.quantize import dequantize_array
+from featcache.spec import QUANTIZATION
+from featcache.store import zarr3
+from featcache.store.index import open_index
+from featcache.store.join import RowKeys, item_at, join, what_changed
+from featcache.store.runs import Failure, standing_failures
+from featcache.store.shard import Item
+from featcache.store.version import Version, select_versions
+
+_UTTERANCES = 64
+"""The most utterances whose features are on the device at once."""
+
+_SHARDS_HELD = 8
+"""Shards whose columns are held: about as many as workers are at. A shard of 10^5 short clips takes 4 MB."""
+
+
+@dataclass(frozen=True)
+class StoredUtterance:
+    """What a version holds of an utterance."""
+
+    item: Item
+    """Everything besides the features: the identity of the audio file, the number of samples."""
+    features: NDArray[Any]
+    """`[frames, *item_shape]`, memory-mapped and read-only; quantised ones as their values, float32."""
+
+
+class SourceVersion:
+    """A version from whose features others are made. Its methods may be called from several threads.
+
+    Args:
+        version: The version.
+
+    Raises:
+        DamagedError: The index has to be built, and a shard's metadata is damaged.
+    """
+
+    def __init__(self, version: Version) -> None:
+        self.version = version
+        self._index = open_index(version)
+        self._failures = standing_failures(version, self._index)
+        self._shard = lru_cache(_SHARDS_HELD)(self._open_shard)
+
+    def read(self, utterances: Sequence[Utterance]) -> list[StoredUtterance | AudioError]:
+        """Read what the version holds of each utterance, and check it against its checksum.
+
+        The version holds an utterance if an item of its id was made from a row of the same path, start, duration and
+        channel, and its file has not changed and failed since. Others give an `AudioError` with the reason
+        NOT_IN_SOURCE.
+
+        Raises:
+            DamagedError: A shard is damaged.
+        """
+        ids = [utterance.id for utterance in utterances]
+        failures = {id_: self._failures[id_] for id_ in ids if id_ in self._failures}
+        joined = join(self._index, RowKeys.of_utterances(utterances), failures)
+        return [
+            self._stored(utterance, position)
+            if position >= 0 and not is_changed
+            else self._missing(utterance, position, joined.failures.get(number))
+            for number, (utterance, position, is_changed) in enumerate(
+                zip(utterances, joined.positions.tolist(), joined.is_changed.tolist(), strict=True)
+            )
+        ]
+
+    def seconds(self, manifest: Manifest, known: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Seconds of audio of each row, float64 `[rows]`: those known, else the version's, else NaN."""
+        positions = self._index.find(manifest.ids)
+        frame_rate = self.version.info.spec.frame_rate
+        lengths = np.where(positions >= 0, self._index.num_frames[positions] / frame_rate, np.nan)
+        return np.where(np.isnan(known), lengths, known)
+
+    def _stored(self, utterance: Utterance, position: int) -> StoredUtterance:
+        index = self._index
+        shard, number = self._shard(int(index.shard[position])), int(index.item[position])
+        first = int(index.first_frame[position])
+        features = shard.features[first : first + int(index.num_frames[position])]
+        if zarr3.crc32c(features) != shard.crc32c[number]:
+            raise DamagedError(
+                f"{utterance.id}: damaged: its features in {self.version.path} are not what was written",
+                self.version.path,
+            )
+        if shard.parameters is not None:
+            features = dequantize_array(features, *shard.parameters[number])
+        item = Item.of(utterance, int(shard.num_samples[number]), shard.sources[number].tolist())
+        return StoredUtterance(item, features)
+
+    def _missing(self, utterance: Utterance, position: int, failure: Failure | None) -> AudioError:
+        where = f"not in {self.version.path.name}"
+        if position >= 0:
+            item = item_at(self.version, self._index, position)
+            where += f", whose features of this id are of another row or file: {what_changed(item, utterance, failure)}"
+        elif (failure := self._failures.get(utterance.id)) is not None:
+            where += f", where it failed: {failure.reason}: {failure.message}"
+        return AudioError(Reason.NOT_IN_SOURCE, where)
+
+    def _open_shard(self, number: int) -> _ShardColumns:
+        shard = self.version.shard(self._index.shards[number])
+        is_quantized = self.version.info.spec.is_quantized
+        return _ShardColumns(
+            features=shard.features,
+            crc32c=shard.column("crc32c"),
+            num_samples=shard.column("num_samples"),
+            sources=shard.column("sources"),
+            parameters=shard.side(QUANTIZATION, check=True).entries if is_quantized else None,
+        )
+
+
+@dataclass(frozen=True)
+class _ShardColumns:
+    """The columns of a shard that are read for every utterance."""
+
+    features: NDArray[Any]
+    crc32c: NDArray[np.uint32]
+    num_samples: NDArray[np.uint64]
+    sources: NDArray[np.int64]
+    parameters: NDArray[np.float32] | None
+
+
+def extract_from_version(
+    root: Path,
+    configs: Sequence[BuiltConfig],
+    device: Device,
+    source: SourceVersion,
+    batch: Sequence[Utterance],
+    times: WorkerTimes,
+) -> Iterator[list[Extracted | PendingRows]]:
+    """Make the features of a batch from those of the source, for every config.
+
+    Yields:
+        For one part of the batch after the other, the results of all configs in their order.
+    """
+    for part in np.array_split(np.arange(len(batch)), -(-len(batch) // _UTTERANCES)):
+        started = perf_counter()
+        utterances = [batch[i] for i in part.tolist()]
+        stored = source.read(utterances)
+        items = [found.item for found in stored if isinstance(found, StoredUtterance)]
+        features = [found.features for found in stored if isinstance(found, StoredUtterance)]
+        failures = [
+            failure_of(row, root, found)
+            for row, found in zip(utterances, stored, strict=True)
+            if isinstance(found, AudioError)
+        ]
+        times.decode += perf_counter() - started
+        results: list[Extracted | PendingRows] = []
+        for config in configs:
+            started = perf_counter()
+            made = _from_features(config, features, device)
+            seconds = perf_counter() - started
+            times.extract += seconds
+            results.append(Extracted(items, [len(item) for item in features], made, failures, seconds=seconds))
+        yield results
+
+
+def _from_features(config: BuiltConfig, features: Sequence[NDArray[Any]], device: Device) -> NDArray[Any]:
+    """What the config makes of some utterances' features, one after the other."""
+    if not features:
+        return np.empty((0, *config.spec.item_shape), config.dtype)
+    with device.slot():
+        frames = torch.from_numpy(np.concatenate(features)).to(device.torch_device)
+        made: NDArray[Any] = device.download(cast(config.extractor.from_features(frames), config.dtype))
+    return made
+
+
+def find_source(configs: Sequence[BuiltConfig], path: Path) -> SourceVersion:
+    """Open the version that the configs' features are made from, at `path` or in the cache at `path`.
+
+    Raises:
+        StoreError: There is no version.
+        ConfigError: A config's features are made from audio only, or from other features or copies than are there.
+        DamagedError: The version's metadata is damaged.
+    """
+    fingerprints = set()
+    for config in configs:
+        if config.extractor.source_fingerprint is None:
+            raise ConfigError(
+                f"--from: {config.name}: {config.config.extractor} is extracted from audio; --from is only for units"
+            )
+        fingerprints.add(config.extractor.source_fingerprint)
+    if len(fingerprints) > 1:
+        raise ConfigError("--from: these configs make units of different features: run them one at a time")
+    source = open_source(path, fingerprints.pop())
+    for config in configs:
+        _refuse_other_copies(config.config, source.version)
+    return source
+
+
+def open_source(path: Path, fingerprint: str) -> SourceVersion:
+    """Open the version of that fingerprint, at `path` or in the cache at `path`.
+
+    Raises:
+        StoreError: There is no version.
+        ConfigError: There are only other versions.
+        DamagedError: The version's metadata is damaged.
+    """
+    versions = select_versions(path)
+    for version in versions:
+        if version.info.fingerprint == fingerprint:
+            return SourceVersion(version)
+    there = listing(version.path.name for version in versions)
+    raise ConfigError(f"--from {path}: the config needs version {fingerprint[:12]}; there is {there}")
+
+
+def _refuse_other_copies(config: Config, source: Version) -> None:
+    """Refuse a config with copies that the source lacks, or that have other noise there."""
+    there = copies_of(source.info.config).suffixes
+    if lacking := [suffix or "the utterances themselves" for suffix in config.copies.suffixes if suffix not in there]:
+        raise ConfigError(
+            f"--from: {config.name} has copies that {source.path.name} lacks: {listing(lacking)}: give both "
+            "the same augment section, or extract these units from audio"
+        )
+    noise = config.augment and config.augment.noise
+    of_source = (source.info.config.get("augment") or {}).get("noise") or {}
+    if noise and (noise.seed, noise.content) != (of_source.get("seed"), of_source.get("content")):
+        raise ConfigError(f"--from: {config.name} has different noise, or a different seed, from {source.path.name}")

@@ -1,0 +1,214 @@
+"""What a run hands to an engine: versions to be filled together, each with its ledger and its counts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial, reduce
+from operator import or_
+from pathlib import Path
+from typing import Any
+
+from featcache.device import Device
+from featcache.extract.decoding import AudioMemory, WorkerTimes
+from featcache.extract.features import Extracted
+from featcache.extract.from_audio import extract_from_audio
+from featcache.extract.from_version import SourceVersion, extract_from_version
+from featcache.extract.rows import PendingRows
+from featcache.extract.tasks import ShardTask
+from featcache.extract.version_plan import BuiltConfig, VersionPlan
+from featcache.manifest import Segment, Utterance
+from featcache.store.in_flight import Suspects, forget_suspects
+from featcache.store.index import open_index
+from featcache.store.runs import Failure, Run
+from featcache.store.version import Version
+
+STAGES = ("decode", "resample", "extract", "write", "wait")
+"""`extract` includes waiting for a GPU; `wait` is for the disk, for a batch that comes first, or for a GPU while
+nothing may be decoded."""
+
+
+@dataclass
+class VersionCounts:
+    """What a run has added to one version."""
+
+    extracted: int = 0
+    """Utterances that were extracted."""
+    failed: int = 0
+    """Utterances that failed."""
+    num_bytes: int = 0
+    """Bytes of features as they are stored, with side arrays."""
+    seconds: float = 0.0
+    """Seconds of worker threads that computing the features took."""
+    resampled: int = 0
+    """Utterances whose file has another sample rate than the config. Copies do not count."""
+
+    def add(self, other: VersionCounts) -> None:
+        """Add what has been counted elsewhere."""
+        self.extracted += other.extracted
+        self.failed += other.failed
+        self.num_bytes += other.num_bytes
+        self.seconds += other.seconds
+        self.resampled += other.resampled
+
+    def take_back(self, other: VersionCounts) -> None:
+        """Subtract what the version did not get after all. The time has been spent all the same."""
+        self.extracted -= other.extracted
+        self.failed -= other.failed
+        self.num_bytes -= other.num_bytes
+        self.resampled -= other.resampled
+
+
+@dataclass
+class Progress:
+    """What a run has done so far, over all versions. Not thread-safe."""
+
+    failures: dict[str, int] = field(default_factory=dict)
+    """Failed utterances by reason."""
+    audio_seconds: float = 0.0
+    """Seconds of audio extracted. Copies count, and a clip counts once for all versions that are filled together."""
+    shards: int = 0
+    """Committed shards."""
+    elsewhere: int = 0
+    """Utterances that another run has extracted in the meantime."""
+    stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    """Seconds of worker threads in each stage; complete once the run has ended."""
+
+    def count_failures(self, failures: Iterable[Failure], sign: int = 1) -> None:
+        """Count failed utterances; with a `sign` of -1, take them back."""
+        for failure in failures:
+            self.failures[failure.reason] = self.failures.get(failure.reason, 0) + sign
+
+    def add_times(self, times: WorkerTimes) -> None:
+        """Count a worker's time."""
+        for stage, seconds in asdict(times).items():
+            self.stages[stage] += seconds
+
+
+@dataclass(frozen=True)
+class RunControl:
+    """How a run is watched, and stopped."""
+
+    progress: Progress
+    """What the run has done so far."""
+    report: Callable[[Progress], None]
+    """Called with the progress, from worker threads, by one at a time."""
+    stop: threading.Event
+    """Once it is set, complete shards are still committed, and no others are begun."""
+
+
+class ConcurrentRuns:
+    """What other runs have added to a version since this run was planned.
+
+    Args:
+        version: The version.
+        planned: The names of the shards that there were when the tasks were planned.
+    """
+
+    def __init__(self, version: Version, planned: Iterable[str]) -> None:
+        self._version = version
+        self._known = set(planned)
+        self._rows: dict[str, Segment] = {}
+
+    def ignore(self, shard: str) -> None:
+        """Take a shard of that name for this run's own."""
+        self._known.add(shard)
+
+    def remaining(self, task: ShardTask) -> set[int]:
+        """The numbers of the task's utterances that no other run has extracted."""
+        for name in self._version.shard_names():
+            if name not in self._known:
+                self._known.add(name)
+                for item in self._version.shard(name).items():
+                    self._rows[item.id] = item.segment
+        return {number for number, row in enumerate(task.utterances) if self._rows.get(row.id) != row.segment}
+
+
+@dataclass(eq=False)
+class VersionJob:
+    """A version that a run is filling."""
+
+    plan: VersionPlan
+    """What was planned."""
+    version: Version
+    """The version."""
+    run: Run
+    """The run's folder in the version, with the failure ledger."""
+    made_by: dict[str, Any]
+    """What is recorded with every shard."""
+    concurrent: ConcurrentRuns
+    """What other runs add to the version in the meantime."""
+    counts: VersionCounts = field(default_factory=VersionCounts)
+    """What this run has added to the version."""
+    _last_resampled: str = ""
+    """The last utterance that was counted as resampled; copies of it may follow."""
+
+    def count(self, extracted: Extracted) -> VersionCounts:
+        """Count what the version gets from a part of a batch; parts come in order. Returns the counts of the part."""
+        resampled = [id_ for id_ in extracted.resampled if id_ != self._last_resampled]
+        if resampled:
+            self._last_resampled = resampled[-1]
+        counts = VersionCounts(
+            extracted=len(extracted.items),
+            failed=len(extracted.failures),
+            num_bytes=extracted.features.nbytes + sum(entries.nbytes for entries, _ in extracted.side.values()),
+            seconds=extracted.seconds,
+            resampled=len(resampled),
+        )
+        self.counts.add(counts)
+        return counts
+
+    def finish(self, interrupted: bool) -> None:
+        """Record the outcome; unless the run was interrupted, also build the index, so that training opens it at once.
+
+        Raises:
+            StoreError: The outcome cannot be written.
+        """
+        outcome = asdict(self.counts)
+        if not interrupted:
+            index = open_index(self.version)
+            outcome["items"] = len(index)
+            forget_suspects(self.version, index)
+        self.run.finish({**outcome, "interrupted": interrupted})
+
+
+@dataclass(frozen=True)
+class JobGroup:
+    """Versions that lack the same rows, and are filled together."""
+
+    jobs: Sequence[VersionJob]
+    """The versions; every task is for all of them."""
+    root: Path
+    """The folder that paths of audio files are relative to."""
+    device: Device
+    """The device that extracts."""
+    source: SourceVersion | None
+    """The version whose features are used instead of audio; None for audio."""
+
+    @property
+    def configs(self) -> list[BuiltConfig]:
+        """The config of each version, and its extractor."""
+        return [job.plan.built for job in self.jobs]
+
+    @property
+    def suspects(self) -> Suspects:
+        """The utterances that may have crashed earlier runs."""
+        return reduce(or_, (job.plan.suspects for job in self.jobs))
+
+
+Engine = Callable[[JobGroup, Iterator[ShardTask], RunControl], None]
+"""Does shard tasks for a group of versions, and returns when all are committed or the run was stopped. It writes the
+failures of a task into the jobs' ledgers before it commits the shard that lacks them."""
+
+BatchExtractor = Callable[[Sequence[Utterance], WorkerTimes], Iterable[list[Extracted | PendingRows]]]
+"""Extracts a batch of utterances: for one part of it after the other, what each version gets."""
+
+
+def batch_extractor(
+    root: Path, configs: Sequence[BuiltConfig], device: Device, source: SourceVersion | None
+) -> BatchExtractor:
+    """A function that extracts batches for these configs: from audio, or if there is a source, from its features."""
+    if source is not None:
+        return partial(extract_from_version, root, configs, device, source)
+    return partial(extract_from_audio, root, configs, device, AudioMemory())

@@ -1,0 +1,138 @@
+"""The summary of a run, which `--json` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from featcache.device import Device
+from featcache.extract.jobs import Progress, VersionCounts, VersionJob
+from featcache.extract.version_plan import VersionPlan
+
+
+@dataclass(frozen=True)
+class VersionSummary:
+    """What a run did to one version."""
+
+    name: str
+    """The config's name."""
+    path: str
+    """The folder of the version."""
+    fingerprint: str
+    """The fingerprint of the version."""
+    utterances: int
+    """Utterances of the manifest, with the copies that the config makes of them."""
+    present: int
+    """Utterances of the manifest that the version held already."""
+    extracted: int
+    """Utterances that this run extracted."""
+    failed: int
+    """Utterances in the failure ledger: of this run, and of earlier ones if they were not tried again."""
+    num_bytes: int
+    """Bytes of features as they are stored, with side arrays, that this run wrote."""
+    seconds: float = 0.0
+    """Seconds of worker threads that computing the features took."""
+    resampled: int = 0
+    """Utterances whose file has another sample rate than the config. Copies do not count."""
+    failed_before: dict[str, int] = field(default_factory=dict)
+    """Utterances that failed in earlier runs and were not tried again, by reason."""
+    left: int = 0
+    """Utterances that the run was to extract and has not: it was interrupted, or another run has extracted them."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run did."""
+
+    utterances: int
+    """Utterances in the manifest."""
+    versions: list[VersionSummary]
+    """What it did to each version, in the order of the configs."""
+    failures: dict[str, int]
+    """Utterances that failed in this run, by reason."""
+    resampled: int
+    """Utterances whose file has another sample rate than the config; of several configs, the one with the most."""
+    audio_hours: float
+    """Hours of audio extracted. Copies count."""
+    seconds: float
+    """Seconds from start to end."""
+    device: str
+    """The device that extracted."""
+    threads: int
+    """The budget of threads."""
+    stages: dict[str, float] = field(default_factory=dict)
+    """Each stage's share of the worker threads' time, 0 to 1."""
+    bottleneck: str = ""
+    """The stage that held the run back; empty if there was nothing to do."""
+    elsewhere: int = 0
+    """Utterances that another run extracted in the meantime."""
+    interrupted: bool = False
+    """Whether the run was stopped before its end."""
+
+    @property
+    def times_real_time(self) -> float:
+        """Seconds of audio extracted in a second."""
+        return self.audio_hours * 3600 / self.seconds if self.seconds else 0.0
+
+    @property
+    def failed(self) -> int:
+        """Utterances in the failure ledger, over all versions."""
+        return sum(version.failed for version in self.versions)
+
+
+def summarize(
+    plans: Sequence[VersionPlan],
+    jobs: Iterable[VersionJob],
+    progress: Progress,
+    device: Device,
+    *,
+    utterances: int,
+    seconds: float,
+    interrupted: bool,
+) -> Summary:
+    """Sum up a run.
+
+    Args:
+        plans: What was planned for each version.
+        jobs: The versions that were filled.
+        progress: What the run did.
+        device: The device that extracted.
+        utterances: The number of utterances in the manifest.
+        seconds: Seconds from start to end.
+        interrupted: Whether the run was stopped before its end.
+    """
+    counts_of = {job.plan: job.counts for job in jobs}
+    versions = [_version_summary(plan, counts_of.get(plan, VersionCounts())) for plan in plans]
+    total = sum(progress.stages.values())
+    stages = {stage: round(spent / total, 4) for stage, spent in progress.stages.items()} if total else {}
+    return Summary(
+        utterances=utterances,
+        versions=versions,
+        failures={reason: count for reason, count in sorted(progress.failures.items()) if count},
+        resampled=max((version.resampled for version in versions), default=0),
+        audio_hours=progress.audio_seconds / 3600,
+        seconds=seconds,
+        device=device.label,
+        threads=device.threads,
+        stages=stages,
+        bottleneck=max(stages, key=lambda stage: stages[stage]) if stages else "",
+        elsewhere=progress.elsewhere,
+        interrupted=interrupted,
+    )
+
+
+def _version_summary(plan: VersionPlan, counts: VersionCounts) -> VersionSummary:
+    return VersionSummary(
+        name=plan.config.name,
+        path=str(plan.path),
+        fingerprint=plan.info.fingerprint,
+        utterances=len(plan.manifest),
+        present=int(plan.rows.present.sum()),
+        extracted=counts.extracted,
+        failed=int(plan.rows.failed.sum()) + counts.failed,
+        num_bytes=counts.num_bytes,
+        seconds=round(counts.seconds, 3),
+        resampled=counts.resampled,
+        failed_before=plan.failed_before,
+        left=plan.num_missing - counts.extracted - counts.failed,
+    )

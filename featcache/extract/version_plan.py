@@ -1,0 +1,252 @@
+"""What a run is to do for one version, and the config and extractor that it does it with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from featcache.audio.waveform import WaveformMaker
+from featcache.config import Config
+from featcache.errors import ArgumentError, ConfigError, FeatcacheError, counted, listing
+from featcache.extract.audio_files import stat_of
+from featcache.extract.batching import BatchingChoice
+from featcache.extract.tasks import RowStatus
+from featcache.extractors import Extractor, Params, find
+from featcache.extractors.rows import RowExtractor
+from featcache.manifest import Manifest
+from featcache.quantize import is_quantized, stored_spec
+from featcache.spec import FeatureSpec
+from featcache.store.in_flight import Suspects
+from featcache.store.index import Index
+from featcache.store.join import differences, item_at
+from featcache.store.shard import Item
+from featcache.store.version import Version, VersionInfo, differing_keys, library_versions, select_versions
+
+_NAMED = 5
+"""Utterances that a note names."""
+
+
+@dataclass(frozen=True, eq=False)
+class BuiltConfig:
+    """A config and the extractor that was built for it."""
+
+    config: Config
+    """The config."""
+    extractor: Extractor[Params]
+    """The extractor, on the device of the run."""
+
+    @classmethod
+    def build(cls, config: Config, device: torch.device) -> BuiltConfig:
+        """Build the extractor of a config.
+
+        Raises:
+            ConfigError: The parameters, the `audio` section or the stored dtype do not suit the extractor.
+        """
+        extractor = config.build(device)
+        _refuse_dtype(config, extractor.spec)
+        extractor.check_audio(config.audio.model_dump())
+        return cls(config, extractor)
+
+    @property
+    def name(self) -> str:
+        """The config's name."""
+        return self.config.name
+
+    @property
+    def dtype(self) -> str:
+        """The stored dtype that the config asks for."""
+        return self.config.dtype
+
+    @property
+    def sample_rate(self) -> int:
+        """The sample rate of the waveforms, in Hz."""
+        return self.config.audio.sample_rate
+
+    @cached_property
+    def spec(self) -> FeatureSpec:
+        """The spec of the features as they are stored."""
+        return stored_spec(self.extractor.spec, self.dtype)
+
+    @cached_property
+    def row_extractor(self) -> RowExtractor[Params] | None:
+        """The extractor if it takes rows."""
+        return self.extractor.as_row_extractor()
+
+    @cached_property
+    def waveform_maker(self) -> WaveformMaker:
+        """How waveforms are made from decoded audio."""
+        return WaveformMaker.of(self.config.audio, self.config.augment)
+
+    @cached_property
+    def max_seconds(self) -> float | None:
+        """The longest clip that the config and the extractor allow; None for no limit."""
+        limits = (self.config.audio.max_seconds, self.extractor.max_seconds)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    @cached_property
+    def max_source_seconds(self) -> float | None:
+        """The longest recording whose fastest copy is no longer than `max_seconds`; None for no limit."""
+        return None if self.max_seconds is None else self.max_seconds * self.waveform_maker.fastest
+
+
+@dataclass(frozen=True, eq=False)
+class VersionPlan:
+    """What a run is to do for one version."""
+
+    built: BuiltConfig
+    """The config and its extractor."""
+    manifest: Manifest
+    """The rows that the version should hold: those of the run's manifest, with the config's copies."""
+    seconds: NDArray[np.float64]
+    """Seconds of audio of each row, `[rows]`; those that the manifest does not say are estimates."""
+    info: VersionInfo
+    """The attributes of the version."""
+    path: Path
+    """The folder of the version."""
+    is_new: bool
+    """Whether the version does not exist yet."""
+    index: Index
+    """The items that the version holds."""
+    rows: RowStatus
+    """Which rows are there, have failed, or are to be extracted."""
+    batching: BatchingChoice
+    """How the extractor puts rows together."""
+    failed_before: dict[str, int]
+    """The number of rows that have failed and are not tried again, by reason."""
+    suspects: Suspects
+    """The utterances that may have crashed earlier runs."""
+
+    @property
+    def config(self) -> Config:
+        """The config."""
+        return self.built.config
+
+    @cached_property
+    def num_missing(self) -> int:
+        """The number of rows to extract."""
+        return int(self.rows.missing.sum())
+
+    @cached_property
+    def num_replaced(self) -> int:
+        """The number of rows to extract although there is an item of that id, made from another row or another file."""
+        return int((self.rows.missing & (self.rows.replaces >= 0)).sum())
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bytes of features for a second of audio."""
+        return self.info.spec.frame_rate * self.info.spec.bytes_per_frame
+
+    @cached_property
+    def expected_seconds(self) -> float:
+        """Seconds of audio to extract."""
+        return float(self.seconds[self.rows.missing].sum())
+
+    @property
+    def expected_bytes(self) -> float:
+        """Bytes of features to write, with the scales and offsets of quantised ones, but without other side arrays."""
+        return self.expected_seconds * self.bytes_per_second + self.num_missing * self.info.spec.bytes_per_item
+
+
+def version_info(config: Config, spec: FeatureSpec) -> VersionInfo:
+    """The attributes of a config's version.
+
+    Args:
+        config: The config.
+        spec: The spec of its extractor's features.
+    """
+    stored = stored_spec(spec, config.dtype)
+    return VersionInfo(config.name, config.fingerprint(), config.resolved(), stored, library_versions())
+
+
+def _refuse_dtype(config: Config, spec: FeatureSpec) -> None:
+    """Refuse a stored dtype that cannot hold the features or the codes, because casts do not complain."""
+    made, stored = np.dtype(spec.dtype), np.dtype(config.dtype)
+    where = f"config {config.source or config.name}: store.dtype"
+    if made.kind == "f" and stored.kind != "f" and not is_quantized(spec.dtype, config.dtype):
+        raise ConfigError(
+            f"{where}: {stored} cannot hold the features of {config.extractor}, which are {made}: use float16, "
+            "float32, or uint8, which quantises them"
+        )
+    if made.kind != "f":
+        largest = max(spec.codebook_sizes, default=int(np.iinfo(made).max) + 1) - 1
+        if stored.kind == "f" or largest > np.iinfo(stored).max:
+            raise ConfigError(
+                f"{where}: {stored}: codes of {config.extractor} are unsigned integers up to "
+                f"{largest}: take {np.min_scalar_type(largest)}"
+            )
+
+
+# What a user is told before the run
+
+
+def new_version_notes(cache: Path, info: VersionInfo) -> list[str]:
+    """How a version that does not exist yet differs from those of the same name with other fingerprints.
+
+    Raises:
+        ArgumentError: There is a version with this fingerprint, whose folder has been renamed.
+    """
+    try:
+        siblings = select_versions(cache, info.name)
+    except FeatcacheError:
+        return []  # there is no cache yet, or damage elsewhere in it, which `verify` reports
+    locations = tuple(f"params.{name}:" for name in find(info.config["extractor"]).Params.locations)
+    notes = []
+    for sibling in siblings:
+        if sibling.info.fingerprint == info.fingerprint:
+            raise ArgumentError(
+                f"{sibling.path} has this config's fingerprint, but another folder name: rename it back to "
+                f"{info.folder_name}, or move it out of {cache} to extract everything again"
+            )
+        keys = differing_keys(sibling.info.config, info.config)
+        deciding = [key for key in keys if not key.startswith((*locations, "augment.noise.manifest:"))]
+        notes.append(
+            f"{info.folder_name} is a new version next to {sibling.path.name}: "
+            + (", ".join(deciding) or "the extractor's revision, or the content of its weights, differs")
+        )
+    return notes
+
+
+def suspect_notes(plan: VersionPlan) -> list[str]:
+    """That some of the rows to be extracted may have crashed an earlier run, and what is done about it."""
+    if not plan.suspects.ids:
+        return []
+    missing = plan.manifest.ids.take(np.flatnonzero(plan.rows.missing))
+    suspects = [id_ for id_ in missing if id_ in plan.suspects.ids]
+    if not suspects:
+        return []
+    return [
+        f"{plan.path.name}: an earlier run died with {counted(len(suspects), 'utterance')} in flight "
+        f"({listing(suspects, 3)}): extracted one by one, in a process of their own"
+    ]
+
+
+def replacement_notes(plan: VersionPlan) -> list[str]:
+    """Which rows are extracted again although there are items of them, and what has changed.
+
+    Raises:
+        DamagedError: The shard of such an item is not what was written.
+    """
+    rows = np.flatnonzero(plan.rows.missing & (plan.rows.replaces >= 0)).tolist()
+    if not rows:
+        return []
+    version = Version.open(plan.path)
+    changes = []
+    for row in rows[:_NAMED]:
+        item = item_at(version, plan.index, int(plan.rows.replaces[row]))
+        changed = differences(item, plan.manifest[row]) or _file_change(item, plan.manifest)
+        changes.append(f"{item.id}: {changed}")
+    more = f" … and {len(rows) - _NAMED:,} more" if len(rows) > _NAMED else ""
+    again = counted(len(rows), "utterance is", "utterances are")
+    return [f"{plan.info.folder_name}: {again} extracted again: {'; '.join(changes)}{more}"]
+
+
+def _file_change(item: Item, manifest: Manifest) -> str:
+    """How the file at an item's path differs from the one that it was extracted from."""
+    size, mtime_ns = stat_of(manifest.resolve(item.path))
+    differ = [name for name, same in (("size", size == item.size), ("mtime", mtime_ns == item.mtime_ns)) if not same]
+    return f"its file's {' and '.join(differ)}" if differ else "its file, which has failed meanwhile"
