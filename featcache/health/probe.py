@@ -124,8 +124,8 @@ def _sample(
             clip = read(manifest, utterance, waveform_maker, longest)
             if not extractor.num_frames(len(clip.waveform)):
                 raise AudioError(Reason.TOO_SHORT, f"{len(clip.waveform)} samples are too few for one frame")
-            if isinstance(extractor, RowExtractor):
-                extractor.pieces(len(clip.waveform))
+            if (row_extractor := extractor.as_row_extractor()) is not None:
+                row_extractor.pieces(len(clip.waveform))
         except AudioError as error:
             faults.append(f"{utterance.id}: {error.reason}: {error}")
         else:

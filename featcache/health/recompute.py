@@ -180,18 +180,19 @@ def _extract_again(
     Raises:
         AudioError: it cannot be extracted, or does not fit on the device.
     """
-    if not isinstance(extractor, RowExtractor):
-        fitting = OutOfMemoryRetry(extractor, len(waveform), device)
-        found = fitting.run(lambda *_: compute_clips(extractor, [id_], [waveform], dtype, device))
+    row_extractor = extractor.as_row_extractor()
+    if row_extractor is None:
+        retry = OutOfMemoryRetry(extractor, len(waveform), device)
+        found = retry.run(lambda *_: compute_clips(extractor, [id_], [waveform], dtype, device))
         if found.errors[0] is not None:
             raise found.errors[0]
         return _Again(found.features, found.side[QUANTIZATION][0] if found.side else None)
     batching = shard.info.made_by.get("batching")
-    extractor.chosen_batching = batching if batching in BATCHINGS else None
+    row_extractor.chosen_batching = batching if batching in BATCHINGS else None
     # The length of which a batch has the most rows: once that is one, batches of the others are no larger.
-    shortest = min(extractor.padded_length(piece.num_samples) for piece in extractor.pieces(len(waveform)))
-    fitting = OutOfMemoryRetry(extractor, shortest, device)
-    return fitting.run(lambda _, alone: _extract_rows_again(id_, waveform, dtype, extractor, device, alone))
+    shortest = min(row_extractor.padded_length(piece.num_samples) for piece in row_extractor.pieces(len(waveform)))
+    retry = OutOfMemoryRetry(extractor, shortest, device)
+    return retry.run(lambda _, alone: _extract_rows_again(id_, waveform, dtype, row_extractor, device, alone))
 
 
 def _extract_rows_again(

@@ -28,11 +28,12 @@ class RowChecks(Checks):
     @pytest.fixture
     def row_extractor(self, another: Extractor[Params]) -> Iterator[RowExtractor[Params]]:
         """That instance, whose policy a check may set; the check is skipped where the extractor is of another kind."""
-        if not isinstance(another, RowExtractor):
+        row_extractor = another.as_row_extractor()
+        if row_extractor is None:
             pytest.skip("the extractor is no RowExtractor")
-        before = another.chosen_batching
-        yield another
-        another.chosen_batching = before
+        before = row_extractor.chosen_batching
+        yield row_extractor
+        row_extractor.chosen_batching = before
 
     def test_batching_policies(self, row_extractor: RowExtractor[Params], around: list[Clip]) -> None:
         """Rows that are padded, and rows of equal length, give what a row alone gives."""
