@@ -101,28 +101,25 @@ class Extractor(ABC, Generic[P]):
 
     On the CPU, several threads call one instance at once, each with torch's own threads set to one: `extract` must not
     store the state of a call on `self`.
-
-    Attributes:
-        Params: the pydantic model of the config's `params`.
-        revision: raised when a change to the code changes values; part of the fingerprint.
-        batching: see above.
-        spec: of the features; set by `__init__`.
-        max_seconds: longer clips fail, whatever the config says; None for no limit.
-        tf32: whether a GPU may round to TF32.
-        needs_aligned_waveforms: whether values depend on where in memory a waveform begins. False if `extract` copies
-            waveforms before it computes.
-        source_fingerprint: the fingerprint of the version from whose features these can be made instead of from audio;
-            None if they are made from audio only.
     """
 
     Params: ClassVar[type[Params]]
+    """The pydantic model of the config's `params`."""
     revision: ClassVar[int]
+    """A number that goes up whenever a change to the code changes values; it is part of the fingerprint."""
     batching: Batching
+    """How clips may be batched: see above."""
     spec: FeatureSpec
+    """What the features are; set by `__init__`."""
     max_seconds: float | None = None
+    """The length of the longest clip that the extractor takes, whatever the config says; None for no limit."""
     tf32: bool = False
+    """Whether a GPU may round to TF32."""
     needs_aligned_waveforms: bool = True
+    """Whether values depend on where in memory a waveform begins. False if `extract` copies waveforms first."""
     source_fingerprint: str | None = None
+    """The fingerprint of the version from whose features these can be made instead of from audio; None if they are
+    made from audio only."""
 
     @abstractmethod
     def __init__(self, params: P, sample_rate: int, device: torch.device) -> None:
@@ -159,10 +156,9 @@ class Extractor(ABC, Generic[P]):
         Raises:
             ConfigError: Waveforms are made in another way than these features need.
         """
-        return
 
     def chunk_warning(self, name: str) -> str | None:
-        """A warning for the user if long clips are cut into chunks whose values differ from those of the whole clip.
+        """A warning for the user if long clips are cut into chunks, and their values differ from the whole clip's.
 
         Args:
             name: The extractor's name in the config.
@@ -173,8 +169,7 @@ class Extractor(ABC, Generic[P]):
         return None
 
     def use_batching(self, batching: Batching) -> None:
-        """Put rows together in this way from now on; without effect if the extractor takes no rows."""
-        return
+        """Put rows together in this way from now on; this has no effect if the extractor takes no rows."""
 
     def as_row_extractor(self) -> RowExtractor[P] | None:
         """The extractor itself if it takes rows of padded clips; None if it takes clips as they are."""
@@ -186,7 +181,7 @@ class Extractor(ABC, Generic[P]):
 
     @classmethod
     def stored_dtype(cls, params: P) -> str:
-        """The stored dtype if the config names none."""
+        """The stored dtype, as a numpy name, if the config names none."""
         return "float32"
 
     @classmethod

@@ -65,20 +65,19 @@ class RowExtractor(Extractor[P]):
     A subclass sets `spec` and `granularity` in its `__init__`, and defines the number of frames (`num_frames`) and the
     computation of rows (`encode`). None of its methods may store anything on `self`.
 
-    Shapes in this and the following files: `R` rows, `P` samples of a padded row, `F` frames of a padded row, `C`
-    channels of a layer, `T` its time steps, `D` dimensions of a vector, `Q` codebooks.
-
-    Attributes:
-        batching: the loosest batching that the extractor declares to be safe: see `chosen_batching`.
-        granularity: in samples; padded lengths are multiples of it. Usually the model's hop.
-        chosen_batching: how rows are put together: `padded`, `equal_length` (the padded length is the row's own), or
-            `single` (one row alone, at its own length: a model run by hand). May be set after construction, before
-            first use; None means `batching`.
+    Shapes here and in all files that use rows: `R` rows, `P` samples of a padded row, `F` frames of a padded row, `C`
+    channels of a layer, `T` its time steps, `D` dimensions of a vector, `Q` codebooks. Names of tensors may end in
+    their shape: `hidden_RFD`.
     """
 
-    batching = "padded"
+    batching: Batching = "padded"
+    """The loosest batching that the extractor declares to be safe; see `chosen_batching`."""
     granularity: int
+    """Padded lengths are multiples of this number of samples, usually the model's hop."""
     chosen_batching: Batching | None = None
+    """How rows are put together: `padded`, `equal_length` (the padded length is the row's own), or `single` (one row
+    alone, at its own length: a model run by hand). It may be set after construction, before first use; None means
+    `batching`."""
     _shrunk: int = 1
 
     @abstractmethod
@@ -91,7 +90,7 @@ class RowExtractor(Extractor[P]):
         """
 
     def use_batching(self, batching: Batching) -> None:
-        """Put rows together in this way from now on."""
+        """Put rows together in this way from now on; see `chosen_batching`."""
         self.chosen_batching = batching
 
     def as_row_extractor(self) -> RowExtractor[P]:
@@ -107,7 +106,7 @@ class RowExtractor(Extractor[P]):
         return [Piece(0, num_samples, 0, self.num_frames(num_samples))]
 
     def padded_length(self, num_samples: int) -> int:
-        """Samples of the padded row of a piece of `num_samples`."""
+        """The number of samples in the padded row of a piece of `num_samples`."""
         if (self.chosen_batching or self.batching) != "padded":
             return num_samples
         units = -(-num_samples // self.granularity)
@@ -115,7 +114,7 @@ class RowExtractor(Extractor[P]):
         return -(-units // step) * step * self.granularity
 
     def rows(self, padded_length: int, device: torch.device) -> int:
-        """Rows of a batch whose rows have `padded_length` samples."""
+        """The number of rows in a batch whose rows have `padded_length` samples."""
         batching = self.chosen_batching or self.batching
         if batching == "single":
             return 1
@@ -127,7 +126,10 @@ class RowExtractor(Extractor[P]):
     def shrink(self, rows: int, padded_length: int, device: torch.device) -> bool:
         """Halve all batches from now on, after one of `rows` rows did not fit on the device.
 
-        Values of later batches differ from those of earlier ones by rounding. Returns False where there was one row.
+        Values of later batches may differ from those of earlier ones by rounding.
+
+        Returns:
+            Whether batches can be smaller; False if there was only one row.
         """
         with _shrinking:
             if rows > 1 and self.rows(padded_length, device) >= rows:  # else another thread has been here
@@ -161,7 +163,7 @@ class RowExtractor(Extractor[P]):
         return [_joined([rows for rows in clip if rows is not None]) for clip in found]
 
     def run(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
-        """`encode`, at the extractor's precision: float32, unless a subclass has another."""
+        """`encode`, at the extractor's precision: float32 unless a subclass has another."""
         return self.encode(waveforms, num_samples)
 
 

@@ -72,20 +72,16 @@ class Units(RowExtractor[UnitsParams]):
 
     Params = UnitsParams
     revision = 1
-    source_name: str
-    """The name of the version that the centroids were fitted to."""
-    source_audio: dict[str, Any]
-    """That version's audio policy, which units from audio need too."""
 
     def __init__(self, params: UnitsParams, sample_rate: int, device: torch.device) -> None:
         codebook = read_codebook(params.weights)
         config = _resolved_config(codebook, params)
-        self.source_name = str(config["name"])
+        self._source_name = str(config["name"])
         self.source_fingerprint = codebook.fingerprint
-        self.source_audio = config["audio"]
+        self._source_audio: dict[str, Any] = config["audio"]
         self.check_audio({"sample_rate": sample_rate})
         source = _build(config, device)
-        self._source = source.as_row_extractor() or _ByRow(source)
+        self._source = source.as_row_extractor() or _RowsOfClips(source)
         self._dtype: torch.dtype = getattr(torch, codebook.dtype)
         self._is_quantized = is_quantized(source.spec.dtype, config["store"]["dtype"])
         self._nearest = Nearest(codebook.centroids, device)
@@ -99,7 +95,7 @@ class Units(RowExtractor[UnitsParams]):
             frame_rate=source.spec.frame_rate,
             frame_length=source.spec.frame_length,
             sample_rate=sample_rate,
-            units=f"number of the nearest of {k} centroids of {self.source_name}",
+            units=f"number of the nearest of {k} centroids of {self._source_name}",
             codebook_sizes=(k,),
             padded_to=source.spec.padded_to,
         )
@@ -121,10 +117,10 @@ class Units(RowExtractor[UnitsParams]):
             ConfigError: Waveforms are made in another way.
         """
         for key, value in audio.items():
-            if key not in SELECTING_KEYS and value != self.source_audio[key]:
+            if key not in SELECTING_KEYS and value != self._source_audio[key]:
                 raise ConfigError(
-                    f"audio.{key}: {value}; these units are of {self.source_name}, whose audio.{key} is "
-                    f"{self.source_audio[key]}"
+                    f"audio.{key}: {value}; these units are of {self._source_name}, whose audio.{key} is "
+                    f"{self._source_audio[key]}"
                 )
 
     def from_features(self, features: torch.Tensor) -> torch.Tensor:
@@ -134,7 +130,7 @@ class Units(RowExtractor[UnitsParams]):
 
     @property
     def chosen_batching(self) -> Batching | None:
-        """The features' extractor's."""
+        """The chosen batching of the features' extractor."""
         return self._source.chosen_batching
 
     @chosen_batching.setter
@@ -155,13 +151,13 @@ class Units(RowExtractor[UnitsParams]):
         if self._is_quantized and len(pieces) > 1:
             raise AudioError(
                 Reason.TOO_LONG,
-                f"{self.source_name} is quantised over a whole clip, but this clip is computed in "
-                f"{len(pieces)} chunks: extract {self.source_name} first, and make the units with --from",
+                f"{self._source_name} is quantised over a whole clip, but this clip is computed in "
+                f"{len(pieces)} chunks: extract {self._source_name} first, and make the units with --from",
             )
         return pieces
 
     def padded_length(self, num_samples: int) -> int:
-        """The samples of the padded row of a piece of `num_samples`."""
+        """The number of samples in the padded row of a piece of `num_samples`."""
         return self._source.padded_length(num_samples)
 
     def rows(self, padded_length: int, device: torch.device) -> int:
@@ -210,7 +206,7 @@ def _requantized(x_RFD: torch.Tensor, num_frames: Sequence[int]) -> torch.Tensor
     return values_RFD
 
 
-class _ByRow(RowExtractor[Params]):
+class _RowsOfClips(RowExtractor[Params]):
     """Makes an extractor that takes clips into one that takes rows: it gets each row's own samples."""
 
     def __init__(self, extractor: Extractor[Params]) -> None:
