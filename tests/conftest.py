@@ -27,7 +27,8 @@ from scratch import scratch_folder
 from small_shards import INFO
 
 from featcache import trust
-from featcache.store import probes, runs
+from featcache.store import runs
+from featcache.store import version as versions
 from featcache.store.version import Version
 
 # How long an example takes says something about the machine, and nothing about the code. Examples are others each time,
@@ -122,7 +123,7 @@ def clock(monkeypatch) -> None:
         def now(cls, tz=None):
             return cls(2026, 1, 1, tzinfo=tz) + timedelta(seconds=next(seconds))
 
-    for module in (runs, probes):
+    for module in (runs, versions):
         monkeypatch.setattr(module, "datetime", Clock)
 
 

@@ -42,9 +42,8 @@ from featcache.manifest import Manifest
 from featcache.manifest.copies import Copies, expand
 from featcache.store.in_flight import Suspects, find_suspects
 from featcache.store.index import Index, build_index, open_index
-from featcache.store.provenance import library_versions
 from featcache.store.runs import Failure, Run, standing_failures
-from featcache.store.version import Version
+from featcache.store.version import Version, library_versions
 from featcache.strings import Strings
 
 SHARD_MEGABYTES = 128.0

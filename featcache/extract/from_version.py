@@ -26,7 +26,7 @@ from featcache.quantize import dequantize_array
 from featcache.spec import QUANTIZATION
 from featcache.store import zarr3
 from featcache.store.index import open_index
-from featcache.store.join import Rows, item_at, join, what_changed
+from featcache.store.join import RowKeys, item_at, join, what_changed
 from featcache.store.runs import Failure, standing_failures
 from featcache.store.shard import Item
 from featcache.store.version import Version, select_versions
@@ -76,7 +76,7 @@ class SourceVersion:
         """
         ids = [utterance.id for utterance in utterances]
         failures = {id_: self._failures[id_] for id_ in ids if id_ in self._failures}
-        joined = join(self._index, Rows.of_utterances(utterances), failures)
+        joined = join(self._index, RowKeys.of_utterances(utterances), failures)
         return [
             self._stored(utterance, position)
             if position >= 0 and not is_changed

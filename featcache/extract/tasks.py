@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from featcache.manifest import Manifest, Utterance
 from featcache.store.index import Index, Place
-from featcache.store.join import Rows, join
+from featcache.store.join import RowKeys, join
 from featcache.store.runs import Failure
 
 MAX_ITEMS = 100_000
@@ -93,7 +93,7 @@ def compare(
         failures: The standing failures, by id.
         is_unchanged: Whether the file of a failed utterance is still the one that failed. Otherwise it is tried again.
     """
-    joined = join(index, Rows.of(manifest), failures)
+    joined = join(index, RowKeys.of(manifest), failures)
     present = (joined.positions >= 0) & ~joined.is_changed
     failed = np.zeros(len(manifest), bool)
     for row, failure in joined.failures.items():

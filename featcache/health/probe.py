@@ -21,7 +21,7 @@ from featcache.health.trials import Alone, Measured, Trials, compute_batches, ro
 from featcache.manifest import Manifest
 from featcache.manifest.copies import expand
 from featcache.spec import FeatureSpec
-from featcache.store.provenance import library_versions
+from featcache.store.version import library_versions
 
 UTTERANCES = 32
 

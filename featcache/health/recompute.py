@@ -32,7 +32,7 @@ from featcache.quantize import dequantize_array, is_quantized, quantize
 from featcache.spec import QUANTIZATION
 from featcache.store.check import Problem
 from featcache.store.index import Index
-from featcache.store.runs import asked_of
+from featcache.store.runs import request_of
 from featcache.store.shard import Shard
 from featcache.store.version import Version
 
@@ -212,7 +212,7 @@ def _tied(extractor: Extractor[Params], again: _Again, stored: NDArray[Any], dev
 
 
 def _root_of(shard: Shard, version: Version) -> Path:
-    return Path(asked_of(version, shard.info.made_by.get("run", "")).get("root", "."))
+    return Path(request_of(version, shard.info.made_by.get("run", "")).get("root", "."))
 
 
 def _devices(shard: Shard, device: Device) -> str:

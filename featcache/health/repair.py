@@ -30,11 +30,10 @@ from featcache.manifest import Manifest
 from featcache.manifest.copies import expand
 from featcache.store import zarr3
 from featcache.store.check import check_shard
+from featcache.store.damaged import DamagedShard, RepairPlan, copy_sound_items, plan_repairs
+from featcache.store.files import WRITTEN, refuse_links, remove_from_version, write_file
 from featcache.store.index import open_index
 from featcache.store.locks import Claim
-from featcache.store.own_folders import WRITTEN, refuse_links, remove_from_version
-from featcache.store.remains import Remains, keep
-from featcache.store.salvage import Salvage, find_sound
 from featcache.store.shard import Shard
 from featcache.store.version import Version, VersionInfo, select_versions
 from featcache.strings import Strings
@@ -127,15 +126,15 @@ def _mend(
     stop: threading.Event,
 ) -> Repaired:
     path, damaged = version.path, found.damaged_shards
-    salvaged = find_sound(version, damaged, stop.is_set)
+    salvaged = plan_repairs(version, damaged, stop.is_set)
     again = _ids_to_extract(salvaged)
     held = _ids_to_extract(one for one in salvaged if one.was_held)
     config = None if again is not None and not len(again) else _config_for(version, options)
     if config is not None and held is not None:
         _refuse_loss(held, expand(manifest, config.copies), damaged)
     for one in salvaged:
-        if one.kept and isinstance(one.shard, Remains) and not stop.is_set():
-            keep(version, one.shard, one.kept)
+        if one.kept and isinstance(one.shard, DamagedShard) and not stop.is_set():
+            copy_sound_items(version, one.shard, one.kept)
     if stop.is_set():
         return Repaired(str(path), [], restored, None, interrupted=True)
     missing = 0 if again is None else _in_no_shard(found, salvaged)
@@ -179,7 +178,7 @@ def _has_sound(cache: Path, fingerprint: str, name: str) -> bool:
         return False  # there is damage elsewhere in the cache: nothing is removed that may still be needed
 
 
-def _ids_to_extract(salvaged: Iterable[Salvage]) -> Strings | None:
+def _ids_to_extract(salvaged: Iterable[RepairPlan]) -> Strings | None:
     """None where nothing tells which they are: then all that is missing."""
     parts = []
     for one in salvaged:
@@ -189,7 +188,7 @@ def _ids_to_extract(salvaged: Iterable[Salvage]) -> Strings | None:
     return Strings.concatenate(parts)
 
 
-def _in_no_shard(found: Report, salvaged: Iterable[Salvage]) -> int:
+def _in_no_shard(found: Report, salvaged: Iterable[RepairPlan]) -> int:
     """Utterances of the manifest that are neither in a sound shard nor were in a damaged one."""
     missing = {problem.id for problem in found.problems if problem.kind == "missing"}
     for one in salvaged:
@@ -222,7 +221,7 @@ def restore_metadata(path: Path) -> bool:
     group = path / "shards" / "zarr.json"
     mended = not group.exists() or group.read_bytes() != zarr3.group_metadata()
     if mended:
-        zarr3.write_file(group, zarr3.group_metadata())
+        write_file(group, zarr3.group_metadata())
     with suppress(DamagedError):  # which is what the rest is for
         Version.open(path)
         return mended
@@ -238,7 +237,7 @@ def restore_metadata(path: Path) -> bool:
         extractor = config.build(torch.device("cpu"))
         info = version_info(config, extractor.spec)
         if info.folder_name == path.name:
-            zarr3.write_file(path / "zarr.json", zarr3.group_metadata(info.attributes()))
+            write_file(path / "zarr.json", zarr3.group_metadata(info.attributes()))
             return True
     fault = f" ({faults[0]})" if faults else ""
     raise StoreError(

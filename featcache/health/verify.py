@@ -18,7 +18,7 @@ from featcache.manifest import Manifest
 from featcache.manifest.copies import copies_of, expand
 from featcache.store import zarr3
 from featcache.store.check import Problem, check_shard
-from featcache.store.index import Repeat, build_index, find_repeats, index_folder, load_index
+from featcache.store.index import DuplicateItem, build_index, find_duplicates, index_folder, load_index
 from featcache.store.runs import Failure, standing_failures
 from featcache.store.shard import Shard
 from featcache.store.version import Version
@@ -107,7 +107,7 @@ def verify(
         return Report(str(version.path), len(names), 0, 0, 0, data, problems, interrupted=True)
     index = build_index(sound)
     superseded_or_repeated = sum(shard.info.items for shard in sound) > len(index)
-    repeats = find_repeats(sound) if superseded_or_repeated else []
+    repeats = find_duplicates(sound) if superseded_or_repeated else []
     problems += _check_repeats(repeats)
     failures = standing_failures(version, index)
     failed = len(failures)
@@ -131,7 +131,7 @@ def verify(
         problems=problems,
         failed=failed,
         surplus=surplus,
-        repeated=sum(repeat.alike for repeat in repeats),
+        repeated=sum(repeat.same_row for repeat in repeats),
         notes=[*_notes(version), *_notes_on_shards(sound), *_notes_on_index(version, names)],
         damaged_items=_count_items(shard for shard, found in checked if found),
     )
@@ -203,9 +203,9 @@ def _notes(version: Version) -> Iterator[str]:
         )
 
 
-def _check_repeats(repeats: list[Repeat]) -> Iterator[Problem]:
+def _check_repeats(repeats: list[DuplicateItem]) -> Iterator[Problem]:
     for repeat in repeats:
-        if not repeat.alike:
+        if not repeat.same_row:
             first, second = repeat.shards
             message = f"{repeat.id}: is in two shards, from different rows: {first} and {second}"
             yield Problem("duplicate", message, first, repeat.id)

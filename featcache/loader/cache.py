@@ -24,7 +24,7 @@ from featcache.manifest import Manifest
 from featcache.quantize import dequantize_array
 from featcache.spec import FeatureSpec
 from featcache.store.index import open_index
-from featcache.store.join import Joined, Rows, join, with_other_files
+from featcache.store.join import Joined, RowKeys, join, with_other_files
 from featcache.store.runs import Failure, latest_failures, outdated_items
 from featcache.store.version import Version
 from featcache.strings import Strings
@@ -377,7 +377,7 @@ class Cache:
     def _outside(self, position: int) -> IndexError:
         return IndexError(f"no utterance at {position}: {self.version.path} holds {len(self):,}")
 
-    def join(self, rows: Rows, manifest: Manifest) -> Joined:
+    def join(self, rows: RowKeys, manifest: Manifest) -> Joined:
         """The utterances of a manifest's rows, and which of them are of another row or file than the rows ask for."""
         if not rows.has_path.any():
             return join(self.index, rows, {})

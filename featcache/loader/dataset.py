@@ -27,7 +27,7 @@ from featcache.loader.columns import Column, rows_where, take
 from featcache.loader.crop import Crop
 from featcache.loader.view import Part, View, Views
 from featcache.manifest import Manifest, read_manifest
-from featcache.store.join import Rows, about_changed
+from featcache.store.join import RowKeys, describe_changed
 from featcache.strings import Strings
 
 __all__ = ["FeatureDataset"]
@@ -144,7 +144,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
                 self._ids = first.ids.take(rows)
         ids = first.ids if self._ids is None else self._ids
         if manifest is not None and on_changed != "use":
-            positions = _compared(manifest, Rows.of(manifest, ids), caches, on_changed == "error")
+            positions = _compared(manifest, RowKeys.of(manifest, ids), caches, on_changed == "error")
         else:
             positions = {
                 name: None if self._ids is None and each is first else each.index.find(ids)
@@ -357,7 +357,7 @@ def _by_name(cache: Cache | Mapping[str, Cache]) -> dict[str, Cache]:
 
 
 def _compared(
-    manifest: Manifest, rows: Rows, caches: Mapping[str, Cache], are_refused: bool
+    manifest: Manifest, rows: RowKeys, caches: Mapping[str, Cache], are_refused: bool
 ) -> dict[str, NDArray[np.int64] | None]:
     """The positions of a manifest's rows in each version; those that have features of another row or file are refused,
     or give a warning.
@@ -368,7 +368,7 @@ def _compared(
         positions[name] = joined.positions
         if not joined.is_changed.any():
             continue
-        message = about_changed(manifest, rows, cache.version, cache.index, joined)
+        message = describe_changed(manifest, rows, cache.version, cache.index, joined)
         if are_refused:
             raise ManifestError(f'{message}; or on_changed="use" takes these features all the same')
         warnings.warn(message, FeatcacheWarning, stacklevel=3)

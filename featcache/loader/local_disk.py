@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.store.locks import Lock, is_held, locked
-from featcache.store.mapping import map_file
+from featcache.store.zarr3 import map_file
 
 __all__ = ["LocalDisk", "NotNow", "PartialCopy"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from featcache.store.mapping import will_need
+from featcache.store.zarr3 import will_need
 
 __all__ = ["Readahead"]
 

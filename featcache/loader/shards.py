@@ -15,8 +15,7 @@ from featcache.loader.tiers import Tiers
 from featcache.spec import QUANTIZATION
 from featcache.store import zarr3
 from featcache.store.index import Index
-from featcache.store.shard import Shard
-from featcache.store.side import Side
+from featcache.store.shard import Shard, SideArray
 from featcache.store.version import Version
 
 __all__ = ["Shards"]
@@ -45,7 +44,7 @@ class Shards:
         self._check = check
         self._features: dict[int, NDArray[Any]] = {}
         self._checksums: dict[int, NDArray[np.uint32]] = {}
-        self._sides: dict[tuple[str, int], Side] = {}
+        self._sides: dict[tuple[str, int], SideArray] = {}
         self._copier: Copier | None = None
         if tiers.copy_to is not None:
             self._copier = Copier(version, self._features, index.shards, tiers.copy_to, tiers.copy_limit)
@@ -148,7 +147,7 @@ class Shards:
             )
         return features
 
-    def _open_side(self, name: str, shard: Shard, check: bool) -> Side:
+    def _open_side(self, name: str, shard: Shard, check: bool) -> SideArray:
         specs = {spec.name: spec for spec in self._version.info.spec.side}
         if name not in specs:
             there = listing(specs) or "none"

@@ -1,74 +1,131 @@
-"""What the columns of a manifest may be called."""
+"""The columns of a manifest that an `Utterance` has: how they are spelled, and what their cells mean."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable
+from functools import partial
+from reprlib import repr as shown
+from typing import Any, NamedTuple
 
-from featcache.errors import listing
-from featcache.manifest.faults import Faults
+import numpy as np
 
-SPELLINGS = {
-    "id": ("id", "utt_id", "uttid", "utt", "utterance_id", "utterance", "audio_id", "segment_id", "key"),
-    "path": (
-        *("path", "wav", "wav_path", "audio", "audio_path", "audio_file", "audio_filepath"),
-        *("file", "file_path", "filepath", "file_name", "filename"),
+from featcache.strings import Strings
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def _text(cell: Any) -> str:
+    if not isinstance(cell, str):
+        raise ValueError(f"is not text: {shown(cell)}")
+    return cell
+
+
+def _id(cell: Any) -> str:
+    if isinstance(cell, int) and not isinstance(cell, bool):
+        return str(cell)
+    if not _text(cell).isprintable() and _CONTROL.search(cell):
+        raise ValueError(f"has a control character: {shown(cell)}")
+    return _text(cell)
+
+
+def _path(cell: Any) -> str:
+    if _text(cell).rstrip().endswith("|"):
+        raise ValueError(f"is a pipe, and pipes are never run: {shown(cell)}")
+    if "\0" in cell:
+        raise ValueError(f"has a NUL character: {shown(cell)}")
+    return _text(cell)
+
+
+def _number(cell: Any) -> float:
+    try:
+        if isinstance(cell, bool):
+            raise TypeError
+        value = float(cell)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"is not a number: {shown(cell)}") from None
+    if not math.isfinite(value):
+        raise ValueError(f"is not finite: {value}")
+    return value
+
+
+def _start(cell: Any) -> float:
+    seconds = _number(cell)
+    if seconds < 0:
+        raise ValueError(f"is negative: {seconds}")
+    return seconds
+
+
+def _duration(cell: Any) -> float:
+    seconds = _start(cell)
+    if seconds == 0:
+        raise ValueError("is zero: leave it empty to read to the end of the file")
+    return seconds
+
+
+def _channel(cell: Any) -> int:
+    value = _number(cell)
+    if not (value.is_integer() and 0 <= value < 2**31):
+        raise ValueError(f"is not a whole number from 0 up: {shown(cell)}")
+    return int(value)
+
+
+class Column(NamedTuple):
+    """A column that an `Utterance` has."""
+
+    name: str
+    """The name of the column, and of the utterance's attribute."""
+    spellings: tuple[str, ...]
+    """How manifests may spell the name, in any case."""
+    parse: Callable[[Any], Any]
+    """Gives the value of a cell that is not empty. Raises a ValueError that says what is wrong with it."""
+    not_given: Any
+    """The value of an empty cell."""
+    pack: Callable[[list[Any]], Any]
+    """Makes one flat array of values."""
+
+
+# Names that do not say seconds are left out on purpose: a `length` is as often in samples or frames.
+COLUMNS = (
+    Column(
+        "id",
+        ("id", "utt_id", "uttid", "utt", "utterance_id", "utterance", "audio_id", "segment_id", "key"),
+        *(_id, "", Strings.of),
     ),
-    "start": ("start", "start_time", "begin", "begin_time", "offset"),
-    "duration": ("duration", "dur"),
-    "channel": ("channel",),
-}
-"""How each column may be spelled, in any case. A table with two spellings of one column is refused, unless
-one of them is exactly the column's own name, as it stands on the left: then the others are carried.
+    Column(
+        "path",
+        (
+            *("path", "wav", "wav_path", "audio", "audio_path", "audio_file", "audio_filepath"),
+            *("file", "file_path", "filepath", "file_name", "filename"),
+        ),
+        *(_path, "", Strings.of),
+    ),
+    Column(
+        "start",
+        ("start", "start_time", "begin", "begin_time", "offset"),
+        *(_start, math.nan, partial(np.array, dtype=np.float64)),
+    ),
+    Column("duration", ("duration", "dur"), _duration, math.nan, partial(np.array, dtype=np.float64)),
+    Column("channel", ("channel",), _channel, -1, partial(np.array, dtype=np.int32)),
+)
 
-Names that do not say seconds are left out on purpose: a `length` is as often in samples or frames.
+SPELLINGS = {column.name: column.spellings for column in COLUMNS}
+"""How each column may be spelled, in any case. A table with two spellings of one column is refused, unless one of them
+is exactly the column's own name, the key here: then the others are carried.
 """
 
-_COLUMN_OF = {spelling: column for column, spellings in SPELLINGS.items() for spelling in spellings}
-_ENDS = {"end", "end_time", "stop", "stop_time"}  # not read, so a fault where one stands for a duration
-
-_AUDIO = re.compile(r"\.(wav|flac|mp3|ogg|opus|sph|aiff?|m4a)\s*\|?$", re.IGNORECASE)
+_COLUMN_OF = {spelling: column.name for column in COLUMNS for spelling in column.spellings}
 
 
-def no_header(cells: Sequence[str], required: Collection[str]) -> str | None:
-    """Why the first row of a table names no columns, where it is plain to see; None where it is not."""
-    if all(column in map(_meaning, cells) for column in required):
-        return None
-    if len(cells) == 1:
-        for separator, name, remedy in (
-            (";", "semicolons", "write commas for them"),
-            ("\t", "tabs", "name the file .tsv"),
-            (" ", "spaces, as in Kaldi's wav.scp and segments", "docs/manifest.md says how to convert these"),
-        ):
-            if separator in cells[0].strip():
-                return f"fields are separated by {name}: {remedy}"
-    if any(map(_AUDIO.search, cells)):
-        return "there is no header, but a file's name: name the columns in a line above it, id and path for instance"
-    return None
-
-
-def meanings(names: Collection[str], line: int, faults: Faults) -> list[str]:
-    """For each column the one of `SPELLINGS` that it is, or its own name where it is carried."""
-    found = [name if _meaning(name) in names else _meaning(name) for name in names]
-    for column in SPELLINGS:
-        same = {name: None for name, meaning in zip(names, found, strict=True) if meaning == column}
-        if len(same) > 1:
-            faults.add(line, f"{' and '.join(map(repr, same))} both mean {column}: name one of them {column}")
-    if "start" in found and "duration" not in found:
-        for name in names:
-            if name.strip().lower() in _ENDS:
-                faults.add(line, f"{name!r} is not read: give a duration, {name} - start, instead")
-    return found
-
-
-def require(required: Collection[str], names: Collection[str], line: int, faults: Faults) -> None:
-    """Add a fault for each required column that none of `names` means."""
-    for column in required:
-        if column not in map(_meaning, names):
-            known = listing(SPELLINGS[column], len(SPELLINGS[column]))
-            there = listing(map(repr, names))
-            faults.add(line, f"no {column} column among {there}: rename or add one; known spellings: {known}")
-
-
-def _meaning(name: str) -> str:
+def meaning_of(name: str) -> str:
+    """The column that a name means; the name itself if it means none."""
     return _COLUMN_OF.get(name.strip().lower(), name)
+
+
+def carried(cell: Any) -> str:
+    """A cell of any other column as text: text as it is, other values as JSON, `null` as nothing."""
+    if cell is None:
+        return ""
+    return cell if isinstance(cell, str) else json.dumps(cell, ensure_ascii=False, separators=(",", ":"))

@@ -15,10 +15,8 @@ import numpy as np
 
 from featcache.arguments import refuse_url
 from featcache.errors import ManifestError
-from featcache.manifest.cells import COLUMNS, Column, carried
-from featcache.manifest.columns import SPELLINGS
-from featcache.manifest.faults import Faults
-from featcache.manifest.formats import Batch, batches
+from featcache.manifest.columns import COLUMNS, SPELLINGS, Column, carried
+from featcache.manifest.formats import Batch, Faults, batches
 from featcache.manifest.utterances import Manifest
 from featcache.strings import Strings
 
@@ -31,15 +29,15 @@ def read_manifest(
     """Read and check a manifest.
 
     Args:
-        source: a file, which may be compressed by gzip, or `-` for standard input.
-        root: the folder that relative paths are relative to; by default the manifest's own, and for standard
+        source: A file, which may be compressed by gzip, or `-` for standard input.
+        root: The folder that relative paths are relative to; by default the manifest's own, and for standard
             input the current one.
-        audio: whether paths are required; ids always are.
-        carry: whether to keep the columns that an `Utterance` does not have.
+        audio: Whether paths are required; ids always are.
+        carry: Whether to keep the columns that an `Utterance` does not have.
 
     Raises:
-        ManifestError: the file cannot be read, or has faults. The message lists them by line, the first 20.
-        ArgumentError: a path is a URL.
+        ManifestError: The file cannot be read, or has faults. The message lists the first 20 by line.
+        ArgumentError: A path is a URL.
     """
     refuse_url("the manifest", source)
     if root is not None:
@@ -52,7 +50,7 @@ def read_manifest(
         with nullcontext(sys.stdin.buffer) if is_stdin else _opened(Path(source)) as stream:
             found = batches(stream, _suffix(Path(source)), required, faults)
             parts, lines = _gather(found, required, carry, faults)
-    except (OSError, EOFError, zlib.error) as error:  # the latter two, of a gzip file that is cut off or damaged
+    except (OSError, EOFError, zlib.error) as error:  # the latter two come from a gzip file that is cut off or damaged
         raise ManifestError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not lines and not faults.count:
         faults.add(0, "there are no rows")
@@ -73,7 +71,7 @@ def read_manifest(
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file, or those that it is the gzip of."""
+    """The bytes of a file; unpacked, if gzip has compressed it."""
     with path.open("rb") as file:
         if not file.peek(2).startswith(_GZIP):
             yield file
@@ -83,14 +81,14 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _suffix(path: Path) -> str:
-    """What tells the format: `.csv` also of `train.csv.gz`."""
+    """The suffix that tells the format: `.csv` for `train.csv.gz` too."""
     return (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
 
 
 def _gather(
     found: Iterable[Batch], required: Collection[str], carry: bool, faults: Faults
 ) -> tuple[dict[str, list[Any]], array[int]]:
-    """The flat parts of each column, one per batch; and the line of each row."""
+    """The flat parts of each column, one for each batch; and the line of each row."""
     parts: dict[str, list[Any]] = {name: [] for name in SPELLINGS}
     row_lines = array("q")
     for lines, cells in found:

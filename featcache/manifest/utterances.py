@@ -18,19 +18,16 @@ from featcache.strings import Strings, extend_hashes
 class Segment:
     """A stretch of one channel of an audio file, in Kaldi's sense: what a row of a manifest asks for.
 
-    Features belong to their segment. Rows ask for the same features if their segments are equal, and `row_hashes` tells
-    segments apart by 64 bits.
+    Features belong to their segment: rows ask for the same features if their segments are equal. Among many segments,
+    `SegmentColumns.hashes` tells which are.
     """
 
     path: str
     """The audio file, as the manifest has it; `Manifest.resolve` gives its place."""
-
     start: float | None = None
     """Seconds from the beginning of the file; None if the row does not give it."""
-
     duration: float | None = None
     """Seconds; None if the row does not give it."""
-
     channel: int | None = None
     """The number of the file's channel, from 0; None if the row does not give it."""
 
@@ -60,7 +57,8 @@ class Utterance(Segment):
 
     def __repr__(self) -> str:
         # In the order of a manifest's columns. The names of shard tasks are hashes of this text.
-        return f"Utterance({', '.join(f'{name}={value!r}' for name, value in self.row().items())})"
+        segment = f"path={self.path!r}, start={self.start!r}, duration={self.duration!r}, channel={self.channel!r}"
+        return f"Utterance(id={self.id!r}, {segment})"
 
     def row(self) -> dict[str, Any]:
         """The id and the segment's four values by name, in the order of a manifest's columns."""
@@ -77,31 +75,61 @@ class Utterance(Segment):
         return {**self.row(), **asdict(self)}
 
 
+class SegmentColumns(NamedTuple):
+    """Segments as flat columns."""
+
+    paths: Strings
+    """The paths `[rows]`."""
+    start: NDArray[np.float64]
+    """Seconds, float64 `[rows]`; NaN if not given."""
+    duration: NDArray[np.float64]
+    """Seconds, float64 `[rows]`; NaN if not given."""
+    channel: NDArray[np.int32]
+    """Numbers of channels, int32 `[rows]`; -1 if not given."""
+
+    @classmethod
+    def of(cls, segments: Collection[Segment]) -> SegmentColumns:
+        """The columns of some segments, in their order."""
+        return cls(
+            Strings.of(segment.path for segment in segments),
+            np.array([math.nan if segment.start is None else segment.start for segment in segments], np.float64),
+            np.array([math.nan if segment.duration is None else segment.duration for segment in segments], np.float64),
+            np.array([-1 if segment.channel is None else segment.channel for segment in segments], np.int32),
+        )
+
+    def hashes(self) -> NDArray[np.uint64]:
+        """Hashes that tell rows apart by their segments: equal for equal path, start, duration and channel.
+
+        It is the 64-bit FNV-1a hash of the path's bytes, start and duration (little-endian float64, one NaN, one
+        zero) and channel (little-endian int32).
+
+        Returns:
+            uint64 `[rows]`.
+        """
+        hashes = self.paths.hashes()
+        for seconds in (self.start, self.duration):
+            hashes = extend_hashes(hashes, np.where(np.isnan(seconds), np.nan, seconds + 0.0))
+        return extend_hashes(hashes, self.channel.astype(np.int32))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Manifest:
     """A table of utterances, by column; `manifest[row]` is an `Utterance`."""
 
     source: str
     """What was read, for messages: the file as it was named, or `<stdin>`."""
-
     root: Path
     """The folder that relative paths are relative to; absolute."""
-
     ids: Strings
     """The ids `[rows]`, all different."""
-
     paths: Strings
     """The paths `[rows]`, as written; empty if not given, which only `audio=False` allows."""
-
     start: NDArray[np.float64]
     """Seconds, float64 `[rows]`; NaN if not given."""
-
     duration: NDArray[np.float64]
     """Seconds, float64 `[rows]`; NaN if not given."""
-
     channel: NDArray[np.int32]
     """Numbers of channels, int32 `[rows]`; -1 if not given."""
-
     columns: dict[str, Strings]
     """Every other column `[rows]`, as text, by its own name."""
 
@@ -129,57 +157,8 @@ class Manifest:
         return self.root / path
 
     def row_hashes(self) -> NDArray[np.uint64]:
-        """The hash of each row's segment, uint64 `[rows]`; see the function of this name."""
-        return row_hashes(self.paths, self.start, self.duration, self.channel)
-
-
-class SegmentColumns(NamedTuple):
-    """Segments as flat columns, as `row_hashes` takes them."""
-
-    paths: Strings
-    """The paths `[rows]`."""
-
-    start: NDArray[np.float64]
-    """Seconds, float64 `[rows]`; NaN if not given."""
-
-    duration: NDArray[np.float64]
-    """Seconds, float64 `[rows]`; NaN if not given."""
-
-    channel: NDArray[np.int32]
-    """Numbers of channels, int32 `[rows]`; -1 if not given."""
-
-    @classmethod
-    def of(cls, segments: Collection[Segment]) -> SegmentColumns:
-        """The columns of some segments, in their order."""
-        return cls(
-            Strings.of(segment.path for segment in segments),
-            np.array([math.nan if segment.start is None else segment.start for segment in segments], np.float64),
-            np.array([math.nan if segment.duration is None else segment.duration for segment in segments], np.float64),
-            np.array([-1 if segment.channel is None else segment.channel for segment in segments], np.int32),
-        )
-
-
-def row_hashes(
-    paths: Strings, start: NDArray[np.float64], duration: NDArray[np.float64], channel: NDArray[np.int32]
-) -> NDArray[np.uint64]:
-    """Hashes that tell rows apart by their segments: equal for equal path, start, duration and channel.
-
-    It is the 64-bit FNV-1a hash of the path's bytes, start and duration (little-endian float64, one NaN, one
-    zero) and channel (little-endian int32).
-
-    Args:
-        paths: The paths `[rows]`.
-        start: Seconds `[rows]`; NaN if not given.
-        duration: Seconds `[rows]`; NaN if not given.
-        channel: Numbers of channels `[rows]`; -1 if not given.
-
-    Returns:
-        uint64 `[rows]`.
-    """
-    hashes = paths.hashes()
-    for seconds in (start, duration):
-        hashes = extend_hashes(hashes, np.where(np.isnan(seconds), np.nan, seconds + 0.0))
-    return extend_hashes(hashes, channel.astype(np.int32))
+        """The hash of each row's segment, uint64 `[rows]`."""
+        return SegmentColumns(self.paths, self.start, self.duration, self.channel).hashes()
 
 
 def rows_at_even_steps(count: int, at_most: int) -> NDArray[np.int64]:

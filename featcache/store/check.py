@@ -15,40 +15,43 @@ from numpy.typing import NDArray
 from featcache.errors import DamagedError, StoreError
 from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
 from featcache.store import zarr3
-from featcache.store.combine import combined_crc32c
-from featcache.store.shard import COLUMNS, Shard
-from featcache.store.side import column_names
+from featcache.store.shard import FEATURES, SIDE_COLUMNS, Column, Shard, columns_of, side_names
 
 _BLOCK_BYTES = 2 << 20
+
+_POLYNOMIAL = 0x82F63B78  # of CRC-32C, reflected
+_BYTES = np.arange(256, dtype=np.uint32)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong in a version.
-
-    Attributes:
-        kind: `metadata`, `structure`, `checksum`, `offsets`, `ids`, `frames`, `non_finite`,
-            `duplicate`, `missing`, `changed`, `source` or `recompute`.
-        message: what, where.
-        shard: the shard's name, where it is in one.
-        id: the utterance's, where it is in one.
-    """
+    """Something wrong in a version."""
 
     kind: str
+    """`metadata`, `structure`, `checksum`, `offsets`, `ids`, `frames`, `non_finite`, `duplicate`, `missing`, `changed`,
+    `source` or `recompute`.
+    """
     message: str
+    """What is wrong, and where."""
     shard: str | None = None
+    """The name of the shard with the problem; None if it is in no shard."""
     id: str | None = None
+    """The id of the utterance with the problem; None if it is in no single one."""
 
 
 def check_shard(
     shard: Shard, spec: FeatureSpec, data: bool = True, stopped: Callable[[], bool] = lambda: False
 ) -> Iterator[Problem]:
-    """Find what is wrong in a shard; with `data`, down to every byte of its features.
+    """Find what is wrong in a shard.
 
-    Once `stopped` says so, the rest is not looked at.
+    Args:
+        shard: The shard.
+        spec: The spec of its version.
+        data: Whether to read every byte of the features; else only metadata and columns.
+        stopped: Called now and then; once it returns True, the rest is not looked at.
 
     Raises:
-        StoreError: it may not be read.
+        StoreError: The shard may not be read.
     """
     try:
         problems = list(_check_structure(shard, spec))
@@ -65,7 +68,7 @@ def check_shard(
 
 
 def _check_structure(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
-    """Metadata as it was sealed; every column whole; and what stock Zarr makes of it."""
+    """Whether the metadata is as it was sealed, every column is whole, and stock Zarr sees the same arrays."""
     try:
         info = shard.info
     except DamagedError as error:
@@ -73,26 +76,20 @@ def _check_structure(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
         return
     if info.digest[:12] != shard.name:
         yield Problem("metadata", f"{shard.folder}: holds the shard {info.digest[:12]}", shard.name)
-    sides = {column_names(side.name)[0]: side for side in spec.side}
-    names = ("features", *COLUMNS, *(column for side in spec.side for column in column_names(side.name)))
-    for name in names:
+    for name, column in columns_of(spec).items():
         try:
             metadata = (shard.folder / name / "zarr.json").read_bytes()
-            if f"{zarr3.crc32c(np.frombuffer(metadata, np.uint8)):08x}" != info.metadata.get(name):
-                yield Problem(
-                    "metadata",
-                    f"{shard.folder / name}/zarr.json: damaged: its checksum does not match",
-                    shard.name,
-                )
+            if zarr3.hex_crc32c(metadata) != info.metadata.get(name):
+                message = f"{shard.folder / name}/zarr.json: damaged: its checksum does not match"
+                yield Problem("metadata", message, shard.name)
                 continue
-            if name == "features":  # their checksum is found on the way through the items
+            if name == "features":  # their checksum is computed on the way through the items
                 array = shard.features
             else:
                 array, checksum = zarr3.read_array(shard.folder / name)
                 if zarr3.crc32c(array) != checksum:
-                    yield Problem(
-                        "checksum", f"{shard.folder / name}: damaged: its checksum does not match", shard.name
-                    )
+                    message = f"{shard.folder / name}: damaged: its checksum does not match"
+                    yield Problem("checksum", message, shard.name)
                     continue
         except FileNotFoundError as error:
             yield Problem("structure", f"{error.filename}: damaged: the file is missing", shard.name)
@@ -100,52 +97,49 @@ def _check_structure(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
         except DamagedError as error:
             yield Problem("structure", error.what, shard.name)
             continue
-        if name == "features":
-            yield from _check_form(shard, name, array, spec.stored_dtype, (info.frames, *spec.item_shape))
-        elif name in sides:
-            shape = *array.shape[:1], *sides[name].item_shape  # how many entries there are, their offsets tell
-            yield from _check_form(shard, name, array, sides[name].dtype, shape)
+        if column.length == FEATURES.length:
+            yield from _check_form(shard, column, array, info.frames)
+        elif column.length == SIDE_COLUMNS[0].length:
+            # Any number of entries will do here: check_columns compares it with their offsets.
+            yield from _check_form(shard, column, array, array.shape[0] if array.ndim else 0)
 
 
-def _check_form(shard: Shard, name: str, array: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> Iterator[Problem]:
-    """An array of the version's dtype and shape, to stock Zarr as to us."""
-    stock = zarr.open_array(shard.folder / name, mode="r")
+def _check_form(shard: Shard, column: Column, array: NDArray[Any], length: int) -> Iterator[Problem]:
+    """Whether an array has the version's dtype and shape, as we read it and as stock Zarr does."""
+    stock = zarr.open_array(shard.folder / column.name, mode="r")
+    dtype, shape = np.dtype(column.dtype), (length, *column.entry_shape)
     for reader, found in (
         ("it is", (array.dtype.newbyteorder("="), array.shape)),
         ("Zarr reads", (stock.dtype, stock.shape)),
     ):
-        if found != (np.dtype(dtype), shape):
-            message = f"{shard.folder / name}: {reader} {found[0]} {list(found[1])}, not {dtype} {list(shape)}"
+        if found != (dtype, shape):
+            message = f"{shard.folder / column.name}: {reader} {found[0]} {list(found[1])}, not {dtype} {list(shape)}"
             yield Problem("structure", message, shard.name)
 
 
 def check_columns(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
-    """Offsets that rise, ids that differ, and as many frames as the audio should give.
+    """Whether offsets rise, ids differ, and items have as many frames as their audio should give.
 
     A problem with an `id` is that item's alone; any other is the whole shard's.
 
     Raises:
-        DamagedError: a column is not what was written.
+        DamagedError: A column is not what was written.
     """
-    items, frames = shard.info.items, shard.info.frames
-    ends = {"offsets": (items, frames), "id_offsets": (items, len(shard.column("ids")))}
-    ends["path_offsets"] = items, len(shard.column("paths"))
-    fewest = dict.fromkeys(ends, 1)
-    for side in spec.side:
-        entries, name = column_names(side.name)
-        ends[name], fewest[name] = (items, len(shard.column(entries))), int(side.name == QUANTIZATION)
-    for name, (count, last) in ends.items():
-        offsets = shard.column(name).astype(np.int64)
-        steps = np.diff(offsets)
-        if len(offsets) != count + 1 or offsets[0] != 0 or offsets[-1] != last or (steps < fewest[name]).any():
-            yield Problem(
-                "offsets", f"{shard.folder / name}: do not increase from 0 to {last} in {count} steps", shard.name
-            )
+    items, columns = shard.info.items, columns_of(spec)
+    for column in columns.values():
+        if not column.delimits:
+            continue
+        last = shard.info.frames if column.delimits == "features" else len(shard.column(column.delimits))
+        offsets = shard.column(column.name).astype(np.int64)
+        is_rising = (np.diff(offsets) >= column.min_entries).all()
+        if len(offsets) != items + 1 or offsets[0] != 0 or offsets[-1] != last or not is_rising:
+            message = f"{shard.folder / column.name}: do not increase from 0 to {last} in {items} steps"
+            yield Problem("offsets", message, shard.name)
             return
-    each = ["crc32c", "num_samples", "segments", "channels", "sources"]
+    one_for_each = [name for name, column in columns.items() if column.length == "n"]
     if spec.is_quantized:
-        each.append(column_names(QUANTIZATION)[0])
-    for name in each:
+        one_for_each.append(side_names(QUANTIZATION)[0])
+    for name in one_for_each:
         if len(shard.column(name)) != items:
             yield Problem("structure", f"{shard.folder / name}: not one entry for each of {items} items", shard.name)
             return
@@ -156,11 +150,11 @@ def check_columns(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
     if len(np.unique(ids.hashes())) < items and len(set(ids)) < items:
         yield Problem("ids", f"{shard.folder / 'ids'}: an id occurs twice", shard.name)
     if spec.is_quantized:
-        parameters = shard.column(column_names(QUANTIZATION)[0]).reshape(items, -1)
+        parameters = shard.column(side_names(QUANTIZATION)[0]).reshape(items, -1)
         for item in np.flatnonzero(~np.isfinite(parameters).all(axis=1)).tolist():
             message = f"{ids[item]}: its scale or offset is NaN or infinite"
             yield Problem("non_finite", message, shard.name, ids[item])
-    # A frame more or less at either end is the extractor's business; beyond that, frames are not this audio's.
+    # An extractor may have a frame more or less at either end. Beyond that, the frames are not of this audio.
     num_frames = np.diff(shard.offsets)
     per_sample = spec.frame_rate / spec.sample_rate
     expected = np.maximum(shard.column("num_samples"), spec.padded_to) * per_sample
@@ -175,7 +169,7 @@ def check_columns(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
 
 
 def _check_features(shard: Shard, stopped: Callable[[], bool]) -> Iterator[Problem]:
-    """The array's checksum, every item's, and values that are not finite; the file is read once if all is well."""
+    """Whether the array's checksum and every item's match, and all values are finite; reads the file once if so."""
     offsets, expected, ids = shard.offsets, shard.column("crc32c"), shard.ids
     array = shard.features
     crc, is_finite = 0, True
@@ -213,9 +207,12 @@ def _stored_checksum(shard: Shard, num_dimensions: int) -> int:
 
 
 def _blocks(folder: Path, array: NDArray[Any], offsets: NDArray[np.int64]) -> Iterator[tuple[int, int, NDArray[Any]]]:
-    """Read an array's chunk file in blocks of whole items that fit a core's cache: first and last item, frames.
+    """Read an array's chunk file in blocks of whole items that fit a core's cache.
 
-    By `readinto` and not by the memory map: the map takes a page fault for every 4 kB.
+    It uses `readinto` and not the memory map, which takes a page fault for every 4 kB.
+
+    Yields:
+        The block's first item, the one after its last, and its frames, which are valid until the next block.
     """
     frame_bytes = array[:1].nbytes
     item, count = 0, len(offsets) - 1
@@ -235,3 +232,42 @@ def _blocks(folder: Path, array: NDArray[Any], offsets: NDArray[np.int64]) -> It
                 filled += got
             yield item, last, block.reshape(frames, *array.shape[1:])
             item = last
+
+
+def combined_crc32c(crcs: NDArray[np.uint32], num_bytes: NDArray[np.int64]) -> int:
+    """The CRC-32C of a whole from those of its parts, without reading the bytes again.
+
+    To a CRC's state, another zero byte is a linear map over GF(2). So the CRC of A followed by B is the CRC of A, taken
+    through as many zero bytes as B has, exclusive or the CRC of B.
+
+    Source: Mark Adler's `crc32_combine` in zlib's `crc32.c`; the polynomial is that of RFC 3720.
+
+    Args:
+        crcs: The checksum of each part, uint32 `[n]`.
+        num_bytes: The number of bytes of each part, int64 `[n]`.
+    """
+    states = crcs.astype(np.uint32)
+    following = num_bytes.sum() - np.cumsum(num_bytes)
+    zeros = _one_zero_byte()
+    while following.any():
+        odd = following % 2 == 1
+        states[odd] = _through(zeros, states[odd])
+        zeros = _through(zeros, zeros)  # twice as many zero bytes
+        following //= 2
+    return int(np.bitwise_xor.reduce(states))
+
+
+def _one_zero_byte() -> NDArray[Any]:
+    """The map of one zero byte, uint32 `[4, 256]`: the image of each byte of a state, by the byte's place."""
+    crcs: NDArray[Any] = _BYTES
+    for _ in range(8):
+        crcs = (crcs >> 1) ^ np.where(crcs & 1, np.uint32(_POLYNOMIAL), np.uint32(0))
+    return np.stack([crcs, _BYTES, _BYTES << 8, _BYTES << 16])
+
+
+def _through(zeros: NDArray[Any], states: NDArray[Any]) -> NDArray[Any]:
+    """Take states, uint32 of any shape, through a map."""
+    result: NDArray[Any] = zeros[0][states & 255]
+    for place in (1, 2, 3):
+        result = result ^ zeros[place][(states >> (8 * place)) & 255]
+    return result

@@ -1,16 +1,16 @@
 """What a run has in flight: marks that outlive the process, for the run after a crash.
 
     runs/<run>/
-      in_flight.<n>   what worker n works on: one line of JSON, written over in place
-      crash.txt       what the interpreter wrote when a fatal signal ended it; empty while all is well
+      in_flight.<n>   what worker n works on: one line of JSON, overwritten in place
+      crash.txt       what the interpreter wrote when a fatal signal ended the process; empty while all is well
 
-A worker's mark is the ids of the utterances that it decodes or computes, and whether that happens apart, in a process
-of their own. It is written by one `pwrite` before the work begins and cleared by another when it ends, and never
+A worker's mark holds the ids of the utterances that it decodes or computes, and whether it does so apart, in a process
+of their own. It is written by one `pwrite` before the work begins, cleared by another when the work ends, and never
 flushed: it is to survive the process, not the machine. A run that ends by itself removes its marks.
 
 Utterances are suspects, to be extracted apart, if they were in flight in a run that a fatal signal ended, or in two
-that were killed: one `kill -9`, or one lost node, says nothing about what was in flight. Where an utterance has crashed
-before, one is enough: crashes come in series.
+runs that were killed: one `kill -9`, or one lost node, says nothing about what was in flight. If an utterance of the
+version has crashed before, one killed run is enough: crashes come in series.
 """
 
 from __future__ import annotations
@@ -28,26 +28,29 @@ from types import TracebackType
 
 from featcache.errors import Reason, StoreError
 from featcache.store.index import Index
-from featcache.store.runs import Failure, extracted_by, failures_of, is_going_on, runs_with_failures
+from featcache.store.runs import Failure, extracted_by, failures_of, is_running, runs_with_failures
 from featcache.store.version import Version
 
 _MARK = "in_flight."
 _CRASH = "crash.txt"
 _FATAL_APART = 2
-"""Runs that ended while an utterance was extracted apart, after which it is not tried again: with its own process, it
-ends that of the run."""
+"""The number of runs that died while an utterance was extracted apart, after which it is not tried again: it ends not
+only its own process, but the run's too.
+"""
 
 
 class InFlight:
-    """The marks of one run. They are removed when the `with` block ends, except by a MemoryError: the next run is then
-    to know what was in flight.
+    """The marks of one run, to be used as a context manager.
+
+    They are removed when the `with` block ends, except by a MemoryError: the next run is then to know what was in
+    flight.
 
     Args:
-        folders: of the run, in each version that it fills.
-        workers: how many workers there are, each with marks of its own.
+        folders: The run's folders, one in each version that it fills.
+        workers: The number of workers, each with marks of its own.
 
     Raises:
-        StoreError: the marks cannot be written.
+        StoreError: The marks cannot be written.
     """
 
     def __init__(self, folders: Sequence[Path], workers: int) -> None:
@@ -62,7 +65,7 @@ class InFlight:
                 [FileIO(folder / f"{_MARK}{worker}", "w") for folder in self._folders]
                 for worker in range(self._workers)
             ]
-            if not faulthandler.is_enabled():  # else somebody else wants to know
+            if not faulthandler.is_enabled():  # else somebody else has asked to be told
                 self._crash = FileIO(self._folders[0] / _CRASH, "w")
                 faulthandler.enable(self._crash)
         except OSError as error:
@@ -77,13 +80,13 @@ class InFlight:
 
     @contextmanager
     def working_on(self, worker: int, ids: Iterable[str], apart: bool = False) -> Iterator[None]:
-        """Mark what a worker works on within."""
+        """Mark what a worker works on within the `with` block."""
         self._write(worker, json.dumps({"ids": list(ids), "apart": apart}).encode() + b"\n")
         yield
-        self._write(worker, b"\n")  # not where an error rises: `__exit__` decides
+        self._write(worker, b"\n")  # after an error, `__exit__` decides what happens to the mark
 
     def _write(self, worker: int, line: bytes) -> None:
-        with suppress(OSError):  # a disk that takes no mark takes no shard either, which says so
+        with suppress(OSError):  # a disk that takes no mark takes no shard either, and that is reported
             for file in self._files[worker]:
                 os.pwrite(file.fileno(), line, 0)
 
@@ -100,27 +103,19 @@ class InFlight:
 
 @dataclass(frozen=True)
 class Suspects:
-    """Utterances that may have crashed earlier runs.
-
-    Attributes:
-        ids: of utterances to be extracted apart.
-        fatal: of those that are not to be extracted at all: they ended runs even so.
-    """
+    """Utterances that may have crashed earlier runs."""
 
     ids: frozenset[str] = frozenset()
+    """The ids of utterances to be extracted apart."""
     fatal: frozenset[str] = frozenset()
+    """The ids of utterances that are not to be extracted at all: they have ended runs even when extracted apart."""
 
     def __or__(self, other: Suspects) -> Suspects:
         return Suspects(self.ids | other.ids, self.fatal | other.fatal)
 
 
 def find_suspects(version: Version, failures: Mapping[str, Failure]) -> Suspects:
-    """What runs of a version that have died had in flight, and what crashed before.
-
-    Args:
-        version: the version.
-        failures: the ledger's latest record of each utterance.
-    """
+    """The utterances that dead runs had in flight, and those that crashed before; `failures` are the latest records."""
     suspects = {id_ for id_, failure in failures.items() if failure.reason == Reason.CRASHED}
     has_crashed = bool(suspects)
     killed, apart = set[str](), Counter[str]()
@@ -135,13 +130,9 @@ def find_suspects(version: Version, failures: Mapping[str, Failure]) -> Suspects
 
 
 def forget_suspects(version: Version, index: Index) -> None:
-    """Remove the marks of dead runs whose utterances were all extracted by later runs, or put into the ledger by them.
+    """Remove the marks of dead runs whose utterances later runs have all extracted or put into the ledger.
 
-    An older item says nothing: what was in flight may have been to replace it.
-
-    Args:
-        version: the version.
-        index: the index of what it holds.
+    An older item does not count: what was in flight may have been going to replace it.
     """
     for run in _dead_runs(version):
         ids = {id_ for mark in _marks(run) for id_ in mark.ids}
@@ -152,7 +143,7 @@ def forget_suspects(version: Version, index: Index) -> None:
 
 
 def _has_item_after(version: Version, index: Index, id_: str, run: str) -> bool:
-    """Whether a run later than this one, by their names, has extracted the utterance."""
+    """Whether a later run than this one, by their names, has extracted the utterance."""
     position = index.find_one(id_)
     return position >= 0 and extracted_by(version, index.place(position).shard) > run
 
@@ -164,14 +155,14 @@ class _Mark:
 
 
 def _dead_runs(version: Version) -> list[Path]:
-    """The folders of runs that have left marks and are not alive, the earliest first."""
+    """The folders of runs that have left marks and are not running, the earliest first."""
     folders = sorted({path.parent for path in (version.path / "runs").glob(f"*/{_MARK}*")})
-    return [folder for folder in folders if not (folder.is_symlink() or is_going_on(version, folder.name))]
+    return [folder for folder in folders if not (folder.is_symlink() or is_running(version, folder.name))]
 
 
 def _marks(run: Path) -> Iterator[_Mark]:
     for path in sorted(run.glob(f"{_MARK}*")):
-        with suppress(OSError, ValueError, KeyError, TypeError):  # cleared, or not as we write it
+        with suppress(OSError, ValueError, KeyError, TypeError):  # it is cleared, or not as we write it
             document = json.loads(path.read_bytes().partition(b"\n")[0])
             yield _Mark([str(id_) for id_ in document["ids"]], bool(document["apart"]))
 

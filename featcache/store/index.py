@@ -1,18 +1,13 @@
-"""The index, which makes opening 10^7 items fast: flat arrays shared by all processes.
+"""The index, which makes opening 10^7 items fast: flat arrays, memory-mapped and shared by all processes.
 
-It is derived from the shards, and lies in `index/<signature>/`, where the signature is a hash of the version's
-fingerprint and the shards' names: shards never change, so an index that matches the folder's listing is right, and one
-that does not is another folder. Deleting it loses nothing, and whatever is wrong with one, it is built anew.
+It is derived from the shards, and lies in `index/<signature>/`. The signature is a hash of the version's fingerprint
+and the shards' names. Shards never change, so an index whose signature fits the names in `shards/` is right, and after
+any change there is another signature. Deleting an index loses nothing; if anything is wrong with it, it is built anew.
 
-    index.json            the fingerprint, the shards' names in the cache's order, and a CRC-32C of each file; sealed
-    ids.npy, id_offsets.npy
-                          the ids, in the cache's order: by manifest row of the run that wrote them
-    shard.npy, item.npy   uint32 `[items]`: where an item is: number of the shard, number in the shard
-    first_frame.npy       int64 `[items]`: its first frame in the shard's features
-    num_frames.npy        int64 `[items]`
-    row_hash.npy          uint64 `[items]`: hash of the row's path, start, duration and channel
-    id_hash.npy           uint64 `[items]`: FNV-1a of the ids, sorted
-    by_hash.npy           uint32 `[items]`: the positions in that order
+    index.json      the fingerprint, the shards' names in the version's order, and a CRC-32C of each file; sealed
+    <array>.npy     the arrays of an `Index`; the ids are in `ids.npy` and `id_offsets.npy`
+
+Items are in the version's order: by the manifest row of the run that wrote their shard.
 """
 
 from __future__ import annotations
@@ -31,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import StoreError
-from featcache.manifest import row_hashes
+from featcache.manifest import SegmentColumns
 from featcache.store import zarr3
-from featcache.store.own_folders import remove_from_version
+from featcache.store.files import publish_folder, remove_from_version
 from featcache.store.shard import Shard
 from featcache.store.version import Version
 from featcache.strings import Strings, hash_of
@@ -53,59 +48,53 @@ _BLOCK_BYTES = 1 << 20
 
 
 class Place(NamedTuple):
-    """Where an item is, and what it is of.
-
-    Attributes:
-        shard: the name of the shard that holds it.
-        item: its number in that shard.
-        row_hash: the hash of the row that it was extracted from.
-    """
+    """Where an item is, and what it was extracted from."""
 
     shard: str
+    """The name of its shard."""
     item: int
+    """Its number in that shard."""
     row_hash: int
+    """The hash of the row that it was extracted from."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """All items of a version that are current: not superseded by a later extraction.
-
-    Attributes:
-        shards: the shards' names; `shard` points into it.
-        ids: the items' ids.
-        shard: uint32 `[items]`, number of the item's shard.
-        item: uint32 `[items]`, number of the item in its shard.
-        first_frame: int64 `[items]`, its first frame in the shard's features.
-        num_frames: int64 `[items]`, how many it has.
-        row_hash: uint64 `[items]`, see `featcache.manifest.row_hashes`.
-        id_hash: uint64 `[items]`, FNV-1a of the ids, sorted.
-        by_hash: uint32 `[items]`, positions in the order of `id_hash`.
-    """
+    """All items of a version that count: those that no later extraction has superseded."""
 
     shards: list[str]
+    """The shards' names."""
     ids: Strings
+    """The ids of the items, `[items]`."""
     shard: NDArray[np.uint32]
+    """The position of each item's shard in `shards`, uint32 `[items]`."""
     item: NDArray[np.uint32]
+    """Each item's number in its shard, uint32 `[items]`."""
     first_frame: NDArray[np.int64]
+    """Each item's first frame in its shard's features, int64 `[items]`."""
     num_frames: NDArray[np.int64]
+    """Each item's number of frames, int64 `[items]`."""
     row_hash: NDArray[np.uint64]
+    """The hash of the row that each item was extracted from, uint64 `[items]`; see `SegmentColumns.hashes`."""
     id_hash: NDArray[np.uint64]
+    """FNV-1a hashes of the ids, sorted, uint64 `[items]`."""
     by_hash: NDArray[np.uint32]
+    """The positions of the items in the order of `id_hash`, uint32 `[items]`."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def place(self, position: int) -> Place:
-        """Where the item at a position is."""
+        """Where the item at a position is, and what it was extracted from."""
         return Place(self.shards[self.shard[position]], int(self.item[position]), int(self.row_hash[position]))
 
     def find(self, ids: Strings) -> NDArray[np.int64]:
-        """The position of each id, -1 where there is none; int64 `[n]`."""
+        """The position of each id, int64 `[n]`; -1 for those that are not there."""
         wanted = ids.hashes()
         at = np.searchsorted(self.id_hash, wanted)
         positions = np.full(len(ids), -1, np.int64)
         pending = np.flatnonzero(at < len(self))
-        while len(pending):  # one round, but where hashes collide
+        while len(pending):  # one round, unless hashes collide
             pending = pending[self.id_hash[at[pending]] == wanted[pending]]
             candidates = self.by_hash[at[pending]].astype(np.int64)
             same = _equal(ids, pending, self.ids, candidates)
@@ -116,7 +105,7 @@ class Index:
         return positions
 
     def find_one(self, id: str) -> int:  # noqa: A002
-        """The position of one id, -1 where there is none: `find` without the price of arrays."""
+        """The position of an id, -1 if it is not there; for a single id, faster than `find`."""
         wanted = np.uint64(hash_of(id))
         at = int(np.searchsorted(self.id_hash, wanted))
         while at < len(self) and self.id_hash[at] == wanted:
@@ -127,20 +116,20 @@ class Index:
 
 
 def open_index(version: Version, names: Sequence[str] | None = None) -> Index:
-    """The index of the version's shards: the one on disk where it matches, else built, and kept if it can be.
+    """The index of the version's shards: the one on disk if it fits; else it is built, and kept on disk if possible.
 
     Args:
-        version: whose shards.
-        names: of those that count, to see a version as it was; all that are there now by default.
+        version: The version.
+        names: The names of the shards that count, to see a version as it was; by default, all that are there now.
 
     Raises:
-        DamagedError: a shard's metadata or columns are damaged.
+        DamagedError: A shard's metadata or columns are damaged.
     """
     names = version.shard_names() if names is None else names
     if (index := load_index(version, names)) is not None:
         return index
     index = build_index(map(version.shard, names))
-    with suppress(OSError, StoreError):  # a read-only cache, a full disk, a link for a folder: it does without
+    with suppress(OSError, StoreError):  # a read-only cache, a full disk, a link in place of a folder
         version.folder("index")
         with version.claim("index") as claim:
             if claim.take():
@@ -154,69 +143,66 @@ def open_index(version: Version, names: Sequence[str] | None = None) -> Index:
 
 
 def index_folder(version: Version, names: Iterable[str]) -> Path:
-    """Where the index of the version's shards of these names belongs."""
+    """The folder for the index of these shards."""
     signature = hashlib.sha256("\n".join([version.info.fingerprint, *sorted(names)]).encode()).hexdigest()
     return version.path / "index" / signature[:12]
 
 
 def build_index(shards: Iterable[Shard]) -> Index:
-    """Read the shards' columns and put them together.
+    """Build an index from the shards' columns.
 
     Raises:
-        DamagedError: a shard's metadata or columns are damaged.
+        DamagedError: A shard's metadata or columns are damaged.
     """
-    every = _Items(shards)
-    current = ~every.superseded
+    items = _Items(shards)
+    counts = ~items.superseded
     # Two runs that did not know of each other may have extracted an id twice: the last one counts.
-    current[[earlier for earlier, _ in every.twice()]] = False
+    counts[[earlier for earlier, _ in items.duplicates()]] = False
     columns = {
-        "shard": np.repeat(np.arange(len(every.shards), dtype=np.uint32), every.counts),
-        "item": every.item.astype(np.uint32),
-        "first_frame": _joined([shard.offsets[:-1] for shard in every.shards], np.int64),
-        "num_frames": _joined([np.diff(shard.offsets) for shard in every.shards], np.int64),
-        "row_hash": every.row_hash,
+        "shard": np.repeat(np.arange(len(items.shards), dtype=np.uint32), items.counts),
+        "item": items.item.astype(np.uint32),
+        "first_frame": _joined([shard.offsets[:-1] for shard in items.shards], np.int64),
+        "num_frames": _joined([np.diff(shard.offsets) for shard in items.shards], np.int64),
+        "row_hash": items.row_hash,
     }
-    ids, id_hash = every.ids, every.id_hash
-    if not current.all():
-        keep = np.flatnonzero(current)
+    ids, id_hash = items.ids, items.id_hash
+    if not counts.all():
+        keep = np.flatnonzero(counts)
         ids, id_hash = ids.take(keep), id_hash[keep]
         columns = {name: column[keep] for name, column in columns.items()}
     by_hash = np.argsort(id_hash, kind="stable").astype(np.uint32)
-    names = [shard.name for shard in every.shards]
+    names = [shard.name for shard in items.shards]
     return Index(names, ids, **columns, id_hash=id_hash[by_hash], by_hash=by_hash)
 
 
 @dataclass(frozen=True)
-class Repeat:
-    """An utterance that two shards hold, neither of which supersedes the other's.
-
-    Attributes:
-        id: the utterance's.
-        shards: the names of both; the second one's counts.
-        alike: whether both come from the same row: then they are equal, and one merely costs space.
-    """
+class DuplicateItem:
+    """An utterance that two shards hold, neither of which supersedes the other's."""
 
     id: str
+    """The utterance's id."""
     shards: tuple[str, str]
-    alike: bool
+    """The names of both shards; the item of the second one counts."""
+    same_row: bool
+    """Whether both were extracted from the same row. Then they are equal, and cost nothing but space."""
 
 
-def find_repeats(shards: Iterable[Shard]) -> list[Repeat]:
+def find_duplicates(shards: Iterable[Shard]) -> list[DuplicateItem]:
     """The utterances that are in the shards more than once."""
-    every = _Items(shards)
-    shard = np.repeat([shard.name for shard in every.shards], every.counts)
+    items = _Items(shards)
+    shard = np.repeat([shard.name for shard in items.shards], items.counts)
     return [
-        Repeat(
-            every.ids[later],
+        DuplicateItem(
+            items.ids[later],
             (str(shard[earlier]), str(shard[later])),
-            bool(every.row_hash[earlier] == every.row_hash[later]),
+            bool(items.row_hash[earlier] == items.row_hash[later]),
         )
-        for earlier, later in every.twice()
+        for earlier, later in items.duplicates()
     ]
 
 
 class _Items:
-    """All items of some shards, in the cache's order, current or not."""
+    """All items of some shards, in the version's order, whether they count or not."""
 
     def __init__(self, shards: Iterable[Shard]) -> None:
         self.shards = sorted(shards, key=lambda shard: (shard.info.row, shard.name))
@@ -229,13 +215,13 @@ class _Items:
         self.superseded = np.zeros(len(self.ids), bool)
         start_of = {shard.name: start for shard, start in zip(self.shards, starts.tolist(), strict=True)}
         for shard in self.shards:
-            for other, items in shard.info.supersedes.items():
+            for other, numbers in shard.info.supersedes.items():
                 if other in start_of:
-                    self.superseded[start_of[other] + np.array(items)] = True
+                    self.superseded[start_of[other] + np.array(numbers)] = True
 
-    def twice(self) -> list[tuple[int, int]]:
-        """Positions of items that are not superseded and have the same id: the earlier and the next one, by the
-        time of the runs that wrote them.
+    def duplicates(self) -> list[tuple[int, int]]:
+        """Pairs of items that have the same id and are not superseded: an earlier one and the next, by position, in the
+        order in time of the runs that wrote them.
         """
         order = np.argsort(self.id_hash, kind="stable")
         order = order[~self.superseded[order]]
@@ -252,7 +238,7 @@ class _Items:
 
 def _row_hashes(shard: Shard) -> NDArray[np.uint64]:
     segments = shard.column("segments")
-    return row_hashes(shard.paths, segments[:, 0], segments[:, 1], shard.column("channels"))
+    return SegmentColumns(shard.paths, segments[:, 0], segments[:, 1], shard.column("channels")).hashes()
 
 
 def _joined(parts: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
@@ -262,14 +248,14 @@ def _joined(parts: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
 def _equal(a: Strings, at_a: NDArray[np.int64], b: Strings, at_b: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Whether string `at_a[i]` of `a` is string `at_b[i]` of `b`, for each `i`."""
     equal: NDArray[np.bool_] = a.byte_lengths()[at_a] == b.offsets[at_b + 1] - b.offsets[at_b]
-    one, other = a.take(at_a[equal]), b.take(at_b[equal])
-    differs = np.flatnonzero(one.blob != other.blob)
-    equal[np.flatnonzero(equal)[np.searchsorted(one.offsets, differs, "right") - 1]] = False
+    some_a, some_b = a.take(at_a[equal]), b.take(at_b[equal])
+    differs = np.flatnonzero(some_a.blob != some_b.blob)
+    equal[np.flatnonzero(equal)[np.searchsorted(some_a.offsets, differs, "right") - 1]] = False
     return equal
 
 
 def _save(index: Index, version: Version, folder: Path) -> None:
-    """Write the index in `work/` and rename it to `folder`, in place of a damaged one."""
+    """Write the index in `work/` and rename it to `folder`, in place of a damaged one that may be there."""
     work = version.work_folder("index")
     work.mkdir()
     try:
@@ -278,9 +264,8 @@ def _save(index: Index, version: Version, folder: Path) -> None:
         checksums = {name: _write(work / f"{name}.npy", array) for name, array in arrays.items()}
         document = {"fingerprint": version.info.fingerprint, "shards": index.shards, "crc32c": checksums}
         (work / "index.json").write_bytes(zarr3.seal({**document, "checksum": zarr3.UNSEALED}))
-        zarr3.sync_tree(work)
         remove_from_version(version.path, "index", folder.name)
-        work.rename(folder)
+        publish_folder(work, folder)
         # Training may still have an older index mapped, so the latest few stay.
         others = [entry for entry in os.scandir(folder.parent) if entry.name != folder.name]
         by_age = sorted(others, key=lambda entry: entry.stat(follow_symlinks=False).st_mtime_ns)
@@ -291,7 +276,7 @@ def _save(index: Index, version: Version, folder: Path) -> None:
 
 
 def _write(path: Path, array: NDArray[Any]) -> str:
-    """Write an array's `.npy` file. Returns the CRC-32C of what was to be written, as eight hex digits."""
+    """Write an array's `.npy` file; returns the CRC-32C of what was to be written, as eight hex digits."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
     with path.open("wb") as file:
@@ -301,11 +286,9 @@ def _write(path: Path, array: NDArray[Any]) -> str:
 
 
 def load_index(version: Version, names: Sequence[str]) -> Index | None:
-    """The index on disk of the version's shards of these names, memory-mapped; None if there is none, or if anything is
-    wrong with it: it is then to be built.
-    """
+    """The index of these shards on disk, memory-mapped; None if there is none, or if anything is wrong with it."""
     folder = index_folder(version, names)
-    if folder.is_symlink() or folder.parent.is_symlink():  # nothing is kept there, see `own_folders`
+    if folder.is_symlink() or folder.parent.is_symlink():  # nothing is kept there, see `featcache.store.files`
         return None
     try:
         data = (folder / "index.json").read_bytes()
@@ -319,7 +302,7 @@ def load_index(version: Version, names: Sequence[str]) -> Index | None:
         arrays = {name: _map(folder / f"{name}.npy") for name in _FILES}
         index = Index(document["shards"], Strings(arrays.pop("ids"), arrays.pop("id_offsets")), **arrays)
         return index if _fits_together(index) else None
-    except Exception:  # noqa: BLE001 (of a garbled file, parsers raise whatever they meet)
+    except Exception:  # noqa: BLE001 (parsers of a garbled file raise all kinds)
         return None
 
 
@@ -329,9 +312,9 @@ def _map(path: Path) -> NDArray[Any]:
 
 
 def _fits_together(index: Index) -> bool:
-    """Whether the arrays have the dtypes and lengths of an index, and point only to shards and items that there are.
+    """Whether the arrays have the dtypes and lengths of an index, and point only to existing shards and items.
 
-    It does not look into `item`, `first_frame` and `num_frames`: reading finds out if these point beyond a shard.
+    It does not look into `item`, `first_frame` and `num_frames`: reading notices if these point beyond a shard.
     """
     ids, offsets, count = index.ids.blob, index.ids.offsets, len(index.shard)
     found = [(ids.dtype, ids.ndim), (offsets.dtype, offsets.shape)]
@@ -347,7 +330,7 @@ def _fits_together(index: Index) -> bool:
 
 
 def _checksum(path: Path) -> str:
-    """CRC-32C of a whole file: read and not mapped, so that 10^7 items do not stay in a process's memory."""
+    """CRC-32C of a whole file. It is read and not mapped, so that 10^7 items do not stay in a process's memory."""
     crc, block = 0, np.empty(_BLOCK_BYTES, np.uint8)
     with path.open("rb", buffering=0) as file:
         while got := file.readinto(block.data):

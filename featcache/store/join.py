@@ -1,8 +1,8 @@
-"""A manifest's rows joined with the items of the same ids, and which of these are not what the rows ask for.
+"""Joins a manifest's rows with the items of the same ids, and finds the items that are not what the rows ask for.
 
 An id alone does not say what an item was extracted from: two manifests may use it for different files, a row's `start`
-may have been edited since, or a file been exchanged and the new one be unreadable. So whatever joins a manifest with a
-version does it here.
+may have been edited since, or a file may have been exchanged and the new one be unreadable. So whatever joins a
+manifest with a version does it here.
 """
 
 from __future__ import annotations
@@ -17,37 +17,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import listing
-from featcache.manifest import Manifest, Segment, SegmentColumns, Utterance, row_hashes, rows_at_even_steps
+from featcache.manifest import Manifest, Segment, SegmentColumns, Utterance, rows_at_even_steps
 from featcache.store.index import Index
-from featcache.store.runs import Failure, roots
+from featcache.store.runs import Failure, manifest_roots
 from featcache.store.shard import Item
 from featcache.store.version import Version
 from featcache.strings import Strings
 
-_LOOKED_AT = 256
-"""Files of a manifest that are looked at."""
+_FILES_CHECKED = 256
+"""The number of a manifest's files whose size and mtime are compared with those of the files that were extracted."""
 
-_COMPARED = 16
-"""Files that are compared byte by byte, of those."""
+_FILES_COMPARED = 16
+"""The number of those files that are compared byte by byte."""
 
 
 @dataclass(frozen=True)
-class Rows:
-    """What decides which item a row of a manifest has.
-
-    Attributes:
-        ids: `[rows]`.
-        hashes: uint64 `[rows]`, of path, start, duration and channel; see `featcache.manifest.row_hashes`.
-        has_path: bool `[rows]`, whether a row says what it is of. Of others, nothing but the id is compared.
-    """
+class RowKeys:
+    """What decides which item a manifest's row has, by row."""
 
     ids: Strings
+    """The ids, `[rows]`."""
     hashes: NDArray[np.uint64]
+    """The hashes of the rows' segments, uint64 `[rows]`; see `SegmentColumns.hashes`."""
     has_path: NDArray[np.bool_]
+    """Whether a row says what it asks for, bool `[rows]`. Of the others, only the id is compared."""
 
     @classmethod
-    def of(cls, manifest: Manifest, ids: Strings | None = None) -> Rows:
-        """The rows of a manifest; or of the copies of its utterances, beside each other, with these ids."""
+    def of(cls, manifest: Manifest, ids: Strings | None = None) -> RowKeys:
+        """The keys of a manifest's rows; or of the copies of its utterances, beside each other, with these ids."""
         has_path = manifest.paths.byte_lengths() > 0
         hashes = manifest.row_hashes() if has_path.any() else np.zeros(len(manifest), np.uint64)
         if ids is None:
@@ -56,31 +53,28 @@ class Rows:
         return cls(ids, np.repeat(hashes, copies), np.repeat(has_path, copies))
 
     @classmethod
-    def of_utterances(cls, utterances: Sequence[Utterance]) -> Rows:
-        """The rows of some utterances, all of which have a path."""
+    def of_utterances(cls, utterances: Sequence[Utterance]) -> RowKeys:
+        """The keys of some utterances, all of which have a path."""
         ids = Strings.of(utterance.id for utterance in utterances)
-        return cls(ids, row_hashes(*SegmentColumns.of(utterances)), np.ones(len(ids), bool))
+        return cls(ids, SegmentColumns.of(utterances).hashes(), np.ones(len(ids), bool))
 
 
 @dataclass(frozen=True)
 class Joined:
-    """Rows and the items of the same ids.
-
-    Attributes:
-        positions: int64 `[rows]`, of the item of each row's id in the index; -1 where there is none.
-        is_another: bool `[rows]`, whether that item was extracted from another path, start, duration or channel.
-        failures: the standing failure of the very row, by the row's number, for rows that have one.
-        other_files: numbers of rows whose file was found to be another, of the same path; see `with_other_files`.
-    """
+    """Rows of a manifest, and the items of the same ids."""
 
     positions: NDArray[np.int64]
+    """The position in the index of the item with each row's id, int64 `[rows]`; -1 if there is none."""
     is_another: NDArray[np.bool_]
+    """Whether that item was extracted from another path, start, duration or channel, bool `[rows]`."""
     failures: Mapping[int, Failure]
+    """The failure that stands of the very row, by the row's number, for rows that have one."""
     other_files: Sequence[int] = ()
+    """The numbers of rows whose path is the item's and whose file was found to be another; see `with_other_files`."""
 
     @property
     def is_changed(self) -> NDArray[np.bool_]:
-        """bool `[rows]`: there is an item of the id, but of another row, or of what the row's file was before."""
+        """Whether there is an item of the id, but from another row or from an earlier file, bool `[rows]`."""
         changed = self.is_another.copy()
         failed = np.fromiter(self.failures, np.int64, len(self.failures))
         changed[failed[self.positions[failed] >= 0]] = True
@@ -88,21 +82,15 @@ class Joined:
         return changed
 
 
-def join(index: Index, rows: Rows, failures: Mapping[str, Failure]) -> Joined:
-    """Join rows with the items of the same ids.
-
-    Args:
-        index: of a version.
-        rows: of a manifest.
-        failures: those that stand, by id.
-    """
+def join(index: Index, rows: RowKeys, failures: Mapping[str, Failure]) -> Joined:
+    """Join rows with the items of the same ids; `failures` are those that stand, by id."""
     positions = index.find(rows.ids)
     found = np.flatnonzero((positions >= 0) & rows.has_path)
     is_another = np.zeros(len(positions), bool)
     is_another[found] = index.row_hash[positions[found]] != rows.hashes[found]
     failed = {}
     if failures:
-        failed_row = dict(zip(failures, row_hashes(*SegmentColumns.of(failures.values())).tolist(), strict=True))
+        failed_row = dict(zip(failures, SegmentColumns.of(failures.values()).hashes().tolist(), strict=True))
         may_have_failed = np.isin(rows.ids.hashes(), Strings.of(failures).hashes()) & rows.has_path
         for row in np.flatnonzero(may_have_failed).tolist():
             if failed_row.get(id_ := rows.ids[row]) == int(rows.hashes[row]):
@@ -110,15 +98,10 @@ def join(index: Index, rows: Rows, failures: Mapping[str, Failure]) -> Joined:
     return Joined(positions, is_another, failed)
 
 
-def with_other_files(joined: Joined, rows: Rows, manifest: Manifest, version: Version, index: Index) -> Joined:
-    """The same, with those rows whose files are another corpus's, of the same ids and paths, as far as some files tell.
+def with_other_files(joined: Joined, rows: RowKeys, manifest: Manifest, version: Version, index: Index) -> Joined:
+    """The same, with the rows whose files are another corpus's with the same ids and paths, as far as a sample tells.
 
-    Args:
-        joined: the rows and their items.
-        rows: that were joined.
-        manifest: that the rows are of.
-        version: that has the items.
-        index: of the version.
+    `rows` may be the keys of the manifest's copies.
     """
     same = np.flatnonzero((joined.positions >= 0) & rows.has_path & ~joined.is_changed)
     copies = max(1, len(rows.ids) // max(1, len(manifest)))
@@ -129,24 +112,25 @@ def with_other_files(joined: Joined, rows: Rows, manifest: Manifest, version: Ve
 def find_other_files(
     manifest: Manifest, rows: NDArray[np.int64], positions: NDArray[np.int64], version: Version, index: Index
 ) -> tuple[NDArray[np.int64], int]:
-    """Which of some rows have another file than the one of the same path that their item was extracted from.
+    """Find the rows whose file is another than the one of the same path that their item was extracted from.
 
-    Some files are looked at, and none where the version was extracted under the manifest's root. A corpus that was
-    moved has files of the same sizes, and no longer any under the old root; in one that was copied, they are equal.
+    A sample of the files is looked at; none if the version was extracted under the manifest's root. If a corpus was
+    moved, its files have the same sizes, and there are none under the old root any more; if it was copied, they are
+    equal.
 
     Args:
-        manifest: that the rows are of.
-        rows: int64 `[n]`, numbers of rows.
-        positions: int64 `[n]`, of their items.
-        version: that has the items.
-        index: of the version.
+        manifest: The manifest.
+        rows: Numbers of rows, int64 `[n]`.
+        positions: The positions of their items in the version's index, int64 `[n]`.
+        version: The version with the items.
+        index: The version's index.
 
     Returns:
-        Numbers below n, rising, int64; and how many files were looked at.
+        Which of `rows`, as numbers below n, rising, int64; and how many files were looked at.
     """
-    if not len(rows) or str(manifest.root) in (known := roots(version)):
+    if not len(rows) or str(manifest.root) in (known := manifest_roots(version)):
         return np.empty(0, np.int64), 0
-    looked_at = rows_at_even_steps(len(rows), _LOOKED_AT)
+    looked_at = rows_at_even_steps(len(rows), _FILES_CHECKED)
     sources = sources_of(version, index, positions[looked_at])
     other, compared = [], 0
     for number, (size, mtime_ns, _) in zip(looked_at.tolist(), sources.tolist(), strict=True):
@@ -158,7 +142,7 @@ def find_other_files(
             continue  # training needs no audio
         if status.st_size != size:
             other.append(number)
-        elif status.st_mtime_ns != mtime_ns and compared < _COMPARED:
+        elif status.st_mtime_ns != mtime_ns and compared < _FILES_COMPARED:
             compared += 1
             if any(_differs(Path(root, path), here) for root in known):
                 other.append(number)
@@ -169,15 +153,15 @@ def sources_of(version: Version, index: Index, positions: NDArray[np.int64]) -> 
     """The audio files that items were extracted from: size in bytes, mtime in ns and sample rate in Hz.
 
     Args:
-        version: that has the items.
-        index: of the version.
-        positions: int64 `[n]`, of the items.
+        version: The version with the items.
+        index: The version's index.
+        positions: The positions of the items in the index, int64 `[n]`.
 
     Returns:
         int64 `[n, 3]`.
 
     Raises:
-        DamagedError: a shard is not what was written.
+        DamagedError: A shard is not what was written.
     """
     sources = np.empty((len(positions), 3), np.int64)
     shards = index.shard[positions]
@@ -188,25 +172,18 @@ def sources_of(version: Version, index: Index, positions: NDArray[np.int64]) -> 
 
 
 def _differs(old: Path, new: Path) -> bool:
-    """Whether both files are there, and hold other bytes."""
+    """Whether both files are there, and hold different bytes."""
     try:
         return not filecmp.cmp(old, new, shallow=False)
     except (OSError, ValueError):
         return False
 
 
-def about_changed(manifest: Manifest, rows: Rows, version: Version, index: Index, joined: Joined) -> str:
-    """What to say of rows whose items are not what they ask for: which, what is different of the first, what to do.
-
-    Args:
-        manifest: that the rows are of.
-        rows: that were joined.
-        version: that has the items.
-        index: of the version.
-        joined: the rows and the items; at least one is changed.
+def describe_changed(manifest: Manifest, rows: RowKeys, version: Version, index: Index, joined: Joined) -> str:
+    """A message about the changed rows, of which there is at least one: which, how the first differs, what to do.
 
     Raises:
-        DamagedError: the shard of the first one is not what was written.
+        DamagedError: The shard of the first one is not what was written.
     """
     changed = np.flatnonzero(joined.is_changed)
     first, copies = int(changed[0]), len(rows.ids) // len(manifest)
@@ -216,23 +193,17 @@ def about_changed(manifest: Manifest, rows: Rows, version: Version, index: Index
         what = f"{manifest.resolve(utterance.path)} is not the file that was extracted"
     else:
         what = what_changed(item, utterance, joined.failures.get(first))
-    mended = " once what failed is mended" if joined.failures else ""
+    condition = " once what failed is mended" if joined.failures else ""
     return (
         f"{manifest.source}: for {len(changed):,} of {len(rows.ids):,} utterances, {version.path} has features of "
         f"another row or file: {listing(rows.ids.take(changed))}; {item.id}: {what}. "
-        f"`featcache extract {manifest.source} …` extracts them again{mended}; or give the manifest that they were "
+        f"`featcache extract {manifest.source} …` extracts them again{condition}; or give the manifest that they were "
         "extracted from"
     )
 
 
 def what_changed(item: Item, utterance: Utterance, failure: Failure | None) -> str:
-    """What is different of an item and the row that asks for it: `path a.wav → c.wav`.
-
-    Args:
-        item: that there is.
-        utterance: what is asked for.
-        failure: of that, where it has failed.
-    """
+    """How an item differs from what a row asks for, `path a.wav → c.wav`; and that this row has failed, if so."""
     found = differences(item, utterance)
     if failure is None:
         return found
@@ -242,18 +213,18 @@ def what_changed(item: Item, utterance: Utterance, failure: Failure | None) -> s
     return f"{found}, and extracting that {failed}"
 
 
-def differences(item: Segment, utterance: Segment) -> str:
-    """What a row has otherwise than the row that an item was extracted from; empty if nothing."""
+def differences(old: Segment, new: Segment) -> str:
+    """How a segment differs from an older one, value by value; empty if they are equal."""
     names = [field.name for field in fields(Segment)]
-    pairs = [(name, getattr(item, name), getattr(utterance, name)) for name in names]
+    pairs = [(name, getattr(old, name), getattr(new, name)) for name in names]
     return ", ".join(f"{name} {_shown(was)} → {_shown(now)}" for name, was, now in pairs if was != now)
 
 
 def item_at(version: Version, index: Index, position: int) -> Item:
-    """What the version keeps of an item besides its features.
+    """The item at a position of the index, without its features.
 
     Raises:
-        DamagedError: its shard is not what was written.
+        DamagedError: Its shard is not what was written.
     """
     place = index.place(position)
     (item,) = version.shard(place.shard).items([place.item])

@@ -2,12 +2,12 @@
 
     runs/<UTC time>-<4 hex>/
       run.json          the request and, once the run has ended, the outcome
-      failures.jsonl    one `Failure` a line
+      failures.jsonl    a `Failure` on each line
 
 While it is running, a run holds a lock on its folder, if the file system has locks.
 
-The latest record of an utterance counts. Records reach the disk before the shard that lacks the
-utterances, so that a kill in between loses none.
+The latest record of an utterance counts. Records reach the disk before the shard that lacks the utterances, so that a
+kill in between loses none.
 
 A failure stands as long as nothing has made up for it: its utterance is in no shard; or there is an item of it, but
 still the older one, of another row or another file, that the failed extraction was to replace.
@@ -26,25 +26,21 @@ from typing import Any
 
 from featcache.errors import DamagedError, StoreError
 from featcache.manifest import Utterance
-from featcache.store import zarr3
+from featcache.store.files import refuse_links, write_file
 from featcache.store.index import Index, Place
 from featcache.store.locks import Lock, is_held
-from featcache.store.own_folders import refuse_links
 from featcache.store.version import Version
 from featcache.strings import Strings
 
 
 @dataclass(frozen=True, slots=True)
-class Older:
-    """The item that a failed utterance was to replace; it stays. Repair may move it to another shard.
-
-    Attributes:
-        run: the name of the run that extracted it; empty if its shard does not say.
-        row_hash: the hash of the row that it was extracted from, as 16 hex digits.
-    """
+class ReplacedItem:
+    """The item that a failed extraction was to replace; it stays. Repair may move it to another shard."""
 
     run: str
+    """The name of the run that extracted it; empty if its shard does not say."""
     row_hash: str
+    """The hash of the row that it was extracted from, as 16 hex digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,25 +49,21 @@ class Failure(Utterance):
 
     reason: str
     """Why: one of `featcache.errors.Reason`."""
-
     message: str
     """What was seen, for a person."""
-
     size: int | None = None
     """The size of the audio file in bytes when it was tried; None if there was no file."""
-
     mtime_ns: int | None = None
     """When the audio file was last modified, in nanoseconds since 1970; None if there was no file."""
-
-    replaces: Older | None = None
+    replaces: ReplacedItem | None = None
     """The item of this id that stays in the version nevertheless; None if there was none."""
 
 
 class Run:
-    """One run's folder in a version.
+    """One run's folder in a version, with a record of what it is asked to do.
 
     Raises:
-        StoreError: from every method, where it cannot be written.
+        StoreError: From every method, if it cannot be written.
     """
 
     def __init__(self, version: Version, asked: dict[str, Any]) -> None:
@@ -91,17 +83,14 @@ class Run:
         self._write()
 
     def fail(self, failures: Iterable[Failure], replaces: Mapping[str, Place] = {}) -> None:
-        """Add failures to the ledger, and flush it to disk.
-
-        Args:
-            failures: of utterances of this run.
-            replaces: the items that utterances were to replace, by id.
+        """Add failures to the ledger, and flush it to disk; `replaces` has the items that were to be replaced, by id.
 
         Raises:
-            DamagedError: the shard of such an item is not what was written.
+            DamagedError: The shard of such an item is not what was written.
         """
         lines = "".join(
-            json.dumps(_record(failure), ensure_ascii=False) + "\n" for failure in self._all(failures, replaces)
+            json.dumps(_record(failure), ensure_ascii=False) + "\n"
+            for failure in self._with_replaced(failures, replaces)
         )
         if not lines:
             return
@@ -115,29 +104,29 @@ class Run:
             raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
 
     def finish(self, outcome: dict[str, Any]) -> None:
-        """Record what came of the run."""
+        """Record the outcome of the run, which has ended."""
         self._record |= {"finished": datetime.now(UTC).isoformat(), "outcome": outcome}
         self._write()
         self._lock.release()
 
-    def _all(self, failures: Iterable[Failure], replaces: Mapping[str, Place]) -> Iterator[Failure]:
-        """The failures, each with the item that it leaves in place."""
+    def _with_replaced(self, failures: Iterable[Failure], replaces: Mapping[str, Place]) -> Iterator[Failure]:
+        """The failures, each with the item that stays in the version nevertheless."""
         run_of: dict[str, str] = {}
         for failure in failures:
             if (place := replaces.get(failure.id)) is not None:
                 if place.shard not in run_of:
                     run_of[place.shard] = extracted_by(self._version, place.shard)
-                failure = replace(failure, replaces=Older(run_of[place.shard], _hex(place.row_hash)))
+                failure = replace(failure, replaces=ReplacedItem(run_of[place.shard], _hex(place.row_hash)))
             yield failure
 
     def _write(self) -> None:
         text = json.dumps(self._record, indent=2, ensure_ascii=False)
-        # A path may hold bytes that are not UTF-8; as an escape of JSON's they come back as they were.
-        zarr3.write_file(self.folder / "run.json", text.encode(errors="backslashreplace"))
+        # A path may hold bytes that are not UTF-8: as JSON's escapes they come back as they were.
+        write_file(self.folder / "run.json", text.encode(errors="backslashreplace"))
 
 
-def is_going_on(version: Version, run: str) -> bool:
-    """Whether a run, by its name, is still alive; False where its file system has no locks, or not between machines."""
+def is_running(version: Version, run: str) -> bool:
+    """Whether a run, by its name, is still running; False if its file system has no locks, or none between machines."""
     try:
         return is_held(version.path / "runs" / run, alone=True)
     except OSError:
@@ -145,7 +134,7 @@ def is_going_on(version: Version, run: str) -> bool:
 
 
 def failures_of(version: Version, run: str) -> Iterator[Failure]:
-    """What a run, by its name, has recorded in the ledger, in that order; there may be nothing."""
+    """What a run, by its name, has recorded in the ledger, in order; there may be nothing."""
     try:
         text = (version.path / "runs" / run / "failures.jsonl").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -154,7 +143,7 @@ def failures_of(version: Version, run: str) -> Iterator[Failure]:
         try:
             yield _failure_of(json.loads(line))
         except (ValueError, TypeError):
-            continue  # torn by a kill: its utterance is in no shard, and tried again
+            continue  # torn by a kill: its utterance is in no shard, and will be tried again
 
 
 def latest_failures(version: Version) -> dict[str, Failure]:
@@ -163,25 +152,20 @@ def latest_failures(version: Version) -> dict[str, Failure]:
 
 
 def standing_failures(version: Version, index: Index) -> dict[str, Failure]:
-    """The failures that stand, by id: of utterances that have no item, or still the one that was to be replaced.
-
-    Args:
-        version: whose ledger.
-        index: of the items that it holds.
-    """
+    """The failures that stand, by id: of utterances that have no item, or still the one that was to be replaced."""
     failures = latest_failures(version)
     run_of: dict[str, str | None] = {}
 
-    def is_at(position: int, older: Older | None) -> bool:
+    def is_at(position: int, replaced: ReplacedItem | None) -> bool:
         place = index.place(position)
-        if older is None or older.row_hash != _hex(place.row_hash):
+        if replaced is None or replaced.row_hash != _hex(place.row_hash):
             return False
         if place.shard not in run_of:
             try:
                 run_of[place.shard] = extracted_by(version, place.shard)
-            except DamagedError:  # it does not say; until it is repaired, nothing says that the failure is over
+            except DamagedError:  # until it is repaired, nothing tells whether the failure still stands
                 run_of[place.shard] = None
-        return run_of[place.shard] in (older.run, None)
+        return run_of[place.shard] in (replaced.run, None)
 
     positions = index.find(Strings.of(failures)).tolist()
     return {
@@ -192,9 +176,9 @@ def standing_failures(version: Version, index: Index) -> dict[str, Failure]:
 
 
 def outdated_items(version: Version, index: Index) -> dict[str, Failure]:
-    """The standing failures of utterances that have an item, by id: it is not what the latest extraction was to give.
+    """The failures that stand of utterances that have an item, by id: the item is older than what was asked for last.
 
-    Where no failure has left an item in place, this reads the ledger's bytes and nothing else.
+    If no failure has left an item in place, this reads the ledger's bytes and nothing else.
     """
     ledgers = (version.path / "runs" / run / "failures.jsonl" for run in runs_with_failures(version))
     if not any(b'"replaces"' in ledger.read_bytes() for ledger in ledgers):
@@ -210,7 +194,7 @@ def runs_with_failures(version: Version) -> list[str]:
 
 
 def _record(failure: Failure) -> dict[str, Any]:
-    """A line of the ledger; without `replaces` where there is nothing, as readers before it know it."""
+    """A line of the ledger, without `replaces` if it is None, as in ledgers that were written before that key."""
     record = failure.document()
     if failure.replaces is None:
         del record["replaces"]
@@ -218,21 +202,21 @@ def _record(failure: Failure) -> dict[str, Any]:
 
 
 def _failure_of(record: dict[str, Any]) -> Failure:
-    """What a line of the ledger says.
+    """The failure that a line of the ledger records.
 
     Raises:
-        TypeError: it is no record of a failure.
+        TypeError: It is no record of a failure.
     """
     known = {field.name: record[field.name] for field in fields(Failure) if field.name in record}
-    older = known.get("replaces")
-    failure = Failure(**{**known, "replaces": None if older is None else Older(**older)})
+    replaced = known.get("replaces")
+    failure = Failure(**{**known, "replaces": None if replaced is None else ReplacedItem(**replaced)})
     if not (isinstance(failure.id, str) and isinstance(failure.path, str)):
         raise TypeError("id and path are text")
     return failure
 
 
 def extracted_by(version: Version, shard: str) -> str:
-    """The name of the run that extracted a shard's items, which repair hands on; empty if the shard does not say."""
+    """The name of the run that extracted a shard's items, which repair keeps; empty if the shard does not say."""
     return str(version.shard(shard).info.made_by.get("run", ""))
 
 
@@ -240,18 +224,17 @@ def _hex(row_hash: int) -> str:
     return f"{row_hash:016x}"
 
 
-def roots(version: Version) -> set[str]:
-    """The folders that the manifests of the version's runs were relative to."""
+def manifest_roots(version: Version) -> set[str]:
+    """The folders that the paths in the manifests of the version's runs were relative to."""
     runs = (path.parent.name for path in (version.path / "runs").glob("*/run.json"))
-    return {str(asked_of(version, run).get("root")) for run in runs}
+    return {str(request_of(version, run).get("root")) for run in runs}
 
 
-def asked_of(version: Version, run: str) -> dict[str, Any]:
-    """What a run was asked to do, by its name; empty where there is no record of it."""
+def request_of(version: Version, run: str) -> dict[str, Any]:
+    """What a run was to do, by its name; empty if there is no record of it."""
     try:
-        asked: dict[str, Any] = json.loads((version.path / "runs" / run / "run.json").read_text(encoding="utf-8"))[
-            "asked"
-        ]
+        text = (version.path / "runs" / run / "run.json").read_text(encoding="utf-8")
+        asked: dict[str, Any] = json.loads(text)["asked"]
     except (OSError, ValueError, KeyError):
         return {}
     return asked

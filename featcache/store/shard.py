@@ -1,51 +1,127 @@
-"""One shard, as it is on disk: it never changes.
+"""One shard as it is on disk: a folder that never changes, with a Zarr array for its features and for each column.
 
-<name>/
-  zarr.json       attributes.featcache: what `ShardInfo` holds, sealed
-  features/       [frames, *item_shape]; one chunk
-  offsets/        uint64 [items + 1]: item i is features[offsets[i]:offsets[i + 1]]
-  crc32c/         uint32 [items]: CRC-32C of each item's bytes
-  num_samples/    uint64 [items]: samples that the extractor was given, at its rate
-  ids/            uint8 [bytes]: the ids' UTF-8 bytes, one after the other; id i is
-  id_offsets/     uint64 [items + 1]: ids[id_offsets[i]:id_offsets[i + 1]]
-  paths/          uint8 [bytes], likewise: each row's path, as the manifest had it
-  path_offsets/   uint64 [items + 1]
-  segments/       float64 [items, 2]: the row's start and duration in seconds, NaN where it had none
-  channels/       int32 [items]: the row's channel, -1 where it had none
-  sources/        int64 [items, 3]: the file's bytes, mtime in ns, and sample rate in Hz, when decoded
-  side_…/         two for each side array of the version; see `featcache.store.side`
+`COLUMNS` describes the arrays, once: whoever writes, reads, checks or repairs a shard goes by it, and so does
+docs/format.md. Side arrays, an extractor's outputs besides the features, have two columns each.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import DamagedError
+from featcache.errors import DamagedError, ExtractorError, listing
 from featcache.manifest import Utterance
-from featcache.spec import FeatureSpec
+from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
 from featcache.store import zarr3
-from featcache.store.side import Side, column_names
 from featcache.strings import Strings
 
+SIDE_DTYPES = ("float16", "float32", "float64", "uint8", "uint16", "uint32", "uint64", "int32", "int64")
+_SIDE_NAME = re.compile("[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One of a shard's arrays."""
+
+    name: str
+    """The array's folder in the shard's."""
+    dtype: str
+    """The name of its dtype; empty if the version's spec decides, until `columns_of` fills it in."""
+    length: str
+    """How many entries it has, in terms of `n` items, `f` frames, `e` side entries and bytes."""
+    meaning: str
+    """What it holds, for docs/format.md."""
+    entry_shape: tuple[int, ...] = ()
+    """The shape of one entry."""
+    delimits: str = ""
+    """The array whose entries these offsets deal out to items; empty if it holds no offsets."""
+    min_entries: int = 1
+    """How many entries of that array an item has at least."""
+
+
+FEATURES = Column("features", "", "f", "the frames of all items, one item after another")
+
 COLUMNS = (
-    "offsets",
-    "crc32c",
-    "num_samples",
-    "ids",
-    "id_offsets",
-    "paths",
-    "path_offsets",
-    "segments",
-    "channels",
-    "sources",
-)  # fmt: skip
+    Column(
+        *("offsets", "uint64", "n + 1"),
+        "item `i` is `features[offsets[i]:offsets[i + 1]]`; strictly increasing from 0 to `f`",
+        delimits="features",
+    ),
+    Column("crc32c", "uint32", "n", "CRC-32C of each item's bytes in `features`"),
+    Column("num_samples", "uint64", "n", "number of samples given to the extractor, at its own rate"),
+    Column("ids", "uint8", "bytes", "the ids of all items, one after another"),
+    Column("id_offsets", "uint64", "n + 1", "id `i` is `ids[id_offsets[i]:id_offsets[i + 1]]`", delimits="ids"),
+    Column("paths", "uint8", "bytes", "each row's path, as in the manifest"),
+    Column("path_offsets", "uint64", "n + 1", "likewise", delimits="paths"),
+    Column("segments", "float64", "n", "the row's start and duration in seconds; NaN if not given", (2,)),
+    Column("channels", "int32", "n", "the row's channel; -1 if not given"),
+    Column(
+        *("sources", "int64", "n"),
+        "the audio file when it was decoded: size in bytes, mtime in ns since 1970, sample rate in Hz",
+        (3,),
+    ),
+)
+"""The arrays of every shard besides the features."""
+
+SIDE_COLUMNS = (
+    Column("side_<name>", "", "e", "the entries of all items, one item after another"),
+    Column(
+        *("side_<name>_offsets", "uint64", "n + 1"),
+        "item `i` has `side_<name>[offsets[i]:offsets[i + 1]]`; non-decreasing from 0 to `e`",
+        delimits="side_<name>",
+        min_entries=0,
+    ),
+)
+"""The two arrays of a side array, its entries and their offsets."""
+
+
+def side_names(name: str) -> tuple[str, str]:
+    """The names of a side array's two columns: its entries, and their offsets."""
+    entries, offsets = (column.name.replace("<name>", name) for column in SIDE_COLUMNS)
+    return entries, offsets
+
+
+def _side_columns(spec: SideSpec) -> tuple[Column, Column]:
+    entries, offsets = SIDE_COLUMNS
+    entries_name, offsets_name = side_names(spec.name)
+    return (
+        replace(entries, name=entries_name, dtype=spec.dtype, entry_shape=spec.item_shape),
+        replace(offsets, name=offsets_name, delimits=entries_name, min_entries=int(spec.name == QUANTIZATION)),
+    )
+
+
+def columns_of(spec: FeatureSpec) -> dict[str, Column]:
+    """All arrays of a version's shards, by name, the features first."""
+    features = replace(FEATURES, dtype=spec.stored_dtype, entry_shape=spec.item_shape)
+    of_side_arrays = (column for side in spec.side for column in _side_columns(side))
+    return {column.name: column for column in (features, *COLUMNS, *of_side_arrays)}
+
+
+def check_side_specs(specs: Sequence[SideSpec]) -> None:
+    """Refuse side arrays that cannot be stored beside each other.
+
+    Raises:
+        ExtractorError: Says which name, dtype or shape is wrong.
+    """
+    for spec in specs:
+        if not _SIDE_NAME.fullmatch(spec.name):
+            raise ExtractorError(f"side array {spec.name!r}: a name is lower-case letters, digits and _")
+        if spec.dtype not in SIDE_DTYPES:
+            raise ExtractorError(f"side array {spec.name}: {spec.dtype!r} is none of {', '.join(SIDE_DTYPES)}")
+        if min(spec.item_shape, default=1) < 1:
+            raise ExtractorError(f"side array {spec.name}: entries of shape {list(spec.item_shape)} hold no value")
+    names = [name for spec in specs for name in side_names(spec.name)]
+    if len(set(names)) < len(names):
+        raise ExtractorError(
+            f"side arrays {listing(spec.name for spec in specs)}: two of them have the same name on disk"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +130,10 @@ class Item(Utterance):
 
     num_samples: int
     """The number of samples that the extractor was given, at the extractor's rate."""
-
     size: int
     """The size of the audio file in bytes, when it was decoded."""
-
     mtime_ns: int
     """When the audio file was last modified, in nanoseconds since 1970."""
-
     sample_rate: int
     """The sample rate of the audio file in Hz."""
 
@@ -73,41 +146,53 @@ class Item(Utterance):
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """The attributes of a shard's group.
-
-    Attributes:
-        items: how many.
-        frames: of all items.
-        seconds: of audio, of all items.
-        digest: SHA-256 over the items and `supersedes`; the shard's name is its first 12 hex digits.
-        row: manifest row of the first item, in the run that wrote the shard: orders the cache.
-        supersedes: items of other shards that this shard's replace: shard name -> item numbers there.
-        metadata: CRC-32C of each array's `zarr.json`, by array, as eight hex digits.
-        made_by: versions, device and run that wrote the shard; and the `fingerprint` of the version that it was written
-            for, which the shards of 0.1.0 lack.
-    """
+    """The attributes of a shard's group."""
 
     items: int
+    """The number of items."""
     frames: int
+    """The number of frames of all items."""
     seconds: float
+    """The seconds of audio of all items."""
     digest: str
+    """SHA-256 over the items and `supersedes`; the shard's name is its first 12 hex digits."""
     row: int
+    """The manifest row of the first item, in the run that wrote the shard; it orders the version's shards."""
     supersedes: dict[str, list[int]] = field(default_factory=dict)
+    """The items of other shards that this shard's replace: shard name -> item numbers there."""
     metadata: dict[str, str] = field(default_factory=dict)
+    """CRC-32C of each array's `zarr.json`, by array, as eight hex digits."""
     made_by: dict[str, Any] = field(default_factory=dict)
+    """Library versions, device and run that wrote the shard, and the `fingerprint` of its version, which the shards of
+    0.1.0 lack.
+    """
+
+
+@dataclass(frozen=True)
+class SideArray:
+    """One side array of a shard."""
+
+    entries: NDArray[Any]
+    """The entries of all items, `[entries, *item_shape]`."""
+    offsets: NDArray[np.int64]
+    """Item `i` has `entries[offsets[i]:offsets[i + 1]]`; int64 `[items + 1]`."""
+
+    def item(self, number: int) -> NDArray[Any]:
+        """The entries of one item, `[n, *item_shape]`; a view."""
+        return self.entries[self.offsets[number] : self.offsets[number + 1]]
 
 
 class Shard:
-    """A committed shard. Opening it reads nothing; each property reads what it needs, time and again, and the group's
-    attributes once.
+    """A committed shard. Opening it reads nothing. The group's attributes are read once; every other property reads
+    its array whenever it is asked for.
 
     Args:
-        folder: the shard's.
-        fingerprint: of the version that it is to belong to; None to read it whatever it belongs to.
+        folder: The shard's folder.
+        fingerprint: The fingerprint of the version that it must belong to; None to read it whatever it belongs to.
 
     Raises:
-        DamagedError: from every property and method but `stated_version`, where the files are not what was written, or
-            the shard belongs to another version; says what mends it.
+        DamagedError: From every property and method but `stated_version`, if the files are not what was written, or
+            the shard belongs to another version. The message names the remedy.
     """
 
     def __init__(self, folder: Path, fingerprint: str | None) -> None:
@@ -122,7 +207,7 @@ class Shard:
 
     @property
     def info(self) -> ShardInfo:
-        """The group's attributes, checked against their seal, and read once."""
+        """The group's attributes, checked against their seal."""
         # No `cached_property`: Python 3.11's has a lock for all shards, and a child forked while it is held hangs.
         if self._info is None:
             self._info = self._read_info()
@@ -183,25 +268,25 @@ class Shard:
                 raise DamagedError(f"{self.folder / name}: damaged: its checksum does not match")
         return array
 
-    def side(self, name: str, check: bool = False) -> Side:
-        """One of the version's side arrays, its entries memory-mapped; or with `check`, read and held against
+    def side(self, name: str, check: bool = False) -> SideArray:
+        """One of the version's side arrays. Its entries are memory-mapped, or with `check`, read and held against
         their checksum.
         """
-        entries_name, offsets_name = column_names(name)
+        entries_name, offsets_name = side_names(name)
         entries = self.column(entries_name) if check else self._map(entries_name)
         offsets = self.column(offsets_name).astype(np.int64)
         with self._naming_remedy():
             if offsets[-1] != len(entries):
                 raise DamagedError(f"{self.folder / offsets_name}: damaged: does not end at {len(entries)} entries")
-        return Side(entries, offsets)
+        return SideArray(entries, offsets)
 
     def num_bytes(self, spec: FeatureSpec) -> int:
-        """Bytes of features as they are stored, with the side arrays' entries; all else is small beside them."""
-        entries = (self._map(column_names(side.name)[0]).nbytes for side in spec.side)
+        """The stored bytes of features and of side arrays' entries; everything else is small beside them."""
+        entries = (self._map(side_names(side.name)[0]).nbytes for side in spec.side)
         return self.info.frames * spec.bytes_per_frame + sum(entries)
 
     def items(self, numbers: Sequence[int] | None = None) -> Iterator[Item]:
-        """What the shard keeps of its items (of those of the given numbers) besides their features."""
+        """The items, or those of the given numbers, without their features."""
         ids, paths = self.ids, self.paths
         names = ("segments", "channels", "num_samples", "sources")
         segments, channels, num_samples, sources = (self.column(name) for name in names)
@@ -211,19 +296,18 @@ class Shard:
             yield Item.of(row, int(num_samples[number]), sources[number].tolist())
 
     def _map(self, name: str) -> NDArray[Any]:
-        """Any array, memory-mapped."""
         self._require_own()
         with self._naming_remedy():
             return zarr3.map_array(self.folder / name)
 
     def _require_own(self) -> None:
-        """Read nothing of another version: its values would be taken for this one's."""
+        """Read nothing of another version, whose values would be taken for this one's."""
         if self.fingerprint is not None:
             _ = self.info
 
     @contextmanager
     def _naming_remedy(self) -> Iterator[None]:
-        """Damage that is found within is said with the version that is to be repaired."""
+        """Name the version that is to be repaired in any DamagedError raised within."""
         try:
             yield
         except DamagedError as error:

@@ -12,27 +12,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ExtractorError, StoreError
+from featcache.errors import ExtractorError, StoreError, listing
 from featcache.manifest import SegmentColumns
 from featcache.spec import SideSpec
 from featcache.store import zarr3
-from featcache.store.own_folders import remove_from_version
-from featcache.store.shard import Item, Shard, ShardInfo
-from featcache.store.side import SideWriter
+from featcache.store.files import publish_folder, remove_from_version
+from featcache.store.shard import COLUMNS, Item, Shard, ShardInfo, side_names
 from featcache.strings import Strings
+
+SideData = Mapping[str, tuple[NDArray[Any], Sequence[int]]]
+"""Side arrays of some items, by name: their entries, one item after another, and how many each item has."""
 
 
 class ShardWriter:
     """Writes one shard into `folder`, item by item; `commit` makes it visible.
 
     Args:
-        folder: where to write, a folder in a version's `work/` that does not exist yet.
-        item_shape: of one frame.
-        dtype: of the stored features.
-        side: the version's side arrays.
+        folder: A folder in a version's `work/` that does not exist yet.
+        item_shape: The shape of one frame.
+        dtype: The dtype of the stored features.
+        side: The version's side arrays.
 
     Raises:
-        OSError: from every method, where the disk is full or broken.
+        OSError: From every method, if the disk is full or broken.
     """
 
     def __init__(
@@ -43,28 +45,28 @@ class ShardWriter:
         self._dtype = dtype.newbyteorder("<")
         self._features = zarr3.ChunkWriter(zarr3.chunk_path(folder / "features", 1 + len(item_shape)))
         self._items: list[Item] = []
-        self._side = SideWriter(side)
+        self._side = _SideArrays(side)
         self._crcs: list[int] = []
         self._offsets = [0]
 
     @property
     def items(self) -> int:
-        """How many items there are so far."""
+        """The number of items so far."""
         return len(self._items)
 
     @property
     def ids(self) -> list[str]:
-        """Of the items so far."""
+        """The ids of the items so far."""
         return [item.id for item in self._items]
 
     @property
     def num_samples(self) -> int:
-        """Samples of audio so far."""
+        """The number of audio samples so far, at the extractor's rate."""
         return sum(item.num_samples for item in self._items)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of features so far, with the side arrays' entries."""
+        """The bytes of features and of side arrays' entries so far."""
         return self._offsets[-1] * math.prod(self._item_shape) * self._dtype.itemsize + self._side.num_bytes
 
     def append(
@@ -74,12 +76,18 @@ class ShardWriter:
         num_frames: Sequence[int],
         side: Mapping[str, tuple[NDArray[Any], Sequence[int]]] = {},
     ) -> None:
-        """Add items: `features` `[frames, *item_shape]` of the stored dtype, C-contiguous, holds `num_frames`
-        of the first, then those of the second, and so on. So does `side` for every side array of the version: by
-        name, the entries, and how many each item has.
+        """Add items.
+
+        Args:
+            items: The items.
+            features: The frames of all of them, one item after another: `[frames, *item_shape]` of the stored dtype,
+                C-contiguous.
+            num_frames: The number of frames of each item.
+            side: Every side array of the version, by name: the entries of all items, one item after another, and how
+                many each item has.
 
         Raises:
-            ExtractorError: that is not what the version holds. Nothing has been added.
+            ExtractorError: The data is not what the version holds. Nothing has been added.
         """
         if features.dtype != self._dtype or features.shape[1:] != self._item_shape or len(features) != sum(num_frames):
             raise ExtractorError(
@@ -107,20 +115,20 @@ class ShardWriter:
     ) -> str:
         """Write the columns, flush everything to disk, and rename the folder to `shards/<name>`.
 
-        Where a shard of these very items is there already, written by another run, that one stays.
+        If another run has committed a shard of the very same items already, that shard stays.
 
         Args:
-            shards: the version's folder of shards.
-            sample_rate: of the extractor's input, in Hz.
-            row: manifest row of the first item.
-            supersedes: items of other shards that these replace, by the shard's name.
-            made_by: what is recorded with the shard; `fingerprint` is that of its version.
+            shards: The version's folder of shards.
+            sample_rate: The sample rate of the extractor's input, in Hz.
+            row: The manifest row of the first item.
+            supersedes: Items of other shards that these replace, by the shard's name.
+            made_by: What is recorded with the shard; `fingerprint` is its version's.
 
         Returns:
             The shard's name.
 
         Raises:
-            StoreError: there is a shard of other items, or of another version, under this name.
+            StoreError: There is a shard of other items, or of another version, under this name.
         """
         self._features.close()
         metadata = {"features": zarr3.array_metadata((self._offsets[-1], *self._item_shape), self._dtype)}
@@ -134,23 +142,15 @@ class ShardWriter:
             digest=digest_of(self._items, supersedes),
             row=row,
             supersedes=dict(supersedes),
-            metadata={name: f"{_crc_of(data):08x}" for name, data in metadata.items()},
+            metadata={name: zarr3.hex_crc32c(data) for name, data in metadata.items()},
             made_by=dict(made_by),
         )
         (self._folder / "zarr.json").write_bytes(zarr3.group_metadata(asdict(info)))
-        zarr3.sync_tree(self._folder)
         place = shards / info.digest[:12]
-        try:
-            self._folder.rename(place)
-        except OSError:
-            if not place.is_dir():
-                raise
+        if not publish_folder(self._folder, place):
             if Shard(place, info.made_by.get("fingerprint")).info.digest != info.digest:
-                raise StoreError(
-                    f"{place}: holds other items under the same name: move it away and run again"
-                ) from None
+                raise StoreError(f"{place}: holds other items under the same name: move it away and run again")
             self._remove()
-        zarr3.sync(shards)
         return place.name
 
     def discard(self) -> None:
@@ -162,24 +162,24 @@ class ShardWriter:
         remove_from_version(self._folder.parent.parent, self._folder.parent.name, self._folder.name)
 
     def _columns(self) -> dict[str, NDArray[Any]]:
-        ids = Strings.of(item.id for item in self._items)
-        rows = SegmentColumns.of(self._items)
-        return {
-            "offsets": np.array(self._offsets, np.uint64),
-            "crc32c": np.array(self._crcs, np.uint32),
-            "num_samples": np.array([item.num_samples for item in self._items], np.uint64),
+        ids, rows = Strings.of(self.ids), SegmentColumns.of(self._items)
+        values: dict[str, Any] = {
+            "offsets": self._offsets,
+            "crc32c": self._crcs,
+            "num_samples": [item.num_samples for item in self._items],
             "ids": ids.blob,
-            "id_offsets": ids.offsets.astype(np.uint64),
+            "id_offsets": ids.offsets,
             "paths": rows.paths.blob,
-            "path_offsets": rows.paths.offsets.astype(np.uint64),
+            "path_offsets": rows.paths.offsets,
             "segments": np.stack([rows.start, rows.duration], axis=1),
             "channels": rows.channel,
-            "sources": np.array([(item.size, item.mtime_ns, item.sample_rate) for item in self._items], np.int64),
+            "sources": [(item.size, item.mtime_ns, item.sample_rate) for item in self._items],
         }
+        return {column.name: np.asarray(values[column.name], column.dtype) for column in COLUMNS}
 
 
 def digest_of(items: Iterable[Item], supersedes: Mapping[str, list[int]]) -> str:
-    """What a shard of these items is named after: `ShardInfo.digest`."""
+    """The hash that a shard of these items is named after: `ShardInfo.digest`."""
     digest = hashlib.sha256()
     for item in items:
         digest.update(repr(tuple(item.row().values())).encode())
@@ -188,5 +188,55 @@ def digest_of(items: Iterable[Item], supersedes: Mapping[str, list[int]]) -> str
     return digest.hexdigest()
 
 
-def _crc_of(data: bytes) -> int:
-    return zarr3.crc32c(np.frombuffer(data, np.uint8))
+class _SideArrays:
+    """The side arrays of a shard, in memory until it is committed: they are small compared with its features."""
+
+    def __init__(self, specs: Iterable[SideSpec]) -> None:
+        self._specs = {spec.name: spec for spec in specs}
+        self._entries = {name: [np.empty((0, *spec.item_shape), spec.dtype)] for name, spec in self._specs.items()}
+        self._offsets = {name: [0] for name in self._specs}
+
+    def check(self, side: SideData, num_items: int) -> None:
+        """Refuse data of some items that has another name, dtype, shape or number of entries than the specs say.
+
+        Raises:
+            ExtractorError: Says what is different.
+        """
+        if side.keys() != self._specs.keys():
+            raise ExtractorError(f"side arrays are {_named(side)}; this version's are {_named(self._specs)}")
+        for name, (entries, counts) in side.items():
+            spec = self._specs[name]
+            if len(counts) != num_items or min(counts, default=0) < 0:
+                raise ExtractorError(f"side array {name} has {list(counts)} entries for {num_items} items")
+            found, expected = (entries.dtype, entries.shape), (np.dtype(spec.dtype), (sum(counts), *spec.item_shape))
+            if found != expected:
+                raise ExtractorError(
+                    f"side array {name} is {found[0]} {list(found[1])}; "
+                    f"this version's is {expected[0]} {list(expected[1])}"
+                )
+
+    def append(self, side: SideData) -> None:
+        """Add a copy of the data of some items, which `check` has let pass."""
+        for name, (entries, counts) in side.items():
+            self._entries[name].append(entries.copy())
+            offsets = self._offsets[name]
+            for count in counts:
+                offsets.append(offsets[-1] + count)
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all entries so far."""
+        return sum(self._offsets[name][-1] * spec.bytes_per_entry for name, spec in self._specs.items())
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The arrays, by their names in the shard."""
+        columns: dict[str, NDArray[Any]] = {}
+        for name in self._specs:
+            entries, offsets = side_names(name)
+            columns[entries] = np.concatenate(self._entries[name])
+            columns[offsets] = np.array(self._offsets[name], np.uint64)
+        return columns
+
+
+def _named(names: Iterable[str]) -> str:
+    return listing(sorted(names)) or "none"

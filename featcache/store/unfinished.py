@@ -1,8 +1,8 @@
 """Whether a version holds everything that its runs were to add, according to their records.
 
-No run's record says "in progress", which could be wrong after a kill. A run records what it is about to add, and how
-many items there were before; and at its end, what came of it, and how many items there are. What a killed one has
-added is the difference. A version that has fewer items than a run once found there has lost some.
+No record says "in progress", which could be wrong after a kill. A run records what it is about to add and how many
+items there were before, and at its end the outcome and how many items there are. What a killed run has added is the
+difference. A version that has fewer items than a run once found there has lost some.
 """
 
 from __future__ import annotations
@@ -13,33 +13,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from featcache.store.index import Index
-from featcache.store.runs import failures_of, is_going_on, standing_failures
+from featcache.store.runs import failures_of, is_running, standing_failures
 from featcache.store.version import Version
 from featcache.strings import Strings
 
 _LATEST = 64
-"""Runs that are looked at: a version has a few, and one from a thousand jobs is to be opened as fast."""
+"""The number of runs that are looked at. Few versions have more, and one made by a thousand jobs is to open as fast."""
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """What a version lacks of what a run was asked to do, or has done.
-
-    Attributes:
-        manifest: that the run was given.
-        utterances: in the manifest; or where some were lost, in the version, when the run found them there.
-        missing: those that are neither there nor in the failure ledger.
-        failed: utterances of the runs over that manifest whose failure stands; of some, there may be an older item.
-        is_going_on: whether the run is alive, as far as can be seen from here.
-        were_there: whether the missing ones were there once: their shards have been removed.
-    """
+    """What a version lacks of what a run was to add, or of what was there once."""
 
     manifest: str
+    """The manifest that the run was given."""
     utterances: int
+    """The number of utterances in the manifest; or, if some were lost, of items when the run last saw the version."""
     missing: int
+    """The number of utterances that are neither in the version nor in the failure ledger."""
     failed: int
+    """The number of utterances in the runs over that manifest whose failure stands; some may have an older item."""
     is_going_on: bool
+    """Whether the run is still running, as far as can be seen from here."""
     were_there: bool = False
+    """Whether the missing utterances were there once, and their shards have been removed."""
 
     def __str__(self) -> str:
         if self.were_there:
@@ -56,17 +53,12 @@ class Unfinished:
 
 
 def find_unfinished(version: Version, index: Index) -> list[Unfinished]:
-    """The runs of a version that are not finished, where something of what they were to add is missing; or else the run
-    that found more in it than there is now.
+    """What is missing of what unfinished runs were to add; or else, of what the fullest run found there.
 
-    Reads a small file for each run, and the failure ledger only where something is missing.
-
-    Args:
-        version: whose.
-        index: of the items that it holds.
+    Reads a small file for each run, and the failure ledger only if something is missing.
     """
     runs = [run for name in _latest(version) if (run := _Run.of(version, name)) is not None]
-    ends: dict[tuple[str, str], str] = {}  # of each manifest's runs that did everything
+    ends: dict[tuple[str, str], str] = {}  # by manifest, when the last run ended that did everything
     for run in runs:
         if run.did_everything:
             ends[run.manifest] = max(run.finished, ends.get(run.manifest, ""))
@@ -75,7 +67,7 @@ def find_unfinished(version: Version, index: Index) -> list[Unfinished]:
         if run.is_finished or run.manifest in seen or ends.get(run.manifest, "") >= run.started:
             continue
         if not run.asked.get("only"):
-            seen.add(run.manifest)  # earlier runs over it were to do what this one was to do
+            seen.add(run.manifest)  # earlier runs over it were to add what this run was to add
         same = [other for other in runs[: number + 1] if other.manifest == run.manifest]
         others = [other for other in runs[:number] if other.manifest != run.manifest]
         missing = run.asked["new"] - (len(index) - run.asked["held"] - sum(other.extracted for other in others))
@@ -84,23 +76,25 @@ def find_unfinished(version: Version, index: Index) -> list[Unfinished]:
             missing -= without_item
         if missing > 0:
             path, utterances = run.manifest[0], run.asked["utterances"]
-            found.append(Unfinished(path, utterances, missing, failed, is_going_on(version, run.name)))
+            found.append(Unfinished(path, utterances, missing, failed, is_running(version, run.name)))
     return found or _lost(runs, version, index)
 
 
 def _lost(runs: list[_Run], version: Version, index: Index) -> list[Unfinished]:
-    """What is missing of what was there: at most one entry."""
+    """What is missing of what was there once, in at most one entry."""
     fullest = max(range(len(runs)), key=lambda number: runs[number].items, default=None)
     if fullest is None or runs[fullest].items <= len(index):
         return []
-    failed, without_item = _failed(runs[:fullest], version, index)  # since then: say in a repair, when audio was gone
+    failed, without_item = _failed(
+        runs[:fullest], version, index
+    )  # since then: in a repair, for example, when audio was gone
     run = runs[fullest]
     missing = run.items - len(index) - without_item
     return [Unfinished(run.manifest[0], run.items, missing, failed, False, were_there=True)] if missing > 0 else []
 
 
 def _failed(runs: list[_Run], version: Version, index: Index) -> tuple[int, int]:
-    """How many utterances of these runs have a failure that stands, and how many of these have no item."""
+    """How many utterances of these runs have a failure that stands, and how many of those have no item."""
     standing = standing_failures(version, index)
     ids = set[str]().union(*(run.failed_ids() for run in runs)) & standing.keys()
     return len(ids), int((index.find(Strings.of(ids)) < 0).sum())
@@ -116,7 +110,7 @@ def _latest(version: Version) -> list[str]:
 
 @dataclass(frozen=True)
 class _Run:
-    """A run's record, where it says what is needed here."""
+    """A run's record, if it has all that is needed here."""
 
     version: Version
     name: str
@@ -138,7 +132,7 @@ class _Run:
 
     @property
     def manifest(self) -> tuple[str, str]:
-        """Which one, and the folder that it is relative to."""
+        """The manifest, and the folder that its paths are relative to."""
         return str(self.asked.get("manifest")), str(self.asked.get("root"))
 
     @property
@@ -147,21 +141,21 @@ class _Run:
 
     @property
     def did_everything(self) -> bool:
-        """Whether it is finished, and was to do all of its manifest."""
+        """Whether it is finished, and was to extract all of its manifest."""
         return self.is_finished and not self.asked.get("only")
 
     @property
     def extracted(self) -> int:
-        """Utterances; 0 where it was killed."""
+        """The number of utterances that it extracted; 0 if it was killed."""
         count = self.outcome.get("extracted", 0)
         return count if isinstance(count, int) else 0
 
     @property
     def items(self) -> int:
-        """How many items there were in the version, by what it last saw."""
+        """The number of items in the version when the run last saw it."""
         count = self.outcome.get("items", self.asked["held"])
         return count if isinstance(count, int) else 0
 
     def failed_ids(self) -> set[str]:
-        """Of the utterances that it has in the ledger."""
+        """The ids of the utterances that it has recorded in the ledger."""
         return {failure.id for failure in failures_of(self.version, self.name)}

@@ -5,7 +5,7 @@
   shards/         a group; each member a shard
   index/          derived from the shards; see `featcache.store.index`
   runs/           what each run did, and the failure ledger; see `featcache.store.runs`
-  probes/         what was measured of the extractor; see `featcache.store.probes`
+  probes/         what was measured of the extractor; see `Version.write_probe`
   work/           shards that are being written; nothing in it is data
   aside/          shards of other versions that `featcache repair` found in `shards/`
 """
@@ -14,11 +14,16 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
+import secrets
 import time
 import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
@@ -27,54 +32,71 @@ import numpy as np
 from featcache.errors import DamagedError, StoreError, listing
 from featcache.spec import FeatureSpec, SideSpec
 from featcache.store import zarr3
-from featcache.store.locks import Claim
-from featcache.store.own_folders import (
+from featcache.store.files import (
     WRITTEN,
     folder_to_write,
     is_being_made,
+    name_beside,
+    publish_folder,
     refuse_links,
     remove_from_cache,
     remove_from_version,
+    sync,
+    write_file,
 )
-from featcache.store.probes import read_probes, write_probe
-from featcache.store.shard import Shard
-from featcache.store.side import check_specs
+from featcache.store.locks import Claim
+from featcache.store.shard import Shard, check_side_specs
 
 FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FINGERPRINT = re.compile("[0-9a-f]{64}")
 _SHARD_NAME = re.compile("[0-9a-f]{12}")
 _ABANDONED_SECONDS = 3600.0
-"""After which a version that is still being made is nobody's: making one takes milliseconds."""
+"""The age at which a version that is not complete yet was abandoned: making one takes milliseconds."""
+
+_LIBRARIES = ("featcache", "numpy", "torch", "torchaudio", "transformers", "soundfile", "miniaudio", "soxr")
+
+
+def library_versions() -> dict[str, str]:
+    """The versions of Python, of the libraries that decide values, and of libsndfile.
+
+    They are recorded with every version and shard, and are no part of the fingerprint.
+    """
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for library in _LIBRARIES:
+        with suppress(PackageNotFoundError):  # an optional one
+            found[library] = version_of(library)
+    try:
+        import soundfile
+    except ImportError:
+        return found
+    return {**found, "libsndfile": soundfile.__libsndfile_version__}
 
 
 @dataclass(frozen=True)
 class VersionInfo:
-    """The attributes of a version's group.
-
-    Attributes:
-        name: the config's.
-        fingerprint: 64 hex digits; see `featcache.config`.
-        config: resolved: every default filled in.
-        spec: of the features as they are read; `spec.stored_dtype` is what is on disk.
-        made_by: the versions of featcache and of the libraries that made the version.
-        format: of everything below the version's folder.
-    """
+    """The attributes of a version's group."""
 
     name: str
+    """The config's name."""
     fingerprint: str
+    """The config's fingerprint, 64 hex digits; see `featcache.config`."""
     config: dict[str, Any]
+    """The config with every default filled in."""
     spec: FeatureSpec
+    """What the features are when they are read; `spec.stored_dtype` is what is on disk."""
     made_by: dict[str, str]
+    """The versions of featcache and of the libraries that made the version."""
     format: int = FORMAT
+    """The format of everything below the version's folder."""
 
     @property
     def folder_name(self) -> str:
-        """The version's folder in its cache."""
+        """The name of the version's folder in its cache."""
         return f"{self.name}-{self.fingerprint[:12]}"
 
     def attributes(self) -> dict[str, Any]:
-        """As JSON; `spec.side` is left out where it is empty, and `spec.padded_to` where it is 0."""
+        """As JSON has them: without `spec.side` if it is empty, and without `spec.padded_to` if it is 0."""
         attributes = asdict(self)
         if not self.spec.side:
             del attributes["spec"]["side"]
@@ -84,12 +106,7 @@ class VersionInfo:
 
 
 class Version:
-    """An opened version.
-
-    Attributes:
-        path: its folder.
-        info: its attributes.
-    """
+    """An opened version: its folder `path`, and its attributes `info`."""
 
     def __init__(self, path: Path, info: VersionInfo) -> None:
         self.path = path
@@ -100,8 +117,8 @@ class Version:
         """Open the version in the folder `path`.
 
         Raises:
-            StoreError: it was written by a newer featcache.
-            DamagedError: its metadata is damaged, or missing.
+            StoreError: It was written by a newer featcache.
+            DamagedError: Its metadata is damaged, or missing.
         """
         try:
             attributes = zarr3.read_group(path)
@@ -123,14 +140,14 @@ class Version:
 
     @classmethod
     def create(cls, cache: Path, info: VersionInfo) -> Version:
-        """Open the version that `info` describes, making it where there is none yet.
+        """Open the version that `info` describes, and make it if there is none yet.
 
         Raises:
-            StoreError: the cache cannot be written, its version is of another fingerprint, or a folder of the version
-                is a link.
-            ExtractorError: the specs of the side arrays do not do.
+            StoreError: The cache cannot be written, the version in that folder has another fingerprint, or a folder of
+                the version is a link.
+            ExtractorError: The side arrays cannot be stored.
         """
-        check_specs(info.spec.side)
+        check_side_specs(info.spec.side)
         path = cache / info.folder_name
         refuse_links(path, *WRITTEN)
         _sweep_cache(cache)
@@ -149,30 +166,26 @@ class Version:
     @classmethod
     def _lay_out(cls, path: Path, info: VersionInfo) -> None:
         """Make an empty version beside its place and rename it, so that it is there whole or not at all."""
-        beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-        for folder in ("shards", "runs", "work"):
-            (beside / folder).mkdir(parents=True)
-        (beside / "shards" / "zarr.json").write_bytes(zarr3.group_metadata())
-        (beside / "zarr.json").write_bytes(zarr3.group_metadata(info.attributes()))
-        zarr3.sync_tree(beside)
+        beside = name_beside(path)
         try:
-            beside.rename(path)
-        except OSError:  # another run was first, or there is one without its metadata
-            if not path.is_dir():
-                raise
-            if not (path / "zarr.json").exists():
+            for folder in ("shards", "runs", "work"):
+                (beside / folder).mkdir(parents=True)
+            (beside / "shards" / "zarr.json").write_bytes(zarr3.group_metadata())
+            (beside / "zarr.json").write_bytes(zarr3.group_metadata(info.attributes()))
+            # The folder may be there already: another run was first, or the metadata was lost.
+            if not publish_folder(beside, path) and not (path / "zarr.json").exists():
                 (beside / "zarr.json").rename(path / "zarr.json")
+                sync(path)
         finally:
             remove_from_cache(beside.parent, beside.name)
-        zarr3.sync(path.parent)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the stored features."""
+        """The dtype of the stored features."""
         return np.dtype(self.info.spec.stored_dtype)
 
     def shard_names(self) -> list[str]:
-        """The names of all committed shards, sorted. Folders of other names (`.snapshot`, `.nfs…`) are none."""
+        """The names of all committed shards, sorted. Folders with other names (`.snapshot`, `.nfs…`) are no shards."""
         try:
             entries = [entry for entry in os.scandir(self.path / "shards") if _SHARD_NAME.fullmatch(entry.name)]
             return sorted(entry.name for entry in entries if entry.is_dir())
@@ -191,29 +204,45 @@ class Version:
         num_bytes = 0
         for parent, _, names in os.walk(self.path):
             for name in names:
-                with suppress(FileNotFoundError):  # a run has moved it meanwhile
+                with suppress(FileNotFoundError):  # a run has moved it in the meantime
                     num_bytes += os.lstat(os.path.join(parent, name)).st_size
         return num_bytes
 
     def write_probe(self, document: dict[str, Any]) -> None:
-        """Keep what a probe of the version's extractor has found: any document that JSON can hold.
+        """Keep what a probe of the version's extractor has measured: any document that JSON can hold.
 
         Raises:
-            StoreError: it cannot be written.
-            ValueError: the document holds NaN or infinity.
+            StoreError: It cannot be written, or `probes/` is a link.
+            ValueError: The document holds NaN or infinity, which JSON does not have.
         """
-        write_probe(self.path, document)
+        sealed = zarr3.seal({"probe": document, "checksum": zarr3.UNSEALED})
+        try:
+            folder = self.folder("probes")
+            sync(self.path)
+        except OSError as error:
+            raise StoreError(f"{self.path / 'probes'}: cannot be written: {error.strerror}") from error
+        write_file(folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}Z-{secrets.token_hex(2)}.json", sealed)
 
     def probes(self) -> list[dict[str, Any]]:
-        """What `write_probe` has kept, the earliest first; records that are damaged are left out."""
-        return read_probes(self.path)
+        """What `write_probe` has kept, the earliest first.
+
+        Damaged records are left out: losing them costs another measurement, and nothing else.
+        """
+        documents = []
+        for path in sorted((self.path / "probes").glob("*.json")):
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                data = path.read_bytes()
+                record = json.loads(data)
+                if zarr3.is_sealed(data, record["checksum"]):
+                    documents.append(record["probe"])
+        return documents
 
     def folder(self, name: str) -> Path:
         """One of the folders in the version's folder, to write in; it is made if it is missing.
 
         Raises:
-            StoreError: it is a link: what is written there would lie outside the cache.
-            OSError: it cannot be made.
+            StoreError: It is a link, and what is written there would lie outside the cache.
+            OSError: It cannot be made.
         """
         return folder_to_write(self.path, name)
 
@@ -221,26 +250,26 @@ class Version:
         """A claim on a piece of work, by its name.
 
         Raises:
-            StoreError, OSError: as `folder`.
+            StoreError, OSError: `work/` is a link, or cannot be made.
         """
         return Claim(self.folder("work") / f"{work}.lock")
 
     def work_folder(self, work: str) -> Path:
-        """A fresh folder to write in for a piece of work; it does not exist yet.
+        """The path of a fresh folder for a piece of work; it is not made yet.
 
         Raises:
-            StoreError, OSError: as `folder`.
+            StoreError, OSError: `work/` is a link, or cannot be made.
         """
         return self.folder("work") / f"{work}.{uuid.uuid4().hex[:8]}"
 
     def remove_work(self, work: str) -> None:
-        """Remove what killed processes have left of a piece of work; the caller holds its claim."""
+        """Remove what killed processes have left of a piece of work, whose claim the caller holds."""
         for entry in list(os.scandir(self.folder("work"))):
             if entry.name.partition(".")[0] == work:
                 remove_from_version(self.path, "work", entry.name)
 
     def sweep(self) -> None:
-        """Remove what killed runs left in `work/`: whatever nobody holds a claim on."""
+        """Remove what killed runs have left in `work/`: everything that nobody holds a claim on."""
         for entry in list(os.scandir(self.folder("work"))):
             claim = self.claim(entry.name.partition(".")[0])
             with suppress(OSError):  # on a full disk it stays
@@ -251,7 +280,7 @@ class Version:
 
 
 def _sweep_cache(cache: Path) -> None:
-    """Remove the versions that killed processes were about to make."""
+    """Remove incomplete versions that killed processes have left."""
     with suppress(OSError):  # there is no cache yet, or it is read-only
         for entry in list(os.scandir(cache)):
             age = time.time() - entry.stat(follow_symlinks=False).st_mtime
@@ -262,17 +291,17 @@ def _sweep_cache(cache: Path) -> None:
 def _spec_of(document: dict[str, Any]) -> FeatureSpec:
     """A version's spec from JSON, which has lists for tuples."""
     shapes = {key: tuple(document[key]) for key in ("item_shape", "codebook_sizes")}
-    side = tuple(SideSpec(**{**one, "item_shape": tuple(one["item_shape"])}) for one in document.get("side", []))
+    side = tuple(SideSpec(**{**array, "item_shape": tuple(array["item_shape"])}) for array in document.get("side", []))
     return FeatureSpec(**{**document, **shapes, "side": side})
 
 
 def version_folders(path: Path) -> list[Path]:
     """The folder of the version at `path`, or of every version in the cache at `path`, sorted.
 
-    Where there is no such folder, `path` may name a version by its config: `features/fbank80`.
+    If there is no such folder, `path` may name a version by its config: `features/fbank80`.
 
     Raises:
-        StoreError: there is no version, or several have that name.
+        StoreError: There is no version, or several have that name.
     """
     if (path / "shards").is_dir():
         return [path]
@@ -288,7 +317,7 @@ def version_folders(path: Path) -> list[Path]:
 
 
 def _named(cache: Path, name: str) -> Path:
-    """The folder of the one version in the cache whose config is called `name`."""
+    """The folder of the only version in the cache whose config is called `name`."""
     there: list[Path] = []
     with suppress(OSError):
         there = _folders_in(cache)
@@ -302,7 +331,7 @@ def _named(cache: Path, name: str) -> Path:
 
 
 def _name_of(folder: Path) -> str:
-    """The name of a version's config; where its metadata is damaged, by the folder's name."""
+    """The name of a version's config; if the metadata is damaged, as the folder's name has it."""
     try:
         return Version.open(folder).info.name
     except (StoreError, OSError):
@@ -310,11 +339,11 @@ def _name_of(folder: Path) -> str:
 
 
 def _several(cache: Path, folders: list[Path]) -> StoreError:
-    """What to raise where one version is wanted and there are several."""
+    """The error to raise if there are several versions and a single one is wanted."""
     hint = ""
-    with suppress(StoreError):  # the metadata of one may be damaged
-        one, other = (Version.open(folder).info.config for folder in folders[:2])
-        hint = f" (the first two differ in {listing(differing_keys(one, other)) or 'their weights or revision'})"
+    with suppress(StoreError):  # some metadata may be damaged
+        first, second = (Version.open(folder).info.config for folder in folders[:2])
+        hint = f" (the first two differ in {listing(differing_keys(first, second)) or 'their weights or revision'})"
     names = listing(folder.name for folder in folders)
     return StoreError(f"{cache}: holds {len(folders)} versions: {names}; name one of these folders{hint}")
 
@@ -328,8 +357,8 @@ def select_versions(path: Path, name: str | None = None) -> list[Version]:
     """The version at `path` (see `version_folders`), or every version in the cache at `path` that is called `name`.
 
     Raises:
-        StoreError: there is no version.
-        DamagedError: the metadata of one of them is damaged.
+        StoreError: There is no version.
+        DamagedError: The metadata of such a version is damaged.
     """
     versions = []
     for folder in version_folders(path):
@@ -338,17 +367,17 @@ def select_versions(path: Path, name: str | None = None) -> list[Version]:
         except DamagedError:
             if name in (None, folder.name, _name_of(folder)):
                 raise
-            continue  # another one's, and not of interest
+            continue  # damage in a version that was not asked for
         if name in (None, version.info.name, folder.name):
             versions.append(version)
     return versions
 
 
 def select_version(cache: Path, name: str | None = None) -> Version:
-    """The one version in the cache (called `name`).
+    """The only version in the cache (that is called `name`).
 
     Raises:
-        StoreError: there is none, or there are several; says how they differ.
+        StoreError: There is none, or there are several; the message says how they differ.
     """
     versions = select_versions(cache, name)
     if len(versions) == 1:
@@ -359,19 +388,19 @@ def select_version(cache: Path, name: str | None = None) -> Version:
     raise _several(cache, [version.path for version in versions])
 
 
-def differing_keys(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:
+def differing_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
     """The dotted paths at which two resolved configs differ, with both values: `params.low_freq: 20.0 -> 0.0`."""
 
     def shown(config: dict[str, Any]) -> str:
         return json.dumps(config[key]) if key in config else "not given"
 
-    if not prefix and one.get("extractor") != other.get("extractor"):  # whose parameters have nothing in common
-        return [f"extractor: {json.dumps(one.get('extractor'))} -> {json.dumps(other.get('extractor'))}"]
+    if not prefix and old.get("extractor") != new.get("extractor"):  # whose parameters have nothing in common
+        return [f"extractor: {json.dumps(old.get('extractor'))} -> {json.dumps(new.get('extractor'))}"]
     lines = []
-    for key in sorted({*one, *other}):
-        path, a, b = f"{prefix}{key}", one.get(key), other.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            lines += differing_keys(a, b, f"{path}.")
-        elif a != b:
-            lines.append(f"{path}: {shown(one)} -> {shown(other)}")
+    for key in sorted({*old, *new}):
+        path, was, now = f"{prefix}{key}", old.get(key), new.get(key)
+        if isinstance(was, dict) and isinstance(now, dict):
+            lines += differing_keys(was, now, f"{path}.")
+        elif was != now:
+            lines.append(f"{path}: {shown(old)} -> {shown(new)}")
     return lines

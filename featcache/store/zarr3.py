@@ -1,24 +1,30 @@
 """Zarr v3 arrays and groups as files: the few kinds that format 1 is made of.
 
-Every array is one chunk with the codecs `bytes` (little endian) and `crc32c`: its chunk file is the raw
-array followed by four bytes of checksum, so it can be memory-mapped, and stock Zarr refuses it after one
-flipped bit. An array without a value has no chunk, and so no such file. Writing it takes a JSON file and a
-stream of bytes, which is why it is done here: zarr-python takes 2 ms an array, wants a shard's features
-whole in memory, leaves all-zero chunks out by default and does not flush to disk. Tests check what is written here with
-zarr-python's reader.
+Every array is one chunk with the codecs `bytes` (little endian) and `crc32c`. So its chunk file is the raw array
+followed by four bytes of checksum: it can be memory-mapped, and stock Zarr refuses it after one flipped bit. An array
+without any value has no chunk, and so no such file.
 
-Source: the Zarr core specification v3, and the crc32c codec's (zarr-specs.readthedocs.io).
+Writing such an array takes a JSON file and a stream of bytes. It is done here because zarr-python takes 2 ms for each
+array, wants a shard's features whole in memory, leaves all-zero chunks out by default, and does not flush to disk.
+Tests check what is written here with zarr-python's reader.
+
+Memory maps are made by the system call itself. Python's `mmap` keeps a duplicate of the file's descriptor while the map
+lives (3.13 is the first that can do without), so a cache of some thousand shards would meet `ulimit -n`. The system
+call needs the descriptor only while it runs.
+
+Sources: the Zarr core specification v3, and the crc32c codec's (zarr-specs.readthedocs.io); POSIX.1-2017, mmap: a map
+keeps its own reference to the file, which closing it does not remove.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
+import mmap
 import os
-import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,17 +32,21 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import DamagedError, StoreError
-from featcache.store.mapping import map_file
+from featcache.errors import DamagedError
 
 CHECKSUM_BYTES = 4
 UNSEALED = "00000000"
-"""What stands for the checksum of a document that `seal` is to seal."""
+"""Stands for the checksum of a document that `seal` is to seal."""
 
 _PIECE_BYTES = 8 << 20
 _NOTHING = np.frombuffer(b"", np.uint8)
-SYNC_THREADS = 8
-"""That flush the files of a shard side by side, and only wait for the disk."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_FAILED = ctypes.c_void_p(-1).value
 
 
 def crc32c(data: NDArray[Any], crc: int = 0) -> int:
@@ -46,13 +56,18 @@ def crc32c(data: NDArray[Any], crc: int = 0) -> int:
     return int(google_crc32c.extend(crc, data))
 
 
+def hex_crc32c(data: bytes) -> str:
+    """CRC-32C of bytes, as eight hex digits."""
+    return f"{google_crc32c.value(data):08x}"
+
+
 def chunk_path(folder: Path, num_dimensions: int) -> Path:
-    """Where the only chunk of the array in `folder` lies."""
+    """The file of the only chunk of the array in `folder`."""
     return folder.joinpath("c", *["0"] * num_dimensions)
 
 
 def array_metadata(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """The `zarr.json` of a one-chunk array; a chunk's sizes are at least 1, also where the array's are 0."""
+    """The `zarr.json` of a one-chunk array. A chunk's sizes are at least 1, even if the array's are 0."""
     endian = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
     return _to_json(
         {
@@ -70,10 +85,10 @@ def array_metadata(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
 
 
 def group_metadata(attributes: dict[str, Any] | None = None) -> bytes:
-    """The `zarr.json` of a group, `attributes` under the key `featcache`, sealed by a checksum of its own.
+    """The `zarr.json` of a group, with `attributes` under the key `featcache`, sealed by a checksum of its own.
 
-    The seal is `attributes.featcache.checksum`: the CRC-32C, as eight hex digits, of the file's bytes
-    with these eight digits set to `0`. JSON has no other defence against a flipped bit.
+    The seal is `attributes.featcache.checksum`: the CRC-32C, as eight hex digits, of the file's bytes with these eight
+    digits set to `0`. JSON itself has no protection against a flipped bit.
     """
     if attributes is None:
         return _to_json({"zarr_format": 3, "node_type": "group", "attributes": {}})
@@ -85,8 +100,8 @@ def read_group(folder: Path) -> dict[str, Any]:
     """The attributes of a group that `group_metadata` wrote.
 
     Raises:
-        FileNotFoundError: there is no group.
-        DamagedError: the file is not what was written.
+        FileNotFoundError: There is no group.
+        DamagedError: The file is not what was written.
     """
     path = folder / "zarr.json"
     data = path.read_bytes()
@@ -101,24 +116,24 @@ def read_group(folder: Path) -> dict[str, Any]:
 
 
 def seal(document: dict[str, Any]) -> bytes:
-    """A document as JSON, the last `"checksum": "00000000"` in it set to the CRC-32C of these bytes."""
+    """A document as JSON, in which the last `"checksum": "00000000"` is replaced by the CRC-32C of these bytes."""
     unsealed = _to_json(document)
     head, mark, tail = unsealed.rpartition(_entry(UNSEALED))
     assert mark
-    return head + _entry(f"{google_crc32c.value(unsealed):08x}") + tail
+    return head + _entry(hex_crc32c(unsealed)) + tail
 
 
 def is_sealed(data: bytes, checksum: str) -> bool:
-    """Whether `data` is what `seal` gave, by the checksum found in it."""
+    """Whether `data` is what `seal` gave, by the checksum that was found in it."""
     head, mark, tail = data.rpartition(_entry(checksum))
-    return bool(mark) and f"{google_crc32c.value(head + _entry(UNSEALED) + tail):08x}" == checksum
+    return bool(mark) and hex_crc32c(head + _entry(UNSEALED) + tail) == checksum
 
 
 class ChunkWriter:
-    """Streams an array's only chunk to disk, its checksum at the end.
+    """Streams an array's only chunk to disk, and its checksum at the end.
 
     Raises:
-        OSError: from every method, where the disk is full or broken.
+        OSError: From every method, if the disk is full or broken.
     """
 
     def __init__(self, path: Path) -> None:
@@ -132,17 +147,17 @@ class ChunkWriter:
         self._crc = crc32c(data, self._crc)
         self._write(data.reshape(-1).view(np.uint8).data)
         if (size := self._file.tell()) - self._sent >= _PIECE_BYTES:
-            # Linux starts to write the piece to the disk, and does not wait: little is left for the flush at the end.
+            # Linux starts to write the piece to the disk and does not wait, so little is left for the flush at the end.
             os.posix_fadvise(self._file.fileno(), self._sent, size - self._sent, os.POSIX_FADV_DONTNEED)
             self._sent = size
 
     def close(self) -> None:
-        """Write the checksum and close the file; `discard` closes it without."""
+        """Write the checksum and close the file."""
         self._write(memoryview(self._crc.to_bytes(CHECKSUM_BYTES, "little")))
         self._file.close()
 
     def discard(self) -> None:
-        """Close the file as it is."""
+        """Close the file without a checksum."""
         self._file.close()
 
     def _write(self, data: memoryview) -> None:
@@ -151,7 +166,7 @@ class ChunkWriter:
 
 
 def write_array(folder: Path, array: NDArray[Any]) -> bytes:
-    """Write an array into `folder`; returns the bytes of its `zarr.json`."""
+    """Write an array into `folder`, and return the bytes of its `zarr.json`."""
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     metadata = array_metadata(little.shape, little.dtype)
     if little.size:
@@ -165,10 +180,10 @@ def write_array(folder: Path, array: NDArray[Any]) -> bytes:
 
 
 def read_array(folder: Path) -> tuple[NDArray[Any], int]:
-    """Read an array that `write_array` or a `ChunkWriter` wrote: the array, and the checksum stored with it.
+    """Read an array: its values, and the checksum that is stored with them. They are not compared.
 
     Raises:
-        DamagedError: a file is missing, its size is wrong, or its metadata is not what format 1 writes.
+        DamagedError: A file is missing, its size is wrong, or its metadata is not what format 1 writes.
     """
     with _chunk(folder) as (file, shape, dtype):
         data = file.read() if file else bytes(CHECKSUM_BYTES)  # the checksum of nothing is 0
@@ -177,21 +192,66 @@ def read_array(folder: Path) -> tuple[NDArray[Any], int]:
 
 
 def map_array(folder: Path) -> NDArray[Any]:
-    """Memory-map such an array, read-only. The map holds no file descriptor, and lives as long as the array.
+    """Memory-map an array, read-only. The map holds no file descriptor, and lives as long as the array.
 
     Raises:
-        DamagedError: as `read_array`.
+        DamagedError: A file is missing, its size is wrong, or its metadata is not what format 1 writes.
     """
     with _chunk(folder) as (file, shape, dtype):
         data = map_file(file.fileno(), math.prod(shape) * dtype.itemsize) if file else _NOTHING
     return data.view(dtype).reshape(shape)
 
 
+def map_file(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
+    """The first bytes of an open file, memory-mapped and read-only; uint8 `[num_bytes]`.
+
+    The file may be closed at once. It stays mapped while the array, or a view of it, lives.
+
+    Raises:
+        OSError: The file is empty, or the process has too many maps (vm.max_map_count).
+    """
+    address = _libc.mmap(None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    if address == _FAILED:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return np.asarray(_Map(address, num_bytes))
+
+
+def will_need(array: NDArray[Any]) -> None:
+    """Have the kernel begin to read an array's part of a mapped file, without waiting for it.
+
+    Copying from cold maps one after another waits for the disk whenever the kernel's own readahead falls short. If all
+    are asked for beforehand, they are read side by side. Arrays that are not mapped, or in memory already, are left
+    alone.
+    """
+    if array.nbytes:
+        address = array.__array_interface__["data"][0]
+        start = address // mmap.PAGESIZE * mmap.PAGESIZE
+        _libc.madvise(start, address + array.nbytes - start, mmap.MADV_WILLNEED)
+
+
+class _Map:
+    """Mapped memory. The arrays over it keep it alive, and it is unmapped after the last one."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self._range = address, num_bytes
+        is_readonly = True
+        self.__array_interface__: dict[str, Any] = {
+            "version": 3,
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, is_readonly),
+        }
+
+    def __del__(self, munmap: Any = _libc.munmap) -> None:
+        munmap(*self._range)
+
+
 @contextmanager
 def _chunk(folder: Path) -> Iterator[tuple[BinaryIO | None, tuple[int, ...], np.dtype[Any]]]:
-    """The open chunk file of an array, found to be of the right size, with the array's shape and dtype.
+    """The open chunk file of an array, which has the right size, and the array's shape and dtype.
 
-    None in place of the file where the array has no value, and therefore no chunk.
+    The file is None if the array has no value, and therefore no chunk.
     """
     try:
         metadata = json.loads((folder / "zarr.json").read_bytes())
@@ -212,45 +272,6 @@ def _chunk(folder: Path) -> Iterator[tuple[BinaryIO | None, tuple[int, ...], np.
         raise DamagedError(f"{error.filename}: damaged: the file is missing") from error
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"{folder / 'zarr.json'}: damaged: not an array of format 1 ({error})") from error
-
-
-def sync_tree(folder: Path) -> None:
-    """Flush every file under `folder` to disk, then every folder.
-
-    Side by side: a disk flushes many small files together in little more time than one.
-    """
-    folders, files = [], []
-    for parent, _, names in os.walk(folder):
-        folders.append(Path(parent))
-        files += [Path(parent, name) for name in names]
-    with ThreadPoolExecutor(SYNC_THREADS, "featcache-sync") as pool:
-        list(pool.map(sync, files))
-        list(pool.map(sync, folders))
-
-
-def sync(path: Path) -> None:
-    """Flush one file or folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write a small file so that it appears whole or not at all, also after a power cut."""
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        with beside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-        sync(path.parent)
-    except OSError as error:
-        with suppress(OSError):  # not there, or on a disk that is read-only by now
-            beside.unlink()
-        raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _to_json(value: dict[str, Any]) -> bytes:

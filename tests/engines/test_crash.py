@@ -25,7 +25,7 @@ from featcache.engines.local import run_locally
 from featcache.errors import StoreError
 from featcache.extract.extraction import Options, plan_extraction, run_extraction
 from featcache.manifest import read_manifest
-from featcache.store import zarr3
+from featcache.store import files, zarr3
 
 ONE_EACH = "0.0003"
 """MB: a shard size that gives each of the plain utterances a shard of its own, with `odd_extractors`."""
@@ -269,15 +269,15 @@ def test_a_disk_that_is_full_from_any_change_on_is_one_clear_line(cli, plain, sl
     assert operation > 100
 
 
-@pytest.mark.parametrize("broken", ["sync", "write_array"])
-def test_a_disk_that_breaks_ends_the_run_and_names_the_version(plain, scratch, monkeypatch, broken):
+@pytest.mark.parametrize(("module", "broken"), [(files, "sync"), (zarr3, "write_array")])
+def test_a_disk_that_breaks_ends_the_run_and_names_the_version(plain, scratch, monkeypatch, module, broken):
     """An error of the device in the thread that commits reaches the caller, as a StoreError."""
 
     def fail(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     extraction = plan_extraction(read_manifest(plain.manifest()), [load_config("fbank80")], scratch, Options("cpu", 2))
-    monkeypatch.setattr(zarr3, broken, fail)
+    monkeypatch.setattr(module, broken, fail)
     with pytest.raises(StoreError, match="Input/output error"):
         run_extraction(extraction, run_locally)
 

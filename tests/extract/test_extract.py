@@ -25,7 +25,7 @@ from featcache.engines.local import run_locally
 from featcache.extract import decoding
 from featcache.extract.extraction import Options, plan_extraction, run_extraction
 from featcache.manifest import read_manifest
-from featcache.store import zarr3
+from featcache.store.files import SYNC_THREADS
 from featcache.store.index import open_index
 
 # A value depends on nothing but the audio and the config
@@ -210,7 +210,7 @@ def test_a_process_has_no_more_threads_than_its_budget(cli, plain, scratch, gate
     gate.unlink()
     running.wait_until(counted)
     assert running.wait().code == 0
-    assert max(counts) <= 2 + 2 + zarr3.SYNC_THREADS
+    assert max(counts) <= 2 + 2 + SYNC_THREADS
 
 
 # Plans, summaries, manifests

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featcache.extract.tasks import MAX_ITEMS, compare, partition, shard_tasks
-from featcache.manifest import Manifest, row_hashes
+from featcache.manifest import Manifest
 from featcache.store.index import Index
 from featcache.store.runs import Failure
 from featcache.strings import Strings
@@ -39,7 +39,7 @@ def table(durations, ids=None, starts=None) -> Manifest:
 def holding(manifest: Manifest, rows) -> Index:
     """The index of a version that holds some rows of a manifest, all of them in one shard."""
     rows = np.array(sorted(rows), np.int64)
-    hashes = row_hashes(manifest.paths, manifest.start, manifest.duration, manifest.channel)
+    hashes = manifest.row_hashes()
     ids = manifest.ids.take(rows)
     by_hash = np.argsort(ids.hashes(), kind="stable").astype(np.uint32)
     return Index(

@@ -11,7 +11,7 @@ from cache_contents import items, only_version, provenance
 from featcache.store.index import open_index
 from featcache.store.shard import COLUMNS, Shard
 
-CHUNKS = {name: f"{name}/c/0/0" if name in ("features", "segments", "sources") else f"{name}/c/0" for name in COLUMNS}
+CHUNKS = {column.name: f"{column.name}/c/0/0" if column.entry_shape else f"{column.name}/c/0" for column in COLUMNS}
 CHUNKS["features"] = "features/c/0/0"
 FILES = ["zarr.json", *(f"{name}/zarr.json" for name in CHUNKS), *CHUNKS.values()]
 """Every file of a shard."""

@@ -7,7 +7,7 @@ from make_cache import make_features, make_version
 import featcache
 from featcache.loader import readahead
 from featcache.loader.readahead import Readahead
-from featcache.store.mapping import map_file, will_need
+from featcache.store.zarr3 import map_file, will_need
 
 
 @pytest.fixture

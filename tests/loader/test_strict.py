@@ -13,7 +13,7 @@ from pausing import interrupt
 import featcache
 from featcache.errors import FeatcacheWarning, StoreError
 from featcache.store.index import open_index
-from featcache.store.runs import Failure, Run, is_going_on
+from featcache.store.runs import Failure, Run, is_running
 from featcache.store.unfinished import find_unfinished
 
 ONE_EACH = "0.0003"
@@ -201,13 +201,13 @@ class TestRecords:
 
     def test_whether_it_goes_on_is_seen_by_its_lock(self, version, tmp_path):
         run = self.run(version, new=12, held=0)
-        assert is_going_on(version, run.id)
+        assert is_running(version, run.id)
         assert "extraction is running" in opened(tmp_path)[0]
         name = run.id
         del run  # as if killed
-        assert not is_going_on(version, name)
+        assert not is_running(version, name)
         assert "extraction was interrupted, or is running elsewhere" in opened(tmp_path)[0]
-        assert not is_going_on(version, "none")
+        assert not is_running(version, "none")
 
     def test_of_very_many_runs_the_latest_are_looked_at(self, version, monkeypatch):
         self.run(version, new=12, held=0)

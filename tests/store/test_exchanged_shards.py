@@ -255,7 +255,7 @@ def test_nothing_of_a_foreign_shard_is_given(scratch):
 
 def test_what_superseded_items_is_extracted_again_with_them(scratch):
     """Where the index is lost: what the shard that was replaced had taken the place of does not come back."""
-    from featcache.store.salvage import find_sound
+    from featcache.store.damaged import plan_repairs
 
     own, other = Version.create(scratch, INFO), Version.create(scratch, replace(INFO, fingerprint="f" * 64))
     for version in (own, other):
@@ -263,5 +263,5 @@ def test_what_superseded_items_is_extracted_again_with_them(scratch):
         second = write(version, [item("b", start=1.0)], supersedes={first.name: [1]}, run="2")
     shutil.rmtree(own.shard(second.name).folder)
     shutil.copytree(other.shard(second.name).folder, own.path / "shards" / second.name)
-    (found,) = find_sound(own, [second.name])
+    (found,) = plan_repairs(own, [second.name])
     assert ([*found.again], found.kept, found.was_held) == (["b"], [], False)

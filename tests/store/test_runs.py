@@ -14,7 +14,7 @@ from small_shards import INFO, item, write
 
 from featcache.errors import StoreError
 from featcache.store.index import open_index
-from featcache.store.runs import Failure, Run, asked_of, latest_failures, outdated_items, standing_failures
+from featcache.store.runs import Failure, Run, latest_failures, outdated_items, request_of, standing_failures
 from featcache.store.version import Version
 
 
@@ -34,9 +34,9 @@ def test_the_latest_record_of_an_utterance_counts(version, clock):
     found = latest_failures(version)
     assert {id_: one.reason for id_, one in found.items()} == {"a": "empty", "b": "truncated", "c": "empty"}
     assert found["c"] == failure("c")
-    assert asked_of(version, first.id) == {"manifest": "a.csv"}
+    assert request_of(version, first.id) == {"manifest": "a.csv"}
     (second.folder / "run.json").write_text("{")
-    assert asked_of(version, second.id) == asked_of(version, "none") == {}
+    assert request_of(version, second.id) == request_of(version, "none") == {}
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), unique=True, min_size=1, max_size=5))

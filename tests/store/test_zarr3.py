@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 
 import numpy as np
 import pytest
@@ -14,9 +13,9 @@ from processes import open_files
 from scratch import scratch_folder
 from small_shards import DTYPES
 
-from featcache.errors import DamagedError, StoreError
+from featcache.errors import DamagedError
 from featcache.store import zarr3
-from featcache.store.combine import combined_crc32c
+from featcache.store.check import combined_crc32c
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -118,16 +117,6 @@ def test_sealed_metadata_comes_back_or_is_refused(attributes, at, bit):
         (folder / "zarr.json").write_bytes(data)
         with pytest.raises(DamagedError):
             zarr3.read_group(folder)
-
-
-def test_a_small_file_is_replaced_whole_or_stays(scratch, monkeypatch):
-    """`write_file` leaves the old one, and no litter, where the disk is full."""
-    zarr3.write_file(scratch / "file", b"old")
-    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(StoreError, match="No space left"):
-        zarr3.write_file(scratch / "file", b"new")
-    assert [path.name for path in scratch.iterdir()] == ["file"]
-    assert (scratch / "file").read_bytes() == b"old"
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=30))

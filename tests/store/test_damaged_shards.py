@@ -12,9 +12,8 @@ from small_shards import SIDE, SIDED, item, write
 
 from featcache.errors import DamagedError
 from featcache.store.check import check_shard
+from featcache.store.damaged import DamagedShard, RepairPlan, copy_sound_items, plan_repairs
 from featcache.store.index import open_index
-from featcache.store.remains import Remains, keep
-from featcache.store.salvage import Salvage, find_sound
 from featcache.store.shard import Shard
 from featcache.store.shard_writer import ShardWriter
 from featcache.store.version import Version
@@ -32,8 +31,8 @@ def spoil_item(shard: Shard, number: int) -> None:
     flip(shard.folder / FEATURES, number * ITEM_BYTES + 7)
 
 
-def only(version: Version, *shards: Shard) -> Salvage:
-    (found,) = find_sound(version, [shard.name for shard in shards])
+def only(version: Version, *shards: Shard) -> RepairPlan:
+    (found,) = plan_repairs(version, [shard.name for shard in shards])
     return found
 
 
@@ -54,7 +53,7 @@ def test_a_shard_of_the_sound_items_is_what_the_damaged_one_was(version, shard):
         spoil_item(shard, number)
     found = only(version, shard)
     assert (found.kept, [*found.again]) == ([0, 2, 4], ["a-1", "a-3"])
-    kept = version.shard(keep(version, found.shard, found.kept))
+    kept = version.shard(copy_sound_items(version, found.shard, found.kept))
     assert list(kept.items()) == expected
     assert [kept.features[3 * number : 3 * number + 3].tobytes() for number in range(3)] == features
     assert np.array_equal(kept.column("crc32c"), checksums)
@@ -76,7 +75,7 @@ def test_it_is_made_once_however_often(version, shard):
     """Killed and begun again, or twice at once: the same name, and nothing is left in `work/`."""
     spoil_item(shard, 0)
     found = only(version, shard)
-    assert keep(version, found.shard, found.kept) == keep(version, found.shard, found.kept)
+    assert copy_sound_items(version, found.shard, found.kept) == copy_sound_items(version, found.shard, found.kept)
     assert not list((version.path / "work").iterdir())
 
 
@@ -87,7 +86,7 @@ def test_what_the_damaged_shard_had_replaced_stays_replaced(version, shard):
     flip(newer.folder / FEATURES, 2 * ITEM_BYTES)  # the checksum of all
     found = only(version, newer)
     assert (found.kept, [*found.again]) == ([0], [])
-    kept = version.shard(keep(version, found.shard, found.kept))
+    kept = version.shard(copy_sound_items(version, found.shard, found.kept))
     assert kept.info.supersedes == {shard.name: [0, 1], newer.name: [0]}
     shutil.rmtree(newer.folder)
     index = open_index(version)
@@ -102,7 +101,7 @@ def test_of_an_utterance_in_two_shards_the_item_that_does_not_count_is_left_out(
     assert (problem.kind, problem.shard) == ("duplicate", shard.name)
     found = only(version, shard)
     assert (found.kept, [*found.again]) == ([0, 2, 3, 4], [])
-    keep(version, found.shard, found.kept)
+    copy_sound_items(version, found.shard, found.kept)
     shutil.rmtree(shard.folder)
     assert check(version.path.parent).problems == []
     index = open_index(version)
@@ -133,7 +132,7 @@ def test_columns_of_another_shard_are_not_believed(version, shard):
     open_index(version)
     assert only(version, shard).kept == []
     with pytest.raises(DamagedError, match="items of another shard"):
-        Remains(shard.folder, version.info.fingerprint, version.info.spec).check()
+        DamagedShard(shard.folder, version.info.fingerprint, version.info.spec).check()
 
 
 def test_a_shard_under_another_name_is_not_believed(version, shard):
@@ -164,7 +163,7 @@ def test_side_arrays_go_with_their_items(scratch):
     for number in (2, 3):
         spoil_item(shard, number)
     found = only(version, shard)
-    kept = version.shard(keep(version, found.shard, found.kept))
+    kept = version.shard(copy_sound_items(version, found.shard, found.kept))
     assert {
         side.name: [kept.side(side.name, check=True).item(i).tolist() for i in range(3)] for side in SIDE
     } == expected
@@ -181,12 +180,12 @@ def test_what_flips_while_it_is_copied_is_not_kept(version, shard):
     before = version.shard_names()
     spoil_item(shard, 3)
     with pytest.raises(DamagedError, match="a-3 was intact before and is damaged now"):
-        keep(version, found.shard, found.kept)
+        copy_sound_items(version, found.shard, found.kept)
     assert version.shard_names() == before
     assert not list((version.path / "work").iterdir())
 
 
 def test_a_shard_that_is_gone_by_now_is_left_out(version, shard):
-    assert find_sound(version, ["0123456789ab"]) == []
+    assert plan_repairs(version, ["0123456789ab"]) == []
     spoil_item(shard, 0)
-    assert find_sound(version, [shard.name], stopped=lambda: True) == []
+    assert plan_repairs(version, [shard.name], stopped=lambda: True) == []

@@ -1,4 +1,6 @@
-"""Nothing outside a cache is written or removed through a link inside it, whatever a user or a stranger put there."""
+"""Nothing outside a cache is written or removed through a link inside it, whatever a user or a stranger put there; and
+files appear whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from damage import CHUNKS, flip
 import featcache
 from featcache.errors import DamagedError, StoreError
 from featcache.store import zarr3
-from featcache.store.own_folders import WRITTEN, remove_from_version
+from featcache.store.files import WRITTEN, remove_from_version, write_file
 from featcache.store.version import Version
 
 NAMES = [*(f"{number:012x}" for number in range(6)), "index.00c0ffee", "repair.00c0ffee", "0123456789ab.00c0ffee"]
@@ -189,3 +191,16 @@ def test_a_versions_metadata_cannot_name_a_place_outside(version):
         path.write_bytes(zarr3.group_metadata({**attributes, **wrong}))
         with pytest.raises(DamagedError, match="not a version of format 1"):
             Version.open(version.path)
+
+
+# Whole or not at all
+
+
+def test_a_small_file_is_replaced_whole_or_stays(scratch, monkeypatch):
+    """`write_file` leaves the old one, and no litter, where the disk is full."""
+    write_file(scratch / "file", b"old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(StoreError, match="No space left"):
+        write_file(scratch / "file", b"new")
+    assert [path.name for path in scratch.iterdir()] == ["file"]
+    assert (scratch / "file").read_bytes() == b"old"

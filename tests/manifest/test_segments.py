@@ -1,4 +1,4 @@
-"""What tells rows apart is their path, start, duration and channel."""
+"""Segments: what tells rows apart is their path, start, duration and channel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from featcache.manifest import row_hashes
+from featcache.manifest import SegmentColumns
 from featcache.strings import Strings
 
 
@@ -25,7 +25,8 @@ def slow_row_hash(path: str, start: float, duration: float, channel: int) -> int
 
 def hashes_of(rows) -> list[int]:
     paths, start, duration, channel = zip(*rows, strict=True)
-    return row_hashes(Strings.of(paths), np.array(start), np.array(duration), np.array(channel, np.int32)).tolist()
+    columns = SegmentColumns(Strings.of(paths), np.array(start), np.array(duration), np.array(channel, np.int32))
+    return columns.hashes().tolist()
 
 
 text = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]))
