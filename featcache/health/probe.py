@@ -14,7 +14,6 @@ from featcache.errors import AudioError, ManifestError, Reason
 from featcache.extract.batching import precision_of
 from featcache.extractors import Extractor, Params
 from featcache.extractors.model import ModelExtractor
-from featcache.extractors.rows import RowExtractor
 from featcache.health.compare import compare_all
 from featcache.health.sampling import SampledClip, read_clip, utterances_by_length
 from featcache.health.trials import Alone, Measured, Trials, compute_batches, row_batches, whole_clips
@@ -148,14 +147,15 @@ def probe(
     measured: list[Measured] = []
     rounding: dict[str, float] = {}
     chunks = None
-    if isinstance(extractor, RowExtractor):
+    if extractor.as_row_extractor() is not None:
         reference: Alone | None = None
         for params in _precisions(config, device):
             report(precision_of(params))
             # The weights of one precision at a time: they are freed when those of the next have been loaded.
             extractor = _build(config, device, params)
-            assert isinstance(extractor, RowExtractor)
-            trials = Trials(extractor, clips, device, reference, precision_of(params))
+            row_extractor = extractor.as_row_extractor()
+            assert row_extractor is not None
+            trials = Trials(row_extractor, clips, device, reference, precision_of(params))
             measured += trials.run()
             rounding[precision_of(params)] = trials.rounding
             reference = reference or Alone(trials.alone, trials.rounding)
@@ -209,6 +209,7 @@ def _sample(
     chunk = getattr(config.params, "chunk", None)
     longest = max(LONGEST_SECONDS, 3 * chunk.seconds if chunk else 0.0)
     longest = min(limit for limit in (longest, config.audio.max_seconds, extractor.max_seconds) if limit)
+    row_extractor = extractor.as_row_extractor()
     clips: list[SampledClip] = []
     faults: list[str] = []
     waveform_maker = WaveformMaker.of(config.audio, config.augment)
@@ -217,8 +218,8 @@ def _sample(
             clip = read_clip(manifest, utterance, waveform_maker, longest)
             if not extractor.num_frames(len(clip.waveform)):
                 raise AudioError(Reason.TOO_SHORT, f"{len(clip.waveform)} samples are too few for one frame")
-            if isinstance(extractor, RowExtractor):
-                extractor.pieces(len(clip.waveform))
+            if row_extractor is not None:
+                row_extractor.pieces(len(clip.waveform))
         except AudioError as error:
             faults.append(f"{utterance.id}: {error.reason}: {error}")
         else:

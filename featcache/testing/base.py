@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from featcache.config import Config, config_from, load_config
 from featcache.extractors.base import Clip, Extractor, Params
-from featcache.extractors.rows import RowExtractor
 from featcache.testing.clips import assert_near, label, make_clip
 
 _MOST_SECONDS = 60
@@ -82,8 +81,8 @@ class Checks:
         near = {n + more for n in changes for more in (-1, 0, 1)}
         found = {n for n in near if shortest <= n <= longest} | {*cls.lengths}
         found.update(np.random.default_rng(2).integers(shortest, longest, 4, endpoint=True).tolist())
-        if isinstance(extractor, RowExtractor):
-            found.add(max(shortest, 32 * extractor.granularity + 1))  # padded by some frames
+        if (row_extractor := extractor.as_row_extractor()) is not None:
+            found.add(max(shortest, 32 * row_extractor.granularity + 1))  # padded by some frames
         return cls._clips(sorted(found))
 
     @pytest.fixture(scope="class")
