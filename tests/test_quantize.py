@@ -12,6 +12,7 @@ from make_cache import in_three_shards, make_features, make_version
 
 import featcache
 from featcache.errors import ArgumentError, DamagedError, ExtractorError, StoreError
+from featcache.loader.loader import _values_of
 from featcache.quantize import dequantize, dequantize_array, quantize, stored_spec
 from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
 from featcache.store.check import check_shard
@@ -330,12 +331,12 @@ class TestCache:
     @pytest.mark.parametrize("rows", [[4, 5, 11], []])
     def test_what_a_gpu_is_given_becomes_what_a_cpu_is_given(self, cache, rows):
         dataset = featcache.FeatureDataset(cache, padding_value=-100, crop=9)
-        (part,) = dataset.parts(rows)
-        levels = part.gather(raw=True)
+        (ranges,) = dataset.frame_ranges(np.array(rows, np.int64), 0)
+        levels = ranges.gather(raw=True)
         assert levels.dtype == torch.uint8
         for dtype in (None, torch.float16):
-            found = part.dequantize(levels, part.parameters(), torch.from_numpy(part.counts), dtype)
-            assert torch.equal(found, part.gather().to(dtype or torch.float32))
+            found = _values_of(levels, ranges, dtype, lambda tensor: tensor)
+            assert torch.equal(found, ranges.gather().to(dtype or torch.float32))
 
     def test_memory_and_copies_hold_levels(self, folder, tmp_path, cache):
         for options in ({"ram": 1 << 20}, {"copy_to": tmp_path / "near"}):

@@ -33,7 +33,7 @@ def whole_dataset(given: Cache | FeatureDataset, instead: str) -> FeatureDataset
     first = next(iter(caches_by_name(dataset).values()))
     if not np.array_equal(dataset.lengths, first.lengths[first.find(dataset.ids)]):
         raise ArgumentError(f"the dataset has a crop=: pass a dataset without it, and {instead}")
-    if any(part.view.codebooks is not None for part in dataset.parts([])):
+    if any(version.codebooks is not None for version in dataset.versions):
         raise ArgumentError(f"the dataset has codebooks=: pass a dataset without it, and {instead}")
     return dataset
 

@@ -173,8 +173,8 @@ def _fingerprint(dataset: FeatureDataset, folders: dict[str, str], copy: bool) -
     digest = hashlib.sha256(repr((copy, folders)).encode())
     for cache in caches_by_name(dataset).values():
         digest.update(repr((cache.version.info.fingerprint, cache.index.shards)).encode())
-    for part in dataset.parts(range(len(dataset))) if copy else ():
-        digest.update(repr(part.view.codebooks).encode())
+    for part in dataset.frame_ranges(np.arange(len(dataset)), dataset.epoch) if copy else ():
+        digest.update(repr(part.version.codebooks).encode())
         for numbers in (part.firsts, part.counts):
             digest.update(b"" if numbers is None else numbers.tobytes())
     for name, column in {"id": dataset.ids, **dataset.columns}.items():

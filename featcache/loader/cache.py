@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import math
 import operator
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from functools import cached_property
 from pathlib import Path
-from typing import Any, SupportsIndex, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from featcache.errors import ArgumentError, MissingItemError, StoreError, listing
-from featcache.loader.buffers import Buffers
-from featcache.loader.reading import Reader, cut
+from featcache.errors import ArgumentError, MissingItemError, StoreError
+from featcache.loader.crop import check_codebooks, check_padding, frames_between
+from featcache.loader.memory import Buffers, cut, tensor_in
 from featcache.loader.shards import Shards
-from featcache.loader.spans import check_codebooks, check_padding, frames_between
-from featcache.loader.tiers import Tiers
-from featcache.manifest import Manifest
 from featcache.quantize import dequantize_array
 from featcache.spec import FeatureSpec
 from featcache.store.index import open_index
-from featcache.store.join import Joined, RowKeys, join, with_other_files
-from featcache.store.runs import Failure, latest_failures, outdated_items
+from featcache.store.join import missing_error
+from featcache.store.runs import Failure, latest_failures
 from featcache.store.version import Version
 from featcache.strings import Strings
+
+if TYPE_CHECKING:
+    from featcache.loader.memory import HotUtterances
+    from featcache.loader.tiers import Tiers
 
 __all__ = ["Cache", "Keys"]
 
@@ -38,25 +38,23 @@ Keys = Iterable[str] | Iterable[int] | NDArray[Any] | torch.Tensor
 class Cache:
     """The utterances of a version, as they were when it was opened.
 
-    A cache is a sequence of arrays that can also be looked up by id: `cache[3]` and `cache["utt-1"]` are arrays,
-    iterating yields the arrays in order, and `"utt-1" in cache` looks for an id. Nothing is read before it is accessed.
-    Open the cache again to see shards that a run has added since. A cache pickled into another process has exactly the
-    same utterances in the same order.
+    A cache is a sequence of arrays that can also be looked up by id: `cache[3]` and `cache["utt-1"]` are arrays, and
+    `"utt-1" in cache` looks for an id. Nothing is read before it is accessed. Open the cache again to see shards that a
+    run has added since. A cache pickled into another process has exactly the same utterances in the same order.
 
     Args:
-        version: which.
-        check: compare every utterance that is read with its checksum.
-        shards: names of the shards to use, to see a version as it was; by default all shards.
-        tiers: what to keep in memory and on a local disk; nothing by default.
+        version: The version to read.
+        check: Whether to compare every utterance that is read with its checksum.
+        shards: The names of the shards to use, to see a version as it was; by default all shards.
+        tiers: What to keep in memory and on a local disk; nothing by default.
 
     Attributes:
-        version: the opened version: its folder and its metadata.
-        index: where each utterance is.
-        check: as given.
+        version, check: As given.
+        index: Where each utterance is.
 
     Raises:
-        DamagedError: the index must be built, and a shard's metadata is damaged.
-        ArgumentError: the machine has less memory than `tiers` asks for.
+        DamagedError: The index must be built, and a shard's metadata is damaged.
+        ArgumentError: The machine has less memory than `tiers` asks for.
     """
 
     def __init__(
@@ -65,14 +63,15 @@ class Cache:
         *,
         check: bool = False,
         shards: Sequence[str] | None = None,
-        tiers: Tiers = Tiers(),  # noqa: B008 (it is frozen)
+        tiers: Tiers | None = None,
     ) -> None:
         self.version = version
         self.check = check
-        self._tiers = tiers
         self.index = open_index(version, shards)
-        self._shards = Shards(version, self.index, check=check, tiers=tiers)
-        self._reader = Reader(version, self.index, self._shards, tiers.ram)
+        self._tiers = tiers
+        copies = None if tiers is None else tiers.local_copies(version, self.index)
+        self._shards = Shards(version, self.index, check=check, copies=copies)
+        self._reader: Shards | HotUtterances = self._shards if tiers is None else tiers.reader(self._shards)
         self._buffers = Buffers()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -126,9 +125,14 @@ class Cache:
         """The positions of utterances; int64 `[ids]`.
 
         Raises:
-            MissingItemError: ids are missing; names up to ten, and says how many failed in extraction.
+            MissingItemError: Ids are missing; names up to ten, and says how many failed in extraction.
         """
-        wanted = ids if isinstance(ids, Strings) else _packed(ids)
+        if isinstance(ids, str):
+            raise ArgumentError(f"ids is one id, {ids!r}: give a list of ids")
+        try:
+            wanted = ids if isinstance(ids, Strings) else Strings.of(ids)
+        except (AttributeError, TypeError, UnicodeError):
+            raise ArgumentError("ids are not all text: give a list of ids") from None
         positions = self.index.find(wanted)
         missing = np.flatnonzero(positions < 0).tolist()
         if missing:
@@ -148,36 +152,25 @@ class Cache:
         """The features of one utterance, as `cache[key]`; or a part of them.
 
         Args:
-            key: an id, or a position; negative ones count from the end.
-            start: where the part begins, in seconds; at the beginning by default.
-            duration: its length in seconds; to the end by default.
-            codebooks: read only this many codebooks, from the first on.
-            raw: return quantised features as stored, as levels; `quantization` returns their scales and offsets.
-            check: whether to compare the utterance with its checksum; by default as the cache was opened.
+            key: An id, or a position; negative ones count from the end.
+            start, duration, codebooks, raw, check: As for `batch`.
 
         Returns:
-            `[frames, *item_shape]` of `spec.dtype`, read-only: memory-mapped, nothing is copied. Values of quantised
-            features are computed, into a new array.
-
-        Raises:
-            MissingItemError: there is no such id; the message says whether and why it failed in extraction.
-            IndexError: there is no such position.
-            ArgumentError: there is no such part.
-            DamagedError: the shard is damaged, or `check` found a wrong checksum.
+            `[frames, *item_shape]`, read-only: memory-mapped, nothing is copied. Values of quantised features are
+            computed, into a new array. Dtypes and errors are as in `batch`.
         """
         position = self._position(key)
-        frames = self._reader.whole(position)
+        frames = self._reader.utterance(position)
         if self.check if check is None else check:
             self._shards.verify(position, frames)
         if start is not None or duration is not None:
-            first, count = frames_between(
-                self.lengths[position : position + 1], self.spec.frame_rate, start or 0, duration
-            )
-            frames = frames[int(first[0]) : int(first[0] + count[0])]
+            length = self.lengths[position : position + 1]
+            (first,), (count,) = frames_between(length, self.spec.frame_rate, start or 0, duration)
+            frames = frames[int(first) : int(first + count)]
         if codebooks is not None:
             return frames[:, : check_codebooks(self.spec, codebooks)]
         if self.spec.is_quantized and not raw:
-            return dequantize_array(frames, *self._shards.parameters(position))
+            return dequantize_array(frames, *self._shards.quantization(position))
         return frames
 
     def batch(
@@ -195,33 +188,32 @@ class Cache:
         """The features of several utterances, or of a part of each, padded at their ends to the longest.
 
         Args:
-            keys: ids or positions, in any order; they may repeat. Without keys, the batch is empty.
-            start: where the parts begin, in seconds: one number, or one for each key; at the beginning by default.
-            duration: the length of the parts, likewise; to the end by default.
-            codebooks: read only this many codebooks, from the first on.
-            padding_value: the value of frames beyond an utterance's end.
-            out: a contiguous tensor in CPU memory, of the batch's dtype and any shape that is large enough, to gather
-                into. It is overwritten; the batch is a view of its beginning.
-            raw: return quantised features as stored: levels, uint8, padded with 0. `featcache.dequantize` turns them
+            keys: Ids or positions, in any order; they may repeat. Without keys, the batch is empty.
+            start: Where the parts begin, in seconds: one number, or one for each key; at the beginning by default.
+            duration: The length of the parts, likewise; to the end by default.
+            codebooks: Read only this many codebooks, from the first on.
+            padding_value: The value of frames beyond an utterance's end.
+            out: A contiguous tensor in CPU memory, of the batch's dtype and any shape that is large enough. It is
+                overwritten; the batch is a view of its beginning.
+            raw: Return quantised features as stored: levels, uint8, padded with 0. `featcache.dequantize` turns them
                 into values on any device, with the result of `quantization`.
-            check: whether to compare each utterance with its checksum; by default as the cache was opened.
+            check: Whether to compare each utterance with its checksum; by default as the cache was opened.
 
         Returns:
             The features, `[batch, frames, *item_shape]` of `spec.dtype`, or with `raw` of the stored dtype; and the
             number of frames of each utterance, int64 `[batch]`.
 
         Raises:
-            MissingItemError: ids are missing; names up to ten, and says how many failed in extraction.
-            IndexError: there is no such position.
-            ArgumentError: there are no such parts, or `out` or a key is invalid.
-            DamagedError: a shard is damaged, or `check` found a wrong checksum.
+            MissingItemError: Ids are missing; names up to ten, and says how many failed in extraction, or why one did.
+            IndexError: There is no such position.
+            ArgumentError: There are no such parts, or `out` or a key is invalid.
+            DamagedError: A shard is damaged, or `check` found a wrong checksum.
         """
         codebooks = check_codebooks(self.spec, codebooks)
         check_padding(self.spec, padding_value)
         if raw and self.spec.is_quantized and padding_value != 0:
-            raise ArgumentError(
-                f"padding_value is {padding_value}: levels are padded with 0; give padding_value to dequantize"
-            )
+            hint = "levels are padded with 0; give padding_value to dequantize"
+            raise ArgumentError(f"padding_value is {padding_value}: {hint}")
         positions = self._positions(keys)
         firsts, counts = None, self.lengths[positions]
         if start is not None or duration is not None:
@@ -243,91 +235,84 @@ class Cache:
         raw: bool = False,
         check: bool | None = None,
     ) -> torch.Tensor:
-        """What `batch` is made of: frames of utterances, gathered into a padded tensor.
+        """The features that `batch` returns, by positions and frames; only `out` is checked.
 
         Args:
-            positions: of the utterances, none of them negative; int64 `[batch]`. There may be none.
-            firsts: the first frame of each that is wanted; int64 `[batch]`; the first that it has by default.
-            counts: how many frames of each; int64 `[batch]`.
-            codebooks: as for `batch`, but not checked; so is `padding_value`.
-            out: as for `batch`; or buffers to take the memory from, by default the cache's own.
-            raw: as for `batch`; so is `check`.
-
-        Returns:
-            `[batch, frames, *item_shape]` of `spec.dtype`, or with `raw` of the stored dtype.
-
-        Raises:
-            ArgumentError, DamagedError: as `batch` does.
+            positions: The utterances' positions, none of them negative; int64 `[batch]`.
+            firsts: The first frame to read of each; int64 `[batch]`; by default the first that it has.
+            counts: How many frames to read of each; int64 `[batch]`.
+            codebooks, padding_value, raw, check: As for `batch`.
+            out: As for `batch`; or buffers to take the memory from, by default the cache's own.
         """
         spec = self.spec
         as_values = spec.is_quantized and not raw
         dtype = np.dtype(spec.dtype) if as_values else self.version.dtype
         item_shape = spec.item_shape if codebooks is None else (codebooks,)
-        padded = self._room((len(positions), int(counts.max(initial=0)), *item_shape), dtype, out)
-        is_checked = self.check if check is None else check
-        parts = (
-            self._checked(positions, firsts, counts) if is_checked else self._reader.parts(positions, firsts, counts)
-        )
+        shape = (len(positions), int(counts.max(initial=0)), *item_shape)
+        padded = tensor_in(self._buffers if out is None else out, shape, dtype)
+        if self.check if check is None else check:
+            utterances = self._reader.frames(positions, None, self.lengths[positions])
+            for position, frames in zip(positions.tolist(), utterances, strict=True):
+                self._shards.verify(position, frames)
+            frames_of = cut(utterances, firsts, counts)
+        else:
+            frames_of = self._reader.frames(positions, firsts, counts)
         if codebooks is not None:
-            parts = [frames[:, :codebooks] for frames in parts]
-        with self._reader.reading(parts):
+            frames_of = [frames[:, :codebooks] for frames in frames_of]
+        with self._reader.read_ahead(frames_of):
             if as_values:
-                for row, position, frames in zip(padded.numpy(), positions.tolist(), parts, strict=True):
-                    scale, offset = self._shards.parameters(position)
+                for row, position, frames in zip(padded.numpy(), positions.tolist(), frames_of, strict=True):
+                    scale, offset = self._shards.quantization(position)
                     dequantize_array(frames, scale, offset, out=row[: len(frames)])
                     row[len(frames) :] = padding_value
-            elif parts:
-                _pad(parts, padding_value, padded.numpy())
+            elif frames_of:
+                _pad(frames_of, padding_value, padded.numpy())
         return padded
 
     def quantization(self, keys: Keys) -> torch.Tensor:
         """Scale and offset of each utterance and dimension, for `featcache.dequantize`: value = offset + scale * level.
 
-        Args:
-            keys: ids or positions, as for `batch`.
-
         Returns:
-            float32 `[batch, 2, *item_shape]`: scale, offset.
+            float32 `[keys, 2, *item_shape]`: scale, offset.
 
         Raises:
-            StoreError: the features are not quantised; `spec.is_quantized` says whether they are.
-            MissingItemError, IndexError, DamagedError: as `batch` does.
+            StoreError: The features are not quantised, see `spec.is_quantized`. Other errors as in `batch`.
         """
         if not self.spec.is_quantized:
             raise StoreError(f"{self.version.path}: its features are not quantised: `batch` returns their values")
         positions = self._positions(keys)
-        parameters = np.empty((len(positions), 2, *self.spec.item_shape), np.float32)
-        for row, position in zip(parameters, positions.tolist(), strict=True):
-            row[...] = self._shards.parameters(position)
-        return torch.from_numpy(parameters)
+        scales_and_offsets = np.empty((len(positions), 2, *self.spec.item_shape), np.float32)
+        for row, position in zip(scales_and_offsets, positions.tolist(), strict=True):
+            row[...] = self._shards.quantization(position)
+        return torch.from_numpy(scales_and_offsets)
 
     def side(self, name: str, key: str | SupportsIndex) -> NDArray[Any]:
         """An utterance's entries of a side array: additional output of the extractor, such as scales.
 
         Args:
-            name: of the side array; `spec.side` lists them.
-            key: an id, or a position; negative ones count from the end.
+            name: The side array's name; `spec.side` lists them.
+            key: An id, or a position, as for `item`.
 
         Returns:
             `[entries, *item_shape]` of the side array's dtype, read-only; may be empty. If the cache was opened with
             `check`, the shard's side array has been compared with its checksum.
 
         Raises:
-            StoreError: there is no such side array; the message lists those that exist.
-            MissingItemError: there is no such id.
-            IndexError: there is no such position.
-            DamagedError: the shard is damaged.
+            StoreError: There is no such side array. Other errors as in `batch`.
         """
         return self._shards.side(name, self._position(key))
 
-    def _checked(
-        self, positions: NDArray[np.int64], firsts: NDArray[np.int64] | None, counts: NDArray[np.int64]
-    ) -> list[NDArray[Any]]:
-        """Frames of utterances, cut from whole ones after these were held against their checksums."""
-        wholes = self._reader.parts(positions, None, self.lengths[positions])
-        for position, frames in zip(positions.tolist(), wholes, strict=True):
-            self._shards.verify(position, frames)
-        return cut(wholes, firsts, counts)
+    def shard_frames(self, shard: int, first: int, count: int) -> NDArray[Any]:
+        """Frames of a shard by its number in the index, as stored: `[count, *item_shape]`, read-only, unchecked."""
+        return self._shards.range(shard, first, count)
+
+    def missing_error(self, ids: list[str], num_wanted: int) -> MissingItemError:
+        """The error for ids that are not here, of `num_wanted` in all; it says whether, and why, they failed."""
+        return missing_error(self.version, self.index, self._failures, ids, num_wanted)
+
+    @cached_property
+    def _failures(self) -> dict[str, Failure]:
+        return latest_failures(self.version)
 
     def _position(self, key: str | SupportsIndex) -> int:
         if isinstance(key, str):
@@ -340,7 +325,7 @@ class Cache:
         except TypeError:
             raise ArgumentError(f"{key!r}: give an id, or a position; batch takes several") from None
         if not -len(self) <= position < len(self):
-            raise self._outside(position)
+            raise IndexError(f"no utterance at {position}: {self.version.path} holds {len(self):,}")
         return position % len(self)
 
     def _positions(self, keys: Keys) -> NDArray[np.int64]:
@@ -357,54 +342,8 @@ class Cache:
             raise ArgumentError(f"keys are {positions.dtype} {list(positions.shape)}: give all ids, or all positions")
         outside = positions[(positions < -len(self)) | (positions >= len(self))]
         if len(outside):
-            raise self._outside(int(outside[0]))
+            raise IndexError(f"no utterance at {outside[0]}: {self.version.path} holds {len(self):,}")
         return positions.astype(np.int64) % len(self)
-
-    def _room(self, shape: tuple[int, ...], dtype: np.dtype[Any], out: torch.Tensor | Buffers | None) -> torch.Tensor:
-        """A tensor of this shape and any content: the beginning of `out`, or one of its own."""
-        if out is None or isinstance(out, Buffers):
-            return torch.from_numpy((out or self._buffers).take(shape, dtype))
-        wanted = torch.from_numpy(np.empty(0, dtype)).dtype
-        if not isinstance(out, torch.Tensor):
-            raise ArgumentError(f"out is a {type(out).__name__}: give a tensor")
-        if (out.dtype, out.device.type, out.is_contiguous()) != (wanted, "cpu", True):
-            raise ArgumentError(f"out is {out.dtype} on {out.device}: it must be {wanted}, contiguous, in CPU memory")
-        needed = math.prod(shape)
-        if out.numel() < needed:
-            raise ArgumentError(f"out has room for {out.numel():,} values: this batch has {needed:,}, {list(shape)}")
-        return out.view(-1)[:needed].view(shape)
-
-    def _outside(self, position: int) -> IndexError:
-        return IndexError(f"no utterance at {position}: {self.version.path} holds {len(self):,}")
-
-    def join(self, rows: RowKeys, manifest: Manifest) -> Joined:
-        """The utterances of a manifest's rows, and which of them are of another row or file than the rows ask for."""
-        if not rows.has_path.any():
-            return join(self.index, rows, {})
-        joined = join(self.index, rows, outdated_items(self.version, self.index))
-        return with_other_files(joined, rows, manifest, self.version, self.index)
-
-    @cached_property
-    def _failures(self) -> dict[str, Failure]:
-        return latest_failures(self.version)
-
-    def missing_error(self, ids: list[str], asked: int) -> MissingItemError:
-        """What to raise for ids that are not here, of so many asked for: whether, and why, they failed."""
-        failed = [self._failures[name] for name in ids if name in self._failures]
-        where = f"{self.version.path}, which holds {len(self):,}"
-        if len(ids) == 1 and failed:
-            return MissingItemError(
-                f"{ids[0]}: failed in extraction: {failed[0].message} ({failed[0].reason}); not in {where}"
-            )
-        if len(ids) == 1:
-            example = f", like {self.ids[0]!r}" if len(self) else ""
-            return MissingItemError(f"{ids[0]!r}: no such utterance in {where}{example}")
-        reasons = Counter(failure.reason for failure in failed)
-        why = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
-        return MissingItemError(
-            f"{len(ids):,} of {asked:,} utterances are not in {where}: {listing(ids)}"
-            + (f"; {len(failed):,} of them failed in extraction ({why})" if failed else "")
-        )
 
 
 def _pad(arrays: list[NDArray[Any]], value: float, out: NDArray[Any]) -> None:
@@ -418,14 +357,5 @@ def _pad(arrays: list[NDArray[Any]], value: float, out: NDArray[Any]) -> None:
     np.concatenate(pieces, out=out.reshape(-1, *out.shape[2:]))  # one call: a loop over rows takes longer
 
 
-def _packed(ids: Iterable[str]) -> Strings:
-    if isinstance(ids, str):
-        raise ArgumentError(f"ids is one id, {ids!r}: give a list of ids")
-    try:
-        return Strings.of(ids)
-    except (AttributeError, TypeError, UnicodeError):
-        raise ArgumentError("ids are not all text: give a list of ids") from None
-
-
-def _reopen(path: Path, check: bool, shards: list[str], tiers: Tiers) -> Cache:
+def _reopen(path: Path, check: bool, shards: list[str], tiers: Tiers | None) -> Cache:
     return Cache(Version.open(path), check=check, shards=shards, tiers=tiers)

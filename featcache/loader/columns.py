@@ -13,51 +13,52 @@ from featcache.errors import ManifestError, listing
 from featcache.manifest import Manifest
 from featcache.strings import Strings
 
-__all__ = ["Column", "rows_where", "select", "take"]
+__all__ = ["Column", "columns_of", "rows_where", "take"]
 
 Column = Strings | NDArray[Any]
 """One value for each utterance: text, float64 or int64."""
 
-_OWN = ("id", "ids", "features", "lengths")
+_RESERVED = ("id", "ids", "features", "lengths")
+"""The names that items and batches use themselves."""
 
 _NUMBER_BYTES = np.frombuffer(b"0123456789+-.eE", np.uint8)
 _CHUNK = 1 << 16
 
 
-def select(manifest: Manifest, names: Collection[str] | Mapping[str, type] | None) -> dict[str, Column]:
+def columns_of(manifest: Manifest, names: Collection[str] | Mapping[str, type] | None) -> dict[str, Column]:
     """A manifest's columns (those of these names), by name.
 
-    Columns that featcache does not know are numbers where all their values are; with a mapping, they are what it
-    says: `str`, `int` or `float`.
+    A column of the user's own holds numbers if all its values are numbers; with a mapping, it holds what that says:
+    `str`, `int` or `float`.
 
     Raises:
-        ManifestError: there is no such column, its name is one that items and batches use themselves, or its
-            values are not what they are to be.
+        ManifestError: There is no such column, its name is one that items and batches use themselves, or its values
+            are of another type than `names` says.
     """
-    given: dict[str, Column] = {}
+    available: dict[str, Column] = {}
     if len(manifest.paths.blob):
-        given["path"] = manifest.paths
+        available["path"] = manifest.paths
     if not np.isnan(manifest.start).all():
-        given["start"] = manifest.start
+        available["start"] = manifest.start
     if not np.isnan(manifest.duration).all():
-        given["duration"] = manifest.duration
+        available["duration"] = manifest.duration
     if (manifest.channel >= 0).any():
-        given["channel"] = manifest.channel.astype(np.int64)
-    given |= manifest.columns
+        available["channel"] = manifest.channel.astype(np.int64)
+    available |= manifest.columns
     selected: dict[str, Column] = {}
-    for name in given if names is None else names:
+    for name in available if names is None else names:
         if name == "id":  # which is there anyway
             continue
-        if name not in given:
-            there = listing(map(repr, given)) or "none but id"
+        if name not in available:
+            there = listing(map(repr, available)) or "none but id"
             raise ManifestError(f"{manifest.source}: has no column {name!r}; it has {there}")
-        if name in _OWN:
+        if name in _RESERVED:
             raise ManifestError(
                 f"{manifest.source}: the column {name!r} would hide the dataset's own: "
                 "rename it, or leave it out of columns="
             )
         wanted = names[name] if isinstance(names, Mapping) else None
-        selected[name] = _typed(given[name], wanted, f"{manifest.source}: the column {name!r}")
+        selected[name] = _typed(available[name], wanted, f"{manifest.source}: the column {name!r}")
     return selected
 
 
@@ -65,12 +66,12 @@ def rows_where(manifest: Manifest, where: Mapping[str, object]) -> NDArray[np.in
     """The rows whose columns have certain values; int64 `[rows]`.
 
     Args:
-        manifest: the table.
-        where: a value, or several of which any will do, by the names of columns, `id` among them; compared as text, and
-            3.0 is also 3.
+        manifest: The table.
+        where: By the name of a column (or `id`), the value to look for, or several of which any will do. Values are
+            compared as text, and 3.0 is also 3.
 
     Raises:
-        ManifestError: there is no such column, no row has such a value, or no row has all of them.
+        ManifestError: There is no such column, no row has such a value, or no row has all of them.
     """
     kept = np.ones(len(manifest), bool)
     for name, value in where.items():
@@ -78,9 +79,9 @@ def rows_where(manifest: Manifest, where: Mapping[str, object]) -> NDArray[np.in
         if column is None:
             there = listing(map(repr, ["id", *manifest.columns]))
             raise ManifestError(f"{manifest.source}: has no column {name!r} for where=; it has {there}")
-        several = [*value] if isinstance(value, Iterable) and not isinstance(value, str) else [value]
-        wanted = {str(one) for one in several}
-        wanted |= {str(int(one)) for one in several if isinstance(one, float) and one.is_integer()}
+        values = [*value] if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+        wanted = {str(value) for value in values}
+        wanted |= {str(int(value)) for value in values if isinstance(value, float) and value.is_integer()}
         if not wanted:
             raise ManifestError(f"{manifest.source}: {name} has an empty list in where=, which matches no row")
         found = np.fromiter((text in wanted for text in column), bool, len(column))
@@ -101,7 +102,7 @@ def take(column: Column, rows: NDArray[np.int64]) -> Column:
 
 
 def _typed(column: Column, wanted: type | None, what: str) -> Column:
-    """The column as it is wanted, or as what it holds."""
+    """The column as the wanted type; by default as numbers, if it holds numbers."""
     if wanted is None:
         numbers = _numbers(column) if isinstance(column, Strings) else None
         return column if numbers is None else numbers
@@ -116,10 +117,10 @@ def _typed(column: Column, wanted: type | None, what: str) -> Column:
 
 
 def _numbers(column: Strings) -> NDArray[Any] | None:
-    """The values as int64, or as float64 where nothing is NaN; None if they are not all numbers.
+    """The values as int64 or float64, in which empty ones are NaN; None if they are not all numbers.
 
-    Numbers are those that come back as they were: not `007`, which is a name, and not whole numbers that int64, or
-    beside fractions float64, does not hold.
+    A number is a text that can be had back from the value: not `007`, which is a name, and no whole number too large
+    for int64, or among fractions for float64.
     """
     if not _look_like_numbers(column):
         return None
@@ -135,7 +136,7 @@ def _numbers(column: Strings) -> NDArray[Any] | None:
 
 
 def _look_like_numbers(column: Strings) -> bool:
-    """Whether nothing speaks against it at a glance, over all values at once."""
+    """Whether the characters are those of numbers; a quick look at all values at once."""
     blob, lengths = column.blob, column.byte_lengths()
     if not len(blob) or lengths.max() > 24:  # the longest float64 has that many characters
         return False

@@ -1,15 +1,21 @@
-"""Batches made ahead of training: gathered by threads, copied to the device while it works on the previous batch."""
+"""Batches made ahead of training: gathered by threads, copied to the device while it works on the previous batch.
+
+A `Transfer` brings batches to the device: on the CPU they stay where they were gathered, and to a GPU they are copied
+from page-locked memory, on a stream of their own.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
+from queue import SimpleQueue
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,11 +23,15 @@ import torch
 from featcache.arguments import require_int
 from featcache.device import parse_device
 from featcache.errors import ArgumentError, FeatcacheError
-from featcache.loader.dataset import FeatureDataset
-from featcache.loader.transfer import Transfer, transfer_to
-from featcache.loader.view import Part
+from featcache.loader.dataset import FeatureDataset, FrameRanges
+from featcache.loader.memory import Buffers
+from featcache.loader.utterances import DatasetVersion, by_version
+from featcache.quantize import dequantize
 
 __all__ = ["DataLoader"]
+
+_SLACK = 1.25
+"""How much more page-locked memory is taken than a batch needs, since batches differ in length."""
 
 
 class DataLoader:
@@ -36,19 +46,20 @@ class DataLoader:
     affect each other, but `state_dict` and `waited` are those of the latest.
 
     Args:
-        dataset: what to read.
-        sampler: yields a list of positions in the dataset for each batch: a `BucketBatchSampler`, a
+        dataset: The dataset to read.
+        sampler: Yields a list of positions in the dataset for each batch: a `BucketBatchSampler`, a
             `torch.utils.data.BatchSampler`, or a list of lists.
-        device: the device for the batches.
-        prefetch: how many batches to prepare while training works on one; with as many threads, at most one per core.
-        dtype: to convert features to, on the device; by default, they keep their stored dtype. With several versions, a
-            dictionary by name, or one dtype for all versions that it fits: a float dtype leaves codes as they are.
+        device: The device for the batches.
+        prefetch: How many batches to prepare while training works on one; with as many threads, at most one per core.
+        dtype: Converts features to this dtype, on the device; by default, they keep their stored dtype. With several
+            versions, a dictionary by name, or one dtype for all versions that it fits: a float dtype leaves codes as
+            they are.
 
     Attributes:
-        dataset: as given; so are `sampler`, `device` and `prefetch`.
+        dataset, sampler, device, prefetch: As given.
 
     Raises:
-        ArgumentError: the dataset is not a `FeatureDataset`, or the arguments do not fit it.
+        ArgumentError: The dataset is not a `FeatureDataset`, or the arguments do not fit it.
     """
 
     def __init__(
@@ -121,7 +132,7 @@ class DataLoader:
         """The state of training in the epoch: after the batches that it has received, not after those made ahead.
 
         Raises:
-            ArgumentError: the sampler keeps no state.
+            ArgumentError: The sampler keeps no state.
         """
         sampler = self._stateful()
         # as the sampler counts: it may be in another pass by now
@@ -145,7 +156,9 @@ class DataLoader:
         return next((sampler for sampler in samplers if hasattr(sampler, name)), None)
 
     def _new_transfer(self) -> Transfer:
-        return transfer_to(self.device, self.prefetch + 2)  # training has one, and holds it while it asks
+        num_batches = self.prefetch + 2  # training has one, and holds it while it asks for the next
+        kind = _CudaTransfer if self.device.type == "cuda" else _MemoryTransfer
+        return kind(self.device, num_batches)
 
     def _stateful(self) -> Any:
         if not hasattr(self.sampler, "load_state_dict"):
@@ -155,7 +168,7 @@ class DataLoader:
 
     def _batches(self, batches: Iterator[Iterable[int]], epoch: int, progress: _Progress) -> Iterator[dict[str, Any]]:
         started, process = perf_counter(), os.getpid()
-        ahead: deque[Future[_Made]] = deque()
+        ahead: deque[Future[_BatchUnderWay]] = deque()
         with ThreadPoolExecutor(self._threads, "featcache-loader") as threads:
 
             def ask(count: int) -> None:
@@ -170,11 +183,11 @@ class DataLoader:
             try:
                 ask(self.prefetch)
                 while ahead:
-                    made = ahead.popleft().result()
+                    under_way = ahead.popleft().result()
                     ask(1)
                     progress.ahead -= 1
-                    batch = made.handed_over(self._transfer)
-                    del made  # nobody but training holds its memory
+                    batch = under_way.hand_over(self._transfer)
+                    del under_way  # nobody but training holds its memory
                     progress.waited += perf_counter() - started
                     yield batch
                     if os.getpid() != process:
@@ -185,14 +198,14 @@ class DataLoader:
                 for future in ahead:
                     future.cancel()
 
-    def _make(self, rows: list[int], epoch: int) -> _Made:
+    def _make(self, rows: list[int], epoch: int) -> _BatchUnderWay:
         """Gather a batch and send it on its way."""
-        parts, ids, carried = self.dataset.contents(rows, epoch)
-        bring, move = self._transfer.bring, self._transfer.move
-        features = [bring(part, self._dtypes.get(part.view.name)) for part in parts]
-        lengths = [move(torch.from_numpy(part.counts)) for part in parts]
+        ranges, ids, selected = self.dataset.select(rows, epoch)
+        gather, move = self._transfer.gather, self._transfer.move
+        features = [gather(each, self._dtypes.get(each.version.name)) for each in ranges]
+        lengths = [move(torch.from_numpy(each.counts)) for each in ranges]
         columns = {
-            name: move(column) if isinstance(column, torch.Tensor) else column for name, column in carried.items()
+            name: move(column) if isinstance(column, torch.Tensor) else column for name, column in selected.items()
         }
         batch = {
             "ids": ids,
@@ -201,40 +214,38 @@ class DataLoader:
             **columns,
         }
         tensors = [*features, *lengths, *(column for column in columns.values() if isinstance(column, torch.Tensor))]
-        return _Made(batch, tensors, self._transfer.fence())
+        return _BatchUnderWay(batch, tensors, self._transfer.mark())
 
 
 def _dtypes(dataset: FeatureDataset, dtype: torch.dtype | Mapping[str, torch.dtype] | None) -> dict[str, torch.dtype]:
-    """What to convert the versions' features to, by name. One dtype for all is for those that it can be for.
+    """The dtypes to convert the versions' features to, by name. One dtype for all is for those that it fits.
 
     Raises:
-        ArgumentError: it is no dtype; or features cannot be converted to it without losing what they are.
+        ArgumentError: It is not a dtype; or features cannot be converted to it without loss.
     """
-    dtypes = dataset.by_name("dtype", dtype)
+    dtypes = by_version(dataset.cache, "dtype", dtype)
     faults = {}
-    for part in dataset.parts([]):
-        name = part.view.name
-        if name in dtypes and (fault := _fault(dtypes[name], part)) is not None:
-            faults[name] = fault
+    for version in dataset.versions:
+        if version.name in dtypes and (fault := _fault(dtypes[version.name], version)) is not None:
+            faults[version.name] = fault
     if faults and (isinstance(dtype, Mapping) or len(faults) == len(dtypes)):
         raise ArgumentError(next(iter(faults.values())))
     return {name: wanted for name, wanted in dtypes.items() if name not in faults}
 
 
-def _fault(dtype: object, part: Part) -> str | None:
-    """Why a part's features cannot be converted to a dtype."""
+def _fault(dtype: object, version: DatasetVersion) -> str | None:
+    """Why a version's features cannot be converted to a dtype."""
     if not isinstance(dtype, torch.dtype):
         return f"dtype is {dtype!r}: give one of torch's, such as torch.float32"
-    spec, stored = part.view.cache.spec, part.dtype()
+    spec = version.cache.spec
+    stored = np.dtype(spec.dtype)
     if stored.kind == "f":
         if dtype.is_floating_point:
             return None
         return f"dtype is {dtype}, which would cut off fractions: these features are {stored}"
     if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         return f"dtype is {dtype}, and these features are {spec.units}: give one of integers, such as torch.int64"
-    largest = max(
-        max(spec.codebook_sizes) - 1 if spec.codebook_sizes else np.iinfo(stored).max, part.view.padding_value
-    )
+    largest = max(max(spec.codebook_sizes) - 1 if spec.codebook_sizes else np.iinfo(stored).max, version.padding_value)
     if largest > torch.iinfo(dtype).max:
         return f"dtype is {dtype}, which ends at {torch.iinfo(dtype).max:,}: these features go up to {largest:,}"
     return None
@@ -242,34 +253,28 @@ def _fault(dtype: object, part: Part) -> str | None:
 
 @dataclass
 class _Progress:
-    """How an iteration goes.
-
-    Attributes:
-        ahead: batches that the sampler has given, and training has not had.
-        waited: seconds that training has waited.
-    """
+    """The state of an iteration."""
 
     ahead: int = 0
+    """The number of batches that the sampler has given, and training has not received."""
     waited: float = 0.0
+    """The seconds that training has waited."""
 
 
 @dataclass
-class _Made:
-    """A batch that may still be on its way to the device.
-
-    Attributes:
-        batch: as training gets it.
-        tensors: all that are in it.
-        fence: behind which they are there.
-    """
+class _BatchUnderWay:
+    """A batch that may still be on its way to the device."""
 
     batch: dict[str, Any]
+    """The batch as training gets it."""
     tensors: list[torch.Tensor]
-    fence: Any
+    """All tensors in it."""
+    mark: Any
+    """The transfer's mark after which they are on the device."""
 
-    def handed_over(self, transfer: Transfer) -> dict[str, Any]:
-        """The batch, ready for the caller's stream."""
-        transfer.ready(self.fence, self.tensors)
+    def hand_over(self, transfer: Transfer) -> dict[str, Any]:
+        """The batch, ready for the caller's stream; nothing of it is held here any more."""
+        transfer.make_ready(self.mark, self.tensors)
         batch, self.batch, self.tensors = self.batch, {}, []
         return batch
 
@@ -282,3 +287,130 @@ def _rows(batch: Iterable[int]) -> list[int]:
             f"the sampler gives {batch!r}: featcache.DataLoader needs lists of positions; "
             "torch.utils.data.BatchSampler makes them of single positions"
         ) from None
+
+
+class Transfer(Protocol):
+    """Brings batches to a device. Safe to use from several threads.
+
+    Tensors that come back may still be on their way: `make_ready` makes those before a `mark` usable.
+    """
+
+    def gather(self, ranges: FrameRanges, dtype: torch.dtype | None) -> torch.Tensor:
+        """Gather the padded frames of a batch, and have them copied to the device and converted there."""
+
+    def move(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Have a small tensor copied to the device."""
+
+    def mark(self) -> Any:
+        """A mark after everything that this thread has sent on its way."""
+
+    def make_ready(self, mark: Any, tensors: list[torch.Tensor]) -> None:
+        """Have the caller's stream wait for a mark before it uses these tensors."""
+
+
+class _MemoryTransfer:
+    """Batches in CPU memory; to a device that is not CUDA, torch copies them, and waits."""
+
+    def __init__(self, device: torch.device, num_batches: int) -> None:
+        self._device = device
+        self._gathered = Buffers(kept=num_batches)
+        self._converted = Buffers(kept=num_batches)
+
+    def gather(self, ranges: FrameRanges, dtype: torch.dtype | None) -> torch.Tensor:
+        gathered = ranges.gather(self._gathered)
+        if self._device.type != "cpu":
+            return gathered.to(self._device, dtype)
+        if dtype is None or dtype == gathered.dtype:
+            return gathered
+        count = gathered.numel()
+        room = self._converted.take((max(1, count) * dtype.itemsize,), np.dtype(np.uint8))
+        return torch.from_numpy(room).view(dtype)[:count].view(gathered.shape).copy_(gathered)
+
+    def move(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._device)
+
+    def mark(self) -> None:
+        return None
+
+    def make_ready(self, mark: None, tensors: list[torch.Tensor]) -> None:
+        return None
+
+
+class _PinnedMemory:
+    """Page-locked memory, and an event after the last copy from it."""
+
+    def __init__(self) -> None:
+        self.copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits does not spin
+        self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+    def take(self, num_bytes: int) -> torch.Tensor:
+        """So many bytes, uint8, that nothing is being copied from any more."""
+        self.copied.synchronize()
+        if len(self._memory) < num_bytes:
+            self._memory = torch.empty(int(num_bytes * _SLACK), dtype=torch.uint8, device="cpu", pin_memory=True)
+        return self._memory[:num_bytes]
+
+
+class _CudaTransfer:
+    """Batches on a GPU, copied from page-locked memory on a stream of their own.
+
+    The allocator must not give a batch's memory to others while the training's stream still works on it, although it
+    was taken on the copies' stream: hence `record_stream`.
+    """
+
+    def __init__(self, device: torch.device, num_batches: int) -> None:
+        # "cuda" is the current device of this thread; in another thread, it would be the first.
+        self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        with torch.cuda.device(self._device):
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._free: SimpleQueue[_PinnedMemory] = SimpleQueue()
+        for _ in range(num_batches):
+            self._free.put(_PinnedMemory())
+
+    def gather(self, ranges: FrameRanges, dtype: torch.dtype | None) -> torch.Tensor:
+        version, counts = ranges.version, ranges.counts
+        cache = version.cache
+        raw = cache.spec.is_quantized  # a quarter of the bytes are copied, and become values on the GPU
+        item_shape = cache.spec.item_shape if version.codebooks is None else (version.codebooks,)
+        num_values = len(counts) * int(counts.max(initial=0)) * math.prod(item_shape)
+        pinned = self._free.get()
+        try:
+            stored_dtype = torch.from_numpy(np.empty(0, cache.version.dtype if raw else cache.spec.dtype)).dtype
+            memory = pinned.take(num_values * stored_dtype.itemsize).view(stored_dtype)
+            stored = ranges.gather(memory, raw)
+            with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+                features = stored.to(self._device, non_blocking=True)
+                pinned.copied.record(self._stream)
+                if not raw:
+                    return features if dtype is None else features.to(dtype)
+                return _values_of(features, ranges, dtype, self.move)
+        finally:
+            self._free.put(pinned)
+
+    def move(self, tensor: torch.Tensor) -> torch.Tensor:
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            # From memory that is not page-locked, the copy would first wait for all others on the stream.
+            return tensor.pin_memory().to(self._device, non_blocking=True)
+
+    def mark(self) -> torch.cuda.Event:
+        event: torch.cuda.Event = self._stream.record_event()
+        return event
+
+    def make_ready(self, mark: torch.cuda.Event, tensors: list[torch.Tensor]) -> None:
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(mark)
+        for tensor in tensors:
+            tensor.record_stream(stream)
+
+
+def _values_of(
+    levels: torch.Tensor,
+    ranges: FrameRanges,
+    dtype: torch.dtype | None,
+    move: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """The values of levels, uint8 `[batch, frames, *item_shape]`, on their device; `move` copies to that."""
+    quantization = move(ranges.version.cache.quantization(ranges.positions))
+    lengths = move(torch.from_numpy(ranges.counts))
+    values_dtype = torch.float32 if dtype is None else dtype
+    return dequantize(levels, quantization, values_dtype, lengths=lengths, padding_value=ranges.version.padding_value)

@@ -1,16 +1,16 @@
-"""Copies of shards' features on a local disk, shared by all processes of the machine.
+"""The folder of local copies: shards' features on a local disk, shared by all processes of the machine.
 
     <folder>/featcache/
       lock                        held for a moment by whoever adds or removes something
-      <version>.<place>/          called as the version's folder, and by a hash of where it is: two caches of one config
-                                  have nothing in common
+      <version>.<place>/          named after the version's folder, and a hash of where that is: two caches of one
+                                  config have nothing in common
         users                     held, shared, by every process that reads these copies
         <shard>-<checksum>        the file of the shard's features, whole
         <shard>-<checksum>.part   one that is being written: held by the process that writes it
 
-Shards never change, so a copy is right for ever. Its name tells what it holds: the version's, what decides the
-values; the shard's, what they were made from; and the checksum, what came of it. All locks are `flock`'s and die with
-their processes: a part that nobody holds is what a killed process has left, and goes. What is a link in there is not
+Shards never change, so a copy stays right for ever. Its name tells what it holds: the version's name stands for what
+decides the values, the shard's for what they were made from, and the checksum for the result. All locks end with their
+processes: a part that nobody holds was left by a process that was killed, and is removed. A link in there is not
 featcache's: nothing is read, written or removed through it.
 """
 
@@ -32,15 +32,15 @@ from numpy.typing import NDArray
 from featcache.store.locks import Lock, is_held, locked
 from featcache.store.zarr3 import map_file
 
-__all__ = ["LocalDisk", "NotNow", "PartialCopy"]
+__all__ = ["CopyRefused", "LocalDisk", "PartialCopy"]
 
 _VERSION = re.compile(r".+-[0-9a-f]{12}\.[0-9a-f]{8}")
 _COPY = re.compile(r"[0-9a-f]{12}-[0-9a-f]{8}(\.part)?")
 _LEFT_FREE = 0.1
-"""Of the disk, where no limit is given."""
+"""The part of the disk that stays free if no limit is given."""
 
 
-class NotNow(Enum):
+class CopyRefused(Enum):
     """Why a copy cannot be begun."""
 
     UNDER_WAY = "somebody is making it, or has just made it"
@@ -51,14 +51,14 @@ class LocalDisk:
     """The copies of one version. While a process, or a child that it has forked, has them open, none is removed.
 
     Args:
-        folder: on a disk of this machine; made where there is none.
-        limit: bytes of everything that featcache has in the folder; by default, all but a tenth of the disk. What is
-            beyond it, and not in use, is removed at once.
-        version: its folder's name, as it was made.
-        path: where the version is.
+        folder: A folder on a disk of this machine; made if it is missing.
+        limit: The limit of everything that featcache has in the folder, in bytes; by default, all but a tenth of the
+            disk. What is beyond it, and not in use, is removed at once.
+        version: The name of the version's folder, as it was made.
+        path: Where the version is.
 
     Raises:
-        OSError: from every method, where the disk is full, broken, read-only, or without locks.
+        OSError: From every method: the disk is full, broken, read-only, or without locks.
     """
 
     def __init__(self, folder: Path, limit: int | None, version: str, path: Path) -> None:
@@ -76,11 +76,11 @@ class LocalDisk:
             self._users.take(shared=True)
 
     def path(self, name: str) -> Path:
-        """Where the copy of that name is, or would be."""
+        """The file of the copy of that name, which need not exist."""
         return self._home / name
 
     def find(self, name: str, num_bytes: int) -> NDArray[np.uint8] | None:
-        """The copy of that name and size, memory-mapped, which is now the last to go; None where there is none."""
+        """The copy of that name and size, memory-mapped, which is now the last to be removed; None if there is none."""
         try:
             descriptor = os.open(self.path(name), os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -101,82 +101,82 @@ class LocalDisk:
         except FileNotFoundError:
             return False
 
-    def begin(self, name: str, num_bytes: int) -> PartialCopy | NotNow:
+    def begin(self, name: str, num_bytes: int) -> PartialCopy | CopyRefused:
         """Make room for a copy, and be the one that writes it."""
         with self.alone():
-            kept = self._survey()
+            files = self._survey()
             path, part = self.path(name), self._part(name)
             if part.exists() or _has_size(path, num_bytes):
-                return NotNow.UNDER_WAY
-            if not self._make_room(kept, num_bytes):
-                return NotNow.FULL
+                return CopyRefused.UNDER_WAY
+            if not self._make_room(files, num_bytes):
+                return CopyRefused.FULL
             return PartialCopy(self, part, path, num_bytes)
 
     def _part(self, name: str) -> Path:
         return self._home / f"{name}.part"
 
     def alone(self) -> AbstractContextManager[None]:
-        """Nobody else adds or removes anything here."""
+        """The context in which nobody else adds or removes anything here."""
         return locked(self._root / "lock")
 
-    def _survey(self) -> dict[Path, list[_Kept]]:
-        """The files of each version. Parts that killed processes have left are removed."""
+    def _survey(self) -> dict[Path, list[_File]]:
+        """The files of each version's copies. Parts that killed processes have left are removed."""
         with os.scandir(self._root) as homes:
             own = [home for home in homes if _VERSION.fullmatch(home.name) and home.is_dir(follow_symlinks=False)]
             paths = [Path(home.path) for home in own]
         return {path: list(_survey_version(path)) for path in paths}
 
-    def _make_room(self, found: dict[Path, list[_Kept]], num_bytes: int) -> bool:
-        """Remove copies that nobody uses, the least recently used first, until there is room; none, if that won't do.
+    def _make_room(self, files: dict[Path, list[_File]], num_bytes: int) -> bool:
+        """Remove copies that nobody uses, the least recently used first, until there is room; none if that is too few.
 
         Raises:
-            OSError: the limit would allow it, but the disk has not so much.
+            OSError: The limit would allow it, but the disk has less.
         """
         disk = os.statvfs(self._root)
         free = disk.f_bavail * disk.f_frsize
         if self._limit is None:
             room = free - int(_LEFT_FREE * disk.f_blocks * disk.f_frsize)
         else:
-            room = min(free, self._limit - sum(one.num_bytes for kept in found.values() for one in kept))
-        idle = [one for home, kept in found.items() if not _is_used(home / "users") for one in kept]
-        if room + sum(one.num_bytes for one in idle) < num_bytes:
+            room = min(free, self._limit - sum(file.num_bytes for copies in files.values() for file in copies))
+        idle = [file for home, copies in files.items() if not _is_used(home / "users") for file in copies]
+        if room + sum(file.num_bytes for file in idle) < num_bytes:
             if self._limit is not None and room == free:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._root))
             return False
-        for one in sorted(idle, key=lambda one: one.used):
+        for file in sorted(idle, key=lambda file: file.used_ns):
             if room >= num_bytes:
                 break
-            one.path.unlink()
-            room += one.num_bytes
+            file.path.unlink()
+            room += file.num_bytes
         return True
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _File:
     path: Path
     num_bytes: int
-    used: int
+    used_ns: int
 
 
-def _survey_version(home: Path) -> Iterator[_Kept]:
+def _survey_version(home: Path) -> Iterator[_File]:
     with os.scandir(home) as entries:
         for entry in entries:
             path = Path(entry.path)
             if not _COPY.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
                 continue
-            with suppress(FileNotFoundError):  # who gives a part up removes it, and waits for nobody
+            with suppress(FileNotFoundError):  # whoever discards a part removes it without the lock
                 if path.suffix and not _is_used(path):
                     path.unlink()
                     continue
                 stat = entry.stat()
-                yield _Kept(path, stat.st_size, stat.st_mtime_ns)
+                yield _File(path, stat.st_size, stat.st_mtime_ns)
 
 
 class PartialCopy:
     """A copy that is being written; nobody reads it before `commit`.
 
     Raises:
-        OSError: from every method, where the disk is full or broken.
+        OSError: From every method but `discard`: the disk is full or broken.
     """
 
     def __init__(self, disk: LocalDisk, path: Path, final_path: Path, num_bytes: int) -> None:
@@ -187,13 +187,13 @@ class PartialCopy:
         self._lock = Lock(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             self._lock.take(wait=True)
-            os.truncate(self._lock.descriptor, num_bytes)  # it counts from now on
+            os.truncate(self._lock.descriptor, num_bytes)  # it counts towards the limit from now on
         except OSError:
             self.discard()
             raise
 
     def reserve(self) -> None:
-        """Take all the room on the disk, so that it is not found to be full at the end."""
+        """Take all the room on the disk now, rather than find it full at the end."""
         os.posix_fallocate(self._lock.descriptor, 0, self._num_bytes)
 
     def write(self, data: memoryview) -> None:
@@ -209,7 +209,7 @@ class PartialCopy:
         self._lock.release()
 
     def discard(self) -> None:
-        """Leave nothing behind."""
+        """Remove what was written."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
         self._lock.release()
@@ -223,7 +223,7 @@ def _has_size(path: Path, num_bytes: int) -> bool:
 
 
 def _is_used(path: Path) -> bool:
-    """Whether a process holds the lock on a file: on a version's `users`, or on a part. None can take it just now."""
+    """Whether a process holds the lock of a version's `users`, or of a part. Nobody can take it meanwhile."""
     try:
         return is_held(path)
     except FileNotFoundError:

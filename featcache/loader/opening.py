@@ -1,4 +1,4 @@
-"""Finding the requested version: by name, by folder, or by config."""
+"""Opening a version for reading: found by name, by folder, or by config."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from featcache.arguments import refuse_url
-from featcache.errors import ArgumentError, FeatcacheWarning, MissingDependencyError, StoreError, listing
+from featcache.errors import ArgumentError, FeatcacheWarning, MissingDependencyError, StoreError
 from featcache.loader.cache import Cache
 from featcache.loader.tiers import Tiers
 from featcache.store.unfinished import find_unfinished
-from featcache.store.version import Version, differing_keys, select_version, select_versions
+from featcache.store.version import select_configured, select_version
 
 __all__ = ["open"]
 
 
 class ConfigLike(Protocol):
-    """The part of `featcache.config.Config` that `open` needs; that module is not importable in training."""
+    """The part of `featcache.config.Config` that `open` needs; training may lack the packages to import that."""
 
     @property
     def name(self) -> str:
-        """Of the version."""
+        """The name of the config's version."""
 
     def fingerprint(self) -> str:
         """A hash of everything that decides the values."""
@@ -45,34 +45,35 @@ def open(  # noqa: A001
     """Open a version of a cache for reading.
 
     Args:
-        path: the cache, or one version's folder in it, or the version's name in it: "features/fbank80".
-        name: the version's name, or its folder's name; not needed if the cache has only one version.
-        config: open the version with this config's fingerprint: a YAML file, a packaged config's name, or a `Config`.
+        path: The cache; or a version's folder in it, or that version's name in the cache: "features/fbank80".
+        name: The version's name, or its folder's name; not needed if the cache has only one version.
+        config: Open the version with this config's fingerprint: a YAML file, a packaged config's name, or a `Config`.
             The first two need the extra `extract`.
-        check: compare every utterance that is read with its checksum.
-        strict: refuse an unfinished version instead of warning: one that lacks utterances of its manifest that are not
-            in the failure ledger either.
-        ram: how much of this process's memory to use for hot utterances: "4GB", "512MiB", or a number of bytes. None by
+        check: Whether to compare every utterance that is read with its checksum.
+        strict: Whether to refuse an unfinished version instead of warning: one that lacks utterances of its manifest
+            that are not in the failure ledger either.
+        ram: How much of this process's memory to use for hot utterances: "4GB", "512MiB", or a number of bytes. None by
             default, since the page cache does the same for all processes.
-        copy_to: a folder on a local disk, or in /dev/shm, to which shards are copied while they are read.
-        copy_limit: limit for all copies in that folder together; by default, a tenth of the disk stays free.
+        copy_to: A folder on a local disk, or in /dev/shm, to which shards are copied while they are read.
+        copy_limit: The limit for all copies in that folder together; by default, a tenth of the disk stays free.
 
     Raises:
-        StoreError: there is no such version, or there are several; the message lists them, and the config keys that
-            differ. With `strict`, also if the version is not finished.
-        DamagedError: the version's metadata is damaged.
-        ConfigError: `config` cannot be read, or has errors.
-        MissingDependencyError: `config` must be read from a file, and the packages for that are not installed.
-        ArgumentError: a size is invalid, or larger than the machine's memory; or a path is a URL.
+        StoreError: There is no such version, or there are several; lists them, and the config keys that differ. With
+            `strict`, also if the version is not finished.
+        DamagedError: The version's metadata is damaged.
+        ConfigError, MissingDependencyError: `config` has errors or cannot be read, or packages for it are missing.
+        ArgumentError: A size is invalid, or larger than the machine's memory; or a path is a URL.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(f"path is {path!r}: give the folder of a cache")
     refuse_url("path", path)
-    if isinstance(copy_to, (str, os.PathLike)):
-        refuse_url("copy_to", copy_to)
-    tiers = Tiers.of(ram, copy_to, copy_limit)
+    tiers = Tiers.parse(ram, copy_to, copy_limit)
     path = Path(path).absolute()  # the working directory may change while shards are still to be opened
-    version = select_version(path, name) if config is None else _version_of(_load(config), path, name)
+    if config is None:
+        version = select_version(path, name)
+    else:
+        config = _load(config)
+        version = select_configured(path, name, config.name, config.fingerprint(), config.resolved())
     cache = Cache(version, check=check, tiers=tiers)
     for run in find_unfinished(version, cache.index):
         message = f"{version.path}: {run}"
@@ -92,20 +93,3 @@ def _load(config: str | Path | ConfigLike) -> ConfigLike:
     except ImportError as error:
         raise MissingDependencyError(error.name or "pydantic", "reading a config") from error
     return load_config(config)
-
-
-def _version_of(config: ConfigLike, path: Path, name: str | None) -> Version:
-    """The version in `path` (called `name`) that `config` makes."""
-    fingerprint = config.fingerprint()
-    wanted = f"{config.name}-{fingerprint[:12]}"
-    versions = select_versions(path, name)
-    fitting = [version for version in versions if version.info.fingerprint == fingerprint]
-    namesakes = [version for version in versions if version.info.name == config.name]
-    if fitting:  # several differ in nothing but their names
-        return next((version for version in fitting if version in namesakes), fitting[0])
-    if not namesakes and len(versions) != 1:
-        there = listing(version.path.name for version in select_versions(path))
-        raise StoreError(f"{path}: holds no version of this config, which would be {wanted}; it holds {there}")
-    other = (namesakes or versions)[0]
-    keys = listing(differing_keys(other.info.config, config.resolved())) or "their weights or revision"
-    raise StoreError(f"{other.path}: made with another config; the given config makes {wanted}; they differ in {keys}")

@@ -1,168 +1,167 @@
-"""A version's shards as the loader reads them: opened when first needed; every error names its remedy."""
+"""A version's shards as training reads them: mapped when first needed; every error names its remedy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError, listing
-from featcache.loader.copying import Copier
-from featcache.loader.tiers import Tiers
+from featcache.loader.memory import Readahead
 from featcache.spec import QUANTIZATION
 from featcache.store import zarr3
 from featcache.store.index import Index
 from featcache.store.shard import Shard, SideArray
 from featcache.store.version import Version
 
+if TYPE_CHECKING:
+    from featcache.loader.local_copies import LocalCopies
+
 __all__ = ["Shards"]
 
 
 class Shards:
-    """The shards of a version, by their numbers in its index.
+    """The frames and side arrays of a version's utterances, in mapped shards. Safe to use from several threads.
+
+    Every method that reads raises DamagedError if the shard is not what was written, and StoreError if it cannot be
+    read.
 
     Args:
-        version: whose.
-        index: of its items.
-        check: hold side arrays against their checksums.
-        tiers: whether, and where, to copy shards to; they are read from there as soon as they are.
+        version: The version to read.
+        index: The version's items.
+        check: Whether to compare side arrays with their checksums.
+        copies: Makes copies of shards on a local disk, which are read instead as soon as they are complete.
     """
 
     def __init__(
-        self,
-        version: Version,
-        index: Index,
-        *,
-        check: bool = False,
-        tiers: Tiers = Tiers(),  # noqa: B008 (it is frozen)
+        self, version: Version, index: Index, *, check: bool = False, copies: LocalCopies | None = None
     ) -> None:
-        self._version = version
-        self._index = index
+        self.version = version
+        self.index = index
         self._check = check
-        self._features: dict[int, NDArray[Any]] = {}
+        self._features: dict[int, NDArray[Any]] = {}  # by the shard's number in the index; so are the others
         self._checksums: dict[int, NDArray[np.uint32]] = {}
         self._sides: dict[tuple[str, int], SideArray] = {}
-        self._copier: Copier | None = None
-        if tiers.copy_to is not None:
-            self._copier = Copier(version, self._features, index.shards, tiers.copy_to, tiers.copy_limit)
+        self._readahead = Readahead()
+        self._copies = copies
+        self._copy_paths: dict[int, Path] = {}
 
-    def frames(self, shard: int, first: int, count: int) -> NDArray[Any]:
-        """Frames of a shard, `[count, *item_shape]`; read-only, nothing is copied.
+    def utterance(self, position: int) -> NDArray[Any]:
+        """All frames of an utterance, `[frames, *item_shape]`; read-only, nothing is copied."""
+        index = self.index
+        shard, first, count = index.shard[position], index.first_frame[position], index.num_frames[position]
+        return self._slices([int(shard)], [int(first)], [int(count)])[0]
 
-        Raises:
-            DamagedError: the shard is not what was written, or ends before.
-        """
-        (frames,) = self.parts([shard], [first], [count])
-        return frames
+    def frames(
+        self, positions: NDArray[np.int64], firsts: NDArray[np.int64] | None, counts: NDArray[np.int64]
+    ) -> list[NDArray[Any]]:
+        """Some frames of several utterances, likewise: `counts` of each from `firsts` on, or from its beginning."""
+        begins = self.index.first_frame[positions]
+        if firsts is not None:
+            begins = begins + firsts
+        return self._slices(self.index.shard[positions].tolist(), begins.tolist(), counts.tolist())
 
-    def parts(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
-        """What `frames` gives, for a batch: of several shards, or of one several times.
+    def range(self, shard: int, first: int, count: int) -> NDArray[Any]:
+        """Frames of a shard, likewise, of one utterance after the other: `[count, *item_shape]`."""
+        return self._slices([shard], [first], [count])[0]
 
-        Raises:
-            DamagedError: a shard is not what was written, or ends before.
-        """
-        if self._copier is not None and self._copier.has_news:
-            self._copier.attend()
-        maps = {shard: self._map(shard) for shard in set(shards)}
-        places = zip(shards, firsts, counts, strict=True)
-        parts = [maps[shard][first : first + count] for shard, first, count in places]
-        if list(map(len, parts)) != counts:
-            at = next(at for at, part in enumerate(parts) if len(part) != counts[at])
-            name, end = self._index.shards[shards[at]], firsts[at] + counts[at]
-            raise DamagedError(
-                f"{self._version.path}: damaged: shard {name} ends before frame {end}", self._version.path
-            )
-        return parts
+    def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
+        """The context to read such arrays in: if they are on a disk, all are requested before the first is read."""
+        return self._readahead.over(arrays)
 
     def side(self, name: str, position: int) -> NDArray[Any]:
-        """The entries of a side array that an item has, `[entries, *item_shape]`; read-only.
+        """An utterance's entries of a side array, `[entries, *item_shape]`; read-only.
 
         Raises:
-            StoreError: there is no such side array; names those that there are.
-            DamagedError: the shard is damaged.
+            StoreError: There is no such side array; the message lists those that exist.
         """
-        number = int(self._index.shard[position])
+        number = int(self.index.shard[position])
         side = self._sides.get((name, number))
         if side is None:
             side = self._sides[name, number] = self._open_side(name, self._shard(number), self._check)
-        return side.item(int(self._index.item[position]))
+        return side.item(int(self.index.item[position]))
 
-    def parameters(self, position: int) -> NDArray[np.float32]:
-        """Scale and offset of an item whose features are quantised, float32 `[2, *item_shape]`; read-only.
-
-        Raises:
-            StoreError: they are not quantised.
-            DamagedError: the shard is damaged.
-        """
+    def quantization(self, position: int) -> NDArray[np.float32]:
+        """Scale and offset of an utterance with quantised features, float32 `[2, *item_shape]`; read-only."""
         entries = self.side(QUANTIZATION, position)
         if len(entries) != 1:
-            folder = self._shard(int(self._index.shard[position])).folder
-            raise DamagedError(f"{folder}: damaged: not one scale and offset for each item", self._version.path)
-        parameters: NDArray[np.float32] = entries[0]
-        return parameters
+            folder = self._shard(int(self.index.shard[position])).folder
+            raise DamagedError(f"{folder}: damaged: not one scale and offset for each item", self.version.path)
+        scale_and_offset: NDArray[np.float32] = entries[0]
+        return scale_and_offset
 
     def verify(self, position: int, frames: NDArray[Any]) -> None:
-        """Hold all frames of an item against its checksum; and where they are quantised, the scales and offsets of its
-        shard against theirs, once.
-
-        Raises:
-            DamagedError: they are not what was written.
-        """
-        number = int(self._index.shard[position])
+        """Compare all frames of an utterance with their checksum, and once for each shard its scales and offsets."""
+        number = int(self.index.shard[position])
         shard = self._shard(number)
         if number not in self._checksums:
-            if self._version.info.spec.is_quantized:
+            if self.version.info.spec.is_quantized:
                 self._sides[QUANTIZATION, number] = self._open_side(QUANTIZATION, shard, check=True)
             with self._reading(shard):
                 self._checksums[number] = shard.column("crc32c")
-        if zarr3.crc32c(frames) != self._checksums[number][self._index.item[position]]:
-            copy = self._copier and self._copier.place(number)
-            what = (
-                f"{self._index.ids[position]}: damaged: its features in {copy or shard.folder} are not what was written"
-            )
-            raise DamagedError(f"{what}; remove this copy") if copy else DamagedError(what, self._version.path)
+        if zarr3.crc32c(frames) != self._checksums[number][self.index.item[position]]:
+            copy = self._copy_paths.get(number)
+            where = copy or shard.folder
+            what = f"{self.index.ids[position]}: damaged: its features in {where} are not what was written"
+            raise DamagedError(f"{what}; remove this copy") if copy else DamagedError(what, self.version.path)
+
+    def use_copies(self) -> None:
+        """Read the local copies from now on that were completed; the thread that makes them changes nothing itself."""
+        for number, path, features in self._copies.collect() if self._copies is not None else ():
+            self._features[number] = features
+            self._copy_paths[number] = path
+
+    def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
+        if self._copies is not None and self._copies.has_news:
+            self.use_copies()
+        maps = {shard: self._map(shard) for shard in set(shards)}
+        slices = [maps[shard][first : first + n] for shard, first, n in zip(shards, firsts, counts, strict=True)]
+        if list(map(len, slices)) != counts:
+            at = next(at for at, frames in enumerate(slices) if len(frames) != counts[at])
+            name, end = self.index.shards[shards[at]], firsts[at] + counts[at]
+            raise DamagedError(f"{self.version.path}: damaged: shard {name} ends before frame {end}", self.version.path)
+        return slices
 
     def _shard(self, number: int) -> Shard:
-        return self._version.shard(self._index.shards[number])
+        return self.version.shard(self.index.shards[number])
 
     def _map(self, number: int) -> NDArray[Any]:
-        """A shard's features, opened when they are first needed."""
         features = self._features.get(number)
         if features is None:
-            features = self._features.setdefault(number, self._open(number))  # or another thread's, or a copy by now
-            if self._copier is not None:
-                self._copier.want(number)
+            opened = self._open(number)
+            features = self._features.setdefault(number, opened)  # or another thread's
+            if self._copies is not None and features is opened:
+                self._copies.want(number, opened)
         return features
 
     def _open(self, number: int) -> NDArray[Any]:
         shard = self._shard(number)
         with self._reading(shard):
             features = shard.features
-        if (features.shape[1:], features.dtype) != (self._version.info.spec.item_shape, self._version.dtype):
-            raise DamagedError(
-                f"{shard.folder}: damaged: features are {features.dtype} {list(features.shape)}", self._version.path
-            )
+        if (features.shape[1:], features.dtype) != (self.version.info.spec.item_shape, self.version.dtype):
+            found = f"{features.dtype} {list(features.shape)}"
+            raise DamagedError(f"{shard.folder}: damaged: features are {found}", self.version.path)
         return features
 
     def _open_side(self, name: str, shard: Shard, check: bool) -> SideArray:
-        specs = {spec.name: spec for spec in self._version.info.spec.side}
+        specs = {spec.name: spec for spec in self.version.info.spec.side}
         if name not in specs:
             there = listing(specs) or "none"
-            raise StoreError(f"{self._version.path}: has no side array {name!r}; it has {there}")
+            raise StoreError(f"{self.version.path}: has no side array {name!r}; it has {there}")
         spec = specs[name]
         with self._reading(shard):
             side = shard.side(name, check)
         if (side.entries.shape[1:], side.entries.dtype) != (spec.item_shape, np.dtype(spec.dtype)):
             found = f"{side.entries.dtype} {list(side.entries.shape)}"
-            raise DamagedError(f"{shard.folder}: damaged: side array {name} is {found}", self._version.path)
+            raise DamagedError(f"{shard.folder}: damaged: side array {name} is {found}", self.version.path)
         return side
 
     @contextmanager
     def _reading(self, shard: Shard) -> Iterator[None]:
-        """Errors of the system within become featcache's."""
         try:
             yield
         except OSError as error:

@@ -1,38 +1,48 @@
-"""Where features are kept besides the cache: in memory, and on a local disk."""
+"""Where utterances are kept besides the cache: in this process's memory, and on a local disk."""
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 
+from featcache.arguments import is_number, refuse_url
 from featcache.errors import ArgumentError
-from featcache.loader.sizes import parse_size
+from featcache.loader.local_copies import LocalCopies
+from featcache.loader.memory import HotUtterances
+from featcache.loader.shards import Shards
+from featcache.store.index import Index
+from featcache.store.version import Version
 
-__all__ = ["Tiers"]
+__all__ = ["Tiers", "parse_size"]
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", 1):
+    _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power}
+    _UNITS |= {f"{_letter}i": 1024**_power, f"{_letter}ib": 1024**_power}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([a-z]*)", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Tiers:
-    """What a cache keeps elsewhere, and how much of it; nothing by default.
-
-    Attributes:
-        ram: bytes of this process's memory for hot utterances.
-        copy_to: a folder on a disk of this machine, for copies of shards.
-        copy_limit: bytes of all copies in that folder.
-    """
+    """What a cache keeps elsewhere, and how much of it."""
 
     ram: int | None = None
+    """Bytes of this process's memory for hot utterances; None keeps none."""
     copy_to: Path | None = None
+    """A folder on a disk of this machine, for copies of shards; None makes none."""
     copy_limit: int | None = None
+    """The limit for all copies in that folder together, in bytes; by default, a tenth of the disk stays free."""
 
     @classmethod
-    def of(cls, ram: str | float | None, copy_to: str | Path | None, copy_limit: str | float | None) -> Tiers:
-        """As users say it: sizes are numbers of bytes, or text as "4GB" and "512MiB".
+    def parse(cls, ram: str | float | None, copy_to: str | Path | None, copy_limit: str | float | None) -> Tiers | None:
+        """The arguments of `featcache.open`, or None if nothing is kept elsewhere.
 
         Raises:
-            ArgumentError: a size is none, or the folder, or there is a limit and nothing to copy to.
+            ArgumentError: A size or the folder is invalid, or there is a limit without a folder.
         """
         if copy_limit is not None and copy_to is None:
             raise ArgumentError(f"copy_limit is {copy_limit!r}, but nothing is copied without copy_to=")
@@ -40,8 +50,49 @@ class Tiers:
             raise ArgumentError(f"copy_to is {copy_to!r}: give a folder on a disk of this machine")
         if copy_to == "":  # of a variable that is not set; it would be the working directory
             raise ArgumentError("copy_to is empty: give a folder on a disk of this machine")
+        if copy_to is not None:
+            refuse_url("copy_to", copy_to)
+        if ram is None and copy_to is None:
+            return None
         return cls(
             None if ram is None else parse_size("ram", ram),
             None if copy_to is None else Path(copy_to).expanduser().absolute(),
             None if copy_limit is None else parse_size("copy_limit", copy_limit),
         )
+
+    def local_copies(self, version: Version, index: Index) -> LocalCopies | None:
+        """What copies a version's shards to the local disk, and hands the copies over."""
+        return None if self.copy_to is None else LocalCopies(version, index.shards, self.copy_to, self.copy_limit)
+
+    def reader(self, shards: Shards) -> Shards | HotUtterances:
+        """What a cache reads its utterances from.
+
+        Raises:
+            ArgumentError: The machine has less memory than is asked for.
+        """
+        return shards if self.ram is None else HotUtterances(shards, self.ram)
+
+
+def parse_size(name: str, value: str | float) -> int:
+    """A size in bytes.
+
+    Args:
+        name: The argument's name, for the message.
+        value: A positive number of bytes; or text: a number and kB, MB, GB, TB (powers of 1000), or KiB, MiB, GiB, TiB
+            (powers of 1024), in upper or lower case, with or without the B.
+
+    Raises:
+        ArgumentError: It is neither, or less than a byte.
+    """
+    num_bytes = _parsed(value) if isinstance(value, str) else value
+    if not is_number(num_bytes) or not math.isfinite(num_bytes):
+        raise ArgumentError(f'{name} is {value!r}: give a size like "4GB" or "512MiB", or a number of bytes')
+    if num_bytes < 1:
+        raise ArgumentError(f"{name} is {value!r}: it must be at least one byte; leave it out for none")
+    return int(num_bytes)
+
+
+def _parsed(text: str) -> float:
+    """Bytes; NaN if the text is no size."""
+    found = _SIZE.fullmatch(text.strip().lower())
+    return float(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else math.nan

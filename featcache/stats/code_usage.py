@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from featcache.errors import StoreError
 from featcache.loader import Cache
-from featcache.loader.shards import Shards
 from featcache.manifest import Manifest
 from featcache.stats.pieces import ShardPieces, for_each, pieces_by_shard, select
 
@@ -82,10 +81,10 @@ def usage(
         raise StoreError(f"{path}: holds {spec.units}, {spec.dtype}: only codes are counted")
     selection = select(cache, manifest, None)
     counts = [np.zeros(size, np.int64) for size in spec.codebook_sizes]
-    shards, adding = Shards(cache.version, cache.index), Lock()
+    adding = Lock()
 
     def count(pieces: ShardPieces) -> None:
-        codes = pieces.read(cache, shards)
+        codes = pieces.read(cache)
         steps = np.zeros(len(codes) + 1, np.int8)  # 1 where a piece begins, -1 where one ends
         np.add.at(steps, pieces.starts - pieces.first, 1)
         np.add.at(steps, pieces.starts - pieces.first + pieces.counts, -1)

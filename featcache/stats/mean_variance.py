@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from featcache.errors import StoreError
 from featcache.loader import Cache
-from featcache.loader.shards import Shards
 from featcache.manifest import Manifest
 from featcache.quantize import dequantize_array
 from featcache.stats.pieces import PIECE_FRAMES, Selection, ShardPieces, for_each, pieces_by_shard, select
@@ -141,7 +140,6 @@ class _PieceSums:
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
-        self._shards = Shards(cache.version, cache.index)
         self.columns = int(np.prod(cache.spec.item_shape))
         self.dtype = np.dtype(cache.spec.dtype)
 
@@ -151,7 +149,7 @@ class _PieceSums:
         Raises:
             StoreError: An utterance holds NaN or infinity.
         """
-        features = pieces.read(self.cache, self._shards)
+        features = pieces.read(self.cache)
         sums, squares = np.empty((2, len(pieces.starts), self.columns))
         with np.errstate(invalid="ignore"):
             for first in range(0, self.columns, _BLOCK_COLUMNS):
@@ -188,7 +186,7 @@ class _PieceSums:
 
     def _parameters(self, pieces: ShardPieces, block: slice) -> NDArray[np.float32]:
         """The scale and offset of every frame, float32 `[frames, 2, dims]`."""
-        parameters = np.stack([self._shards.parameters(position) for position in pieces.positions[block].tolist()])
+        parameters = self.cache.quantization(pieces.positions[block]).numpy()
         return np.repeat(parameters.reshape(len(parameters), 2, -1), pieces.counts[block], axis=0)
 
 

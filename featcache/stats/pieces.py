@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from featcache.errors import ManifestError, MissingItemError, StoreError, listing
 from featcache.loader import Cache
-from featcache.loader.shards import Shards
 from featcache.manifest import Manifest, read_manifest
 from featcache.manifest.copies import copies_of, expand
 from featcache.store.index import Index
-from featcache.store.join import RowKeys, describe_changed
+from featcache.store.join import RowKeys, describe_changed, join_version
 
 PIECE_FRAMES = 256
 
@@ -66,12 +65,11 @@ class ShardPieces:
         """The first frame of the first piece in the shard's features."""
         return int(self.starts[0])
 
-    def read(self, cache: Cache, shards: Shards) -> NDArray[Any]:
+    def read(self, cache: Cache) -> NDArray[Any]:
         """The shard's features from the first piece to the end of the last, `[frames, dims]`, read-only.
 
         Args:
             cache: The cache, opened with `check` if utterances are to be compared with their checksums.
-            shards: The cache's shards.
 
         Raises:
             DamagedError: The shard is damaged.
@@ -80,7 +78,7 @@ class ShardPieces:
             begins = self.starts == cache.index.first_frame[self.positions]
             for position in self.positions[begins].tolist():
                 cache.item(position, raw=True)
-        frames = shards.frames(self.shard, self.first, int(self.starts[-1] + self.counts[-1]) - self.first)
+        frames = cache.shard_frames(self.shard, self.first, int(self.starts[-1] + self.counts[-1]) - self.first)
         return frames.reshape(len(frames), -1)
 
 
@@ -102,7 +100,7 @@ def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None)
             manifest = read_manifest(manifest, audio=False, carry=by is not None)
         manifest = expand(manifest, copies_of(cache.config))  # the copies that training uses
         rows = RowKeys.of(manifest)
-        joined = cache.join(rows, manifest)
+        joined = join_version(cache.version, cache.index, rows, manifest)
         if joined.is_changed.any():
             raise ManifestError(
                 f"{describe_changed(manifest, rows, cache.version, cache.index, joined)}; or a manifest without paths, "

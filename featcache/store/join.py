@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import filecmp
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -16,10 +17,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import listing
+from featcache.errors import MissingItemError, listing
 from featcache.manifest import Manifest, Segment, SegmentColumns, Utterance, rows_at_even_steps
 from featcache.store.index import Index
-from featcache.store.runs import Failure, manifest_roots
+from featcache.store.runs import Failure, manifest_roots, outdated_items
 from featcache.store.shard import Item
 from featcache.store.version import Version
 from featcache.strings import Strings
@@ -96,6 +97,13 @@ def join(index: Index, rows: RowKeys, failures: Mapping[str, Failure]) -> Joined
             if failed_row.get(id_ := rows.ids[row]) == int(rows.hashes[row]):
                 failed[row] = failures[id_]
     return Joined(positions, is_another, failed)
+
+
+def join_version(version: Version, index: Index, rows: RowKeys, manifest: Manifest) -> Joined:
+    """A version's items for a manifest's rows, and which of them are of another row or file than the rows ask for."""
+    if not rows.has_path.any():
+        return join(index, rows, {})
+    return with_other_files(join(index, rows, outdated_items(version, index)), rows, manifest, version, index)
 
 
 def with_other_files(joined: Joined, rows: RowKeys, manifest: Manifest, version: Version, index: Index) -> Joined:
@@ -229,6 +237,34 @@ def item_at(version: Version, index: Index, position: int) -> Item:
     place = index.place(position)
     (item,) = version.shard(place.shard).items([place.item])
     return item
+
+
+def missing_error(
+    version: Version, index: Index, failures: Mapping[str, Failure], ids: Sequence[str], num_wanted: int
+) -> MissingItemError:
+    """The error for ids that have no item, of `num_wanted` in all; it says whether, and why, they failed.
+
+    Args:
+        version: The version.
+        index: Its items.
+        failures: The failures that its ledger has, by id.
+        ids: The missing ids; at least one.
+        num_wanted: How many ids were asked for.
+    """
+    failed = [failures[id_] for id_ in ids if id_ in failures]
+    where = f"{version.path}, which holds {len(index):,}"
+    if len(ids) == 1 and failed:
+        reason = f"{failed[0].message} ({failed[0].reason})"
+        return MissingItemError(f"{ids[0]}: failed in extraction: {reason}; not in {where}")
+    if len(ids) == 1:
+        example = f", like {index.ids[0]!r}" if len(index) else ""
+        return MissingItemError(f"{ids[0]!r}: no such utterance in {where}{example}")
+    reasons = Counter(failure.reason for failure in failed)
+    why = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
+    return MissingItemError(
+        f"{len(ids):,} of {num_wanted:,} utterances are not in {where}: {listing(ids)}"
+        + (f"; {len(failed):,} of them failed in extraction ({why})" if failed else "")
+    )
 
 
 def _shown(value: object) -> object:

@@ -388,6 +388,35 @@ def select_version(cache: Path, name: str | None = None) -> Version:
     raise _several(cache, [version.path for version in versions])
 
 
+def select_configured(
+    path: Path, name: str | None, config_name: str, fingerprint: str, resolved: dict[str, Any]
+) -> Version:
+    """The version in the cache (called `name`) that a config makes.
+
+    Args:
+        path: The cache, or a version in it.
+        name: The version's name; None for any.
+        config_name: The config's name.
+        fingerprint: The config's fingerprint.
+        resolved: The config with every default filled in.
+
+    Raises:
+        StoreError: There is none; says how the config of another one differs.
+    """
+    wanted = f"{config_name}-{fingerprint[:12]}"
+    versions = select_versions(path, name)
+    fitting = [version for version in versions if version.info.fingerprint == fingerprint]
+    namesakes = [version for version in versions if version.info.name == config_name]
+    if fitting:  # several differ in nothing but their names
+        return next((version for version in fitting if version in namesakes), fitting[0])
+    if not namesakes and len(versions) != 1:
+        there = listing(version.path.name for version in select_versions(path))
+        raise StoreError(f"{path}: holds no version of this config, which would be {wanted}; it holds {there}")
+    other = (namesakes or versions)[0]
+    keys = listing(differing_keys(other.info.config, resolved)) or "their weights or revision"
+    raise StoreError(f"{other.path}: made with another config; the given config makes {wanted}; they differ in {keys}")
+
+
 def differing_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
     """The dotted paths at which two resolved configs differ, with both values: `params.low_freq: 20.0 -> 0.0`."""
 

@@ -31,8 +31,7 @@ from load import BATCH, BINS, make_features, make_version, shuffled
 from open import anonymous_bytes, forget, in_child
 
 import featcache
-from featcache.loader.ram import Ram
-from featcache.loader.readahead import Readahead
+from featcache.loader.memory import Ram, Readahead
 
 LIMIT = 500_000_000
 SMALL, LARGE = 5_000, 1_000_000
@@ -84,7 +83,7 @@ def measure_cold(folder: Path, rounds: int) -> None:
             forget(folder.glob("*/shards/*/features/c/0/0"))
             cache = featcache.open(folder)  # what a process has mapped stays in memory, so each has its own
             if "without" in name:
-                cache._reader._readahead = NoReadahead()
+                cache._shards._readahead = NoReadahead()
             best[name] = max(best[name], speed(cache, batches))
             del cache
     show(best)

@@ -47,11 +47,13 @@ def wait_until_idle():
 
 
 def settle(cache):
-    """Read all of a cache, and wait until nothing more is copied."""
+    """Read all of a cache, wait until nothing more is copied, and read the copies from now on."""
     for row in range(len(cache)):
         cache[row]
-    wait_until(lambda: not cache._shards._copier.is_at_work)
+    wait_until(lambda: not cache._shards._copies.is_at_work)
     wait_until_idle()
+    if not cache._shards._copies._warnings:  # of which the next read warns
+        cache._shards.use_copies()
 
 
 @contextmanager

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from featcache.loader import buckets
-from featcache.loader.buckets import Rules, make_batches
+from featcache.loader import sampler
+from featcache.loader.sampler import Rules, make_batches
 
 
 @given(
@@ -30,7 +30,7 @@ def test_chunks_decide_nothing(lengths, max_frames, batch_size, shuffle, drop_la
     for positions in (None, some):
         whole = make_batches(lengths, positions, rules, 2)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(buckets, "_CHUNK", chunk)
+            patch.setattr(sampler, "_CHUNK", chunk)
             chunked = make_batches(lengths, positions, rules, 2)
         for name in ("order", "starts", "ends"):
             assert np.array_equal(getattr(chunked, name), getattr(whole, name))

@@ -1,5 +1,6 @@
 """featcache.DataLoader(dtype=): features converted to what can hold them, and codes never to anything else."""
 
+import numpy as np
 import pytest
 import torch
 from make_cache import make_features, make_version
@@ -7,6 +8,7 @@ from make_cache import make_features, make_version
 import featcache
 from featcache import Crop, DataLoader, FeatureDataset
 from featcache.errors import ArgumentError
+from featcache.loader.loader import _values_of
 
 BATCHES = [[3, 1, 4], [15, 9], [26], [5, 35, 8, 9, 7], [], [9, 3, 2, 3, 8, 4, 6]]
 
@@ -110,6 +112,6 @@ def test_quantised_features_come_as_values(tmp_path, features):
             assert batch["features"].dtype == (dtype or torch.float32)
             assert torch.equal(batch["features"], plain.to(dtype or torch.float32))
     for rows in BATCHES:  # as it is done on a GPU
-        (part,) = dataset.parts(rows)
-        values = part.dequantize(part.gather(raw=True), part.parameters(), torch.from_numpy(part.counts), None)
+        (ranges,) = dataset.frame_ranges(np.array(rows, np.int64), 0)
+        values = _values_of(ranges.gather(raw=True), ranges, None, lambda tensor: tensor)
         assert torch.equal(values, dataset.batch(rows)["features"])

@@ -25,7 +25,7 @@ from processes import MOST_SECONDS, open_files
 
 import featcache
 from featcache.loader import local_disk
-from featcache.loader.local_disk import LocalDisk, NotNow, PartialCopy
+from featcache.loader.local_disk import CopyRefused, LocalDisk, PartialCopy
 from featcache.store import locks, zarr3
 
 
@@ -165,12 +165,12 @@ class TestFolder:
         name = "0123456789ab-01234567"
         part = one.begin(name, 10)
         assert other.is_under_way(name)
-        assert other.begin(name, 10) is NotNow.UNDER_WAY
+        assert other.begin(name, 10) is CopyRefused.UNDER_WAY
         assert other.find(name, 10) is None
         part.write(memoryview(b"0123456789"))
         part.commit()
         assert not other.is_under_way(name)
-        assert other.begin(name, 10) is NotNow.UNDER_WAY  # just made
+        assert other.begin(name, 10) is CopyRefused.UNDER_WAY  # just made
         assert other.find(name, 10).tobytes() == b"0123456789"
         assert other.find(name, 9) is None
 
@@ -189,7 +189,7 @@ class TestFolder:
     def test_what_is_being_written_counts_and_what_was_given_up_does_not(self, disk):
         one = LocalDisk(disk, 100, "fbank80-0123456789ab", disk)
         part = one.begin("0123456789ab-01234567", 60)
-        assert one.begin("0123456789ab-00000000", 60) is NotNow.FULL
+        assert one.begin("0123456789ab-00000000", 60) is CopyRefused.FULL
         part.discard()
         part = one.begin("0123456789ab-00000000", 60)
         assert isinstance(part, PartialCopy)

@@ -18,7 +18,7 @@ from make_cache import make_version
 from processes import MOST_SECONDS
 
 import featcache
-from featcache.loader import copying, local_disk
+from featcache.loader import local_copies, local_disk
 from featcache.loader.local_disk import PartialCopy
 
 
@@ -73,7 +73,7 @@ class TestProcesses:
     def test_killed_in_the_middle_of_a_copy_it_leaves_nothing_that_is_taken_for_one(
         self, slow_folder, version, disk, instant, monkeypatch
     ):
-        monkeypatch.setattr(copying, "_BLOCK_BYTES", 1000)
+        monkeypatch.setattr(local_copies, "_BLOCK_BYTES", 1000)
         read_end, write_end = os.pipe()
 
         def train():
@@ -102,7 +102,7 @@ class TestProcesses:
         os.close(write_end)
 
     def test_killed_at_random_moments_again_and_again(self, slow_folder, version, disk, monkeypatch):
-        monkeypatch.setattr(copying, "_BLOCK_BYTES", 1000)
+        monkeypatch.setattr(local_copies, "_BLOCK_BYTES", 1000)
         expected = [array.copy() for array in featcache.open(slow_folder)]
         chance = np.random.default_rng(3)
 
@@ -131,7 +131,7 @@ class TestProcesses:
     def test_several_at_once_copy_each_shard_once_and_all_use_it(self, tmp_path, disk, monkeypatch):
         version = make_version(tmp_path, *shards(count=12))
         log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        monkeypatch.setattr(copying, "_PATIENCE", 0.02)
+        monkeypatch.setattr(local_copies, "_WAIT_SECONDS", 0.02)
 
         def train():
             commit = PartialCopy.commit
@@ -146,6 +146,7 @@ class TestProcesses:
             for row in np.random.default_rng(os.getpid()).permutation(len(cache)).tolist():
                 cache[row]
             wait_until_idle()
+            cache[0]  # from now on, the copies are read
             assert len(mapped(disk)) == 12
             assert mapped(tmp_path / version.path.name) == set()
             assert read_all(cache, featcache.open(tmp_path))
@@ -160,7 +161,7 @@ class TestProcesses:
     def test_a_forked_child_copies_only_when_it_reads_and_then_what_its_parent_had_asked_for(
         self, slow_folder, version, disk, monkeypatch
     ):
-        monkeypatch.setattr(copying, "_PATIENCE", 0.02)
+        monkeypatch.setattr(local_copies, "_WAIT_SECONDS", 0.02)
         begun, go, commit = threading.Event(), threading.Event(), PartialCopy.commit
         monkeypatch.setattr(PartialCopy, "commit", lambda part: (begun.set(), go.wait(MOST_SECONDS), commit(part)))
         cache = featcache.open(slow_folder, copy_to=disk)

@@ -11,7 +11,7 @@ from make_cache import make_version
 
 import featcache
 from featcache.errors import DamagedError
-from featcache.loader import copying, local_disk
+from featcache.loader import local_copies, local_disk
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ class TestTrouble:
         def preadv(*_):
             raise OSError(errno.EIO, "Input/output error")
 
-        monkeypatch.setattr(copying.os, "preadv", preadv)
+        monkeypatch.setattr(local_copies.os, "preadv", preadv)
         self.read_with_one_warning(slow_folder, disk, "cannot be read: Input/output error; it is not copied")
         assert not copies_in(disk)
 
@@ -58,7 +58,7 @@ class TestTrouble:
             raise MemoryError("no room for a block")
 
         with monkeypatch.context() as patched:
-            patched.setattr(copying, "_blocks", blocks)
+            patched.setattr(local_copies, "_blocks", blocks)
             self.read_with_one_warning(slow_folder, disk, "MemoryError: no room for a block: no more shards are copied")
         settle(featcache.open(slow_folder, copy_to=disk))  # by another cache, in the same process
         assert len(copies_in(disk)) == SHARDS

@@ -17,10 +17,8 @@ from processes import run_python
 
 import featcache
 from featcache.errors import ArgumentError
-from featcache.loader.arena import GRAIN, Arena
-from featcache.loader.ram import Ram
-from featcache.loader.sizes import parse_size
-from featcache.loader.tiers import Tiers
+from featcache.loader.memory import GRAIN, Arena, Ram
+from featcache.loader.tiers import Tiers, parse_size
 
 
 class TestSizes:
@@ -60,36 +58,36 @@ class TestSizes:
 
     def test_a_folder_has_a_name(self):
         with pytest.raises(ArgumentError, match="copy_to is empty: give a folder"):
-            Tiers.of(None, "", None)
+            Tiers.parse(None, "", None)
 
     def test_a_limit_needs_something_to_limit(self):
         with pytest.raises(ArgumentError, match=r"copy_limit is '1GB', but nothing is copied"):
-            Tiers.of(None, None, "1GB")
+            Tiers.parse(None, None, "1GB")
         with pytest.raises(ArgumentError, match="ram is 'x'"):
             featcache.open("nowhere", ram="x")
 
 
 class TestArena:
     @given(st.lists(st.tuples(st.integers(0, 5000), st.booleans()), max_size=80), st.integers(0, 40 * GRAIN))
-    def test_pieces_never_overlap_keep_what_they_hold_and_all_come_back(self, steps, num_bytes):
+    def test_blocks_never_overlap_keep_what_they_hold_and_all_come_back(self, steps, num_bytes):
         arena, held = Arena(num_bytes), {}
         for number, (size, drops) in enumerate(steps):
-            piece = arena.take(size)
-            if piece is not None:
-                held[number] = piece.holding(np.full(size, number, np.uint8))
+            block = arena.take(size)
+            if block is not None:
+                held[number] = block.copy_of(np.full(size, number, np.uint8))
             assert sum(max(1, -(-len(array) // GRAIN)) * GRAIN for array in held.values()) <= num_bytes
             if drops and held:
                 del held[min(held)]
-            del piece
+            del block
         assert all((array == number).all() for number, array in held.items())
         held.clear()
         largest = num_bytes // GRAIN * GRAIN
         if largest:
             assert arena.take(largest) is not None  # one hole again
 
-    def test_views_keep_a_piece_alive_and_arrays_cannot_be_written(self):
+    def test_views_keep_a_block_alive_and_arrays_cannot_be_written(self):
         arena = Arena(4 * GRAIN)
-        view = arena.take(4 * GRAIN).holding(np.arange(2 * GRAIN, dtype=np.uint16).reshape(-1, 4))[2:4, 1]
+        view = arena.take(4 * GRAIN).copy_of(np.arange(2 * GRAIN, dtype=np.uint16).reshape(-1, 4))[2:4, 1]
         gc.collect()
         assert arena.take(1) is None
         assert view.tolist() == [9, 13]
@@ -292,7 +290,7 @@ class TestCache:
             import threading
             from pathlib import Path
             import numpy as np
-            from featcache.loader.ram import Ram
+            from featcache.loader.memory import Ram
 
             threading.stack_size(256 << 10)  # small, and no page of theirs is a huge one
 

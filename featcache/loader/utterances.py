@@ -1,0 +1,293 @@
+"""The utterances of a dataset: those of a manifest or of a cache, their columns, and where each version has them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError, MissingItemError, listing
+from featcache.loader.cache import Cache
+from featcache.loader.columns import Column, columns_of, rows_where, take
+from featcache.loader.crop import Windows, check_codebooks, check_padding
+from featcache.manifest import Manifest, read_manifest
+from featcache.manifest.copies import Copies, copies_of
+from featcache.store.join import RowKeys, describe_changed, join_version
+from featcache.strings import Strings
+
+__all__ = ["DatasetVersion", "Utterances", "by_version", "caches_by_name", "find_utterances"]
+
+_ON_CHANGED = ("error", "warn", "use")
+_Value = TypeVar("_Value")
+_ColumnNames = Collection[str] | Mapping[str, type] | None
+
+
+@dataclass(frozen=True)
+class DatasetVersion:
+    """A version in a dataset."""
+
+    name: str
+    """The name by which the dataset knows it."""
+    cache: Cache
+    """The opened version."""
+    positions: NDArray[np.int64] | None
+    """The positions of the dataset's utterances in the cache, int64 `[utterances]`; None if they are all of them."""
+    codebooks: int | None
+    """How many codebooks to read; None for all."""
+    padding_value: float
+    """The value of a batch's frames beyond an utterance's end."""
+
+    def __post_init__(self) -> None:
+        check_codebooks(self.cache.spec, self.codebooks)
+        check_padding(self.cache.spec, self.padding_value)
+
+    def positions_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The positions of some of the dataset's rows."""
+        return rows if self.positions is None else self.positions[rows]
+
+
+@dataclass(frozen=True)
+class Utterances:
+    """Some utterances, in the order of a dataset."""
+
+    source: str
+    """The manifest or the cache that they are from, for messages."""
+    ids: Strings
+    """The ids."""
+    columns: dict[str, Column]
+    """The columns, by name."""
+    positions: Mapping[str, NDArray[np.int64] | None]
+    """By the versions' names, the positions there: int64 `[utterances]`, -1 if it lacks the utterance; None if the
+    utterances are all of that version's."""
+
+    def without_missing(self, caches: Mapping[str, Cache], are_allowed: bool) -> tuple[Utterances, list[str]]:
+        """The utterances that all versions have, and the ids of the others.
+
+        Raises:
+            MissingItemError: A version lacks utterances, which is not allowed, or all of them.
+        """
+        missing = np.zeros(len(self.ids), bool)
+        for name, positions in self.positions.items():
+            if positions is None:
+                continue
+            here = positions < 0
+            if here.any() and (not are_allowed or (missing | here).all()):
+                ids = list(self.ids.take(np.flatnonzero(here)))
+                raise MissingItemError(f"{self.source}: {caches[name].missing_error(ids, len(self.ids))}")
+            missing |= here
+        return self.without(np.flatnonzero(missing))
+
+    def without_short(self, caches: Mapping[str, Cache], windows: Windows) -> tuple[Utterances, list[str]]:
+        """The utterances that are to be read in windows, and the ids of those that are too short and to be dropped.
+
+        Raises:
+            ArgumentError: Some are too short, which the crop does not allow, or all are.
+        """
+        crop, count = windows.crop, len(self.ids)
+        if crop.short == "pad":
+            return self, []
+        lengths = [
+            caches[name].lengths if positions is None else caches[name].lengths[positions]
+            for name, positions in self.positions.items()
+        ]
+        short = windows.short(lengths)
+        if len(short) and (crop.short == "error" or len(short) == count):
+            raise ArgumentError(
+                f"{self.source}: {len(short):,} of {count:,} utterances are shorter than the crop of {windows.length} "
+                f"frames: {listing(self.ids.take(short))}"
+            )
+        return self.without(short)
+
+    def without(self, left_out: NDArray[np.int64]) -> tuple[Utterances, list[str]]:
+        """All but some utterances, and the ids of these."""
+        if not len(left_out):
+            return self, []
+        rows = np.delete(np.arange(len(self.ids)), left_out)
+        columns = {name: take(column, rows) for name, column in self.columns.items()}
+        positions = {name: rows if at is None else at[rows] for name, at in self.positions.items()}
+        return Utterances(self.source, self.ids.take(rows), columns, positions), list(self.ids.take(left_out))
+
+
+def caches_by_name(cache: Cache | Mapping[str, Cache]) -> dict[str, Cache]:
+    """The versions of a dataset by name; `features` for a single one.
+
+    Raises:
+        ArgumentError: There is none, or something is not an opened version.
+    """
+    if isinstance(cache, Cache):
+        return {"features": cache}
+    if not isinstance(cache, Mapping) or not all(isinstance(each, Cache) for each in cache.values()):
+        raise ArgumentError("cache is not an opened cache: give the result of featcache.open, or several by name")
+    if not cache:
+        raise ArgumentError("cache is empty: give an opened cache, or several by name")
+    return dict(cache)
+
+
+def by_version(
+    cache: Cache | Mapping[str, Cache], what: str, value: _Value | Mapping[str, _Value] | None
+) -> dict[str, _Value]:
+    """An argument that may differ between the versions of a dataset, by their names; empty if it is not given.
+
+    Raises:
+        ArgumentError: It names something that is not a version of the dataset.
+    """
+    names = list(caches_by_name(cache))
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        return dict.fromkeys(names, value)
+    if isinstance(cache, Cache):
+        raise ArgumentError(f"{what} is given by name, but the dataset has one version, without a name")
+    unknown = [repr(name) for name in value if name not in names]
+    if unknown:
+        raise ArgumentError(f"{what} names {listing(unknown)}; the dataset's versions are {listing(names)}")
+    return dict(value)
+
+
+def find_utterances(
+    caches: Mapping[str, Cache],
+    manifest: str | Path | Manifest | None,
+    *,
+    where: Mapping[str, object] | None,
+    columns: _ColumnNames,
+    copies: bool,
+    on_changed: str,
+) -> Utterances:
+    """The utterances of a manifest, with all their copies; without one, those of the first version.
+
+    The copies of an utterance are next to each other, each with the columns of its row.
+
+    Args:
+        caches: The versions by name.
+        manifest, where, columns, copies, on_changed: As for `FeatureDataset`, which lists the errors.
+    """
+    if not isinstance(manifest, (str, os.PathLike, Manifest, NoneType)):
+        raise ArgumentError(f"manifest is a {type(manifest).__name__}: give a CSV, TSV or JSONL file")
+    if where is not None and not isinstance(where, Mapping):
+        raise ArgumentError(f'where is {where!r}: give values of columns, such as {{"split": "train"}}')
+    if not isinstance(columns, (Collection, NoneType)):
+        raise ArgumentError(f"columns is {columns!r}: give a list of names")
+    if on_changed not in _ON_CHANGED:
+        raise ArgumentError(f"on_changed is {on_changed!r}: choose {listing(map(repr, _ON_CHANGED))}")
+    first = next(iter(caches.values()))
+    if manifest is None:
+        if where:
+            raise ArgumentError("where= selects rows of a manifest: give a manifest too")
+        ids, own_columns = _ids_of_copies(list(caches.values()), copies)
+        return Utterances(str(first.version.path), ids, own_columns, _positions(caches, ids))
+    if not isinstance(manifest, Manifest):
+        carry = columns is None or len(columns) > 0 or bool(where)
+        manifest = read_manifest(manifest, audio=False, carry=carry)
+    if where:
+        manifest = manifest.take(rows_where(manifest, where))
+    ids, all_columns = _with_copies(manifest, columns, list(caches.values()), copies)
+    if on_changed == "use":
+        return Utterances(manifest.source, ids, all_columns, _positions(caches, ids))
+    positions = _compared_positions(manifest, RowKeys.of(manifest, ids), caches, on_changed == "error")
+    return Utterances(manifest.source, ids, all_columns, positions)
+
+
+def _positions(caches: Mapping[str, Cache], ids: Strings) -> dict[str, NDArray[np.int64] | None]:
+    return {name: None if ids is cache.ids else cache.index.find(ids) for name, cache in caches.items()}
+
+
+def _compared_positions(
+    manifest: Manifest, rows: RowKeys, caches: Mapping[str, Cache], are_refused: bool
+) -> dict[str, NDArray[np.int64] | None]:
+    """As `_positions`; rows with features of another row or file are refused, or give a warning."""
+    positions: dict[str, NDArray[np.int64] | None] = {}
+    for name, cache in caches.items():
+        joined = join_version(cache.version, cache.index, rows, manifest)
+        positions[name] = joined.positions
+        if not joined.is_changed.any():
+            continue
+        message = describe_changed(manifest, rows, cache.version, cache.index, joined)
+        if are_refused:
+            raise ManifestError(f'{message}; or on_changed="use" takes these features all the same')
+        warnings.warn(message, FeatcacheWarning, stacklevel=4)
+    return positions
+
+
+def _with_copies(
+    manifest: Manifest, names: _ColumnNames, caches: Sequence[Cache], copies: bool
+) -> tuple[Strings, dict[str, Column]]:
+    """The ids and columns of a manifest's utterances, and of the copies that all versions have of them.
+
+    Raises:
+        ManifestError: A column is missing or has other values; an id ends in a copy's suffix; or a column has the name
+            of one that copies have.
+        ArgumentError: `names` is one name, or the versions have no copies in common.
+    """
+    if isinstance(names, str):
+        raise ArgumentError(f"columns is one name, {names!r}: give a list of names")
+    common = _common_copies(caches) if copies else copies_of({})
+    own = _columns_of_copies(common, np.arange(len(common)))
+    if hidden := [name for name in own if (names is None or name in names) and name in manifest.columns]:
+        raise ManifestError(
+            f"{manifest.source}: the column {hidden[0]!r} would hide the copies' own: rename it, leave it out of "
+            "columns=, or take no copies: copies=False"
+        )
+    columns = columns_of(manifest, _without(names, own))
+    if common.are_plain:
+        return manifest.ids, columns
+    common.refuse_suffixed(manifest.ids, manifest.source)
+    rows = np.repeat(np.arange(len(manifest)), len(common))
+    repeated = {name: take(column, rows) for name, column in columns.items()}
+    wanted = {name: np.tile(column, len(manifest)) for name, column in own.items() if names is None or name in names}
+    return common.ids(manifest.ids), repeated | wanted
+
+
+def _ids_of_copies(caches: Sequence[Cache], copies: bool) -> tuple[Strings, dict[str, Column]]:
+    """The ids and columns of those of the first version's utterances that are copies that all versions have.
+
+    Raises:
+        ArgumentError: There are none.
+    """
+    first = caches[0]
+    there = copies_of(first.config)
+    if there.are_plain and all(copies_of(cache.config).are_plain for cache in caches):
+        return first.ids, {}
+    common = _common_copies(caches)
+    numbers = there.numbers(first.ids)
+    wanted = common.suffixes if copies else [""]
+    is_wanted = np.isin(numbers, [number for number, suffix in enumerate(there.suffixes) if suffix in wanted])
+    if not is_wanted.any():
+        raise ArgumentError(f"{first.version.path}: has no plain copies: it has {listing(there.suffixes)}")
+    rows = np.flatnonzero(is_wanted)
+    ids = first.ids if is_wanted.all() else first.ids.take(rows)
+    return ids, _columns_of_copies(there, numbers[rows]) if copies else {}
+
+
+def _common_copies(caches: Sequence[Cache]) -> Copies:
+    """The copies that all versions have, in the first one's order."""
+    first, *others = (copies_of(cache.config) for cache in caches)
+    shared = [copy for copy in first if all(copy.suffix in other.suffixes for other in others)]
+    if not shared:
+        raise ArgumentError(f"the versions have no copies in common: their configs' augment sections make {first}")
+    return Copies(shared)
+
+
+def _columns_of_copies(copies: Copies, numbers: NDArray[np.int64]) -> dict[str, Column]:
+    """The columns that copies have, by their numbers: float64 `[n]` each; none if utterances are their only copies."""
+    if copies.are_plain:
+        return {}
+    columns: dict[str, Column] = {"speed": copies.speeds[numbers]}
+    if not np.isnan(copies.snrs).all():
+        columns["snr"] = copies.snrs[numbers]
+    return columns
+
+
+def _without(names: _ColumnNames, own: Collection[str]) -> _ColumnNames:
+    """The names without those of copies' columns."""
+    if names is None:
+        return None
+    if isinstance(names, Mapping):
+        return {name: kind for name, kind in names.items() if name not in own}
+    return [name for name in names if name not in own]
