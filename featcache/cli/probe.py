@@ -13,7 +13,8 @@ from featcache.errors import counted
 
 if TYPE_CHECKING:
     from featcache.config import Config
-    from featcache.health.probe_result import Measured, Probe
+    from featcache.health.probe import Probe
+    from featcache.health.trials import Measured
     from featcache.store.version import Version
 
 _NEAR = 16

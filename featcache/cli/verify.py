@@ -112,13 +112,14 @@ def _recompute(
 ) -> Recomputed:
     try:
         from featcache.device import Device
-        from featcache.health.recompute import recompute, sample
+        from featcache.health.recompute import recompute
+        from featcache.health.sampling import items_at_random
     except ImportError as error:
         raise MissingDependencyError(error.name or "pydantic", "verify --recompute") from error
     from featcache.store.index import open_index
 
     index = open_index(version)
-    return recompute(version, index, sample(index, count), root, Device(device, threads))
+    return recompute(version, index, items_at_random(index, count), root, Device(device, threads))
 
 
 def _as_given(manifest: str, root: Path | None) -> str:

@@ -24,7 +24,7 @@ from featcache.extractors.rows import Rows
 from featcache.health.compare import ClipResult, compare, tied_frames
 from featcache.health.probe import probe
 from featcache.health.recompute import recompute
-from featcache.health.sampling import sample
+from featcache.health.sampling import utterances_by_length
 from featcache.manifest import read_manifest
 from featcache.store.index import open_index
 
@@ -124,11 +124,11 @@ def test_the_sample_spreads_over_all_lengths(speech):
     """The shortest and the longest are in it, whether or not the manifest gives durations."""
     for rows in (speech.rows, [{**row, "duration": 0.2 + 0.2 * i} for i, row in enumerate(speech.rows)]):
         manifest = read_manifest(speech.manifest(rows, "some.csv"))
-        assert [utterance.id for utterance in sample(manifest, 3)] in (
+        assert [utterance.id for utterance in utterances_by_length(manifest, 3)] in (
             ["utt-0", "utt-3", "utt-7"],
             ["utt-0", "utt-4", "utt-7"],
         )
-        assert len(sample(manifest, 100)) == len(speech.rows)
+        assert len(utterances_by_length(manifest, 100)) == len(speech.rows)
 
 
 def test_what_cannot_be_extracted_is_left_out_and_named(tmp_path, speech):
