@@ -1,6 +1,7 @@
 """The house rules of docs/architecture.md, held against the imports and calls in the code itself."""
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -148,3 +149,13 @@ def test_a_command_imports_nothing_heavy_before_it_runs():
 def test_the_library_neither_prints_nor_ends_the_process(path):
     calls = {ast.unparse(node.func) for node in ast.walk(modules()[path]) if isinstance(node, ast.Call)}
     assert not calls & {"print", "exit", "quit", "sys.exit", "os._exit", "click.echo"}
+
+
+def test_the_architecture_page_names_every_room_and_only_files_that_are_there():
+    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"`([\w/]+(?:/|\.py))`", page))
+    assert {unit for unit in LAYER_OF if not {f"{unit}/", f"{unit}.py"} & names} == {"__main__"}
+    files = {name for name in names if "/" in name.rstrip("/") and name.endswith(".py")}
+    assert {
+        name for name in files if not any((folder / name).exists() for folder in (PACKAGE, PACKAGE.parent))
+    } == set()
