@@ -59,7 +59,7 @@ def source_of_noise(tmp_path_factory):
     """An extractor's output is the moments of every 10 ms, times the number in a file; which may change."""
     path = tmp_path_factory.mktemp("factor") / "factor"
     path.write_text("1.0")
-    return path, {"extractor": "test_units:Scaled", "params": {"weights": str(path)}}
+    return path, {"extractor": "small_units:Scaled", "params": {"weights": str(path)}}
 
 
 # Extraction

@@ -1,8 +1,5 @@
 """Units from audio, and from a version of the features to which the centroids were fitted."""
 
-from hashlib import sha256
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -13,47 +10,13 @@ import featcache
 from featcache.config import config_from
 from featcache.errors import AudioError, ConfigError, DamagedError, Reason
 from featcache.extract.from_version import StoredUtterance, open_source
-from featcache.extractors import Clip, Extractor, Params
+from featcache.extractors import Clip
 from featcache.extractors.rows import RowExtractor
 from featcache.extractors.units import Codebook
 from featcache.manifest import Utterance
-from featcache.spec import FeatureSpec
 from featcache.testing import ExtractorSuite
 
 pytestmark = pytest.mark.usefixtures("trusted")
-
-HOP = 160
-
-
-class ScaledParams(Params):
-    locations = frozenset({"weights"})
-
-    weights: str
-    power: int = 1
-
-
-class Scaled(Extractor[ScaledParams]):
-    """An extractor with weights: the mean and the largest sample of every 10 ms, times the number in a file."""
-
-    Params = ScaledParams
-    revision = 1
-    batching = "single"
-
-    def __init__(self, params, sample_rate, device):
-        self._factor = float(Path(params.weights).read_text()) ** params.power
-        self.max_seconds = 30.0
-        self.spec = FeatureSpec((2,), "float32", sample_rate / HOP, HOP, sample_rate, "moments")
-
-    def num_frames(self, num_samples):
-        return num_samples // HOP
-
-    def extract(self, clips):
-        frames = [clip.waveform[: len(clip.waveform) // HOP * HOP].view(-1, HOP) for clip in clips]
-        return [torch.stack([clip_frames.mean(1), clip_frames.amax(1)], 1) * self._factor for clip_frames in frames]
-
-    @classmethod
-    def weights_digest(cls, params):
-        return sha256(Path(params.weights).read_bytes()).hexdigest()
 
 
 def noise(num_samples, seed=0):
@@ -198,7 +161,7 @@ def test_the_fingerprint_is_of_the_centroids_wherever_they_are(tmp_path):
 
 def test_weights_that_are_elsewhere_now(tmp_path):
     (tmp_path / "old").write_text("3.0")
-    config = config_from({"name": "a", "extractor": "test_units:Scaled", "params": {"weights": str(tmp_path / "old")}})
+    config = config_from({"name": "a", "extractor": "small_units:Scaled", "params": {"weights": str(tmp_path / "old")}})
     write_units(tmp_path / "units.safetensors", config, 20)
     expected = extract(build(tmp_path / "units.safetensors"), clips(*LENGTHS))
     (tmp_path / "old").rename(tmp_path / "new")
@@ -209,7 +172,7 @@ def test_weights_that_are_elsewhere_now(tmp_path):
     assert moved.max_seconds == 30
     assert all(map(np.array_equal, expected, extract(moved, clips(*LENGTHS))))
     (tmp_path / "new").write_text("3.5")
-    with pytest.raises(ConfigError, match=r"the extractor test_units:Scaled, or its weights, have changed"):
+    with pytest.raises(ConfigError, match=r"the extractor small_units:Scaled, or its weights, have changed"):
         build(tmp_path / "units.safetensors", weights=str(tmp_path / "new"))
 
 
@@ -224,7 +187,7 @@ def test_weights_that_are_elsewhere_now(tmp_path):
             r"params.features: num_mel_bins: .* and they have none",
         ),
         (
-            {"extractor": "test_units:Scaled"},
+            {"extractor": "small_units:Scaled"},
             {"power": "2"},
             16000,
             r"params.features: power: .* only the location of their weights",
@@ -233,7 +196,7 @@ def test_weights_that_are_elsewhere_now(tmp_path):
     ],
 )
 def test_what_does_not_go_together(source, features, sample_rate, message, tmp_path):
-    if source["extractor"] == "test_units:Scaled":
+    if source["extractor"] == "small_units:Scaled":
         (tmp_path / "factor").write_text("1.0")
         source = {**source, "params": {"weights": str(tmp_path / "factor")}}
     write_units(tmp_path / "units.safetensors", config_from({"name": "a", **source}), 20)
