@@ -41,7 +41,7 @@ from featcache.extract.decoding import decode_all
 from featcache.extract.extraction import Options, plan_extraction, run_extraction
 from featcache.extractors import rows
 from featcache.extractors.codec import CodecExtractor
-from featcache.health.differences import ROUNDING
+from featcache.health.compare import ROUNDING
 from featcache.manifest import Manifest, read_manifest
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
@@ -57,23 +57,20 @@ Waveforms = torch.Tensor
 
 @dataclass(frozen=True)
 class Codec:
-    """One codec.
-
-    Attributes:
-        make: writes a small model into a folder.
-        extractor: its registered name.
-        rate: in Hz.
-        load: the real model from a folder.
-        encode: the real model's codes `[R, F, Q]` of waveforms `[R, n]`.
-        params: of the extractor, besides the weights.
-    """
+    """One codec."""
 
     make: Callable[[Path], Path]
+    """Writes a small model into a folder."""
     extractor: str
+    """The extractor's registered name."""
     rate: int
+    """The model's sample rate in Hz."""
     load: Callable[[Path], Any]
+    """Loads the real model from a folder."""
     encode: Callable[[Any, Waveforms], torch.Tensor]
+    """The real model's codes `[R, F, Q]` of waveforms `[R, n]`."""
     params: dict[str, Any]
+    """The extractor's parameters besides the weights."""
 
 
 def _transformers(name: str) -> Callable[[Path], Any]:
@@ -260,11 +257,12 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         "| codec, corpus | clips | codes | distinct | ties | errors | ties, errors, 256 rows | changed bits | naive |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for name, one in results.items():
-        refused = f" ({one['refused']} refused)" if one["refused"] else ""
+    for name, counts in results.items():
+        refused = f" ({counts['refused']} refused)" if counts["refused"] else ""
         lines.append(
-            f"| {name} | {one['clips']:,}{refused} | {one['codes']:,} | {one['distinct']:,} | {one['ties']} | "
-            f"{one['errors']} | {one['many_ties']}, {one['many_errors']} | {one['changed_bits']} | {one['naive']:.1%} |"
+            f"| {name} | {counts['clips']:,}{refused} | {counts['codes']:,} | {counts['distinct']:,} | "
+            f"{counts['ties']} | {counts['errors']} | {counts['many_ties']}, {counts['many_errors']} | "
+            f"{counts['changed_bits']} | {counts['naive']:.1%} |"
         )
     return "\n".join(lines)
 
@@ -284,7 +282,7 @@ def main() -> None:
                 results[f"{name}, {corpus}"] = check(CODECS[name], CORPORA[corpus], Path(folder), asked.limit)
             print(f"{name}, {corpus}: {results[f'{name}, {corpus}']}", file=sys.stderr)
     print(json.dumps(results, indent=2) if asked.json else table(results))
-    sys.exit(any(one["errors"] or one["many_errors"] or one["changed_bits"] for one in results.values()))
+    sys.exit(any(counts["errors"] or counts["many_errors"] or counts["changed_bits"] for counts in results.values()))
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ def _meanings(model: type[BaseModel]) -> dict[str, str]:
 def _values(schema: dict) -> str:
     """What a key may be: a type with its limits, or a list of words."""
     if "anyOf" in schema:
-        return ", ".join(_values(one) for one in schema["anyOf"])
+        return ", ".join(_values(choice) for choice in schema["anyOf"])
     if "enum" in schema:
         return ", ".join(f"`{_yaml(value)}`" for value in schema["enum"])
     if "$ref" in schema:

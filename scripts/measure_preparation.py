@@ -42,10 +42,10 @@ def waveforms(path: Path, rate: int, limit: int) -> Iterator[torch.Tensor]:
         yield torch.from_numpy(soxr.resample(samples[:, 0], own, rate))
 
 
-def differ(one: torch.Tensor, other: torch.Tensor) -> float:
+def differ(codes: torch.Tensor, others: torch.Tensor) -> float:
     """The share of codes `[..., F]` that differ, over the frames that both have."""
-    frames = min(one.shape[-1], other.shape[-1])
-    return float((one[..., :frames] != other[..., :frames]).float().mean())
+    frames = min(codes.shape[-1], others.shape[-1])
+    return float((codes[..., :frames] != others[..., :frames]).float().mean())
 
 
 def of_encodec(path: Path, folder: Path, limit: int) -> Shares:

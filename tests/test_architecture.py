@@ -18,11 +18,11 @@ LAYERS = {
     "inputs": {"manifest", "weights"},
     "features": {"store", "audio", "extractors", "augment"},
     "configs": {"config"},
-    "readers": {"loader", "testing"},
+    "readers": {"loader"},
     "of versions": {"stats", "adapters", "extract"},
     "runs": {"cmvn", "engines"},
     "health": {"health"},
-    "commands": {"cli"},
+    "commands": {"cli", "testing"},
     "process": {"__main__"},
 }
 LAYER_OF = {unit: number for number, units in enumerate(LAYERS.values()) for unit in units}

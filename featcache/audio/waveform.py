@@ -38,7 +38,7 @@ class WaveformMaker:
 
     def speed(self, id_: str) -> float:
         """How many times as fast as its recording a copy is, by its id."""
-        return self.copies.of(id_).speed
+        return self.copies.copy_of(id_).speed
 
     @property
     def fastest(self) -> float:
@@ -70,7 +70,7 @@ class WaveformMaker:
         Raises:
             ConfigError: The noise cannot be decoded, or has changed.
         """
-        copy = self.copies.of(id_)
+        copy = self.copies.copy_of(id_)
         return waveform if copy.is_clean or self._noise is None else self._noise.add_to(waveform, id_, copy.snr)
 
     def waveform(

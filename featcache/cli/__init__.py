@@ -1,7 +1,7 @@
-"""The command line: one file per verb, each of which parses, calls the library, and prints.
+"""The command line: one file for each command, which parses, calls the library, and prints.
 
-Results go to stdout, progress and messages to stderr. Nothing here is imported by the library, and
-nothing heavy is imported before a command runs: `featcache --help` answers at once.
+Results go to stdout, progress and messages to stderr. The library imports nothing from here. Nothing heavy is imported
+before a command runs, so `featcache --help` answers at once.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ from featcache.cli.verify import verify
 from featcache.errors import FeatcacheError, MissingDependencyError
 
 _EXTRACT_ONLY = {"pydantic", "soundfile", "soxr", "torchaudio", "yaml"}
-"""Packages that come with `featcache[extract]`; a training environment has no need of them."""
-
+"""Packages that come with `featcache[extract]`; a training environment does not have them."""
 
 _NOBODY_READS = 128 + signal.SIGPIPE
-"""The exit code where whoever read our output has gone: what a shell says of most programs then."""
+"""The exit code if the reader of our output has gone: what a shell reports of most programs then."""
 
 
 class _Commands(click.Group):
-    """Turns errors into one clear line and the exit code of the contract; keeps the commands' own order."""
+    """Turns errors into one clear line and their exit code; lists commands in the order in which they were added."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -72,8 +71,8 @@ class _Commands(click.Group):
 
 
 def _drop_output() -> None:
-    """Let what stdout still holds go nowhere, so that ending does not fail by it."""
-    with suppress(OSError, ValueError):  # stdout is no file
+    """Discard what stdout still holds, so that the process does not fail when it ends."""
+    with suppress(OSError, ValueError):  # if stdout is not a file
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

@@ -1,4 +1,4 @@
-"""What several commands share: printing, and the default number of threads."""
+"""What several commands share: printing, numbers for people, checks before the work, the default number of threads."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 FIRST_SECONDS = 5.0
-"""Before the first line of progress, where stderr is no terminal: what is shorter is not told of."""
+"""The time before the first line of progress if stderr is not a terminal: shorter work is done silently."""
 
 LINE_SECONDS = 30.0
-"""Between such lines."""
+"""The time between two such lines."""
 
 
 def default_threads() -> int:
-    """Every core that this process may use, at most 8."""
+    """The number of cores that this process may use, at most 8."""
     return min(8, len(os.sched_getaffinity(0)))
 
 
 def terminal_columns() -> int:
-    """How wide the terminal is that stderr goes to; 0 where it goes elsewhere, or to a terminal without a size."""
+    """The width of the terminal that stderr goes to; 0 if it goes elsewhere, or the terminal has no size."""
     if not sys.stderr.isatty():
         return 0
     try:
@@ -39,12 +39,12 @@ def terminal_columns() -> int:
 
 
 def note(message: str) -> None:
-    """A line for the person, on stderr."""
+    """Print a line for people on stderr."""
     click.echo(message, err=True)
 
 
 def note_unfinished(version: Version) -> None:
-    """Lines on stderr where not all that was to be extracted is there."""
+    """Warn on stderr if runs have not extracted everything that they were to extract."""
     from featcache.store.index import open_index
     from featcache.store.unfinished import find_unfinished
 
@@ -56,8 +56,8 @@ def refuse_output(path: Path, force: bool) -> None:
     """Refuse a file that cannot be written, before the work and not after it.
 
     Raises:
-        ArgumentError: there is such a file, and `force` is not set.
-        StoreError: its folder is not there, or may not be written.
+        ArgumentError: The file exists, and `force` is not set.
+        StoreError: Its folder does not exist, or cannot be written to.
     """
     from featcache.stats.result import refuse_to_replace
 
@@ -70,12 +70,12 @@ def refuse_output(path: Path, force: bool) -> None:
 
 
 def print_json(document: Any) -> None:
-    """The one document that `--json` prints on stdout."""
+    """Print the one document of `--json` on stdout."""
     click.echo(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def megabytes(num_bytes: float) -> str:
-    """Bytes for a person: `12.3 MB`, `4.56 GB`."""
+    """Bytes for people: `12.3 MB`, `4.56 GB`."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if num_bytes >= size:
             return f"{num_bytes / size:.3g} {unit}" if num_bytes < 999 * size else f"{num_bytes / size:,.0f} {unit}"
@@ -83,21 +83,21 @@ def megabytes(num_bytes: float) -> str:
 
 
 def hours(seconds: float) -> str:
-    """Seconds of audio for a person: `3.71 h`, `12.4 min`, `9.7 s`."""
+    """Seconds of audio for people: `3.71 h`, `12.4 min`, `9.7 s`."""
     if seconds >= 3600:
         return f"{seconds / 3600:,.2f} h"
     return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.1f} s"
 
 
 def clock(seconds: float) -> str:
-    """A duration as a clock shows it: `1:02:03`, `2:03`."""
-    minutes, rest = divmod(round(seconds), 60)
-    whole, minutes = divmod(minutes, 60)
-    return f"{whole}:{minutes:02}:{rest:02}" if whole else f"{minutes}:{rest:02}"
+    """Seconds as a clock shows them: `1:02:03`, `2:03`."""
+    all_minutes, rest = divmod(round(seconds), 60)
+    full_hours, minutes = divmod(all_minutes, 60)
+    return f"{full_hours}:{minutes:02}:{rest:02}" if full_hours else f"{minutes}:{rest:02}"
 
 
-def best(fastest: dict[str, Any] | None) -> str:
-    """What a probe found to be the fastest way, for a person: `fastest without a mismatch: padded, fp32: 151 × …`."""
+def describe_fastest(fastest: dict[str, Any] | None) -> str:
+    """The fastest way that a probe found, for people: `fastest without a mismatch: padded, fp32: 151 × …`."""
     if fastest is None:
         return "every combination has mismatches"
     speed = f"{fastest['times_real_time']:,.0f} × real time"

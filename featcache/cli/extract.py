@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from featcache.cli import options, paths
+from featcache.cli import options
 from featcache.cli.common import note, print_json
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.cli.summary import print_plan, print_summary
@@ -24,7 +24,7 @@ FAILURES_LEFT = 3
     "-c",
     "--config",
     "configs",
-    type=paths.TEXT,
+    type=options.TEXT,
     multiple=True,
     default=("fbank80",),
     show_default=True,
@@ -49,7 +49,7 @@ FAILURES_LEFT = 3
 @click.option(
     "--from",
     "source",
-    type=paths.PATH,
+    type=options.PATH,
     metavar="CACHE[/VERSION]",
     help="Make units from the features of this version instead of from audio.",
 )

@@ -56,11 +56,11 @@ def fit_kmeans(
     refuse_output(output, force)
     version = select_version(path)
     note_unfinished(version)
-    on = Device(device, threads)
-    on.configure_torch()
+    used = Device(device, threads)
+    used.configure_torch()
     started = perf_counter()
     codebook, fit = fit_version(
-        version, k, seed=seed, frames=frames, device=on.torch_device, threads=1 if on.is_cuda else on.threads
+        version, k, seed=seed, frames=frames, device=used.torch_device, threads=1 if used.is_cuda else used.threads
     )
     write_codebook(codebook, output)
     document = {
@@ -77,7 +77,7 @@ def fit_kmeans(
         "empty": int((fit.sizes == 0).sum()),
         "iterations": fit.iterations,
         "seconds": round(perf_counter() - started, 3),
-        "device": on.label,
+        "device": used.label,
     }
     if as_json:
         print_json(document)
@@ -85,7 +85,7 @@ def fit_kmeans(
     click.echo(f"{output}: {k:,} units of {version.path}, {document['dimensions']:,} dimensions")
     click.echo(
         f"  inertia {fit.inertia:.6g} per frame, over {document['frames']:,} frames; "
-        f"{fit.iterations} iterations in {document['seconds']:.1f} s on {on.label}"
+        f"{fit.iterations} iterations in {document['seconds']:.1f} s on {used.label}"
     )
     click.echo(
         f"  frames in a cluster: {document['smallest']:,} to {document['largest']:,}; {document['empty']:,} are empty"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import best, hours, megabytes, note, print_json
+from featcache.cli.common import describe_fastest, hours, megabytes, note, print_json
 from featcache.errors import DamagedError, counted
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _describe(version: Version) -> dict[str, Any]:
     index = open_index(version)
     failures = [failure.document() for failure in standing_failures(version, index).values()]
     shards = [version.shard(name) for name in index.shards]
-    batched = {(one.info.made_by.get("batching"), one.info.made_by.get("mismatch")) for one in shards}
+    batched = {(shard.info.made_by.get("batching"), shard.info.made_by.get("mismatch")) for shard in shards}
     newest = {probe["device"]: probe for probe in version.probes() if {"device", "date", "fastest"} <= probe.keys()}
     return {
         "path": str(version.path),
@@ -111,11 +111,11 @@ def _print(document: dict[str, Any], failures: bool) -> None:
     for batching in document["batching"]:
         mismatch = batching["mismatch"]
         if mismatch is None and batching["policy"] == "frames":
-            continue  # what works frame by frame needs no probe
+            continue  # frame by frame, batching changes nothing, so there is no probe
         measured = "not probed" if mismatch is None else f"{100 * mismatch:.2g} % mismatched when probed"
         click.echo(f"  batching {batching['policy']}: {measured}")
     for probe in document["probes"]:
-        click.echo(f"  probed on {probe['device']}, {probe['date']}: {best(probe['fastest'])}")
+        click.echo(f"  probed on {probe['device']}, {probe['date']}: {describe_fastest(probe['fastest'])}")
     if failures:
         for failure in document["failures"]:
             older = "" if failure["replaces"] is None else "; an older item of this id is there, and stays"
@@ -123,7 +123,7 @@ def _print(document: dict[str, Any], failures: bool) -> None:
 
 
 def _copies(augment: dict[str, Any]) -> str:
-    """What copies there are of each utterance, for a person."""
+    """The copies of each utterance, for people."""
     line = f"at speed {', '.join(f'{speed:g}' for speed in augment['speed'])}"
     if noise := augment["noise"]:
         snrs = ", ".join(f"{snr:g}" for snr in noise["snr"])

@@ -1,18 +1,86 @@
-"""Options and arguments that several commands have."""
+"""The options and arguments that several commands share, and their paths, which are checked with one-line errors."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
-from featcache.cli.paths import CACHE, EXISTING_FOLDER, FILE, PATH, TEXT
+from featcache.arguments import refuse_url
+from featcache.errors import ArgumentError
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+
+class _LocalPath(click.Path):
+    """A path that is not empty (as an unset variable of the shell would make it) and not a URL.
+
+    A leading `~/` is the home folder, even where the shell leaves it alone, as in `--root=~/audio`.
+    """
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        given = os.fspath(value)
+        if not given:
+            raise ArgumentError(f"{_name(param)} is empty")
+        refuse_url(_name(param), given)
+        if given == "~" or given.startswith("~/"):
+            given = os.path.expanduser(given)
+        if (fault := self.fault(given)) is not None:
+            raise ArgumentError(f"{_name(param)}: {fault}")
+        return super().convert(given, param, ctx)
+
+    def fault(self, path: str) -> str | None:
+        """What is wrong with the path, if anything."""
+        return None
+
+
+class _ExistingFolder(_LocalPath):
+    def fault(self, path: str) -> str | None:
+        if os.path.isdir(path):
+            return None
+        return f"{path} is not a folder" if os.path.exists(path) else f"there is no folder {path}"
+
+
+class _NewOrExistingFolder(_LocalPath):
+    def fault(self, path: str) -> str | None:
+        if os.path.isdir(path) or not os.path.lexists(path):
+            return None
+        if os.path.islink(path) and not os.path.exists(path):
+            return f"{path} is a link to {os.readlink(path)}, which is not there"
+        return f"{path} is not a folder"
+
+
+class _NewOrExistingFile(_LocalPath):
+    def fault(self, path: str) -> str | None:
+        return f"{path} is not a file" if os.path.exists(path) and not os.path.isfile(path) else None
+
+
+def _name(param: click.Parameter | None) -> str:
+    """The name of a parameter for users: `-o`, `--root`, `MANIFEST`."""
+    if param is None:
+        return "a path"
+    return param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
+
+
+TEXT = _LocalPath()
+"""A path as text: that of a manifest (`-` is standard input), or of a config (which can also be a name)."""
+
+PATH = _LocalPath(path_type=Path)
+"""A path that the command itself checks further."""
+
+_EXISTING_FOLDER = _ExistingFolder(file_okay=False, path_type=Path)
+_CACHE = _NewOrExistingFolder(file_okay=False, path_type=Path)
+_FILE = _NewOrExistingFile(dir_okay=False, path_type=Path)
+
+
 manifest_argument = click.argument("manifest", type=TEXT)
-"""For every command that needs a manifest."""
+"""`MANIFEST`, for every command that needs a manifest."""
+
+version_path = click.argument("path", metavar="CACHE[/VERSION]", type=PATH)
+"""`CACHE[/VERSION]`, for every command that takes one version (by its folder or its config's name) or a whole cache."""
 
 
 def manifest(meaning: str, **settings: Any) -> Decorator:
@@ -21,9 +89,9 @@ def manifest(meaning: str, **settings: Any) -> Decorator:
 
 
 def root(default: str = "the manifest's folder") -> Decorator:
-    """`--root`, for every command that takes a manifest; `default` says what it is where it is not given."""
+    """`--root`, for every command that takes a manifest; `default` describes the default."""
     help_text = f"The folder that relative paths are relative to.  [default: {default}]"
-    return click.option("--root", type=EXISTING_FOLDER, metavar="FOLDER", help=help_text)
+    return click.option("--root", type=_EXISTING_FOLDER, metavar="FOLDER", help=help_text)
 
 
 def device(meaning: str = "cpu, cuda, cuda:1 …") -> Decorator:
@@ -38,20 +106,20 @@ def threads(meaning: str) -> Decorator:
 
 def cache(meaning: str, **settings: Any) -> Decorator:
     """`-o`, `--output`: a cache, for every command that writes to one; `settings` are click's."""
-    return click.option("-o", "--output", "cache", type=CACHE, metavar="CACHE", help=meaning, **settings)
+    return click.option("-o", "--output", "cache", type=_CACHE, metavar="CACHE", help=meaning, **settings)
 
 
 def output_file(meaning: str, **settings: Any) -> Decorator:
-    """`-o`, `--output`: one file, for every command that writes one; `settings` are click's."""
-    return click.option("-o", "--output", "output", type=FILE, metavar="FILE", help=meaning, **settings)
+    """`-o`, `--output`: a file, for every command that writes one; `settings` are click's."""
+    return click.option("-o", "--output", "output", type=_FILE, metavar="FILE", help=meaning, **settings)
 
 
 force = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
-"""For every command that writes one file."""
+"""`--force`, for every command that writes a file."""
 
 
 def as_json(meaning: str) -> Decorator:
-    """`--json`, for every command that has something to tell."""
+    """`--json`, for every command that has a result to print."""
     return click.option("--json", "as_json", is_flag=True, help=meaning)
 
 
@@ -70,7 +138,4 @@ trust_remote_code = click.option(
     help="Run Python code that comes with a model's weights, and import extractors that a cache names and no installed "
     "package registers. Without this option, they are refused.",
 )
-"""For every command that builds extractors."""
-
-version_path = click.argument("path", metavar="CACHE[/VERSION]", type=PATH)
-"""For every command that takes one version, by its folder or its config's name, or all of a cache."""
+"""`--trust-remote-code`, for every command that builds extractors."""

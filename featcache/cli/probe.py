@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from featcache.cli import options, paths
-from featcache.cli.common import best, note, print_json
+from featcache.cli import options
+from featcache.cli.common import describe_fastest, note, print_json
 from featcache.errors import counted
 
 if TYPE_CHECKING:
     from featcache.config import Config
-    from featcache.health.probe_result import Measured, Probe
+    from featcache.health.probe import Probe
+    from featcache.health.trials import Measured
     from featcache.store.version import Version
 
 _NEAR = 16
-"""Frames from a clip's end, up to which its tail is meant."""
+"""Differences within so many frames of a clip's end or beginning are reported as being there."""
 
 
 @click.command(short_help="Measure how batching and precision change a config's values.")
-@click.argument("config", type=paths.TEXT)
+@click.argument("config", type=options.TEXT)
 @options.manifest_argument
 @options.cache(
     "Save the result with the config's version in this cache, created if missing; `featcache extract` then uses it."
@@ -70,46 +71,47 @@ def probe(
 
     loaded = load_config(config)
     wanted = read_manifest(manifest, root=root, carry=False)
-    found = measure(loaded, wanted, Device(device, threads), utterances, lambda what: note(f"measuring {what}"))
-    version = _version(loaded, cache, found)
+    result = measure(loaded, wanted, Device(device, threads), utterances, lambda what: note(f"measuring {what}"))
+    version = _version(loaded, cache, result)
     if version:
-        version.write_probe(found.document())
+        version.write_probe(result.document())
     if as_json:
-        print_json({**found.document(), "kept": str(version.path) if version else None})
+        print_json({**result.document(), "kept": str(version.path) if version else None})
     else:
-        _print(found)
+        _print(result)
         click.echo(f"saved in {version.path}" if version else "not saved: with -o CACHE, extract will use it")
 
 
-def _version(config: Config, cache: Path | None, found: Probe) -> Version | None:
-    """The config's version in a cache, made where there is none; without a cache, in ./features if it is there."""
+def _version(config: Config, cache: Path | None, result: Probe) -> Version | None:
+    """The config's version in a cache, created if missing; without a cache, the one in ./features, if it exists."""
     from featcache.extract.version_plan import version_info
     from featcache.store.version import Version
 
-    info = version_info(config, found.spec)
+    info = version_info(config, result.spec)
     if cache is not None:
         return Version.create(cache, info)
     path = Path("features") / info.folder_name
     return Version.open(path) if (path / "zarr.json").exists() else None
 
 
-def _print(found: Probe) -> None:
-    values = counted(found.frames, "frame")
-    if found.spec.codebook_sizes:
-        values += f" of {len(found.spec.codebook_sizes)} codes"
+def _print(result: Probe) -> None:
+    values = counted(result.frames, "frame")
+    if result.spec.codebook_sizes:
+        values += f" of {len(result.spec.codebook_sizes)} codes"
     click.echo(
-        f"{found.config}: {counted(found.utterances, 'utterance')} of {found.shortest:.2f} to {found.longest:.2f} s, "
-        f"{found.seconds:.1f} s in all, {values}; on {found.device}, {counted(found.threads, 'thread')}"
+        f"{result.config}: {counted(result.utterances, 'utterance')} of {result.shortest:.2f} to "
+        f"{result.longest:.2f} s, {result.seconds:.1f} s in all, {values}; on {result.device}, "
+        f"{counted(result.threads, 'thread')}"
     )
-    for fault in found.skipped:
+    for fault in result.skipped:
         click.echo(f"skipped: {fault}")
-    if found.rounding:
-        rounding = ", ".join(f"{size:.1g} in {precision}" for precision, size in found.rounding.items())
+    if result.rounding:
+        rounding = ", ".join(f"{size:.1g} in {precision}" for precision, size in result.rounding.items())
         click.echo(f"compared with each utterance alone in fp32; rounding, relative to a frame: {rounding}")
     else:
         click.echo("compared, bit for bit, with each utterance alone")
     header = ("precision", "batching", "differ", "ties", "mismatches", "largest", "disturbed", "× real time", "")
-    rows = [header, *(_row(one) for one in found.measured)]
+    rows = [header, *(_row(measured) for measured in result.measured)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     click.echo()
     for row in rows:
@@ -119,49 +121,49 @@ def _print(found: Probe) -> None:
         ]
         click.echo("  ".join(cells).rstrip())
     click.echo()
-    shares = "codes" if found.spec.codebook_sizes else "frames"
+    shares = "codes" if result.spec.codebook_sizes else "frames"
     click.echo(f"shares of {shares}; largest: the largest difference of a frame, relative to its norm")
     click.echo("disturbed: frames that batching changes by more than rounding, whether or not a code changes")
-    if any(one.policy == "equal_length" for one in found.measured):
+    if any(measured.policy == "equal_length" for measured in result.measured):
         click.echo(
             "equal_length batches are only as full as the sample has utterances of equal length; padded batches are "
             "full"
         )
-    batched = [one.repeatable for one in found.measured if one.repeatable is not None]
+    batched = [measured.repeatable for measured in result.measured if measured.repeatable is not None]
     if batched:
         click.echo(f"bit-identical whatever the neighbours: {'yes' if all(batched) else 'no'}")
-    _print_chunks(found)
-    click.echo(best(found.document()["fastest"]))
+    _print_chunks(result)
+    click.echo(describe_fastest(result.document()["fastest"]))
 
 
-def _row(one: Measured) -> tuple[str, ...]:
-    policy = one.policy if one.is_declared else f"{one.policy} (not declared)"
-    if one.error is not None:
-        return (one.precision, policy, "", "", "", "", "", "", f"not possible here: {one.error}")
+def _row(measured: Measured) -> tuple[str, ...]:
+    policy = measured.policy if measured.is_declared else f"{measured.policy} (not declared)"
+    if measured.error is not None:
+        return (measured.precision, policy, "", "", "", "", "", "", f"not possible here: {measured.error}")
     return (
-        one.precision,
+        measured.precision,
         policy,
-        _percent(one.differing),
-        _percent(one.tied),
-        _percent(one.mismatch),
-        f"{one.relative:.1e}" if one.relative else "0",
-        _percent(one.disturbed),
-        f"{one.times_real_time:,.0f}",
-        _where(one),
+        _percent(measured.differing),
+        _percent(measured.tied),
+        _percent(measured.mismatch),
+        f"{measured.relative:.1e}" if measured.relative else "0",
+        _percent(measured.disturbed),
+        f"{measured.times_real_time:,.0f}",
+        _where(measured),
     )
 
 
-def _where(one: Measured) -> str:
-    """Where the disturbed frames are, in a few words."""
-    if not one.disturbed:
+def _where(measured: Measured) -> str:
+    """Where the disturbed frames are, in words."""
+    if not measured.disturbed:
         return ""
-    if one.last <= _NEAR:
-        return f"in the last {one.last} frames" if one.last > 1 else "in the last frame"
-    return f"in the first {one.first} frames" if one.first <= _NEAR else "throughout"
+    if measured.last <= _NEAR:
+        return f"in the last {measured.last} frames" if measured.last > 1 else "in the last frame"
+    return f"in the first {measured.first} frames" if measured.first <= _NEAR else "throughout"
 
 
-def _print_chunks(found: Probe) -> None:
-    chunks = found.chunks
+def _print_chunks(result: Probe) -> None:
+    chunks = result.chunks
     if chunks is None:
         return
     promise = "exact by the model's receptive field" if chunks.exact else "not exact by the model's receptive field"

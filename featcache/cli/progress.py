@@ -24,14 +24,14 @@ class Display:
         self._total = plan.seconds_to_decode
         self._bar: tqdm[Never] | None = None
         if self._total and (columns := terminal_columns()):
-            # The bar takes what the words leave of a line; where that is nothing, the last words are left out.
+            # The bar fills what the words leave of the line; on a narrow terminal, the last words are left out.
             form = "{percentage:3.0f}%|{bar}| {desc}"
             self._bar = tqdm(total=self._total, bar_format=form, ncols=min(columns, _MOST_COLUMNS), file=sys.stderr)
         self._started = monotonic()
         self._next = self._started + (FIRST_SECONDS if self._bar is None else _BAR_SECONDS)
 
     def update(self, progress: Progress) -> None:
-        """Show the progress, unless it has just been shown."""
+        """Show the progress, unless it was shown a moment ago."""
         now = monotonic()
         if now < self._next:
             return
@@ -42,7 +42,7 @@ class Display:
         failed = sum(progress.failures.values())
         text = f"{hours(done)} of {hours(self._total)}, {left}, {failed:,} failed, {speed:,.0f} × real time"
         if self._bar is not None:
-            self._bar.ncols = min(terminal_columns() or _MOST_COLUMNS, _MOST_COLUMNS)  # it may have changed
+            self._bar.ncols = min(terminal_columns() or _MOST_COLUMNS, _MOST_COLUMNS)  # its width may have changed
             self._bar.n = min(done, self._total)
             self._bar.set_description_str(text)
         else:

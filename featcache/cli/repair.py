@@ -49,38 +49,38 @@ def repair(
       featcache repair features --manifest train.csv
     """
     from featcache.extract.extraction import Options
-    from featcache.health.repair import repair as mend
+    from featcache.health.repair import repair as repair_version
     from featcache.manifest import read_manifest
     from featcache.store.version import version_folders
 
     read = read_manifest(manifest, root=root, carry=False)
     chosen = Options(device=device, threads=threads)
     with stoppable() as stop:
-        done = [mend(folder, read, chosen, stop=stop) for folder in version_folders(path)]
+        repaired = [repair_version(folder, read, chosen, stop=stop) for folder in version_folders(path)]
     if as_json:
-        print_json({"versions": [asdict(one) for one in done]})
+        print_json({"versions": [asdict(version) for version in repaired]})
     else:
-        for one in done:
-            if one.interrupted:
-                click.echo(f"{one.path}: interrupted before any shard was removed")
+        for version in repaired:
+            if version.interrupted:
+                click.echo(f"{version.path}: interrupted before any shard was removed")
                 continue
-            if one.metadata:
-                click.echo(f"{one.path}: metadata restored")
-            if one.removed:
-                shards, kept = counted(len(one.removed), "damaged shard"), counted(one.kept, "utterance")
-                click.echo(f"{one.path}: {shards}: {kept} kept, {one.extracted:,} extracted again")
-            for folder, fingerprint in one.aside.items():
+            if version.metadata:
+                click.echo(f"{version.path}: metadata restored")
+            if version.removed:
+                shards, kept = counted(len(version.removed), "damaged shard"), counted(version.kept, "utterance")
+                click.echo(f"{version.path}: {shards}: {kept} kept, {version.extracted:,} extracted again")
+            for folder, fingerprint in version.aside.items():
                 click.echo(
-                    f"{one.path}: set aside {folder}: this shard belongs to the version {fingerprint[:12]}, which has "
-                    "no sound one of its name in this cache: move it there, into shards, or remove it"
+                    f"{version.path}: set aside {folder}: this shard belongs to the version {fingerprint[:12]}, which "
+                    "has no sound one of its name in this cache: move it there, into shards, or remove it"
                 )
-            if one.summary:
-                print_summary(one.summary)
-            elif not one.metadata and not one.removed:
-                click.echo(f"{one.path}: no damage found")
-            if one.missing:
-                missing = counted(one.missing, "utterance is", "utterances are")
-                click.echo(f"{one.path}: {missing} in no shard: featcache extract adds them")
-    summaries = [one.summary for one in done if one.summary]
-    interrupted = any(one.interrupted for one in done) or any(summary.interrupted for summary in summaries)
+            if version.summary:
+                print_summary(version.summary)
+            elif not version.metadata and not version.removed:
+                click.echo(f"{version.path}: no damage found")
+            if version.missing:
+                missing = counted(version.missing, "utterance is", "utterances are")
+                click.echo(f"{version.path}: {missing} in no shard: featcache extract adds them")
+    summaries = [version.summary for version in repaired if version.summary]
+    interrupted = any(version.interrupted for version in repaired) or any(summary.interrupted for summary in summaries)
     ctx.exit(INTERRUPTED if interrupted else FAILURES_LEFT if any(summary.failed for summary in summaries) else 0)

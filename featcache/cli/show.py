@@ -79,14 +79,14 @@ def show(path: Path, utterance: str, as_json: bool) -> None:
 
 
 def _source(item: Item, rate: int) -> dict[str, Any]:
-    """What a shard keeps of an utterance, and how many seconds its samples are at the config's rate, in Hz."""
+    """What a shard stores about an utterance, and the seconds that its samples last at `rate`, in Hz."""
     kept = item.document()
     kept["source_rate"] = kept.pop("sample_rate")
     return {**kept, "seconds": item.num_samples / rate}
 
 
 def _print(document: dict[str, Any]) -> None:
-    """One version's utterance, for a person: a name and a value on each line."""
+    """Print an utterance of one version, for people: a name and a value on each line."""
     lines = {name: document[name] for name in ("version", "shard", "id", "path")}
     if document["start"] is not None:
         lines["start"] = f"{document['start']:.3f} s"
@@ -106,9 +106,7 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def _quantized(cache: Cache, utterance: str) -> dict[str, Any]:
-    """How an utterance is quantised: the dtype of its levels, the smallest and the largest scale, and how far a value
-    may be off.
-    """
+    """How an utterance is quantised: dtype of the levels, smallest and largest scale, largest error of a value."""
     scale, _ = cache.quantization([utterance])[0]
     return {
         "dtype": cache.spec.stored_dtype,
@@ -119,10 +117,10 @@ def _quantized(cache: Cache, utterance: str) -> dict[str, Any]:
 
 
 def _summary(array: NDArray[Any]) -> dict[str, Any]:
-    """Shape, dtype and range of an array; nothing for the range of one that is empty."""
+    """The shape, dtype and range of an array; the range of an empty array is None."""
     import numpy as np
 
     values = array.astype(np.float64)
-    found = {"min": values.min(), "mean": values.mean(), "max": values.max()} if values.size else {}
-    numbers = {name: float(found[name]) if found else None for name in ("min", "mean", "max")}
-    return {"shape": list(array.shape), "dtype": array.dtype.name, **numbers}
+    numbers = (values.min(), values.mean(), values.max()) if values.size else (None, None, None)
+    least, mean, most = (None if number is None else float(number) for number in numbers)
+    return {"shape": list(array.shape), "dtype": array.dtype.name, "min": least, "mean": mean, "max": most}

@@ -17,8 +17,8 @@ INTERRUPTED = 130
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM is what SIGINT is, a KeyboardInterrupt, unless whoever started this process has it ignored or handled."""
-    is_main = threading.current_thread() is threading.main_thread()  # which alone may ask for signals
+    """Raise KeyboardInterrupt on SIGTERM, as on SIGINT, unless the signal is already ignored or handled."""
+    is_main = threading.current_thread() is threading.main_thread()  # only the main thread can set handlers
     if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
@@ -31,13 +31,13 @@ def sigterm_interrupts() -> Iterator[None]:
 
 @contextmanager
 def stoppable() -> Iterator[threading.Event]:
-    """An event that the first SIGINT or SIGTERM sets; a second one ends the process at once."""
+    """Yield an event that the first SIGINT or SIGTERM sets; a second signal ends the process at once."""
     stop = threading.Event()
-    signals = count()  # not asked of the event: the second one may come while the first is setting it, in this thread
+    signals = count()  # instead of `stop.is_set()`: a second signal may come in the middle of `stop.set()`
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if next(signals):
-            os._exit(INTERRUPTED)  # what is half written is in work/, and swept by the next run
+            os._exit(INTERRUPTED)  # half-written shards are in work/, and the next run removes them
         stop.set()
         note("interrupted: committing the shards that are whole (once more to stop at once)")
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from featcache.extract.summary import Summary, VersionSummary
 
 _TELLING_SECONDS = 5.0
-"""How long a run is, at least, for its stages' shares to say what would make it faster."""
+"""The time that a run must take at least for the shares of its stages to say what would make it faster."""
 
 
 def print_plan(plan: ExtractionPlan, as_json: bool) -> None:
-    """What a run would do."""
+    """Print what a run would do."""
     versions: list[dict[str, Any]] = [
         {
             "name": version.config.name,
@@ -53,7 +53,7 @@ def print_plan(plan: ExtractionPlan, as_json: bool) -> None:
 
 
 def print_summary(summary: Summary) -> None:
-    """What a run did, for a person."""
+    """Print what a run did, for people."""
     for version in summary.versions:
         click.echo(version.path)
         click.echo(f"  {_outcome(version, summary.interrupted)}")
@@ -108,7 +108,7 @@ def _by_reason(failed: Mapping[str, int]) -> str:
 
 
 def _print_stages(summary: Summary) -> None:
-    """Where the time went, and what would help."""
+    """Print where the time went, and what would help."""
     shares = ", ".join(f"{stage} {share:.0%}" for stage, share in summary.stages.items() if share >= 0.005)
     click.echo(f"time in stages: {shares}; bottleneck: {_bottleneck(summary)}")
     if len(summary.versions) > 1:
@@ -117,7 +117,7 @@ def _print_stages(summary: Summary) -> None:
 
 
 def _bottleneck(summary: Summary) -> str:
-    """The stage that held a run back, and what would help."""
+    """The slowest stage of a run, and what would help."""
     on_cpu = summary.device == "cpu"
     remedy = {
         "decode": "more threads, or a faster disk",

@@ -97,7 +97,7 @@ def verify(
 
 @contextmanager
 def shard_bar(version: Version) -> Iterator[Callable[[], object]]:
-    """A bar over the version's shards, on a terminal; yields what moves it on."""
+    """Show a bar over the version's shards on a terminal; yields the function that advances it."""
     total = len(version.shard_names())
     with tqdm(total=total, unit=" shards", leave=False, file=sys.stderr, disable=not terminal_columns()) as bar:
         yield bar.update
@@ -112,17 +112,18 @@ def _recompute(
 ) -> Recomputed:
     try:
         from featcache.device import Device
-        from featcache.health.recompute import recompute, sample
+        from featcache.health.recompute import recompute
+        from featcache.health.sampling import items_at_random
     except ImportError as error:
         raise MissingDependencyError(error.name or "pydantic", "verify --recompute") from error
     from featcache.store.index import open_index
 
     index = open_index(version)
-    return recompute(version, index, sample(index, count), root, Device(device, threads))
+    return recompute(version, index, items_at_random(index, count), root, Device(device, threads))
 
 
 def _as_given(manifest: str, root: Path | None) -> str:
-    """The manifest and its root, as a shell takes them."""
+    """The manifest and its root as arguments of a command, quoted for a shell."""
     return shlex.quote(manifest) + ("" if root is None else f" --root {shlex.quote(str(root))}")
 
 
@@ -149,12 +150,12 @@ def _print(result: Report, again: Recomputed | None, manifest: str | None) -> No
         failed = counted(result.failed, "utterance is", "utterances are")
         click.echo(f"  {failed} in the failure ledger: featcache info {shlex.quote(result.path)} --failures")
     damaged = result.damaged_shards
-    mend = f"featcache repair {shlex.quote(result.path)} --manifest {'MANIFEST' if manifest is None else manifest}"
+    repair = f"featcache repair {shlex.quote(result.path)} --manifest {'MANIFEST' if manifest is None else manifest}"
     if damaged:
         shards = counted(len(damaged), "shard is", "shards are")
-        note(f"{shards} damaged: {mend}")
+        note(f"{shards} damaged: {repair}")
     elif any(problem.kind == "metadata" for problem in problems):
-        note(f"the metadata of the version is damaged: {mend}")
+        note(f"the metadata of the version is damaged: {repair}")
     elif not problems:
         click.echo("  no damage found")
     lacking = Counter(problem.kind for problem in problems if problem.kind in ("missing", "changed"))
@@ -180,7 +181,7 @@ def _print_counts(result: Report) -> None:
 
 
 def _extract_again(version: Path, manifest: str) -> str:
-    """The command that adds what a version lacks; its options for the manifest are as they were given to us."""
+    """The command that adds what a version lacks; `manifest` is as `_as_given` returns it."""
     name = version.name.rpartition("-")[0]
     config = "" if name == "fbank80" else " -c CONFIG"
     return f"featcache extract {manifest}{config} -o {shlex.quote(str(version.parent))}"

@@ -30,7 +30,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class StorePolicy(BaseModel):
-    """How features are stored; the `store` section."""
+    """The `store` section: how features are stored."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -39,7 +39,7 @@ class StorePolicy(BaseModel):
 
 
 class _File(BaseModel):
-    """The shape of the YAML file; `params` is validated by the extractor's own model."""
+    """The sections of the YAML file; the extractor's own model validates `params`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -53,27 +53,31 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class Config:
-    """A validated config.
-
-    Attributes:
-        name: names the version.
-        extractor: a registered name, or `package.module:Class`.
-        params: the extractor's parameters, all of them, as its own model.
-        audio: how an utterance becomes a waveform.
-        dtype: numpy name of the stored dtype.
-        augment: which further copies of utterances are made; None for no others.
-        source: what it was read from, for messages: a file, or a packaged config's name; empty where that is unknown.
-        is_recorded: whether it comes from a cache, and not from its user: see `recorded_config`.
-    """
+    """A validated config."""
 
     name: str
+    """The name of the version."""
+
     extractor: str
+    """A registered name, or `package.module:Class`."""
+
     params: extractors.Params
+    """All parameters of the extractor, as its own model."""
+
     audio: AudioPolicy
+    """The `audio` section: how an utterance becomes a waveform."""
+
     dtype: str
+    """The stored dtype, by its numpy name."""
+
     augment: AugmentPolicy | None = None
+    """The `augment` section: which copies of utterances are made; None for no others than the utterances themselves."""
+
     source: str = field(default="", compare=False)
+    """Where the config was read from, for messages: a file, or the name of a packaged config; empty if unknown."""
+
     is_recorded: bool = field(default=False, compare=False)
+    """Whether the config comes from a cache, and not from its user: see `recorded_config`."""
 
     @property
     def extractor_class(self) -> type[extractors.Extractor[extractors.Params]]:
@@ -82,23 +86,23 @@ class Config:
 
     @property
     def copies(self) -> Copies:
-        """The utterances that are made of every utterance."""
+        """The copies that are made of every utterance."""
         return copies_of({"augment": self.augment and self.augment.model_dump()})
 
     def build(self, device: torch.device) -> extractors.Extractor[extractors.Params]:
-        """The extractor, ready to run on `device`.
+        """Build the extractor, ready to run on `device`.
 
         Raises:
-            ConfigError: the parameters go neither with the sample rate nor with each other, or weights cannot be had.
+            ConfigError: The parameters contradict each other or the sample rate, or weights cannot be loaded.
         """
         try:
-            with _weights(self.is_recorded):
+            with _weights_access(self.is_recorded):
                 return self.extractor_class(self.params, self.audio.sample_rate, device)
-        except ConfigError as error:  # of several configs, it is to be said which
+        except ConfigError as error:  # a run may have several configs, so the message names the one at fault
             raise ConfigError(f"config {self.source or self.name}: {error}") from error
 
     def resolved(self) -> dict[str, Any]:
-        """The config as plain JSON values, with every default filled in, except of `Params.added_later`."""
+        """The config as plain JSON values, with every default filled in, except those of `Params.added_later`."""
         return {
             "name": self.name,
             "extractor": self.extractor,
@@ -110,7 +114,7 @@ class Config:
 
     def fingerprint(self) -> str:
         """SHA-256, in hex, of everything that decides the values: see `featcache.extractors.fingerprint`."""
-        with _weights(self.is_recorded):
+        with _weights_access(self.is_recorded):
             return extractors.fingerprint(self.resolved())
 
 
@@ -118,7 +122,7 @@ def load_config(source: str | Path) -> Config:
     """Read a config from a YAML file, or a packaged one by its name.
 
     Raises:
-        ConfigError: the file cannot be read, or has faults; all of them in one message.
+        ConfigError: The file cannot be read, or has faults; the message lists all of them.
     """
     text, folder = packaged_configs().get(str(source)), None
     if text is None:
@@ -136,12 +140,12 @@ def parse_config(text: str, source: str = _NAMELESS, folder: Path | None = None)
     """Validate a config's YAML text.
 
     Args:
-        text: the YAML.
-        source: names it in messages.
-        folder: what relative paths in it are relative to; None for the current folder.
+        text: The YAML.
+        source: The config's name in messages.
+        folder: The folder that relative paths are relative to; None for the current folder.
 
     Raises:
-        ConfigError: every fault, each with its dotted path.
+        ConfigError: The config has faults; the message lists all of them, each with its dotted path.
     """
     try:
         loaded = yaml.load(text, _StrictLoader)
@@ -149,7 +153,7 @@ def parse_config(text: str, source: str = _NAMELESS, folder: Path | None = None)
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
         raise ConfigError(f"config {source}:{where} not valid YAML: {getattr(error, 'problem', error)}") from error
-    except ValueError as error:  # what looks like a date and is none
+    except ValueError as error:  # text that looks like a date, but is none
         raise ConfigError(f"config {source}: not valid YAML: {error}") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"config {source}: expected a mapping with name, extractor, params, audio, augment and store")
@@ -157,15 +161,15 @@ def parse_config(text: str, source: str = _NAMELESS, folder: Path | None = None)
 
 
 def config_from(document: dict[str, Any], source: str = _NAMELESS, folder: Path | None = None) -> Config:
-    """Validate a config of its user's own, given as plain values; it imports the extractor that it names.
+    """Validate a user's config, given as plain values. This imports the extractor that the config names.
 
     Args:
-        document: the values.
-        source: names it in messages.
-        folder: what relative paths in it are relative to; None for the current folder.
+        document: The sections of the config.
+        source: The config's name in messages.
+        folder: The folder that relative paths are relative to; None for the current folder.
 
     Raises:
-        ConfigError: every fault, each with its dotted path.
+        ConfigError: The config has faults; the message lists all of them, each with its dotted path.
     """
     faults: list[str] = []
     file = None
@@ -196,24 +200,25 @@ def config_from(document: dict[str, Any], source: str = _NAMELESS, folder: Path 
         raise ConfigError(f"config {source}: {listed}")
     try:
         dtype = file.store.dtype or found.stored_dtype(params)
-    except ConfigError as error:  # of weights, which it may have to look at
+    except ConfigError as error:  # about weights, which decide the dtype of some extractors
         raise ConfigError(f"config {source}: {error}") from error
     known = "" if source == _NAMELESS else source
     return Config(file.name, file.extractor, params, file.audio, dtype, file.augment, known)
 
 
 def recorded_config(document: Any, source: str = _NAMELESS) -> Config:
-    """Validate a resolved config that comes from a cache: a version's, or that of a run's record.
+    """Validate a resolved config that comes from a cache: from a version, or from a run's record.
 
     A cache is data, whoever made it. So only registered extractors are imported, unless `--trust-remote-code` says
-    otherwise, and weights are looked for on this machine only, then and whenever the config is used.
+    otherwise, and weights are only looked for on this machine, now and whenever the config is used.
 
     Args:
-        document: the values.
-        source: names it in messages.
+        document: The sections of the config.
+        source: The config's name in messages.
 
     Raises:
-        ConfigError: it names another extractor; or every fault, each with its dotted path.
+        ConfigError: The config names an extractor that is not registered, or has faults; the message lists all of them,
+            each with its dotted path.
     """
     if not isinstance(document, dict):
         raise ConfigError(f"config {source}: expected a mapping")
@@ -222,12 +227,12 @@ def recorded_config(document: Any, source: str = _NAMELESS) -> Config:
             extractors.require_registered(name)
         except ConfigError as error:
             raise ConfigError(f"config {source}: {error}") from error
-    with _weights(is_recorded=True):
+    with _weights_access(is_recorded=True):
         return replace(config_from(document, source), is_recorded=True)
 
 
-def _weights(is_recorded: bool) -> AbstractContextManager[None]:
-    """Around whatever may look for the weights of a config."""
+def _weights_access(is_recorded: bool) -> AbstractContextManager[None]:
+    """The context in which a config's weights are looked for: for a recorded config, without downloads."""
     return without_downloads() if is_recorded else nullcontext()
 
 
@@ -241,7 +246,7 @@ def packaged_configs() -> dict[str, str]:
 
 
 def _faults_of_copies(augment: AugmentPolicy, audio: AudioPolicy) -> Iterator[str]:
-    """What of two sections does not go together."""
+    """Where the sections `augment` and `audio` contradict each other."""
     if audio.resample != "forbid":
         return
     if augment.speed != (1.0,):
@@ -254,7 +259,7 @@ def _faults_of_copies(augment: AugmentPolicy, audio: AudioPolicy) -> Iterator[st
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """yaml.safe_load, but a key given twice is an error instead of the last one winning."""
+    """Loads YAML as yaml.safe_load does, but a key that is given twice is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()

@@ -1,4 +1,4 @@
-"""Errors in a config, as its author sees them: each with its dotted path and the value given."""
+"""Faults of a config in terms of YAML, each with its dotted path and the given value."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _KINDS = {
     "string_type": "text",
     "none_required": "left out",
 }
-"""What a value should be, by pydantic's name of the fault; for those whose own words are Python's, not YAML's."""
+"""What a value should be, by pydantic's name of the fault, where pydantic's message is about Python and not YAML."""
 
-_LONGEST = 40
+_LONGEST = 40  # characters of a value in a message
 
 
 def faults_of(
     error: ValidationError, document: Any, model: type[BaseModel], above: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Each fault of a document, in one line.
+    """Describe each fault of a document in one line.
 
     Args:
-        error: what validating it raised.
-        document: what was validated.
-        model: by which.
-        above: the parts of the path of the document itself.
+        error: The error that the validation raised.
+        document: The document that was validated.
+        model: The model that validated it.
+        above: The path of the document in the config, part by part.
     """
-    wanted: dict[str, list[str]] = {}  # by path: a union has a fault for each of its alternatives
+    wanted: dict[str, list[str]] = {}  # by path, since a union has a fault for each of its alternatives
     values: dict[str, Any] = {}
     for fault in error.errors():
         parts = _parts(fault["loc"], document)
@@ -55,7 +55,7 @@ def faults_of(
 
 
 def _parts(location: Sequence[str | int], document: Any) -> list[str]:
-    """A fault's path by the names and positions in the document: pydantic's names a union's alternatives, too."""
+    """The part of pydantic's location that is in the document: it also names the alternatives of unions."""
     parts, here = [], document
     for number, part in enumerate(location):
         inner = {str(key): value for key, value in here.items()} if isinstance(here, dict) else here
@@ -72,16 +72,16 @@ def _parts(location: Sequence[str | int], document: Any) -> list[str]:
 def _no_such_key(parts: Sequence[str], model: type[BaseModel]) -> str:
     models = [model]
     for part in parts[:-1]:
-        fields = [one.model_fields[part].annotation for one in models if part in one.model_fields]
+        fields = [model.model_fields[part].annotation for model in models if part in model.model_fields]
         models = [inner for annotation in fields for inner in _models(annotation)] or models
-    keys = list(dict.fromkeys(key for one in models for key in one.model_fields))
+    keys = list(dict.fromkeys(key for model in models for key in model.model_fields))
     if alike := difflib.get_close_matches(parts[-1], keys, 1):
         return f"there is no such key (did you mean {alike[0]}?)"
     return "there is no such key" + (f" (there are {', '.join(keys)})" if keys else ", nor any other")
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Those of which a value may be, or may hold."""
+    """The models in a type annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in get_args(annotation):
@@ -89,7 +89,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _shown(value: Any) -> str:
-    """A value as YAML has it; of a long one the beginning."""
+    """A value as YAML writes it, or the beginning of a long one."""
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, (list, tuple)):

@@ -52,11 +52,11 @@ def row_seconds(manifest: Manifest, known: NDArray[np.float64], speed: NDArray[n
     probed = unknown[rows_at_even_steps(len(unknown), _PROBED)]
     with ThreadPoolExecutor(_STAT_THREADS) as pool:
         found = pool.map(lambda row: probe_seconds(manifest.resolve(manifest.paths[row])), probed.tolist())
-    known = np.array([math.nan if one is None else one for one in found])
-    known = (known - np.nan_to_num(manifest.start[probed])) / speed[probed]
-    usable = known > 0
-    seconds[unknown] = known[usable].mean() if usable.any() else 1.0
-    seconds[probed[usable]] = known[usable]
+    lengths = np.array([math.nan if length is None else length for length in found])
+    lengths = (lengths - np.nan_to_num(manifest.start[probed])) / speed[probed]
+    usable = lengths > 0
+    seconds[unknown] = lengths[usable].mean() if usable.any() else 1.0
+    seconds[probed[usable]] = lengths[usable]
     return seconds
 
 

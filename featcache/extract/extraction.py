@@ -121,7 +121,7 @@ def plan_extraction(
 ) -> ExtractionPlan:
     """Plan a run: build the extractors, and compare the manifest with what each config's version holds.
 
-    It also limits torch to one thread of its own and turns TF32 off, in the whole process; see `Device`.
+    In the whole process, torch gets one thread of its own, and TF32 is turned off: see `Device.configure_torch`.
 
     Args:
         manifest: The utterances.
@@ -141,12 +141,13 @@ def plan_extraction(
     device = Device(options.device, options.threads)
     started = perf_counter()
     device.configure_torch()
-    built = [BuiltConfig.build(config, device.torch_device) for config in configs]
-    source = None if options.source is None else find_source(built, options.source)
-    every_copies = dict.fromkeys(config.copies for config in configs)
-    wanted = {copies: _wanted_rows(manifest, copies, source) for copies in every_copies}
-    versions = [_plan_version(one, wanted[one.config.copies], cache, device, options, only) for one in built]
-    notes = _notes(versions, cache, reads_audio=source is None, is_whole=only is None)
+    built_configs = [BuiltConfig.build(config, device.torch_device) for config in configs]
+    source = None if options.source is None else find_source(built_configs, options.source)
+    wanted = {copies: _wanted_rows(manifest, copies, source) for copies in dict.fromkeys(c.copies for c in configs)}
+    versions = [
+        _plan_version(built, wanted[built.config.copies], cache, device, options, only) for built in built_configs
+    ]
+    notes = _notes(versions, cache, source, only)
     return ExtractionPlan(manifest, cache, options, only, device, source, versions, notes, started)
 
 
@@ -286,8 +287,10 @@ def _compare(
     return replace(rows, wanted=wanted, present=rows.present & ~wanted, replaces=older)
 
 
-def _notes(versions: Sequence[VersionPlan], cache: Path, reads_audio: bool, is_whole: bool) -> list[str]:
-    """What a user should read before the run; `is_whole` means that it is not restricted to some ids."""
+def _notes(
+    versions: Sequence[VersionPlan], cache: Path, source: SourceVersion | None, only: Strings | None
+) -> list[str]:
+    """What a user should read before the run."""
     notes = []
     for plan in versions:
         if (warning := plan.built.extractor.chunk_warning(plan.config.extractor)) is not None:
@@ -298,12 +301,13 @@ def _notes(versions: Sequence[VersionPlan], cache: Path, reads_audio: bool, is_w
         if plan.batching.note is not None:
             notes.append(f"{plan.config.name}: {plan.batching.note}")
         notes += suspect_notes(plan)
-    if is_whole:
-        for plan in versions:
-            notes += replacement_notes(plan)
-        lacking = [plan for plan in versions if plan.num_missing]
-        if reads_audio and lacking:  # the other versions need the same files
-            notes += missing_file_notes(lacking[0].manifest, lacking[0].rows.missing)
+    if only is not None:
+        return notes
+    for plan in versions:
+        notes += replacement_notes(plan)
+    lacking = [plan for plan in versions if plan.num_missing]
+    if source is None and lacking:  # the other versions need the same files
+        notes += missing_file_notes(lacking[0].manifest, lacking[0].rows.missing)
     return notes
 
 

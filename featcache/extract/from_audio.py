@@ -173,7 +173,7 @@ class _BatchOfConfig:
         """The ids of utterances whose file has another sample rate, without the suffixes of copies."""
         copies = self._config.waveform_maker.copies
         ids = (item.id for item in items if item.sample_rate != self._config.sample_rate)
-        return list(dict.fromkeys(id_.removesuffix(copies.of(id_).suffix) for id_ in ids))
+        return list(dict.fromkeys(id_.removesuffix(copies.copy_of(id_).suffix) for id_ in ids))
 
     def _fail(self, utterance: Utterance, error: AudioError) -> Failure:
         return failure_of(utterance, self._root, error)

@@ -1,7 +1,8 @@
-"""Extractors: the contract in `base`, then one file per family."""
+"""Extractors: the contract in `base`; the bases `frames`, `rows`, `model`, `codec` and `hidden_states`; one file per
+family of extractors.
+"""
 
-from featcache.extractors.base import Clip, Extractor, Params, find, require_registered
-from featcache.extractors.fingerprint import fingerprint
+from featcache.extractors.base import Clip, Extractor, Params, find, fingerprint, require_registered
 from featcache.spec import FeatureSpec
 
 __all__ = ["Clip", "Extractor", "FeatureSpec", "Params", "find", "fingerprint", "require_registered"]

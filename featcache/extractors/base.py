@@ -1,8 +1,10 @@
-"""The contract of extractors, and how a config's `extractor:` finds the class."""
+"""The contract of extractors, how a config's `extractor:` finds the class, and the fingerprint of a config."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -39,34 +41,34 @@ _BUILT_IN = {
 }
 _ENTRY_POINTS = "featcache.extractors"
 
+SELECTING_KEYS = frozenset({"max_seconds", "min_source_rate"})
+"""Keys of a config's `audio` section that decide which utterances there are, and not their values."""
+
 
 @dataclass(frozen=True)
 class Clip:
-    """One utterance, as passed to an extractor.
-
-    Attributes:
-        id: the utterance's id, for seeding.
-        waveform: float32 `[num_samples]`, mono, at the extractor's rate, nominally in [-1, 1],
-            on the extractor's device. Not to be written to.
-    """
+    """One utterance, as passed to an extractor."""
 
     id: str
+    """The id of the utterance, for seeding."""
     waveform: torch.Tensor
+    """The samples, float32 `[num_samples]`, mono, at the extractor's rate, nominally in [-1, 1], on the extractor's
+    device. Do not write to them."""
 
 
 class Params(BaseModel):
-    """The base of every extractor's parameters: unknown names are refused, and numbers that are not finite."""
+    """The base of every extractor's parameters. Unknown names, NaN and infinity are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     locations: ClassVar[frozenset[str]] = frozenset()
-    """Names of parameters that say where something is, and not what: not in the fingerprint, which holds the
-    digest of what is there."""
+    """Names of parameters that say where something is. They are not in the fingerprint, which has the digest of what is
+    there instead."""
 
     added_later: ClassVar[frozenset[str]] = frozenset()
-    """Names of parameters that were added after versions had been made without them. Their default is what the
-    extractor did before. While they have it they are left out of configs as versions keep them, and of the
-    fingerprint, so that those versions keep theirs."""
+    """Names of parameters that were added when there were already versions without them. Their default is what the
+    extractor did before. While they have their default, they are left out of the fingerprint and of the configs in
+    versions, so that older versions keep their fingerprint."""
 
     @model_serializer(mode="wrap")
     def _without_later_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -76,12 +78,13 @@ class Params(BaseModel):
         return {name: value for name, value in plain.items() if name not in left_out}
 
 
-def absolute(value: str, info: ValidationInfo) -> str:
-    """A parameter that names a file or folder, as an absolute path, for pydantic's validators.
+def absolute_path(value: str, info: ValidationInfo) -> str:
+    """The absolute path of a parameter that names a file or folder; for pydantic's validators.
 
-    A relative path is relative to the config file. What is not there stays as it is: a hub's id, say.
+    A relative path is relative to the config file. If there is no such file, the value is returned unchanged: it may be
+    a hub's id.
     """
-    # os.path's, which leaves the home of nobody as it is, where Path's own would raise
+    # Path.expanduser would raise for the home of an unknown user
     path = Path((info.context or {}).get("folder") or "", os.path.expanduser(value))
     return str(path.resolve()) if value and path.exists() else value
 
@@ -98,35 +101,39 @@ class Extractor(ABC, Generic[P]):
 
     On the CPU, several threads call one instance at once, each with torch's own threads set to one: `extract` must not
     store the state of a call on `self`.
-
-    Attributes:
-        Params: the pydantic model of the config's `params`.
-        revision: raised when a change to the code changes values; part of the fingerprint.
-        batching: see above.
-        spec: of the features; set by `__init__`.
-        max_seconds: longer clips fail, whatever the config says; None for no limit.
-        tf32: whether a GPU may round to TF32.
-        needs_aligned_waveforms: whether values depend on where in memory a waveform begins. False if `extract` copies
-            waveforms before it computes.
-        source_fingerprint: the fingerprint of the version from whose features these can be made instead of from audio;
-            None if they are made from audio only.
     """
 
     Params: ClassVar[type[Params]]
+    """The pydantic model of the config's `params`."""
     revision: ClassVar[int]
+    """A number that goes up whenever a change to the code changes values; it is part of the fingerprint."""
     batching: Batching
+    """How clips may be batched: see above."""
     spec: FeatureSpec
+    """What the features are; set by `__init__`."""
     max_seconds: float | None = None
+    """The length of the longest clip that the extractor takes, whatever the config says; None for no limit."""
     tf32: bool = False
+    """Whether a GPU may round to TF32."""
     needs_aligned_waveforms: bool = True
+    """Whether values depend on where in memory a waveform begins. False if `extract` copies waveforms first."""
     source_fingerprint: str | None = None
+    """The fingerprint of the version from whose features these can be made instead of from audio; None if they are
+    made from audio only."""
 
     @abstractmethod
     def __init__(self, params: P, sample_rate: int, device: torch.device) -> None:
-        """Build the extractor for waveforms of `sample_rate` Hz on `device`.
+        """Build the extractor.
+
+        Args:
+            params: The parameters, with defaults filled in.
+            sample_rate: The rate of the waveforms, in Hz.
+            device: The device to compute on.
 
         Raises:
-            ConfigError: the parameters do not fit the sample rate (for example `high_freq` above Nyquist).
+            ConfigError: The parameters do not fit each other, the sample rate (for example `high_freq` above Nyquist)
+                or the model; or the weights cannot be loaded.
+            MissingDependencyError: A package that the extractor needs is not installed.
         """
 
     @abstractmethod
@@ -137,10 +144,10 @@ class Extractor(ABC, Generic[P]):
     def extract(self, clips: Sequence[Clip]) -> list[torch.Tensor]:
         """The clips' features, in their order: each `[frames, *item_shape]` of `spec.dtype`, on the device.
 
-        Every clip is long enough for a frame. Called under `torch.inference_mode()`.
+        Every clip is long enough for a frame. This is called under `torch.inference_mode()`.
 
         Raises:
-            AudioError: the batch is a single clip that cannot be extracted.
+            AudioError: The batch is a single clip that cannot be extracted.
         """
 
     def check_audio(self, audio: Mapping[str, Any]) -> None:
@@ -149,10 +156,9 @@ class Extractor(ABC, Generic[P]):
         Raises:
             ConfigError: Waveforms are made in another way than these features need.
         """
-        return
 
     def chunk_warning(self, name: str) -> str | None:
-        """A warning for the user if long clips are cut into chunks whose values differ from those of the whole clip.
+        """A warning for the user if long clips are cut into chunks, and their values differ from the whole clip's.
 
         Args:
             name: The extractor's name in the config.
@@ -163,8 +169,7 @@ class Extractor(ABC, Generic[P]):
         return None
 
     def use_batching(self, batching: Batching) -> None:
-        """Put rows together in this way from now on; without effect if the extractor takes no rows."""
-        return
+        """Put rows together in this way from now on; this has no effect if the extractor takes no rows."""
 
     def as_row_extractor(self) -> RowExtractor[P] | None:
         """The extractor itself if it takes rows of padded clips; None if it takes clips as they are."""
@@ -176,7 +181,7 @@ class Extractor(ABC, Generic[P]):
 
     @classmethod
     def stored_dtype(cls, params: P) -> str:
-        """The stored dtype if the config names none."""
+        """The stored dtype, as a numpy name, if the config names none."""
         return "float32"
 
     @classmethod
@@ -188,10 +193,10 @@ class Extractor(ABC, Generic[P]):
 def find(name: str) -> type[Extractor[Params]]:
     """The extractor class of a registered name, an entry point, or `package.module:Class`.
 
-    It imports the module, whatever that does. A name that comes from a cache has to pass `require_registered` first.
+    It imports the module, which may run any code. A name that comes from a cache must pass `require_registered` first.
 
     Raises:
-        ConfigError: there is no such extractor; the message lists the known ones.
+        ConfigError: There is no such extractor; the message lists the known ones.
     """
     path = _BUILT_IN.get(name, name)
     if ":" not in path:
@@ -215,13 +220,13 @@ def find(name: str) -> type[Extractor[Params]]:
 
 
 def require_registered(name: str) -> None:
-    """Refuse the extractor of a config that comes from a cache, where `find` would import whatever it says.
+    """Refuse an extractor that only a cache names, if it is not registered: `find` would import any module.
 
-    Registered are featcache's own extractors and the entry points of installed packages, by their names or as
-    `package.module:Class`. `--trust-remote-code` lets others pass.
+    featcache's own extractors and the entry points of installed packages are registered, by their names or as
+    `package.module:Class`. `--trust-remote-code` accepts others.
 
     Raises:
-        ConfigError: the name is `package.module:Class`, and not a registered extractor's.
+        ConfigError: The name is `package.module:Class`, and not that of a registered extractor.
     """
     if ":" in name and not remote_code_is_allowed() and name not in _registered().values():
         raise ConfigError(
@@ -231,5 +236,41 @@ def require_registered(name: str) -> None:
 
 
 def _registered() -> dict[str, str]:
-    """The classes of all registered extractors, as `package.module:Class`, by their names."""
+    """The class of each registered extractor, as `package.module:Class`, by its name."""
     return {point.name: point.value for point in entry_points(group=_ENTRY_POINTS)} | _BUILT_IN
+
+
+def fingerprint(config: Mapping[str, Any]) -> str:
+    """SHA-256, in hex, of everything that decides the values of a config, and of nothing else, as canonical JSON.
+
+    It covers the extractor and its revision, its parameters with defaults filled in (but without parameters that were
+    added later, while they have their defaults), the content of its weights, the audio policy, the copies and the
+    content of their noise, and the stored dtype. Options of the run, such as batch size, threads, shard size, paths and
+    the device, are not part of it.
+
+    Args:
+        config: The resolved config, as a version keeps it: plain values, with every default filled in.
+
+    Raises:
+        ConfigError: There is no such extractor, or its weights cannot be loaded.
+        pydantic.ValidationError: The extractor does not accept the parameters.
+    """
+    extractor = find(config["extractor"])
+    params = extractor.Params.model_validate(config["params"])
+    decides = {key: value for key, value in config.items() if key != "name"}
+    decides["params"] = _without_locations(params)
+    decides["audio"] = {key: value for key, value in config["audio"].items() if key not in SELECTING_KEYS}
+    if "augment" in config:  # the noise's `content` is hashed, but not where it is
+        noise = config["augment"].get("noise")
+        located = {key: value for key, value in (noise or {}).items() if key != "manifest"}
+        decides["augment"] = {**config["augment"], "noise": noise and located}
+    decides["revision"] = extractor.revision
+    decides["weights"] = extractor.weights_digest(params)
+    canonical = json.dumps(decides, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _without_locations(params: Params) -> dict[str, Any]:
+    """Parameters as plain JSON values, without those that say where something is."""
+    plain: dict[str, Any] = params.model_dump(mode="json", exclude=set(params.locations))
+    return plain | {name: _without_locations(value) for name, value in params if isinstance(value, Params)}

@@ -27,15 +27,6 @@ class Dac(CodecExtractor[DacParams]):
 
     Codes are `[T, Q]`. `DacFeatureExtractor` pads the clip with zeros to whole hops, so there is a frame for every hop
     that has begun: ceil(num_samples / hop), from one sample on.
-
-    Args:
-        params: See `DacParams`.
-        sample_rate: The rate of the waveforms, in Hz, which must be the model's.
-        device: The device to compute on.
-
-    Raises:
-        ConfigError: The weights cannot be loaded, or the parameters do not fit the model.
-        MissingDependencyError: transformers is not installed.
     """
 
     Params = DacParams

@@ -44,15 +44,6 @@ class Encodec(CodecExtractor[EncodecParams]):
     for each chunk, or 151.5 per second, and those of the last chunk. `scales` has one number for each chunk. (At some
     lengths, the last chunk but one has 149 frames, and the reference fails to stack them.) A mono clip is given to both
     channels.
-
-    Args:
-        params: See `EncodecParams`.
-        sample_rate: The rate of the waveforms, in Hz, which must be the model's.
-        device: The device to compute on.
-
-    Raises:
-        ConfigError: The weights cannot be loaded, or the parameters do not fit the model.
-        MissingDependencyError: transformers is not installed.
     """
 
     Params = EncodecParams

@@ -1,9 +1,9 @@
 """Extractors that work frame by frame, and give a frame the same bits whatever surrounds it.
 
-Matrix products and Fourier transforms choose their kernels by shape, so the last bits of a row change with
-the number of rows. Here every computation has the same shape. Each clip is cut into frames by itself, never
-padded to its neighbours' length. The frames of a call are put one after another into blocks with a constant
-number of rows, and the last block is filled up with zeros. Then the features are split again.
+Matrix products and Fourier transforms choose their kernels by shape, so the last bits of a row change with the number
+of rows. Here every computation has the same shape. Each clip is cut into frames by itself, and never padded to its
+neighbours' length. The frames of a call are put one after another into blocks with a constant number of rows, and the
+last block is filled up with zeros. Then the features are split again.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import torch
 
 from featcache.extractors.base import Clip, Extractor, P
 
-ROWS = {"cpu": 640, "cuda": 8192}
-"""Rows of a block, by the device's type. On a CPU a block's intermediate results stay in the cache, 640 frames of
-10 ms waste little of the last block, and two or four of torch's threads share them evenly, which the values need;
-a GPU wants more work in each kernel."""
+BLOCK_ROWS = {"cpu": 640, "cuda": 8192}
+"""Rows of a block, by the type of the device. On a CPU, 640 rows keep a block's intermediate results in the cache,
+waste little of the last block, and can be shared evenly by two or four of torch's threads, on which values depend; a
+GPU needs more work in each kernel."""
 
-COLUMNS = 16
-"""A block's products with a matrix have a multiple of this many columns (`with_whole_columns`), so that all rows
-of the result begin at addresses aligned alike. MKL computes rows differently where they do not: seen with 5, 6,
-7, 9, 10 and 11 columns."""
+COLUMN_MULTIPLE = 16
+"""A block's products with a matrix have a multiple of this many columns (`with_whole_columns`), so that all rows of the
+result have the same alignment. If they do not, MKL computes rows differently: seen with 5, 6, 7, 9, 10 and 11
+columns."""
 
 
 def with_whole_columns(matrix: torch.Tensor) -> torch.Tensor:
-    """A matrix `[K, n]`, followed by columns of zeros up to a multiple of `COLUMNS`."""
-    return torch.nn.functional.pad(matrix, (0, -matrix.shape[1] % COLUMNS))
+    """A matrix `[K, n]` with columns of zeros added up to a multiple of `COLUMN_MULTIPLE`."""
+    return torch.nn.functional.pad(matrix, (0, -matrix.shape[1] % COLUMN_MULTIPLE))
 
 
 class FrameExtractor(Extractor[P]):
@@ -38,8 +38,8 @@ class FrameExtractor(Extractor[P]):
     what is computed from them (`compute`), and optionally a last step that needs all frames of a clip (`finish`). None
     of these methods may store anything on `self`.
 
-    Shapes in this and the following files: `B` rows of a block, `L` samples of a frame, `N` samples of its
-    Fourier transform, `F = N // 2 + 1` frequencies, `M` mel bins, `T` frames of a clip.
+    Shapes here and in the subclasses: `B` rows of a block, `L` samples of a frame, `N` samples of its Fourier
+    transform, `F = N // 2 + 1` frequencies, `M` mel bins, `T` frames of a clip.
     """
 
     batching = "frames"
@@ -49,7 +49,7 @@ class FrameExtractor(Extractor[P]):
     def frames(self, clip: Clip) -> torch.Tensor:
         """The clip's frames, float32 `[T, L]`, with `T` as in `num_frames` and `L = spec.frame_length`.
 
-        May be a strided view of the waveform: it is copied, not written to.
+        It may be a strided view of the waveform: it is copied, and not written to.
         """
 
     @abstractmethod
@@ -75,9 +75,9 @@ class FrameExtractor(Extractor[P]):
         return items
 
     def _blocks(self, clips: Sequence[Clip]) -> Iterator[tuple[torch.Tensor, int]]:
-        """The frames of all clips, in blocks `[B, L]`, and how many rows of each are used. The buffer is reused."""
+        """The frames of all clips in blocks `[B, L]`, and how many rows of each are used. The buffer is reused."""
         waveform = clips[0].waveform
-        block = waveform.new_empty(ROWS[waveform.device.type], self.spec.frame_length)
+        block = waveform.new_empty(BLOCK_ROWS[waveform.device.type], self.spec.frame_length)
         used = 0
         for clip in clips:
             frames = self.frames(clip)

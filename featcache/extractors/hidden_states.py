@@ -1,15 +1,19 @@
-"""The base of extractors whose features are a transformer's hidden states: `ssl` and `torchaudio`."""
+"""The base of extractors whose features are a transformer's hidden states: `ssl` and `torchaudio`.
+
+The features are one layer, several stacked layers, or a weighted sum of layers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeVar
 
 import torch
+from pydantic import Field, ValidationInfo, field_validator
 from torch import nn
 
 from featcache.errors import ConfigError
-from featcache.extractors.layers import LayerParams, Layers
+from featcache.extractors.base import Params
 from featcache.extractors.model import ModelExtractor, ModelParams
 from featcache.extractors.rows import Piece, Rows
 from featcache.extractors.wav2vec2 import normalized
@@ -17,23 +21,118 @@ from featcache.spec import FeatureSpec
 
 
 class Encoder(Protocol):
-    """A model that runs on padded rows, each as if it were alone: `Wav2Vec2`, `W2vBert`, `Whisper`.
-
-    Attributes:
-        hop: samples from one frame to the next.
-        layers: may be cut short, where the later ones' hidden states are not wanted.
-        most_samples: of a row; such a model pads all rows to this. None where any length will do.
-    """
+    """A model that runs on padded rows, each as if it were alone: `Wav2Vec2`, `W2vBert`, `Whisper`."""
 
     hop: int
+    """Samples from one frame to the next."""
     layers: nn.ModuleList
+    """The transformer's layers. They may be cut short if the hidden states of later layers are not wanted."""
     most_samples: int | None
+    """The length to which the model pads every row, and the most that it takes; None if it takes any length."""
 
     def num_frames(self, num_samples: int) -> int:
-        """How many frames so many samples give; below 1 where they are too few."""
+        """The number of frames of so many samples; below 1 if they are too few."""
 
     def hidden_states(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Hidden states `[R, F, D]` of rows `[R, P]`, from 0; and behind the last layer's, the model's output."""
+        """Hidden states `[R, F, D]` of rows `[R, P]`, from layer 0 to the last, and then the model's output."""
+
+
+class LayerParams(Params):
+    """The parameters that choose hidden states. Layer N is what the N-th transformer layer gives, 0 what goes into the
+    first: `hidden_states[N]` of transformers, and `extract_features` of torchaudio, which calls it N - 1."""
+
+    layer: int | None = Field(default=None, ge=0)
+    """One layer: features `[frames, D]`. Without `layer` and `layers`, the features are the model's output
+    (`last_hidden_state`): the last layer, after the final layer norm if the model has one. Numbered layers are taken
+    before that norm, except Whisper's last layer, which is taken after it, as in transformers 5 and torchaudio."""
+    layers: tuple[int, ...] | None = None
+    """Several layers, stacked in this order: features `[frames, layers, D]`."""
+    weights_per_layer: tuple[float, ...] | None = None
+    """A weight for each of `layers`: the features are the weighted sum, `[frames, D]`."""
+
+    @field_validator("layers")
+    @classmethod
+    def _distinct(cls, layers: tuple[int, ...] | None, info: ValidationInfo) -> tuple[int, ...] | None:
+        if layers is None:
+            return layers
+        if info.data.get("layer") is not None:
+            raise ValueError("give layer or layers, not both")
+        if not layers or len(set(layers)) < len(layers) or min(layers) < 0:
+            raise ValueError("give one or more different numbers, none below 0")
+        return layers
+
+    @field_validator("weights_per_layer")
+    @classmethod
+    def _one_weight_per_layer(cls, weights: tuple[float, ...] | None, info: ValidationInfo) -> tuple[float, ...] | None:
+        layers = info.data.get("layers")
+        if weights is not None and "layers" in info.data and len(weights) != len(layers or ()):
+            raise ValueError(f"{len(weights)} given for {len(layers or ())} layers; give one for each layer")
+        return weights
+
+
+class LayerChoice:
+    """The hidden states that the parameters choose.
+
+    Args:
+        params: The parameters that choose them.
+        num_layers: The number of the model's transformer layers.
+
+    Raises:
+        ConfigError: The model does not have one of the layers.
+    """
+
+    needed: int
+    """How many of the model's transformer layers have to run."""
+    want_output: bool
+    """Whether the model's output is wanted, and not a layer by its number."""
+
+    def __init__(self, params: LayerParams, num_layers: int) -> None:
+        key, numbers = ("layer", (params.layer,)) if params.layers is None else ("layers", params.layers)
+        for number in numbers:
+            if number is not None and number > num_layers:
+                raise ConfigError(f"params.{key}: {number}; the model has layers 0 to {num_layers}")
+        self._numbers = [num_layers + 1 if number is None else number for number in numbers]
+        self._stacked = params.layers is not None and params.weights_per_layer is None
+        self._weights = params.weights_per_layer
+        self.want_output = numbers == (None,)
+        self.needed = min(max(self._numbers), num_layers)
+
+    def item_shape(self, size: int) -> tuple[int, ...]:
+        """The shape of a frame, if hidden states have `size` dimensions."""
+        return (len(self._numbers), size) if self._stacked else (size,)
+
+    @property
+    def title(self) -> str:
+        """What the features are, in words."""
+        if self.want_output:
+            return "output"
+        names = ", ".join(map(str, self._numbers))
+        if self._weights:
+            return f"sum of hidden states {names}, weighted {', '.join(f'{weight:g}' for weight in self._weights)}"
+        return f"hidden state{'s' if self._stacked else ''} {names}"
+
+    def select(self, hidden_states: Iterable[torch.Tensor]) -> torch.Tensor:
+        """Features, float32 `[R, F, *item_shape]`.
+
+        Args:
+            hidden_states: The states `[R, F, D]` from layer 0 on, and after the last layer's the model's output. It is
+                consumed only as far as needed.
+        """
+        found = {}
+        for number, hidden_RFD in enumerate(hidden_states):
+            if number in self._numbers:
+                found[number] = hidden_RFD.float()
+            if len(found) == len(self._numbers):
+                break
+        chosen = [found[number] for number in self._numbers]
+        if self._stacked:
+            return torch.stack(chosen, dim=2)
+        if self._weights is None:
+            return chosen[0]
+        sum_RFD = chosen[0] * self._weights[0]
+        for hidden_RFD, weight in zip(chosen[1:], self._weights[1:], strict=True):
+            sum_RFD = sum_RFD.add_(hidden_RFD, alpha=weight)
+        return sum_RFD
 
 
 class HiddenStatesParams(LayerParams, ModelParams):
@@ -44,27 +143,27 @@ H = TypeVar("H", bound=HiddenStatesParams)
 
 
 class HiddenStates(ModelExtractor[H]):
-    """The base of extractors of hidden states; a subclass's `__init__` ends in `_use`."""
+    """The base of extractors of hidden states. A subclass's `__init__` ends with a call of `_set_encoder`."""
 
     _encoder: Encoder
-    _layers: Layers
+    _layers: LayerChoice
     _epsilon: float | None
 
-    def _use(
-        self, encoder: Encoder, layers: Layers, size: int, name: str, sample_rate: int, epsilon: float | None
+    def _set_encoder(
+        self, encoder: Encoder, layers: LayerChoice, size: int, name: str, sample_rate: int, epsilon: float | None
     ) -> None:
-        """Take a model, and set what depends on it.
+        """Take a model, and set the attributes that depend on it.
 
         Args:
-            encoder: the model.
-            layers: those that are wanted.
-            size: dimensions of a hidden state.
-            name: of the model, for a reader.
-            sample_rate: that the model is for, in Hz.
-            epsilon: under the root of the variance, where the model wants normalised waveforms; else None.
+            encoder: The model.
+            layers: The layers that are wanted.
+            size: The dimensions of a hidden state.
+            name: The model's name, for people.
+            sample_rate: The model's sample rate, in Hz.
+            epsilon: The number added to the variance if the model wants normalised waveforms; else None.
 
         Raises:
-            ConfigError: the chunks do not go with the model.
+            ConfigError: The chunks do not fit the model.
         """
         self._encoder, self._layers, self._epsilon = encoder, layers, epsilon
         encoder.layers = encoder.layers[: layers.needed]
@@ -77,15 +176,15 @@ class HiddenStates(ModelExtractor[H]):
             sample_rate=sample_rate,
             units=f"{name}, {layers.title}{'' if epsilon is None else ', of the normalised waveform'}",
         )
-        most = None if encoder.most_samples is None else encoder.most_samples / self.spec.sample_rate
+        most_seconds = None if encoder.most_samples is None else encoder.most_samples / sample_rate
         if self.params.chunk is not None:
-            self._check_chunks(self.params.chunk.seconds, self.params.chunk.overlap, most)
-        elif most is not None:
-            self.max_seconds = most
+            self._require_fitting_chunks(self.params.chunk.seconds, self.params.chunk.overlap, most_seconds)
+        elif most_seconds is not None:
+            self.max_seconds = most_seconds
 
-    def _check_chunks(self, seconds: float, overlap: float, most: float | None) -> None:
-        if most is not None and seconds > most:
-            raise ConfigError(f"params.chunk.seconds: {seconds:g}; the model takes {most:g} s at a time")
+    def _require_fitting_chunks(self, seconds: float, overlap: float, most_seconds: float | None) -> None:
+        if most_seconds is not None and seconds > most_seconds:
+            raise ConfigError(f"params.chunk.seconds: {seconds:g}; the model takes {most_seconds:g} s at a time")
         size = self._samples(seconds)
         lost = size - self._encoder.num_frames(size) * self.granularity
         if self._samples(overlap) < lost:
@@ -93,22 +192,22 @@ class HiddenStates(ModelExtractor[H]):
             raise ConfigError(
                 f"params.chunk.overlap: {overlap:g} s; chunks of this model must share {shared:g} s, or frames are lost"
             )
-        self.pieces(size + 1)  # raises what is wrong with them
+        self.pieces(size + 1)  # raises if the overlap is too long
 
     def num_frames(self, num_samples: int) -> int:
-        """How many frames `num_samples` samples give; 0 where there are too few for one."""
+        """The number of frames of `num_samples` samples; 0 if they are too few for one."""
         return max(0, self._encoder.num_frames(num_samples))
 
     def pieces(self, num_samples: int) -> list[Piece]:
-        """The clip whole, or its chunks; a last one in which no frame begins is left out."""
+        """The whole clip, or its chunks, without a last one in which no frame begins."""
         return [piece for piece in super().pieces(num_samples) if piece.num_frames]
 
     def padded_length(self, num_samples: int) -> int:
-        """Samples of the padded row of a piece of `num_samples`: as many as the model takes, where that is fixed."""
+        """The samples of a piece's padded row: the model's own length, if that is fixed."""
         return self._encoder.most_samples or super().padded_length(num_samples)
 
     def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
         """The chosen hidden states, float32 `[R, F, *item_shape]`, of rows `[R, P]`."""
         if self._epsilon is not None:
             waveforms = normalized(waveforms, num_samples, self._epsilon)
-        return Rows(self._layers.take(self._encoder.hidden_states(waveforms, num_samples)))
+        return Rows(self._layers.select(self._encoder.hidden_states(waveforms, num_samples)))

@@ -1,9 +1,9 @@
 """Kaldi's filter-bank energies and MFCCs.
 
-The formulas are those of Kaldi's `src/feat/`: `feature-window.cc` (frames, and what is done to each),
-`mel-computations.cc` (the mel bank), `feature-fbank.cc` and `feature-mfcc.cc`; the MFCC is Davis and
-Mermelstein's (1980). Parameters have Kaldi's names and, unless they say otherwise, Kaldi's defaults. Kaldi
-reads samples as 16-bit integers: waveforms, in [-1, 1] here, are multiplied by `waveform_scale`.
+The formulas are those of Kaldi's `src/feat/`: `feature-window.cc` (how frames are cut and processed),
+`mel-computations.cc` (the mel bank), `feature-fbank.cc` and `feature-mfcc.cc`; the MFCC is Davis and Mermelstein's
+(1980). Parameters have Kaldi's names and, unless they say otherwise, Kaldi's defaults. Kaldi computes on 16-bit
+integers, so waveforms, which are in [-1, 1] here, are multiplied by `waveform_scale`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from featcache.spec import FeatureSpec
 from featcache.strings import Strings
 
 _SIXTEEN_BITS = 32768.0
-"""The `waveform_scale` of Kaldi."""
+"""Kaldi's own `waveform_scale`."""
 
 _EPSILON = torch.finfo(torch.float32).eps
 """Kaldi's floor under every logarithm."""
 
 
 class KaldiParams(Params):
-    """What fbank and MFCC have in common: frames, and the mel bank."""
+    """The parameters that fbank and MFCC share: of frames, and of the mel bank."""
 
     added_later: ClassVar[frozenset[str]] = frozenset({"waveform_scale"})
 
@@ -101,7 +101,7 @@ K = TypeVar("K", bound=KaldiParams)
 
 
 class _Kaldi(FrameExtractor[K]):
-    """What fbank and MFCC have in common: from a clip to windowed frames."""
+    """What fbank and MFCC have in common: the way from a clip to windowed frames."""
 
     def __init__(self, params: K, sample_rate: int, device: torch.device) -> None:
         self._params = params
@@ -123,13 +123,13 @@ class _Kaldi(FrameExtractor[K]):
         self._sample_rate = sample_rate
 
     def num_frames(self, num_samples: int) -> int:
-        """How many frames `num_samples` samples give: `NumFrames` in `feature-window.cc`."""
+        """The number of frames of `num_samples` samples: `NumFrames` in `feature-window.cc`."""
         if self._params.snip_edges:
             return max(0, num_samples - self._length + self._shift) // self._shift
         return (num_samples + self._shift // 2) // self._shift
 
     def frames(self, clip: Clip) -> torch.Tensor:
-        """The clip's frames, float32 `[T, L]`, in [-1, 1], dithered if that is asked for."""
+        """The clip's frames, float32 `[T, L]`, in [-1, 1], dithered if the parameters ask for it."""
         waveform = clip.waveform
         if not self._params.snip_edges:
             before = self._length // 2 - self._shift // 2  # the first frame is centred on sample shift / 2
@@ -139,7 +139,7 @@ class _Kaldi(FrameExtractor[K]):
         return frames + self._noise(clip.id, frames) if self._params.dither else frames
 
     def _noise(self, clip_id: str, frames: torch.Tensor) -> torch.Tensor:
-        """The dither of frames `[T, L]`: seeded by the id's FNV-1a hash, and drawn on the CPU for every device."""
+        """The dither of frames `[T, L]`, seeded by the id's FNV-1a hash, and drawn on the CPU whatever the device."""
         generator = torch.Generator().manual_seed(int(Strings.of([clip_id]).hashes()[0]))
         noise = torch.randn(frames.shape, generator=generator, dtype=torch.float32)
         return noise.mul_(self._params.dither / self._params.waveform_scale).to(frames.device)
@@ -148,8 +148,8 @@ class _Kaldi(FrameExtractor[K]):
         """`ProcessWindow` in `feature-window.cc`.
 
         Returns:
-            Frames `[B, N]`, scaled, windowed and filled with zeros; and their log energies `[B]`, if
-            `use_energy`. The frames `[B, L]` given, in [-1, 1], are overwritten.
+            Frames `[B, N]`, scaled, windowed and zero-padded; and with `use_energy` their log energies `[B]`. The
+            given frames `[B, L]`, in [-1, 1], are overwritten.
         """
         if self._params.remove_dc_offset:
             frames -= frames.mean(dim=1, keepdim=True)
@@ -182,14 +182,6 @@ class Fbank(_Kaldi[FbankParams]):
 
     Features are float32 `[T, num_mel_bins]`; with `use_energy` there is one more value, the first, or with
     `htk_compat` the last.
-
-    Args:
-        params: see `FbankParams`.
-        sample_rate: of the waveforms, in Hz.
-        device: to compute on.
-
-    Raises:
-        ConfigError: the parameters do not go with each other or with the rate.
     """
 
     Params = FbankParams
@@ -222,14 +214,6 @@ class Mfcc(_Kaldi[MfccParams]):
 
     Features are float32 `[T, num_ceps]`. The first value is the log energy, or without `use_energy` the
     zeroth cepstrum; `htk_compat` puts it last.
-
-    Args:
-        params: see `MfccParams`.
-        sample_rate: of the waveforms, in Hz.
-        device: to compute on.
-
-    Raises:
-        ConfigError: the parameters do not go with each other or with the rate.
     """
 
     Params = MfccParams
@@ -243,7 +227,7 @@ class Mfcc(_Kaldi[MfccParams]):
                 f"{params.num_mel_bins}"
             )
         self.spec = self._spec(params.num_ceps, "mel-frequency cepstrum")
-        # Cosine transform, lifter and HTK's order are one matrix.
+        # The cosine transform, the lifter and HTK's order are one matrix.
         transform = _cosine_transform(params.num_ceps, params.num_mel_bins) * _lifter(params)
         self._energy_at = 0
         if params.htk_compat:
@@ -286,10 +270,10 @@ def _window(window_type: str, length: int, blackman_coeff: float) -> torch.Tenso
 
 
 def _reflected(waveform: torch.Tensor, before: int, after: int) -> torch.Tensor:
-    """A waveform `[S]` with `before` and `after` more samples (fewer, where negative) at its ends.
+    """A waveform `[S]` with `before` and `after` more samples at its ends; fewer if the numbers are negative.
 
-    It is continued by itself backwards, the last sample first (… 1 0 | 0 1 2 … S-1 | S-1 S-2 …), and if that
-    is not enough, forwards again, as `ExtractWindow` in `feature-window.cc` does.
+    Each end is continued by the waveform backwards (… 1 0 | 0 1 2 … S-1 | S-1 S-2 …), and if that is not enough,
+    forwards again, as in `ExtractWindow` in `feature-window.cc`.
     """
     num_samples = len(waveform)
 
@@ -311,7 +295,7 @@ def _cosine_transform(num_ceps: int, num_bins: int) -> torch.Tensor:
 
 
 def _lifter(params: MfccParams) -> torch.Tensor:
-    """A factor to each cepstrum, float64 `[num_ceps]`: `ComputeLifterCoeffs` in `mel-computations.cc`."""
+    """A factor for each cepstrum, float64 `[num_ceps]`: `ComputeLifterCoeffs` in `mel-computations.cc`."""
     orders = torch.arange(params.num_ceps, dtype=torch.float64)
     lifter = params.cepstral_lifter
     return 1 + lifter / 2 * torch.sin(math.pi * orders / lifter) if lifter else torch.ones_like(orders)

@@ -1,9 +1,9 @@
 """Log mel spectrograms as recent speech models use them: Whisper, and vocoders.
 
-They differ from Kaldi's (see `kaldi`): samples stay in [-1, 1], nothing is done to a frame but windowing, the
-window is a periodic Hann window, and filters are triangles over Hz, as in librosa. Among themselves they
-differ in what the parameters say. The sources are OpenAI's `whisper/audio.py` (`log_mel_spectrogram`) and
-HiFi-GAN's `meldataset.py` (`mel_spectrogram`).
+They differ from Kaldi's (see `kaldi`): samples stay in [-1, 1], frames are windowed and nothing else, the window is a
+periodic Hann window, and filters are triangles over Hz, as in librosa. The parameters say how they differ among
+themselves. The sources are OpenAI's `whisper/audio.py` (`log_mel_spectrogram`) and HiFi-GAN's `meldataset.py`
+(`mel_spectrogram`).
 """
 
 from __future__ import annotations
@@ -63,17 +63,9 @@ class LogMelParams(Params):
 class LogMel(FrameExtractor[LogMelParams]):
     """The logarithm of a mel spectrogram.
 
-    Features are float32 `[T, num_mel_bins]`. Without parameters they are what Whisper's formula gives for the clip
-    alone. With `pad_to_seconds: 30` they are Whisper's input: 3,000 frames, of which the clip's last one, and up to
-    three behind it, see both the clip's end and zeros. A clip alone is reflected there.
-
-    Args:
-        params: see `LogMelParams`.
-        sample_rate: of the waveforms, in Hz.
-        device: to compute on.
-
-    Raises:
-        ConfigError: the parameters do not go with each other or with the rate.
+    Features are float32 `[T, num_mel_bins]`. With the default parameters they are what Whisper's formula gives for the
+    clip alone. With `pad_to_seconds: 30` they are Whisper's input: 3,000 frames, of which the clip's last frame, and up
+    to three after it, see both the clip's end and zeros. Without padding, the clip is reflected there.
     """
 
     Params = LogMelParams
@@ -110,7 +102,7 @@ class LogMel(FrameExtractor[LogMelParams]):
         )
 
     def num_frames(self, num_samples: int) -> int:
-        """How many frames `num_samples` samples give; 0 where there are too few to reflect."""
+        """The number of frames of `num_samples` samples; 0 if they are too few to be reflected."""
         if num_samples:
             num_samples = max(num_samples, self.spec.padded_to)
         beyond_first = num_samples + 2 * self._padding - self._params.n_fft
@@ -126,8 +118,8 @@ class LogMel(FrameExtractor[LogMelParams]):
         if self._padding:
             padding = (self._padding, self._padding)
             waveform = torch.nn.functional.pad(waveform[None], padding, mode="reflect")[0]
-        # A window shorter than the transform lies in its middle. Where it lies does not change a magnitude,
-        # so only what is under the window is taken, and followed by zeros.
+        # A window shorter than the transform lies in its middle. Its position does not change magnitudes, so a frame
+        # consists of the samples under the window, and is padded with zeros later.
         length = self.spec.frame_length
         frames = waveform[(self._params.n_fft - length) // 2 :].unfold(0, length, self._params.hop_length)
         return frames[: self.num_frames(len(clip.waveform))]
@@ -144,7 +136,7 @@ class LogMel(FrameExtractor[LogMelParams]):
         return energies.log_() if self._params.log == "natural" else energies.log10_()
 
     def finish(self, features: torch.Tensor) -> None:
-        """Whisper's scaling, which looks at the maximum of the whole item `[T, M]`."""
+        """Apply Whisper's scaling, which depends on the maximum of the whole item `[T, M]`."""
         if self._params.log == "whisper":
             torch.maximum(features, features.amax() - 8, out=features)
             features += 4

@@ -1,7 +1,7 @@
 """From windowed frames to mel energies: the power spectrum, the mel scales, and banks of triangular filters.
 
-Filters are drawn in float64 and rounded to float32 once, which puts the features nearer to the formula
-than drawing them in float32 does.
+Filters are computed in float64 and rounded to float32 once, which brings features closer to the formula than filters
+computed in float32.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from featcache.errors import ConfigError, listing
-from featcache.extractors.frames import COLUMNS, with_whole_columns
+from featcache.extractors.frames import COLUMN_MULTIPLE, with_whole_columns
 
 MelScale = Literal["htk", "slaney"]
 MelNorm = Literal["slaney", "none"]
@@ -23,11 +23,11 @@ def power_spectrum(frames: torch.Tensor, fft_length: int) -> torch.Tensor:
     """The squared magnitude of the Fourier transform of real frames.
 
     Args:
-        frames: float32 `[B, N]`, or `[B, L]` with `L < N`, which is taken as followed by zeros.
-        fft_length: `N`, in samples.
+        frames: Float32 `[B, N]`; or `[B, L]` with `L < N`, which is padded with zeros.
+        fft_length: The length of the transform, `N`, in samples.
 
     Returns:
-        float32 `[B, N // 2 + 1]`.
+        Float32 `[B, N // 2 + 1]`.
     """
     real, imaginary = torch.view_as_real(torch.fft.rfft(frames, n=fft_length)).square_().unbind(-1)
     return real + imaginary
@@ -36,17 +36,17 @@ def power_spectrum(frames: torch.Tensor, fft_length: int) -> torch.Tensor:
 class MelBank:
     """A bank of filters, applied to spectra.
 
-    A filter overlaps only its neighbours, so most of the bank's matrix is zeros. On a CPU it is applied as
-    a few narrow products, each of 16 neighbouring filters with only the frequencies that they touch, in less
-    than half the time of the whole product. (With fewer, products are too narrow for the CPU's kernels; with
-    more, they multiply more zeros.) On a GPU one product is quicker than several.
+    A filter overlaps only its neighbours, so most of the bank's matrix is zeros. On a CPU it is applied as a few narrow
+    products, each of 16 neighbouring filters with only the frequencies that they touch, in less than half the time of
+    the whole product. (Fewer filters make products too narrow for the CPU's kernels; more filters multiply more zeros.)
+    On a GPU, one product is faster than several.
 
     Args:
-        filters: float64 `[F, M]`, from `kaldi_filters` or `hertz_filters`.
-        device: where the spectra are.
+        filters: Float64 `[F, M]`, from `kaldi_filters` or `hertz_filters`.
+        device: The device of the spectra.
 
     Raises:
-        ConfigError: a filter holds no frequency of the spectrum at all: its bin would be a constant.
+        ConfigError: A filter contains no frequency of the spectrum, so its bin would be constant.
     """
 
     def __init__(self, filters: torch.Tensor, device: torch.device) -> None:
@@ -61,7 +61,7 @@ class MelBank:
         filters = with_whole_columns(filters)
         self._num_columns = filters.shape[1]
         self._bands = []
-        step = COLUMNS if device.type == "cpu" else self._num_columns
+        step = COLUMN_MULTIPLE if device.type == "cpu" else self._num_columns
         for first in range(0, self._num_columns, step):
             bins = slice(first, first + step)
             touched = filters[:, bins].any(dim=1).nonzero().flatten()
@@ -70,7 +70,7 @@ class MelBank:
             self._bands.append((frequencies, weights, bins))
 
     def __call__(self, spectrum: torch.Tensor) -> torch.Tensor:
-        """Sum a spectrum, float32 `[B, F]`, under each filter: float32 `[B, M]`."""
+        """The energies of a spectrum, float32 `[B, F]`, under each filter: float32 `[B, M]`."""
         energies = spectrum.new_empty(len(spectrum), self._num_columns)
         for frequencies, weights, bins in self._bands:
             torch.mm(spectrum[:, frequencies], weights, out=energies[:, bins])
@@ -81,7 +81,7 @@ def frequency_band(low_freq: float, high_freq: float, sample_rate: int) -> Band:
     """The band of a mel bank in Hz; `high_freq <= 0` is an offset from the Nyquist frequency, as in Kaldi.
 
     Raises:
-        ConfigError: the band is empty, or reaches below 0 or above Nyquist.
+        ConfigError: The band is empty, or reaches below 0 or above Nyquist.
     """
     nyquist = sample_rate / 2
     high = high_freq if high_freq > 0 else nyquist + high_freq
@@ -101,9 +101,9 @@ def frequency_band(low_freq: float, high_freq: float, sample_rate: int) -> Band:
 def hertz_to_mel(hertz: torch.Tensor, scale: MelScale) -> torch.Tensor:
     """Frequencies in mel.
 
-    `htk` is O'Shaughnessy's formula as HTK and Kaldi have it: 1127 ln(1 + f / 700). `slaney` is that of
-    Slaney's Auditory Toolbox, librosa's default: linear up to 1 kHz, at 15 mel; logarithmic above, with
-    27 mel to a factor of 6.4.
+    `htk` is O'Shaughnessy's formula as in HTK and Kaldi: 1127 ln(1 + f / 700). `slaney` is the formula of Slaney's
+    Auditory Toolbox, librosa's default: linear up to 1 kHz, which is 15 mel; logarithmic above, where 27 mel are a
+    factor of 6.4.
     """
     if scale == "htk":
         return 1127 * torch.log1p(hertz / 700)
@@ -123,13 +123,13 @@ def kaldi_filters(num_bins: int, band: Band, fft_length: int, sample_rate: int) 
     """Kaldi's bank: triangles over *mel* with a peak of 1 (`MelBanks` in `mel-computations.cc`).
 
     Args:
-        num_bins: `M`.
-        band: where the first filter begins and the last one ends, in Hz.
-        fft_length: `N`, in samples.
-        sample_rate: Hz.
+        num_bins: The number of filters, `M`.
+        band: The frequencies at which the first filter begins and the last one ends, in Hz.
+        fft_length: The length of the Fourier transform, `N`, in samples.
+        sample_rate: The sample rate, in Hz.
 
     Returns:
-        float64 `[N // 2 + 1, M]`. Kaldi leaves the Nyquist frequency out, where all filters are 0 anyhow.
+        Float64 `[N // 2 + 1, M]`. Kaldi leaves out the Nyquist frequency, at which all filters are 0 anyway.
     """
     corners = _corners(num_bins, band, "htk")
     return _triangles(hertz_to_mel(_frequencies(fft_length, sample_rate), "htk"), corners)
@@ -141,15 +141,15 @@ def hertz_filters(
     """The Auditory Toolbox's bank, as in librosa: triangles over *Hz* whose corners are equidistant in mel.
 
     Args:
-        num_bins: `M`.
-        band: where the first filter begins and the last one ends, in Hz.
-        fft_length: `N`, in samples.
-        sample_rate: Hz.
-        scale: of the corners.
+        num_bins: The number of filters, `M`.
+        band: The frequencies at which the first filter begins and the last one ends, in Hz.
+        fft_length: The length of the Fourier transform, `N`, in samples.
+        sample_rate: The sample rate, in Hz.
+        scale: The mel scale of the corners.
         norm: `slaney` gives each filter an area of 1 in Hz, `none` a peak of 1.
 
     Returns:
-        float64 `[N // 2 + 1, M]`.
+        Float64 `[N // 2 + 1, M]`.
     """
     corners = mel_to_hertz(_corners(num_bins, band, scale), scale)
     filters = _triangles(_frequencies(fft_length, sample_rate), corners)
@@ -161,7 +161,7 @@ def _frequencies(fft_length: int, sample_rate: int) -> torch.Tensor:
 
 
 def _corners(num_bins: int, band: Band, scale: MelScale) -> torch.Tensor:
-    """In mel, `[M + 2]`: filter `m` rises from corner `m`, peaks at `m + 1` and has fallen at `m + 2`."""
+    """The filters' corners in mel, `[M + 2]`: filter `m` rises from corner `m`, peaks at `m + 1`, ends at `m + 2`."""
     first, last = hertz_to_mel(torch.tensor(band, dtype=torch.float64), scale).tolist()
     return torch.linspace(first, last, num_bins + 2, dtype=torch.float64)
 
@@ -170,5 +170,5 @@ def _triangles(positions: torch.Tensor, corners: torch.Tensor) -> torch.Tensor:
     left, peak, right = corners[:-2], corners[1:-1], corners[2:]
     rising = (positions[:, None] - left) / (peak - left)
     falling = (right - positions[:, None]) / (right - peak)
-    # Just above 0, so that a corner that lies on a frequency is 0 there, whichever way it was rounded.
+    # The threshold is just above 0, so a filter is 0 at a frequency on its corner, however the corner was rounded.
     return torch.threshold(torch.minimum(rising, falling), 1e-12, 0)

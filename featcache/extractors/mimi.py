@@ -35,15 +35,6 @@ class Mimi(CodecExtractor[MimiParams]):
     Codes are `[T, Q]`, ceil(num_samples / 1920) frames, from one sample on. The receptive field is finite: that of the
     convolutions, and for each layer of the transformer a window less one step. For kyutai/mimi (8 layers of 10 s each)
     it is 80 s, so chunks with a shorter overlap are not exact.
-
-    Args:
-        params: See `MimiParams`.
-        sample_rate: The rate of the waveforms, in Hz, which must be the model's.
-        device: The device to compute on.
-
-    Raises:
-        ConfigError: The weights cannot be loaded, or the parameters do not fit the model.
-        MissingDependencyError: transformers is not installed.
     """
 
     Params = MimiParams

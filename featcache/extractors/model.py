@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from featcache import weights
 from featcache.errors import ConfigError
-from featcache.extractors.base import Params, absolute
+from featcache.extractors.base import Params, absolute_path
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 
 LONGEST_SECONDS = 120.0
@@ -62,7 +62,7 @@ class ModelParams(Params):
     @field_validator("weights")
     @classmethod
     def _absolute(cls, value: str, info: ValidationInfo) -> str:
-        return absolute(value, info)
+        return absolute_path(value, info)
 
 
 M = TypeVar("M", bound=ModelParams)

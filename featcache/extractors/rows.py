@@ -1,10 +1,10 @@
 """Extractors that run a model over rows of padded waveforms, and give a clip the same bits whatever its neighbours.
 
 A model's kernels are chosen by shape, so the last bits of a row change with the number of rows and with their length,
-and a code that is nearly tied flips. Here a clip is always computed in a batch of the same shape: its padded length is
-a function of its own length (`padded_length`), and so is the number of rows (`rows`); a batch that is not full is
-filled up with copies of its first row. The extractor must do the rest: compute a row as if nothing followed its last
-sample (see `ragged` for convolutions).
+and codes that are nearly tied flip. Here a clip is always computed in a batch of the same shape: its padded length
+follows from its own length (`padded_length`), and the number of rows from the padded length (`rows`); a batch that is
+not full is filled up with copies of its first row. The extractor must do the rest: compute a row as if nothing followed
+its last sample (see `ragged` for convolutions).
 """
 
 from __future__ import annotations
@@ -19,50 +19,44 @@ import torch
 from featcache.extractors.base import Batching, Clip, Extractor, P
 
 ROW_SECONDS = {"cpu": 4.0, "cuda": 240.0}
-"""Seconds of audio in a batch of rows, about. On one core EnCodec runs at 20 × real time on 4 rows of 1 s, at 18 × on
-one of 4 s, at 16 × on one of 1 s, and no faster on more; a GPU wants enough rows to fill it."""
+"""Approximate seconds of audio in a batch. On one core EnCodec runs at 20 × real time on 4 rows of 1 s, at 18 × on one
+row of 4 s, at 16 × on one row of 1 s, and no faster on larger batches; a GPU needs enough rows to be busy."""
 
 MAX_ROWS = {"cpu": 16, "cuda": 256}
-"""Rows of a batch of very short clips."""
+"""The most rows of a batch, for very short clips."""
 
 _EQUAL_ROWS = 8
-"""Rows of a batch of clips of one length, at most: what a corpus lacks of them is computed for nothing."""
+"""The most rows of a batch of clips of equal length. If a corpus has fewer such clips, the other rows are wasted."""
 
 _STEPS = 8
-"""Padded lengths in an octave: a row is 4 % padding in the mean, and 12 % at most."""
-
+"""Padded lengths per octave: padding is 4 % of a row on average, and at most 12 %."""
 
 _shrinking = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a clip that is one row for the model; most clips are a single piece.
-
-    Attributes:
-        start: the position of its first sample in the clip.
-        num_samples: of it.
-        skip: frames at the row's beginning that are left out, since they belong to another piece.
-        num_frames: number of frames that count, after those.
-    """
+    """A part of a clip that is one row for the model; most clips are a single piece."""
 
     start: int
+    """The position of the piece's first sample in the clip."""
     num_samples: int
+    """The number of samples."""
     skip: int
+    """The number of frames at the beginning that are left out, since they belong to another piece."""
     num_frames: int
+    """The number of frames that are kept after those."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The output of a batch of rows. Behind the last frame of shorter rows, values are meaningless.
-
-    Attributes:
-        features: `[R, F, *item_shape]` of `spec.dtype`.
-        side: for each of `spec.side`, by name, `[R, n, *its item_shape]`: n entries for each piece.
-    """
+    """The output of a batch of rows. After the last frame of shorter rows, values are meaningless."""
 
     features: torch.Tensor
+    """The features, `[R, F, *item_shape]` of `spec.dtype`."""
     side: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """For each side array in `spec.side`, by name, `[R, n, *item_shape]` with that array's item shape: n entries for
+    each piece."""
 
 
 class RowExtractor(Extractor[P]):
@@ -71,20 +65,19 @@ class RowExtractor(Extractor[P]):
     A subclass sets `spec` and `granularity` in its `__init__`, and defines the number of frames (`num_frames`) and the
     computation of rows (`encode`). None of its methods may store anything on `self`.
 
-    Shapes in this and the following files: `R` rows, `P` samples of a padded row, `F` frames of a padded row, `C`
-    channels of a layer, `T` its time steps, `D` dimensions of a vector, `Q` codebooks.
-
-    Attributes:
-        batching: the loosest batching that the extractor declares to be safe: see `chosen_batching`.
-        granularity: in samples; padded lengths are multiples of it. Usually the model's hop.
-        chosen_batching: how rows are put together: `padded`, `equal_length` (the padded length is the row's own), or
-            `single` (one row alone, at its own length: a model run by hand). May be set after construction, before
-            first use; None means `batching`.
+    Shapes here and in all files that use rows: `R` rows, `P` samples of a padded row, `F` frames of a padded row, `C`
+    channels of a layer, `T` its time steps, `D` dimensions of a vector, `Q` codebooks. Names of tensors may end in
+    their shape: `hidden_RFD`.
     """
 
-    batching = "padded"
+    batching: Batching = "padded"
+    """The loosest batching that the extractor declares to be safe; see `chosen_batching`."""
     granularity: int
+    """Padded lengths are multiples of this number of samples, usually the model's hop."""
     chosen_batching: Batching | None = None
+    """How rows are put together: `padded`, `equal_length` (the padded length is the row's own), or `single` (one row
+    alone, at its own length: a model run by hand). It may be set after construction, before first use; None means
+    `batching`."""
     _shrunk: int = 1
 
     @abstractmethod
@@ -92,12 +85,12 @@ class RowExtractor(Extractor[P]):
         """Compute rows.
 
         Args:
-            waveforms: float32 `[R, P]` on the device, zero behind each row's end. Not to be written to.
-            num_samples: int64 `[R]` on the device, of each row.
+            waveforms: The rows, float32 `[R, P]` on the device, zero after each row's end. Do not write to them.
+            num_samples: The length of each row, int64 `[R]` on the device.
         """
 
     def use_batching(self, batching: Batching) -> None:
-        """Put rows together in this way from now on."""
+        """Put rows together in this way from now on; see `chosen_batching`."""
         self.chosen_batching = batching
 
     def as_row_extractor(self) -> RowExtractor[P]:
@@ -105,15 +98,15 @@ class RowExtractor(Extractor[P]):
         return self
 
     def pieces(self, num_samples: int) -> list[Piece]:
-        """How a clip is cut into rows; the frames of the pieces, one after another, are those of the clip.
+        """How a clip is cut into rows. The frames of the pieces, one after another, are the frames of the clip.
 
         Raises:
-            AudioError: the clip cannot be extracted: TOO_LONG, say.
+            AudioError: The clip cannot be extracted, for example with the reason TOO_LONG.
         """
         return [Piece(0, num_samples, 0, self.num_frames(num_samples))]
 
     def padded_length(self, num_samples: int) -> int:
-        """Samples of the padded row of a piece of `num_samples`."""
+        """The number of samples in the padded row of a piece of `num_samples`."""
         if (self.chosen_batching or self.batching) != "padded":
             return num_samples
         units = -(-num_samples // self.granularity)
@@ -121,7 +114,7 @@ class RowExtractor(Extractor[P]):
         return -(-units // step) * step * self.granularity
 
     def rows(self, padded_length: int, device: torch.device) -> int:
-        """Rows of a batch whose rows have `padded_length` samples."""
+        """The number of rows in a batch whose rows have `padded_length` samples."""
         batching = self.chosen_batching or self.batching
         if batching == "single":
             return 1
@@ -133,7 +126,10 @@ class RowExtractor(Extractor[P]):
     def shrink(self, rows: int, padded_length: int, device: torch.device) -> bool:
         """Halve all batches from now on, after one of `rows` rows did not fit on the device.
 
-        Values of later batches differ from those of earlier ones by rounding. Returns False where there was one row.
+        Values of later batches may differ from those of earlier ones by rounding.
+
+        Returns:
+            Whether batches can be smaller; False if there was only one row.
         """
         with _shrinking:
             if rows > 1 and self.rows(padded_length, device) >= rows:  # else another thread has been here
@@ -145,7 +141,7 @@ class RowExtractor(Extractor[P]):
         return [rows.features for rows in self.extract_rows(clips)]
 
     def extract_rows(self, clips: Sequence[Clip]) -> list[Rows]:
-        """The clips' features, and what is beside them: for each, `[frames, *item_shape]`, and `[n, …]` by name."""
+        """The features of each clip, `[frames, *item_shape]`, and its side arrays by name, `[n, …]`."""
         found: list[list[Rows | None]] = []
         groups: dict[int, list[tuple[int, int, torch.Tensor, Piece]]] = {}
         for number, clip in enumerate(clips):
@@ -167,18 +163,17 @@ class RowExtractor(Extractor[P]):
         return [_joined([rows for rows in clip if rows is not None]) for clip in found]
 
     def run(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
-        """`encode`, at the extractor's precision: float32, unless a subclass has another."""
+        """`encode`, at the extractor's precision: float32 unless a subclass has another."""
         return self.encode(waveforms, num_samples)
 
 
 def pad_rows(waveforms: Sequence[torch.Tensor], rows: int, padded_length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Waveforms `[n]` as `[rows, padded_length]`, filled up with copies of the first; and int64 `[rows]` lengths."""
-    padded = waveforms[0].new_zeros(rows, padded_length)
-    for row in range(rows):
-        waveform = waveforms[row] if row < len(waveforms) else waveforms[0]
-        padded[row, : len(waveform)] = waveform
-    lengths = [len(waveform) for waveform in waveforms] + [len(waveforms[0])] * (rows - len(waveforms))
-    return padded, torch.tensor(lengths, device=padded.device)
+    """Waveforms `[n]` as rows `[rows, padded_length]`, filled up with copies of the first; and their int64 lengths."""
+    filled = [*waveforms, *[waveforms[0]] * (rows - len(waveforms))]
+    padded_RP = waveforms[0].new_zeros(rows, padded_length)
+    for row, waveform in zip(padded_RP, filled, strict=True):
+        row[: len(waveform)] = waveform
+    return padded_RP, torch.tensor([len(waveform) for waveform in filled], device=padded_RP.device)
 
 
 def _joined(pieces: Sequence[Rows]) -> Rows:

@@ -41,15 +41,6 @@ class SpeechTokenizer(CodecExtractor[SpeechTokenizerParams]):
     """SpeechTokenizer's codes: those of `SpeechTokenizer.encode` for the clip alone.
 
     Codes are `[T, Q]`, ceil(num_samples / 320) frames, from one sample on. Every frame sees the whole clip.
-
-    Args:
-        params: See `SpeechTokenizerParams`.
-        sample_rate: The rate of the waveforms, in Hz, which must be the model's.
-        device: The device to compute on.
-
-    Raises:
-        ConfigError: The weights cannot be loaded, or the parameters do not fit the model.
-        MissingDependencyError: The package speechtokenizer is not installed.
     """
 
     Params = SpeechTokenizerParams

@@ -11,12 +11,11 @@ from torch.nn import functional
 
 from featcache import weights
 from featcache.errors import ConfigError, MissingDependencyError, listing
-from featcache.extractors.hidden_states import HiddenStates, HiddenStatesParams
-from featcache.extractors.layers import Layers
+from featcache.extractors.hidden_states import HiddenStates, HiddenStatesParams, LayerChoice
 from featcache.extractors.wav2vec2 import Wav2Vec2, WavLMAttention
 
 _EPSILON = 1e-5
-"""Of `layer_norm`, by which bundles normalise waveforms."""
+"""What `layer_norm`, by which bundles normalise waveforms, adds to the variance before the root."""
 
 _URL = "https://download.pytorch.org/torchaudio/models/"
 
@@ -37,19 +36,9 @@ class TorchaudioSSLParams(HiddenStatesParams):
 class TorchaudioSSL(HiddenStates[TorchaudioSSLParams]):
     """Hidden states of a wav2vec 2.0, HuBERT or WavLM of `torchaudio.pipelines`.
 
-    Features are float32 `[frames, D]`, or `[frames, layers, D]`; there are 50 frames to a second. Layer N is what the
-    model's `extract_features` gives for the clip alone at N - 1, to rounding, whatever it is batched with. They are
-    stored as float32 where the config does not say otherwise; see `SSL` about float16.
-
-    Args:
-        params: see `TorchaudioSSLParams`.
-        sample_rate: of the waveforms, in Hz; 16000.
-        device: to compute on.
-
-    Raises:
-        ConfigError: there is no such bundle, its weights are not there or another's, the model has not got the layer,
-            or the parameters do not go with it.
-        MissingDependencyError: there is no torchaudio.
+    Features are float32 `[frames, D]`, or `[frames, layers, D]`, at 50 frames per second. Up to rounding, layer N is
+    what the model's `extract_features` gives for the clip alone at N - 1, whatever clips are batched together. Features
+    are stored as float32 unless the config says otherwise; see `SSL` about float16.
     """
 
     Params = TorchaudioSSLParams
@@ -60,9 +49,9 @@ class TorchaudioSSL(HiddenStates[TorchaudioSSLParams]):
         bundle = _bundle(params.bundle)
         if sample_rate != bundle.sample_rate:
             raise ConfigError(f"audio.sample_rate: {sample_rate}; {params.bundle} is for {bundle.sample_rate}")
-        layers = Layers(params, bundle._params["encoder_num_layers"])
+        layers = LayerChoice(params, bundle._params["encoder_num_layers"])
         model = _load(bundle, _locate(params), device)
-        self._use(
+        self._set_encoder(
             encoder=TorchaudioWav2Vec2(model),
             layers=layers,
             size=bundle._params["encoder_embed_dim"],
@@ -81,7 +70,7 @@ class TorchaudioWav2Vec2(Wav2Vec2):
     """A model of the family as torchaudio builds it, to be run on rows.
 
     Args:
-        model: torchaudio's `Wav2Vec2Model`, in eval mode. The attention of a WavLM is replaced in it.
+        model: torchaudio's `Wav2Vec2Model`, in eval mode. In a WavLM, the attention is replaced.
     """
 
     def __init__(self, model: Any) -> None:
@@ -98,27 +87,27 @@ class TorchaudioWav2Vec2(Wav2Vec2):
             if isinstance(layer.attention, WavLMSelfAttention):
                 layer.attention = TorchaudioWavLMAttention(layer.attention)
 
-    def _convolution(self, layer: Any, steps: torch.Tensor) -> torch.Tensor:
-        convolved: torch.Tensor = layer(steps, None)[0]
-        return convolved
+    def _convolution(self, layer: Any, steps_RCT: torch.Tensor) -> torch.Tensor:
+        convolved_RCT: torch.Tensor = layer(steps_RCT, None)[0]
+        return convolved_RCT
 
-    def _activated(self, layer: Any, steps: torch.Tensor) -> torch.Tensor:
-        return functional.gelu(steps)
+    def _activated(self, layer: Any, steps_RCT: torch.Tensor) -> torch.Tensor:
+        return functional.gelu(steps_RCT)
 
-    def _positioned(self, hidden: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
-        added: torch.Tensor = self._positions(hidden)
-        return added
+    def _positioned(self, hidden_RFD: torch.Tensor, inside_RF: torch.Tensor) -> torch.Tensor:
+        added_RFD: torch.Tensor = self._positions(hidden_RFD)
+        return added_RFD
 
-    def _transformed(self, hidden: torch.Tensor, mask: torch.Tensor) -> Iterator[torch.Tensor]:
+    def _transformed(self, hidden_RFD: torch.Tensor, mask: torch.Tensor) -> Iterator[torch.Tensor]:
         position_bias = None
         mask = mask.expand(-1, -1, mask.shape[-1], -1)
         for layer in self.layers:
-            hidden, position_bias = layer(hidden, attention_mask=mask, position_bias=position_bias)
-            yield hidden
+            hidden_RFD, position_bias = layer(hidden_RFD, attention_mask=mask, position_bias=position_bias)
+            yield hidden_RFD
 
 
 class TorchaudioWavLMAttention(WavLMAttention):
-    """The same attention, in place of torchaudio's `WavLMSelfAttention`."""
+    """WavLM's attention in place of torchaudio's `WavLMSelfAttention`."""
 
     def forward(
         self,
@@ -127,21 +116,21 @@ class TorchaudioWavLMAttention(WavLMAttention):
         position_bias: torch.Tensor | None = None,
         **options: Any,
     ) -> tuple[Any, ...]:
-        """What attention gives, and the bias `[H, F, F]` for the next layers; see the base."""
+        """The output `[R, F, D]`, and the bias `[H, F, F]` for the next layers; see the base class."""
         attended, _, bias = super().forward(hidden_states, attention_mask, position_bias)
         return attended, bias
 
     def _projected(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        joined = self._own.attention
+        joined = self._replaced.attention
         return functional.linear(hidden_states, joined.in_proj_weight, joined.in_proj_bias).chunk(3, dim=-1)
 
     def _joined(self, attended: torch.Tensor) -> torch.Tensor:
-        joined: torch.Tensor = self._own.attention.out_proj(attended)
+        joined: torch.Tensor = self._replaced.attention.out_proj(attended)
         return joined
 
 
 def _bundle(name: str) -> Any:
-    """A bundle of torchaudio's. Its private fields are read: its public way to a model downloads and unpickles."""
+    """A bundle of torchaudio. Its private fields are read, since its public `get_model` downloads and unpickles."""
     pipelines, bundle_class = _torchaudio()
     found = getattr(pipelines, name, None)
     if not isinstance(found, bundle_class):
@@ -153,7 +142,7 @@ def _bundle(name: str) -> Any:
 def _torchaudio() -> tuple[Any, type]:
     try:
         from torchaudio import pipelines
-    except (ImportError, OSError, RuntimeError) as error:  # the latter two: built for another torch
+    except (ImportError, OSError, RuntimeError) as error:  # the latter two: it was built for another torch
         raise MissingDependencyError("torchaudio", "extractor: torchaudio", extra="models") from error
     return pipelines, pipelines.Wav2Vec2Bundle
 
@@ -174,7 +163,7 @@ def _locate(params: TorchaudioSSLParams) -> weights.Located:
 
 
 def _load(bundle: Any, located: weights.Located, device: torch.device) -> Any:
-    """The bundle's model, without what a model that was fine-tuned to recognise speech has behind its encoder."""
+    """The bundle's model, without the output layer of models that were fine-tuned to recognise speech."""
     from torchaudio import models
 
     builder = {"Wav2Vec2": models.wav2vec2_model, "WavLM": models.wavlm_model}[bundle._model_type]

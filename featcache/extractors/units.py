@@ -7,21 +7,37 @@ computed frames are rounded to the dtype that the version stores, or quantised i
 
 from __future__ import annotations
 
+import hashlib
+import json
+import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
-from featcache.errors import AudioError, ConfigError, Reason, listing
-from featcache.extractors.base import Batching, Clip, Extractor, Params, absolute, find, require_registered
-from featcache.extractors.codebook import Codebook, Nearest, read_codebook
-from featcache.extractors.fingerprint import SELECTING, fingerprint
+from featcache.errors import AudioError, ConfigError, MissingDependencyError, Reason, listing
+from featcache.extractors.base import (
+    SELECTING_KEYS,
+    Batching,
+    Clip,
+    Extractor,
+    Params,
+    absolute_path,
+    find,
+    fingerprint,
+    require_registered,
+)
+from featcache.extractors.frames import BLOCK_ROWS, with_whole_columns
 from featcache.extractors.model import computing
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 from featcache.quantize import dequantize, is_quantized, quantize
 from featcache.spec import FeatureSpec
+
+FORMAT = "featcache units 1"
 
 
 class UnitsParams(Params):
@@ -39,32 +55,19 @@ class UnitsParams(Params):
     @field_validator("weights")
     @classmethod
     def _absolute(cls, value: str, info: ValidationInfo) -> str:
-        return absolute(value, info)
+        return absolute_path(value, info)
 
     @field_validator("features")
     @classmethod
-    def _absolute_too(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
-        return {**value, "weights": absolute(value["weights"], info)} if "weights" in value else value
+    def _absolute_location(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        return {**value, "weights": absolute_path(value["weights"], info)} if "weights" in value else value
 
 
 class Units(RowExtractor[UnitsParams]):
     """The nearest centroid of each frame, by squared Euclidean distance in float32; of equals, the lowest.
 
-    Codes are int64 `[T, 1]`. How clips are cut, padded and put together is the features' extractor's business.
-
-    Args:
-        params: see `UnitsParams`.
-        sample_rate: of the waveforms, in Hz.
-        device: to compute on.
-
-    Attributes:
-        source_name: of the version that the centroids were fitted to.
-        source_fingerprint: of that version.
-        source_audio: its audio policy, which units from audio need too.
-
-    Raises:
-        ConfigError: the file is none of `featcache fit-kmeans`; the features' extractor or its weights are not what
-            they were; or `sample_rate` is not theirs.
+    Codes are int64 `[T, 1]`. The features' extractor decides how clips are cut, padded and batched. Units are refused
+    if that extractor or its weights have changed since the centroids were fitted.
     """
 
     Params = UnitsParams
@@ -72,13 +75,13 @@ class Units(RowExtractor[UnitsParams]):
 
     def __init__(self, params: UnitsParams, sample_rate: int, device: torch.device) -> None:
         codebook = read_codebook(params.weights)
-        config = _config_of(codebook, params)
-        self.source_name = str(config["name"])
+        config = _resolved_config(codebook, params)
+        self._source_name = str(config["name"])
         self.source_fingerprint = codebook.fingerprint
-        self.source_audio: dict[str, Any] = config["audio"]
+        self._source_audio: dict[str, Any] = config["audio"]
         self.check_audio({"sample_rate": sample_rate})
         source = _build(config, device)
-        self._source = source.as_row_extractor() or _ByRow(source)
+        self._source = source.as_row_extractor() or _RowsOfClips(source)
         self._dtype: torch.dtype = getattr(torch, codebook.dtype)
         self._is_quantized = is_quantized(source.spec.dtype, config["store"]["dtype"])
         self._nearest = Nearest(codebook.centroids, device)
@@ -92,7 +95,7 @@ class Units(RowExtractor[UnitsParams]):
             frame_rate=source.spec.frame_rate,
             frame_length=source.spec.frame_length,
             sample_rate=sample_rate,
-            units=f"number of the nearest of {k} centroids of {self.source_name}",
+            units=f"number of the nearest of {k} centroids of {self._source_name}",
             codebook_sizes=(k,),
             padded_to=source.spec.padded_to,
         )
@@ -104,30 +107,30 @@ class Units(RowExtractor[UnitsParams]):
 
     @classmethod
     def weights_digest(cls, params: UnitsParams) -> str:
-        """A hash of the centroids, and of what they are centroids of."""
+        """A hash of the centroids, and of the version that they were fitted to."""
         return read_codebook(params.weights).digest()
 
     def check_audio(self, audio: Mapping[str, Any]) -> None:
-        """Hold the `audio` section of a config, or a part of it, against that of the features.
+        """Compare the `audio` section of a config, or a part of it, with that of the features.
 
         Raises:
-            ConfigError: waveforms are made in another way.
+            ConfigError: Waveforms are made in another way.
         """
         for key, value in audio.items():
-            if key not in SELECTING and value != self.source_audio[key]:
+            if key not in SELECTING_KEYS and value != self._source_audio[key]:
                 raise ConfigError(
-                    f"audio.{key}: {value}; these units are of {self.source_name}, whose audio.{key} is "
-                    f"{self.source_audio[key]}"
+                    f"audio.{key}: {value}; these units are of {self._source_name}, whose audio.{key} is "
+                    f"{self._source_audio[key]}"
                 )
 
     def from_features(self, features: torch.Tensor) -> torch.Tensor:
-        """The codes, int64 `[N, 1]`, of frames `[N, D]` as a version of the features gives them, on the device."""
+        """The codes, int64 `[N, 1]`, of frames `[N, D]` as a version of the features returns them, on the device."""
         codes, _ = self._nearest(features)
         return codes[:, None]
 
     @property
     def chosen_batching(self) -> Batching | None:
-        """The features' extractor's."""
+        """The chosen batching of the features' extractor."""
         return self._source.chosen_batching
 
     @chosen_batching.setter
@@ -135,30 +138,30 @@ class Units(RowExtractor[UnitsParams]):
         self._source.chosen_batching = batching
 
     def num_frames(self, num_samples: int) -> int:
-        """How many frames `num_samples` samples give."""
+        """The number of frames of `num_samples` samples."""
         return self._source.num_frames(num_samples)
 
     def pieces(self, num_samples: int) -> list[Piece]:
         """How a clip is cut into rows.
 
         Raises:
-            AudioError: TOO_LONG: it is cut, but the features are quantised over the whole of a clip.
+            AudioError: TOO_LONG: the clip would be cut, but the features are quantised over a whole clip.
         """
         pieces = self._source.pieces(num_samples)
         if self._is_quantized and len(pieces) > 1:
             raise AudioError(
                 Reason.TOO_LONG,
-                f"{self.source_name} is quantised over a whole clip, but this clip is computed in "
-                f"{len(pieces)} chunks: extract {self.source_name} first, and make the units with --from",
+                f"{self._source_name} is quantised over a whole clip, but this clip is computed in "
+                f"{len(pieces)} chunks: extract {self._source_name} first, and make the units with --from",
             )
         return pieces
 
     def padded_length(self, num_samples: int) -> int:
-        """Samples of the padded row of a piece of `num_samples`."""
+        """The number of samples in the padded row of a piece of `num_samples`."""
         return self._source.padded_length(num_samples)
 
     def rows(self, padded_length: int, device: torch.device) -> int:
-        """Rows of a batch whose rows have `padded_length` samples."""
+        """The number of rows in a batch whose rows have `padded_length` samples."""
         return self._source.rows(padded_length, device)
 
     def shrink(self, rows: int, padded_length: int, device: torch.device) -> bool:
@@ -166,7 +169,7 @@ class Units(RowExtractor[UnitsParams]):
         return self._source.shrink(rows, padded_length, device)
 
     def run(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
-        """`encode`; where the features take TF32, while no other thread lets a GPU round, or stops it."""
+        """`encode`. If the features take TF32, no other thread switches it meanwhile."""
         with computing("tf32" if self.tf32 else "fp32", waveforms.device):
             return self.encode(waveforms, num_samples)
 
@@ -174,18 +177,18 @@ class Units(RowExtractor[UnitsParams]):
         """Compute the features of rows, and their codes.
 
         Raises:
-            AudioError: NON_FINITE_FEATURES: they are NaN, or infinite as the dtype that the version stores.
+            AudioError: NON_FINITE_FEATURES: they are NaN, or infinite in the dtype that the version stores.
         """
-        features = self._source.run(waveforms, num_samples).features
+        x_RFD = self._source.run(waveforms, num_samples).features
         num_frames = [self.num_frames(count) for count in num_samples.tolist()]
-        features = _requantized(features, num_frames) if self._is_quantized else features.to(self._dtype)
-        there = torch.arange(features.shape[1], device=features.device) < num_samples.new_tensor(num_frames)[:, None]
-        features = features.masked_fill(~there[:, :, None], 0)
-        if not features.isfinite().all():
+        x_RFD = _requantized(x_RFD, num_frames) if self._is_quantized else x_RFD.to(self._dtype)
+        inside_RF = torch.arange(x_RFD.shape[1], device=x_RFD.device) < num_samples.new_tensor(num_frames)[:, None]
+        x_RFD = x_RFD.masked_fill(~inside_RF[:, :, None], 0)
+        if not x_RFD.isfinite().all():
             raise AudioError(Reason.NON_FINITE_FEATURES, f"features are NaN or infinite as {self._dtype}")
         with computing("fp32", waveforms.device):
-            codes = self.from_features(features.flatten(0, 1))
-        return Rows(codes.view(*features.shape[:2], 1))
+            codes = self.from_features(x_RFD.flatten(0, 1))
+        return Rows(codes.view(*x_RFD.shape[:2], 1))
 
 
 def _build(config: Mapping[str, Any], device: torch.device) -> Extractor[Params]:
@@ -194,17 +197,17 @@ def _build(config: Mapping[str, Any], device: torch.device) -> Extractor[Params]
     return extractor(extractor.Params.model_validate(config["params"]), config["audio"]["sample_rate"], device)
 
 
-def _requantized(features: torch.Tensor, num_frames: Sequence[int]) -> torch.Tensor:
-    """Rows' features `[R, F, D]` as they are read where they are stored quantised; zero behind each row's frames."""
-    values = torch.zeros_like(features, dtype=torch.float32)
+def _requantized(x_RFD: torch.Tensor, num_frames: Sequence[int]) -> torch.Tensor:
+    """Features as read from a version that stores them quantised; zero after each row's frames."""
+    values_RFD = torch.zeros_like(x_RFD, dtype=torch.float32)
     for row, count in enumerate(num_frames):
-        levels, parameters = quantize(features[row, :count], [count])
-        values[row, :count] = dequantize(levels[None], parameters)[0]
-    return values
+        levels, parameters = quantize(x_RFD[row, :count], [count])
+        values_RFD[row, :count] = dequantize(levels[None], parameters)[0]
+    return values_RFD
 
 
-class _ByRow(RowExtractor[Params]):
-    """An extractor that takes clips, as one that takes rows: of each, its own samples."""
+class _RowsOfClips(RowExtractor[Params]):
+    """Makes an extractor that takes clips into one that takes rows: it gets each row's own samples."""
 
     def __init__(self, extractor: Extractor[Params]) -> None:
         self._extractor = extractor
@@ -219,12 +222,12 @@ class _ByRow(RowExtractor[Params]):
         return Rows(torch.nn.utils.rnn.pad_sequence(self._extractor.extract(clips), batch_first=True))
 
 
-def _config_of(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
-    """The resolved config of the features, with their weights where they are now.
+def _resolved_config(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
+    """The resolved config of the features, with the present location of their weights.
 
     Raises:
-        ConfigError: it does not give the features that the centroids are of, or names an extractor that is not
-            registered: it comes from the cache that they were fitted to.
+        ConfigError: The config makes other features than those that the centroids were fitted to; or it names an
+            extractor that is not registered, since it comes from the cache that they were fitted to.
     """
     config = codebook.config
     try:
@@ -258,3 +261,119 @@ def _config_of(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
             "params.features can say where the right weights are"
         )
     return config
+
+
+@dataclass(frozen=True)
+class Codebook:
+    """Centroids, and the version to whose frames they were fitted."""
+
+    centroids: torch.Tensor
+    """The centroids, float32 `[k, D]`, finite."""
+    config: dict[str, Any]
+    """The version's resolved config: every default filled in."""
+    fingerprint: str
+    """The version's fingerprint."""
+    dtype: str
+    """The numpy name of the dtype that the version stores. Frames are rounded to it before they are compared."""
+    fitted: dict[str, str]
+    """How the centroids were fitted: `seed`, `frames`, `inertia` and others, as text for people."""
+
+    def digest(self) -> str:
+        """SHA-256, in hex, of what decides a frame's unit: the centroids, and the version that they were fitted to."""
+        digest = hashlib.sha256(f"{self.fingerprint} {list(self.centroids.shape)} ".encode())
+        digest.update(self.centroids.numpy().astype("<f4").tobytes())
+        return digest.hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """The codebook as a safetensors file: `centroids`, and the rest in its metadata.
+
+        The file is written here, in the few lines that the format needs, because the library puts metadata in a random
+        order. Here, equal codebooks are equal files.
+        """
+        k, dimensions = self.centroids.shape
+        metadata = {
+            **self.fitted,
+            "format": FORMAT,
+            "k": str(k),
+            "dimensions": str(dimensions),
+            "name": str(self.config["name"]),
+            "fingerprint": self.fingerprint,
+            "dtype": self.dtype,
+            "config": json.dumps(self.config, ensure_ascii=False),
+        }
+        data = self.centroids.numpy().astype("<f4").tobytes()
+        centroids = {"dtype": "F32", "shape": [k, dimensions], "data_offsets": [0, len(data)]}
+        header = json.dumps({"__metadata__": metadata, "centroids": centroids}, sort_keys=True).encode()
+        header += b" " * (-len(header) % 8)
+        return struct.pack("<Q", len(header)) + header + data
+
+
+def read_codebook(path: str | Path) -> Codebook:
+    """Read the file that `featcache fit-kmeans` wrote.
+
+    Raises:
+        ConfigError: The file does not exist, or `featcache fit-kmeans` did not write it.
+        MissingDependencyError: safetensors is not installed.
+    """
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise MissingDependencyError("safetensors", "the extractor units", extra="models") from error
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            fitted = dict(file.metadata() or {})
+            if fitted.pop("format", None) != FORMAT:
+                raise ConfigError(f"params.weights: {path}: not a file written by `featcache fit-kmeans`")
+            centroids = file.get_tensor("centroids")
+        config = json.loads(fitted.pop("config"))
+        codebook = Codebook(centroids, config, fitted.pop("fingerprint"), fitted.pop("dtype"), fitted)
+    except OSError as error:
+        raise ConfigError(f"params.weights: {path}: cannot be read: {error.strerror or error}") from error
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise ConfigError(f"params.weights: {path}: an incomplete file of `featcache fit-kmeans`: {error}") from error
+    if centroids.dtype != torch.float32 or centroids.ndim != 2 or not centroids.isfinite().all():
+        found = f"{centroids.dtype} {list(centroids.shape)}"
+        raise ConfigError(f"params.weights: {path}: centroids are finite float32 [k, D]; these are not: {found}")
+    return codebook
+
+
+class Nearest:
+    """Finds each frame's nearest centroid, by squared Euclidean distance in float32; of equals, the lowest.
+
+    Frames are compared in blocks of one shape, so that a frame's code does not depend on the frames around it (see
+    `featcache.extractors.frames`). Distances are `|x|² - 2xc + |c|²`, after the centroids' mean was subtracted from
+    both: if features are far from zero, float32 would have few digits left for the differences.
+
+    Args:
+        centroids: The centroids, float32 `[k, D]`.
+        device: The device to compute on.
+    """
+
+    def __init__(self, centroids: torch.Tensor, device: torch.device) -> None:
+        exact = centroids.to(device, torch.float64)
+        self._middle = exact.mean(0).float()
+        exact = exact - self._middle
+        self._minus_2_centroids = with_whole_columns(-2 * exact.float().T).contiguous()
+        self._squares = torch.full((self._minus_2_centroids.shape[1],), torch.inf, device=device)
+        self._squares[: len(exact)] = exact.square().sum(1).float()
+        self._rows = BLOCK_ROWS[device.type]
+
+    def __call__(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Find the nearest centroids.
+
+        Args:
+            features: Frames, float `[N, D]`, on the device.
+
+        Returns:
+            The codes, int64 `[N]`, and the squared distances, float32 `[N]`.
+        """
+        codes = features.new_empty(len(features), dtype=torch.int64)
+        distances = features.new_empty(len(features), dtype=torch.float32)
+        for first in range(0, len(features), self._rows):
+            block = features[first : first + self._rows].float() - self._middle
+            used = len(block)
+            block = torch.nn.functional.pad(block, (0, 0, 0, self._rows - used))
+            nearest = torch.addmm(self._squares, block, self._minus_2_centroids).min(1)
+            codes[first : first + used] = nearest.indices[:used]
+            distances[first : first + used] = (nearest.values + block.square().sum(1))[:used]
+        return codes, distances.clamp_(min=0)

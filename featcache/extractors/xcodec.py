@@ -39,16 +39,6 @@ class Xcodec(CodecExtractor[XcodecParams]):
 
     Codes are `[T, Q]`. `DacFeatureExtractor` pads the clip with zeros to whole hops, so there is a frame for every hop
     that has begun: ceil(num_samples / 320), from one sample on. Every frame sees the whole clip.
-
-    Args:
-        params: See `XcodecParams`.
-        sample_rate: The rate of the waveforms, in Hz, which must be the model's.
-        device: The device to compute on.
-
-    Raises:
-        ConfigError: The weights cannot be loaded, the parameters do not fit the model, or one of its two encoders does
-            not give one frame for every hop.
-        MissingDependencyError: transformers is not installed.
     """
 
     Params = XcodecParams

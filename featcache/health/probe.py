@@ -1,10 +1,11 @@
-"""A probe: some utterances of a manifest, at every precision and under every policy."""
+"""A probe: what batching and precision change in the values of some utterances, and how fast they are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
@@ -13,19 +14,111 @@ from featcache.errors import AudioError, ManifestError, Reason
 from featcache.extract.batching import precision_of
 from featcache.extractors import Extractor, Params
 from featcache.extractors.model import ModelExtractor
-from featcache.extractors.rows import RowExtractor
-from featcache.health.probe_result import Chunks, Measured, Probe
-from featcache.health.probe_trials import Alone, Trials, total_difference, whole_clips
-from featcache.health.sampling import Sampled, read, sample
-from featcache.health.trial import compute, row_batches
+from featcache.health.compare import compare_all
+from featcache.health.sampling import SampledClip, read_clip, utterances_by_length
+from featcache.health.trials import Alone, Measured, Trials, compute_batches, row_batches, whole_clips
 from featcache.manifest import Manifest
 from featcache.manifest.copies import expand
+from featcache.spec import FeatureSpec
 from featcache.store.version import library_versions
 
 UTTERANCES = 32
 
 LONGEST_SECONDS = 30.0
-"""Longer utterances are cut to this; to three chunks, where the config has longer ones."""
+"""Longer utterances are cut to this length, or to three chunks if these are longer."""
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """What cutting into chunks changes: each utterance in chunks, alone, in fp32, compared with the whole utterance."""
+
+    exact: bool
+    """Whether the overlap covers the model's receptive field, so that nothing may change."""
+
+    utterances: int
+    """How many utterances of the sample are longer than a chunk. If there is none, nothing was measured."""
+
+    differing: float
+    """The share of codes, or for float features of frames, that differ."""
+
+    mismatch: float
+    """The share that differs by more than rounding."""
+
+    relative: float
+    """The largest difference of a frame, relative in norm."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The result of a probe."""
+
+    config: str
+    """The name of the config."""
+
+    fingerprint: str
+    """The fingerprint of the version that the config fills."""
+
+    extractor: str
+    """The extractor, as the config names it."""
+
+    declared: str
+    """The loosest batching that the extractor declares."""
+
+    precision: str
+    """The precision of the config."""
+
+    device: str
+    """The name of the device."""
+
+    threads: int
+    """The number of threads that computed."""
+
+    date: str
+    """When the probe was made: ISO 8601, in UTC."""
+
+    made_by: dict[str, str]
+    """The versions of featcache and of the libraries."""
+
+    utterances: int
+    """The number of utterances that were measured."""
+
+    skipped: list[str]
+    """The utterances of the sample that could not be measured, each with the reason."""
+
+    shortest: float
+    """The length of the shortest utterance, in seconds."""
+
+    longest: float
+    """The length of the longest utterance, in seconds."""
+
+    seconds: float
+    """The length of all utterances together, in seconds."""
+
+    frames: int
+    """The number of frames of all utterances."""
+
+    spec: FeatureSpec
+    """What the extractor's features are."""
+
+    rounding: dict[str, float]
+    """How much rounding may change a frame, relative in norm, by precision; empty if no bit may differ."""
+
+    measured: list[Measured]
+    """What was measured for each batching and precision."""
+
+    chunks: Chunks | None
+    """What chunks change; None if the config has none."""
+
+    @property
+    def fastest(self) -> Measured | None:
+        """The fastest of the declared batchings, at any precision, of which no value is mismatched or disturbed."""
+        measured = [trial for trial in self.measured if trial.is_declared and trial.error is None]
+        clean = [trial for trial in measured if not trial.mismatch and not trial.disturbed]
+        return max(clean, key=lambda trial: trial.times_real_time, default=None)
+
+    def document(self) -> dict[str, Any]:
+        """The result as plain JSON values."""
+        return {**asdict(self), "fastest": self.fastest and asdict(self.fastest)}
 
 
 def probe(
@@ -38,15 +131,15 @@ def probe(
     """Measure what batching and precision do to a config's values.
 
     Args:
-        config: as for extraction.
-        manifest: whose utterances are sampled, over the whole spread of their lengths.
-        device: to measure on.
-        utterances: how many.
-        report: called with the name of each precision, before it is measured.
+        config: The config, as for extraction.
+        manifest: The manifest, whose utterances are sampled over the whole range of their lengths.
+        device: The device to measure on.
+        utterances: The number of utterances to sample.
+        report: Called with the name of each precision, before it is measured.
 
     Raises:
-        ConfigError: the extractor cannot be built.
-        ManifestError: none of the sampled utterances can be extracted.
+        ConfigError: The extractor cannot be built.
+        ManifestError: None of the sampled utterances can be extracted.
     """
     device.configure_torch()
     extractor = _build(config, device, config.params)
@@ -54,14 +147,15 @@ def probe(
     measured: list[Measured] = []
     rounding: dict[str, float] = {}
     chunks = None
-    if isinstance(extractor, RowExtractor):
+    if extractor.as_row_extractor() is not None:
         reference: Alone | None = None
         for params in _precisions(config, device):
             report(precision_of(params))
-            # One precision's weights at a time: the last one's are freed when the next one's have been loaded.
+            # The weights of one precision at a time: they are freed when those of the next have been loaded.
             extractor = _build(config, device, params)
-            assert isinstance(extractor, RowExtractor)
-            trials = Trials(extractor, clips, device, reference, precision_of(params))
+            row_extractor = extractor.as_row_extractor()
+            assert row_extractor is not None
+            trials = Trials(row_extractor, clips, device, reference, precision_of(params))
             measured += trials.run()
             rounding[precision_of(params)] = trials.rounding
             reference = reference or Alone(trials.alone, trials.rounding)
@@ -99,7 +193,7 @@ def _build(config: Config, device: Device, params: Params) -> Extractor[Params]:
 
 
 def _precisions(config: Config, device: Device) -> Iterator[Params]:
-    """The config's parameters at each precision, fp32 first; as they are, where they name none."""
+    """The config's parameters at each precision, fp32 first; only as they are if they name no precision."""
     if "precision" not in type(config.params).model_fields:
         yield config.params
         return
@@ -110,21 +204,22 @@ def _precisions(config: Config, device: Device) -> Iterator[Params]:
 
 def _sample(
     config: Config, extractor: Extractor[Params], manifest: Manifest, count: int
-) -> tuple[list[Sampled], list[str]]:
-    """The sample's waveforms, and what was wrong with those of it that cannot be extracted."""
+) -> tuple[list[SampledClip], list[str]]:
+    """The sampled utterances, and what is wrong with those that cannot be extracted."""
     chunk = getattr(config.params, "chunk", None)
     longest = max(LONGEST_SECONDS, 3 * chunk.seconds if chunk else 0.0)
     longest = min(limit for limit in (longest, config.audio.max_seconds, extractor.max_seconds) if limit)
-    clips: list[Sampled] = []
+    row_extractor = extractor.as_row_extractor()
+    clips: list[SampledClip] = []
     faults: list[str] = []
     waveform_maker = WaveformMaker.of(config.audio, config.augment)
-    for utterance in sample(expand(manifest, waveform_maker.copies), count):
+    for utterance in utterances_by_length(expand(manifest, waveform_maker.copies), count):
         try:
-            clip = read(manifest, utterance, waveform_maker, longest)
+            clip = read_clip(manifest, utterance, waveform_maker, longest)
             if not extractor.num_frames(len(clip.waveform)):
                 raise AudioError(Reason.TOO_SHORT, f"{len(clip.waveform)} samples are too few for one frame")
-            if isinstance(extractor, RowExtractor):
-                extractor.pieces(len(clip.waveform))
+            if row_extractor is not None:
+                row_extractor.pieces(len(clip.waveform))
         except AudioError as error:
             faults.append(f"{utterance.id}: {error.reason}: {error}")
         else:
@@ -134,8 +229,8 @@ def _sample(
     return clips, faults
 
 
-def _chunks(config: Config, clips: Sequence[Sampled], device: Device, reference: Alone) -> Chunks:
-    """What the config's chunks change."""
+def _chunks(config: Config, clips: Sequence[SampledClip], device: Device, reference: Alone) -> Chunks:
+    """Measure what the config's chunks change."""
     params = config.params.model_copy(update={"precision": "fp32"})
     in_chunks = _build(config, device, params)
     assert isinstance(in_chunks, ModelExtractor)
@@ -148,6 +243,6 @@ def _chunks(config: Config, clips: Sequence[Sampled], device: Device, reference:
     assert isinstance(whole, ModelExtractor)
     whole.chosen_batching = "single"
     long_clips = [clips[number] for number in numbers]
-    values, _ = compute(whole, row_batches(whole, long_clips, device, None), device)
-    total = total_difference(values, [reference.values[number] for number in numbers], reference.rounding)
+    values, _ = compute_batches(whole, row_batches(whole, long_clips, device, None), device)
+    total = compare_all(values, [reference.results[number] for number in numbers], reference.rounding)
     return Chunks(exact, len(numbers), total.differing / total.values, total.mismatched / total.values, total.relative)

@@ -1,13 +1,12 @@
-"""Extract some utterances again, each alone, and compare: does this machine reproduce what is stored?
+"""Extracts some utterances again, each alone, and compares: does this machine reproduce what is stored?
 
-On the device that wrote them, codes must be identical. Otherwise, differences by rounding (see `differences`) are
+On the device that wrote them, codes must be identical. Otherwise, differences by rounding (see `compare.py`) are
 counted separately: another device computes other last bits, and so does a run that had memory only for small batches.
-For quantised features the values are compared, and one level counts as rounding.
+Of quantised features the values are compared, and one level counts as rounding.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,46 +21,49 @@ from featcache.config import recorded_config
 from featcache.device import Device
 from featcache.errors import AudioError
 from featcache.extract.batching import BATCHINGS
-from featcache.extract.decoding import decode_all
 from featcache.extract.features import DoesNotFitError, OutOfMemoryRetry, cast, compute_clips
 from featcache.extractors import Clip, Extractor, Params
 from featcache.extractors.codec import CodecExtractor
 from featcache.extractors.rows import RowExtractor
-from featcache.health.differences import tied_frames
-from featcache.health.trial import with_latents
+from featcache.health.compare import largest_difference, tied_frames
+from featcache.health.sampling import decode_waveform
+from featcache.health.trials import with_latents
 from featcache.quantize import dequantize_array, is_quantized, quantize
 from featcache.spec import QUANTIZATION
 from featcache.store.check import Problem
 from featcache.store.index import Index
 from featcache.store.runs import request_of
-from featcache.store.shard import Item, Shard
+from featcache.store.shard import Shard
 from featcache.store.version import Version
 
 _TOLERANCE = {"float16": 2.0**-8, "float32": 1e-4}
-"""Of floats, relative to values of 1 and more: four units in float16's last place."""
+"""How far floats may differ by rounding, relative if they are above 1; for float16, four units in the last place."""
 
 
 @dataclass(frozen=True)
 class Recomputed:
-    """What came of extracting some utterances again.
-
-    Attributes:
-        utterances: how many.
-        identical: how many of them bit for bit.
-        largest_difference: of any float.
-        codes: that were compared; 0 of float features.
-        differing: codes that are others now.
-        tied: of those, the ones in frames where rounding decides between codewords.
-        problems: what differs by more than rounding, or could not be extracted again.
-    """
+    """How utterances that were extracted again compare with what is stored."""
 
     utterances: int
+    """The number of utterances."""
+
     identical: int
+    """The number of utterances that are the same bit for bit."""
+
     largest_difference: float
+    """The largest difference of a float."""
+
     codes: int = 0
+    """The number of codes compared; 0 for float features."""
+
     differing: int = 0
+    """The number of codes that differ."""
+
     tied: int = 0
+    """The number of differing codes in frames where rounding decides between codewords."""
+
     problems: list[Problem] = field(default_factory=list)
+    """What differs by more than rounding, or could not be extracted again."""
 
 
 def recompute(
@@ -70,14 +72,14 @@ def recompute(
     """Extract the items at `positions` of the index again, one by one, from the files they came from.
 
     Args:
-        version: where they are.
-        index: of the version.
-        positions: of the items.
-        root: what their relative paths are relative to; None for what it was in the run that extracted each.
-        device: to extract on.
+        version: The version.
+        index: The index of the version.
+        positions: The positions of the items in the index.
+        root: The folder that relative paths are relative to; None for that of the run that extracted each item.
+        device: The device to extract on.
 
     Raises:
-        ConfigError: the version's config names an extractor that is not registered, or its weights are not here.
+        ConfigError: The version's config names an extractor that is not registered, or its weights are not here.
     """
     config = recorded_config(version.info.config, str(version.path))
     device.configure_torch()
@@ -93,7 +95,7 @@ def recompute(
         stored = shard.features[first : first + int(index.num_frames[position])]
         parameters = shard.side(QUANTIZATION).item(number) if version.info.spec.is_quantized else None
         try:
-            waveform = _waveform(item, waveform_maker, root or _root_of(shard, version))
+            waveform = decode_waveform(item, root or _root_of(shard, version), waveform_maker)
             again = _extract_again(item.id, waveform, config.dtype, extractor, shard, device)
         except DoesNotFitError:
             message = f"{item.id}: {item.path}: cannot be extracted again: it does not fit on {device.label}"
@@ -111,10 +113,10 @@ def recompute(
         elif again.features.shape != stored.shape:
             faults.append(f"it has shape {list(again.features.shape)} and not {list(stored.shape)}")
         elif is_float:
-            one, other = _values(again.features, again.parameters), _values(stored, parameters)
-            difference, step = _difference(one, other), _step(again.parameters, parameters)
+            values, stored_values = _values(again.features, again.parameters), _values(stored, parameters)
+            difference, step = largest_difference(values, stored_values), _step(again.parameters, parameters)
             largest = max(largest, difference)
-            if not _difference(one, other, step) <= _tolerance(other):  # NaN is not
+            if not largest_difference(values, stored_values, step) <= _tolerance(stored_values):  # NaN is not
                 faults.append(f"it differs by {difference:.3g}")
         else:
             unequal = again.features != stored
@@ -124,7 +126,7 @@ def recompute(
                 faults.append(f"{wrong} of {stored.size} codes differ by more than rounding")
         for name, array in again.side.items():
             there = shard.side(name).item(number)
-            if array.shape != there.shape or not _difference(array, there) <= _tolerance(there):
+            if array.shape != there.shape or not largest_difference(array, there) <= _tolerance(there):
                 faults.append(f"its {name} differ")
         for fault in faults:
             message = f"{item.id}: extracted again from {item.path}, {fault}{_devices(shard, device)}"
@@ -132,39 +134,21 @@ def recompute(
     return Recomputed(len(positions), identical, largest, codes, differing, tied, problems)
 
 
-def sample(index: Index, count: int, seed: int | None = None) -> list[int]:
-    """Random positions of the index, sorted, all different."""
-    return sorted(random.Random(seed).sample(range(len(index)), min(count, len(index))))
-
-
 @dataclass(frozen=True)
 class _Again:
-    """What an utterance gives now.
-
-    Attributes:
-        features: `[frames, *item_shape]` of the stored dtype.
-        parameters: scale and offset, `[1, 2, *item_shape]`, where they are quantised.
-        side: the entries of the extractor's side arrays, by name.
-        latents: of codes, `[frames, D]`, where the extractor tells.
-    """
+    """What an utterance gives now."""
 
     features: NDArray[Any]
+    """The features, `[frames, *item_shape]` of the stored dtype."""
+
     parameters: NDArray[Any] | None = None
+    """The scale and the offset of quantised features, `[1, 2, *item_shape]`; None if they are not quantised."""
+
     side: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """The entries of the extractor's side arrays, by name."""
+
     latents: torch.Tensor | None = None
-
-
-def _waveform(item: Item, waveform_maker: WaveformMaker, root: Path) -> NDArray[np.float32]:
-    """What an item is extracted from, float32 `[num_samples]`.
-
-    Raises:
-        AudioError: it cannot be decoded.
-    """
-    (decoded,) = decode_all([item], root)
-    if decoded.samples is None or decoded.source is None:
-        assert decoded.error is not None
-        raise decoded.error
-    return waveform_maker.waveform(decoded.samples, decoded.source.sample_rate, item.id, item.channel)
+    """The latents of codes, `[frames, D]`; None if the extractor does not tell."""
 
 
 def _extract_again(
@@ -178,20 +162,21 @@ def _extract_again(
     """Extract an item alone, in a batch of the shape that it was extracted in, or in a smaller one that fits.
 
     Raises:
-        AudioError: it cannot be extracted, or does not fit on the device.
+        AudioError: It cannot be extracted, or does not fit on the device.
     """
-    if not isinstance(extractor, RowExtractor):
-        fitting = OutOfMemoryRetry(extractor, len(waveform), device)
-        found = fitting.run(lambda *_: compute_clips(extractor, [id_], [waveform], dtype, device))
+    row_extractor = extractor.as_row_extractor()
+    if row_extractor is None:
+        retry = OutOfMemoryRetry(extractor, len(waveform), device)
+        found = retry.run(lambda *_: compute_clips(extractor, [id_], [waveform], dtype, device))
         if found.errors[0] is not None:
             raise found.errors[0]
         return _Again(found.features, found.side[QUANTIZATION][0] if found.side else None)
     batching = shard.info.made_by.get("batching")
-    extractor.chosen_batching = batching if batching in BATCHINGS else None
-    # The length of which a batch has the most rows: once that is one, batches of the others are no larger.
-    shortest = min(extractor.padded_length(piece.num_samples) for piece in extractor.pieces(len(waveform)))
-    fitting = OutOfMemoryRetry(extractor, shortest, device)
-    return fitting.run(lambda _, alone: _extract_rows_again(id_, waveform, dtype, extractor, device, alone))
+    row_extractor.chosen_batching = batching if batching in BATCHINGS else None
+    # Batches of the shortest length have the most rows: once these have one row, no other batch has more.
+    shortest = min(row_extractor.padded_length(piece.num_samples) for piece in row_extractor.pieces(len(waveform)))
+    retry = OutOfMemoryRetry(extractor, shortest, device)
+    return retry.run(lambda _, alone: _extract_rows_again(id_, waveform, dtype, row_extractor, device, alone))
 
 
 def _extract_rows_again(
@@ -215,7 +200,7 @@ def _extract_rows_again(
 
 
 def _tied(extractor: Extractor[Params], again: _Again, stored: NDArray[Any], device: Device) -> NDArray[np.bool_]:
-    """Which frames have other codes than the stored ones by rounding: bool `[frames]`."""
+    """Which frames differ from the stored codes by rounding, bool `[frames]`."""
     tied = np.zeros(len(stored), bool)
     if again.latents is not None and isinstance(extractor, CodecExtractor):
         unequal = (again.features != stored).any(axis=1)
@@ -231,7 +216,7 @@ def _root_of(shard: Shard, version: Version) -> Path:
 
 
 def _devices(shard: Shard, device: Device) -> str:
-    """That another device wrote the shard, if so, for a message."""
+    """The end of a message: whether another device wrote the shard."""
     wrote = shard.info.made_by.get("device", device.label)
     return "" if wrote == device.label else f"; it was written on {wrote}, and this is {device.label}"
 
@@ -245,20 +230,13 @@ def _values(features: NDArray[Any], parameters: NDArray[Any] | None) -> NDArray[
     return features if parameters is None else dequantize_array(features, *parameters[0])
 
 
-def _step(one: NDArray[Any] | None, other: NDArray[Any] | None) -> NDArray[Any] | float:
-    """By how much quantisation alone may take values apart that were equal but for rounding; `[*item_shape]`.
+def _step(parameters: NDArray[Any] | None, stored: NDArray[Any] | None) -> NDArray[Any] | float:
+    """How far values that differ by rounding alone may be apart once they are quantised, `[*item_shape]`.
 
-    Each of the two is off by half a scale of its own at most.
+    Each of the two is off by half of its own scale at most.
     """
-    return 0.0 if one is None or other is None else (one[0, 0].astype(np.float64) + other[0, 0]) / 2
+    return 0.0 if parameters is None or stored is None else (parameters[0, 0].astype(np.float64) + stored[0, 0]) / 2
 
 
 def _tolerance(stored: NDArray[Any]) -> float:
     return _TOLERANCE.get(stored.dtype.name, 0.0)
-
-
-def _difference(one: NDArray[Any], other: NDArray[Any], step: NDArray[Any] | float = 0.0) -> float:
-    """The largest difference beyond `step`, relative where values are above 1, of arrays of one shape."""
-    a, b = one.astype(np.float64), other.astype(np.float64)
-    beyond = np.maximum(np.abs(a - b) - step, 0.0)
-    return float((beyond / np.maximum(1.0, np.abs(b))).max(initial=0.0))

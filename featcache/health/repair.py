@@ -1,7 +1,7 @@
-"""Repair: keeps the sound utterances of damaged shards, and re-extracts only the damaged ones.
+"""Repair: keeps the sound utterances of damaged shards, and extracts only the damaged ones again.
 
 Before a damaged shard is removed, its sound utterances have been committed as a shard of their own. So a kill at any
-moment leaves the damaged shard, or what was sound in it, or both; never neither.
+moment leaves the damaged shard, or its sound utterances, or both; never neither.
 """
 
 from __future__ import annotations
@@ -41,30 +41,35 @@ from featcache.strings import Strings
 
 @dataclass(frozen=True)
 class Repaired:
-    """What a repair did.
-
-    Attributes:
-        path: of the version.
-        removed: names of the damaged shards.
-        metadata: whether metadata had to be written anew.
-        summary: of the extraction that followed; None where nothing had to be extracted.
-        missing: utterances of the manifest that were in no shard, damaged or not: extract adds them.
-        interrupted: whether it was stopped before it removed anything.
-        kept: utterances of the damaged shards that were sound, and are what they were.
-        extracted: utterances that were extracted again.
-        aside: other versions' shards that were found in this one, and not in their own: where each has been put, and
-            the fingerprint of the version that it belongs to.
-    """
+    """What a repair did."""
 
     path: str
+    """The folder of the version."""
+
     removed: list[str]
+    """The names of the damaged shards."""
+
     metadata: bool
+    """Whether metadata was damaged and has been written again."""
+
     summary: Summary | None
+    """The summary of the extraction that followed; None if nothing had to be extracted."""
+
     missing: int = 0
+    """The number of utterances of the manifest that were in no shard, damaged or not. `featcache extract` adds them."""
+
     interrupted: bool = False
+    """Whether the repair was stopped before it removed anything."""
+
     kept: int = 0
+    """The number of utterances of damaged shards that were sound. They are unchanged."""
+
     extracted: int = 0
+    """The number of utterances that were extracted again."""
+
     aside: dict[str, str] = field(default_factory=dict)
+    """The shards of other versions that were found in this one and that their own versions lack: where each is now, and
+    the fingerprint of the version that it belongs to."""
 
 
 def repair(
@@ -74,19 +79,19 @@ def repair(
     report: Callable[[Progress], None] = lambda _: None,
     stop: threading.Event | None = None,
 ) -> Repaired:
-    """Verify the version at `path` down to every byte, keep the sound utterances of damaged shards, remove these
-    shards, and extract what else was in them again. A shard of another version is taken away too; if that version has
-    no sound one of its name, or is not in the same cache, it is kept in the folder `aside`.
+    """Verify the version at `path` down to every byte, and replace its damaged shards.
 
-    Where all utterances are sound, it needs neither their audio nor the extractor.
+    Their sound utterances are kept, and the others are extracted again. A shard of another version is taken away too;
+    if that version is not in the same cache, or has no sound shard of this name, the shard is kept in the folder
+    `aside`. If all utterances are sound, neither their audio nor the extractor is needed.
 
     Raises:
-        StoreError: a folder of the version is a link; or the manifest lacks damaged utterances, or their files are
-            gone, or this featcache would extract them into another version; or another repair is going on; or the cache
-            cannot be written; or the version's own metadata is damaged and no run's record tells what it was. Nothing
+        StoreError: A folder of the version is a link; or the manifest lacks damaged utterances, or their files are
+            gone, or this featcache would extract them into another version; or another repair is running; or the cache
+            cannot be written; or the version's own metadata is damaged and no run's record says what it was. Nothing
             has been removed then.
     """
-    path = path.resolve()  # what is extracted goes beside it, by its name
+    path = path.resolve()  # the extraction finds the version by the name of its real folder
     refuse_links(path, *WRITTEN, "aside")
     stop = stop or threading.Event()
     restored = restore_metadata(path)
@@ -101,11 +106,11 @@ def repair(
     with _claim(version) as claim:
         if claim.locked:
             version.remove_work("repair")
-        return _mend(version, found, restored, manifest, options, report, stop)
+        return _replace_damaged_shards(version, found, restored, manifest, options, report, stop)
 
 
 def _claim(version: Version) -> Claim:
-    """The right to repair a version; it also keeps others from sweeping what is being copied."""
+    """The right to repair a version. While it is held, other runs do not sweep what is being copied."""
     try:
         claim = version.claim("repair")
         is_ours = claim.take()
@@ -116,7 +121,7 @@ def _claim(version: Version) -> Claim:
     return claim
 
 
-def _mend(
+def _replace_damaged_shards(
     version: Version,
     found: Report,
     restored: bool,
@@ -126,42 +131,41 @@ def _mend(
     stop: threading.Event,
 ) -> Repaired:
     path, damaged = version.path, found.damaged_shards
-    salvaged = plan_repairs(version, damaged, stop.is_set)
-    again = _ids_to_extract(salvaged)
-    held = _ids_to_extract(one for one in salvaged if one.was_held)
+    plans = plan_repairs(version, damaged, stop.is_set)
+    again = _ids_to_extract(plans)
+    held = _ids_to_extract(plan for plan in plans if plan.was_held)
     config = None if again is not None and not len(again) else _config_for(version, options)
     if config is not None and held is not None:
         _refuse_loss(held, expand(manifest, config.copies), damaged)
-    for one in salvaged:
-        if one.kept and isinstance(one.shard, DamagedShard) and not stop.is_set():
-            copy_sound_items(version, one.shard, one.kept)
+    for plan in plans:
+        if plan.kept and isinstance(plan.shard, DamagedShard) and not stop.is_set():
+            copy_sound_items(version, plan.shard, plan.kept)
     if stop.is_set():
         return Repaired(str(path), [], restored, None, interrupted=True)
-    missing = 0 if again is None else _in_no_shard(found, salvaged)
-    aside = _take_away(version, (one.shard for one in salvaged))
-    removed, kept = [one.shard.name for one in salvaged], sum(len(one.kept) for one in salvaged)
+    missing = 0 if again is None else _count_in_no_shard(found, plans)
+    aside = _take_away(version, (plan.shard for plan in plans))
+    removed, kept = [plan.shard.name for plan in plans], sum(len(plan.kept) for plan in plans)
     if config is None:
         return Repaired(str(path), removed, restored, None, missing, kept=kept, aside=aside)
-    options = replace(options, retry_failed=True)  # they were there, whatever the ledger once said of them
-    summary = run_extraction(
-        plan_extraction(manifest, [config], path.parent, options, again), run_locally, report, stop
-    )
-    extracted = sum(one.extracted for one in summary.versions)
+    options = replace(options, retry_failed=True)  # the version had them, whatever the ledger says of them
+    planned = plan_extraction(manifest, [config], path.parent, options, again)
+    summary = run_extraction(planned, run_locally, report, stop)
+    extracted = sum(filled.extracted for filled in summary.versions)
     return Repaired(str(path), removed, restored, summary, missing, kept=kept, extracted=extracted, aside=aside)
 
 
 def _take_away(version: Version, shards: Iterable[Shard]) -> dict[str, str]:
-    """Remove damaged shards. Returns which of them were another version's and have been set aside; see `Repaired`."""
+    """Remove damaged shards, or set them aside if another version may need them. Returns `Repaired.aside`."""
     aside: dict[str, str] = {}
     for shard in shards:
         with suppress(FileNotFoundError):  # without locks, another repair may have been faster
             stated = shard.stated_version
             if shard.folder.is_symlink():
-                shard.folder.unlink()  # what it leads to is not ours to remove
+                shard.folder.unlink()  # what the link leads to stays
             elif stated in (None, version.info.fingerprint) or _has_sound(version.path.parent, stated, shard.name):
                 gone = version.work_folder(shard.name)
                 shard.folder.rename(gone)
-                remove_from_version(version.path, "work", gone.name)  # a run that begins just now may sweep it
+                remove_from_version(version.path, "work", gone.name)  # or a run that begins just now removes it
             else:
                 place = version.folder("aside") / f"{shard.name}.{uuid.uuid4().hex[:8]}"
                 shard.folder.rename(place)
@@ -175,36 +179,36 @@ def _has_sound(cache: Path, fingerprint: str, name: str) -> bool:
         own = [version for version in select_versions(cache) if version.info.fingerprint == fingerprint]
         return any(not [*check_shard(version.shard(name), version.info.spec)] for version in own)
     except StoreError:
-        return False  # there is damage elsewhere in the cache: nothing is removed that may still be needed
+        return False  # something else in the cache is damaged, so the shard may still be needed
 
 
-def _ids_to_extract(salvaged: Iterable[RepairPlan]) -> Strings | None:
-    """None where nothing tells which they are: then all that is missing."""
+def _ids_to_extract(plans: Iterable[RepairPlan]) -> Strings | None:
+    """The ids to extract again; None, which stands for all that are missing, if a shard does not tell its own."""
     parts = []
-    for one in salvaged:
-        if one.again is None:
+    for plan in plans:
+        if plan.again is None:
             return None
-        parts.append(one.again)
+        parts.append(plan.again)
     return Strings.concatenate(parts)
 
 
-def _in_no_shard(found: Report, salvaged: Iterable[RepairPlan]) -> int:
-    """Utterances of the manifest that are neither in a sound shard nor were in a damaged one."""
+def _count_in_no_shard(found: Report, plans: Iterable[RepairPlan]) -> int:
+    """The number of the manifest's utterances that neither a sound nor a damaged shard had."""
     missing = {problem.id for problem in found.problems if problem.kind == "missing"}
-    for one in salvaged:
-        missing -= {*(one.again or ()), *(one.shard.ids.take(np.array(one.kept)) if one.kept else ())}
+    for plan in plans:
+        missing -= {*(plan.again or ()), *(plan.shard.ids.take(np.array(plan.kept)) if plan.kept else ())}
     return len(missing)
 
 
 def _config_for(version: Version, options: Options) -> Config:
-    """The config to extract what is damaged with.
+    """The config for extracting damaged utterances.
 
     Raises:
-        StoreError: it would go into another version.
-        ConfigError: it names an extractor that is not registered, or its weights are not here.
+        StoreError: The utterances would go into another version.
+        ConfigError: The config names an extractor that is not registered, or its weights are not here.
     """
     config = recorded_config(version.info.config, str(version.path))
-    # What was there was not too long, whatever the limit was of the run that made the version.
+    # No stored utterance was too long, whatever limit the first run of the version had.
     config = replace(config, audio=config.audio.model_copy(update={"max_seconds": None}))
     device = Device(options.device, options.threads)
     _refuse_another_version(version, version_info(config, config.build(device.torch_device).spec))
@@ -212,28 +216,28 @@ def _config_for(version: Version, options: Options) -> Config:
 
 
 def restore_metadata(path: Path) -> bool:
-    """Write a version's own metadata anew from a run's record, where it is damaged; returns whether it was.
+    """Restore a version's own metadata from a run's record if it is damaged; returns whether it was.
 
     Raises:
-        StoreError: no run's record has a config that can be had here.
-        ConfigError: its weights are not here.
+        StoreError: No run's record has a config that can be loaded here.
+        ConfigError: The config's weights are not here.
     """
     group = path / "shards" / "zarr.json"
-    mended = not group.exists() or group.read_bytes() != zarr3.group_metadata()
-    if mended:
+    is_group_damaged = not group.exists() or group.read_bytes() != zarr3.group_metadata()
+    if is_group_damaged:
         write_file(group, zarr3.group_metadata())
-    with suppress(DamagedError):  # which is what the rest is for
+    with suppress(DamagedError):  # the version's own file is damaged too: it is restored below
         Version.open(path)
-        return mended
+        return is_group_damaged
     faults: list[str] = []
     for record in sorted((path / "runs").glob("*/run.json"), reverse=True):
         try:
             config = recorded_config(json.loads(record.read_text(encoding="utf-8"))["asked"]["config"], str(record))
         except FeatcacheError as error:
             faults.append(str(error))
-            continue  # of a config that cannot be had here: an older run's record may do
+            continue  # the config cannot be loaded here: an older run's record may have another
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # torn: the same
+            continue  # the record is damaged
         extractor = config.build(torch.device("cpu"))
         info = version_info(config, extractor.spec)
         if info.folder_name == path.name:

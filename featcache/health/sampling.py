@@ -1,9 +1,11 @@
-"""A sample of a manifest's utterances, over the whole range of their lengths."""
+"""Samples of utterances: a manifest's, over the whole range of their lengths; a version's, at random."""
 
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,62 +14,77 @@ from featcache.audio.decode import probe_seconds
 from featcache.audio.waveform import WaveformMaker
 from featcache.extract.decoding import decode_all
 from featcache.manifest import Manifest, Utterance
+from featcache.store.index import Index
 
-HEADERS = 256
-"""Files whose headers are read where the manifest gives no durations."""
+_MOST_HEADERS = 256
+"""The number of files whose headers are read if the manifest does not give all durations."""
 
 _SEED = 0
 
 
 @dataclass(frozen=True, eq=False)
-class Sampled:
-    """An utterance to try something on.
-
-    Attributes:
-        id: the utterance's.
-        waveform: float32 `[num_samples]` at the config's rate.
-    """
+class SampledClip:
+    """An utterance to try something on."""
 
     id: str
+    """The id of the utterance."""
+
     waveform: NDArray[np.float32]
+    """The waveform, float32 `[num_samples]` at the config's rate."""
 
 
-def sample(manifest: Manifest, count: int) -> list[Utterance]:
-    """`count` utterances at even steps of the order of their lengths, from the shortest to the longest.
+def utterances_by_length(manifest: Manifest, count: int) -> list[Utterance]:
+    """Sample `count` utterances at even steps in the order of their lengths, from the shortest to the longest.
 
-    Where the manifest lacks durations, of those rows alone whose files' headers were read: `HEADERS`, drawn at random
-    from a fixed seed.
+    If the manifest does not give all durations, only rows whose files' headers are read take part: `_MOST_HEADERS`,
+    drawn at random from a fixed seed.
     """
     rows = np.arange(len(manifest))
     seconds = manifest.duration
     if np.isnan(seconds).any():
-        rows = np.random.default_rng(_SEED).permutation(rows)[: max(HEADERS, count)]
+        rows = np.random.default_rng(_SEED).permutation(rows)[: max(_MOST_HEADERS, count)]
         seconds = np.array([_seconds(manifest, manifest[row]) for row in rows.tolist()])
     order = rows[np.argsort(seconds, kind="stable")]
     chosen = order[np.unique(np.linspace(0, len(order) - 1, count).round().astype(int))]
     return [manifest[row] for row in chosen.tolist()]
 
 
-def read(manifest: Manifest, utterance: Utterance, waveform_maker: WaveformMaker, longest_seconds: float) -> Sampled:
-    """An utterance's waveform, as a config wants it; of its first `longest_seconds`, where it is longer.
+def items_at_random(index: Index, count: int, seed: int | None = None) -> list[int]:
+    """Sample positions of the index at random, all different, rising."""
+    return sorted(random.Random(seed).sample(range(len(index)), min(count, len(index))))
+
+
+def decode_waveform(utterance: Utterance, root: Path, waveform_maker: WaveformMaker) -> NDArray[np.float32]:
+    """Decode an utterance and make its waveform, float32 `[num_samples]`.
 
     Raises:
-        AudioError: there is none.
+        AudioError: It cannot be decoded.
     """
-    longest_cut = longest_seconds * waveform_maker.speed(utterance.id)
-    if longest_cut < _seconds(manifest, utterance) < math.inf:
-        utterance = replace(utterance, duration=longest_cut)
-    (decoded,) = decode_all([utterance], manifest.root)
+    (decoded,) = decode_all([utterance], root)
     if decoded.samples is None or decoded.source is None:
         assert decoded.error is not None
         raise decoded.error
     rate = decoded.source.sample_rate
-    waveform = waveform_maker.waveform(decoded.samples, rate, utterance.id, utterance.channel)
-    return Sampled(utterance.id, waveform[: int(longest_seconds * waveform_maker.audio.sample_rate)])
+    return waveform_maker.waveform(decoded.samples, rate, utterance.id, utterance.channel)
+
+
+def read_clip(
+    manifest: Manifest, utterance: Utterance, waveform_maker: WaveformMaker, longest_seconds: float
+) -> SampledClip:
+    """Read an utterance as a config wants it, or its first `longest_seconds` if it is longer.
+
+    Raises:
+        AudioError: It cannot be decoded.
+    """
+    longest_cut = longest_seconds * waveform_maker.speed(utterance.id)
+    if longest_cut < _seconds(manifest, utterance) < math.inf:
+        utterance = replace(utterance, duration=longest_cut)
+    waveform = decode_waveform(utterance, manifest.root, waveform_maker)
+    return SampledClip(utterance.id, waveform[: int(longest_seconds * waveform_maker.audio.sample_rate)])
 
 
 def _seconds(manifest: Manifest, utterance: Utterance) -> float:
-    """How long an utterance lasts, by its row or its file's header; infinite where neither says."""
+    """The length of an utterance, by its row or its file's header; infinite if neither gives it."""
     if utterance.duration is not None:
         return utterance.duration
     held = probe_seconds(manifest.resolve(utterance.path))

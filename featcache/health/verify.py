@@ -26,39 +26,48 @@ from featcache.store.version import Version
 
 @dataclass(frozen=True)
 class Report:
-    """What `verify` found in a version.
-
-    Attributes:
-        path: of the version.
-        shards: how many there are.
-        items: utterances in the sound ones.
-        frames: of the sound ones.
-        num_bytes: of features as they are stored, with side arrays, of the sound ones.
-        data: whether the features' bytes were read.
-        problems: damage; and with a manifest, what the version lacks of it.
-        failed: utterances whose failure stands: they are in no shard, or an older item of them is (of the manifest's,
-            where there is one).
-        surplus: utterances that are there and not in the manifest.
-        repeated: utterances that two runs have extracted alike; they cost space and do no harm.
-        notes: what is no damage and worth knowing.
-        interrupted: whether it was stopped: `problems` are then those found before, and the counts are 0.
-        damaged_items: utterances in shards with damage, which are not in `items`; None where one does not say how many
-            it holds.
-    """
+    """What `verify` found in a version."""
 
     path: str
+    """The folder of the version."""
+
     shards: int
+    """The number of shards."""
+
     items: int
+    """The number of utterances in sound shards."""
+
     frames: int
+    """The number of frames in sound shards."""
+
     num_bytes: int
+    """The bytes of features and side arrays in sound shards, as they are stored."""
+
     data: bool
+    """Whether the bytes of the features were read."""
+
     problems: list[Problem] = field(default_factory=list)
+    """Damage; with a manifest, also what the version lacks of it."""
+
     failed: int = 0
+    """The number of utterances whose failure stands: no shard has them, or only an older item of them. With a manifest,
+    only its utterances count."""
+
     surplus: int = 0
+    """The number of utterances in the version that are not in the manifest."""
+
     repeated: int = 0
+    """The number of utterances that two runs have extracted alike. They cost space and do no harm."""
+
     notes: list[str] = field(default_factory=list)
+    """What is worth knowing and no damage."""
+
     interrupted: bool = False
+    """Whether the verification was stopped. Then `problems` has those found before, and the counts are 0."""
+
     damaged_items: int | None = 0
+    """The number of utterances in damaged shards, which are not in `items`; None if a shard does not say how many it
+    holds."""
 
     @property
     def damaged_shards(self) -> list[str]:
@@ -78,15 +87,15 @@ def verify(
     """Check a version.
 
     Args:
-        version: to check.
-        data: read every byte of the features; else only structure, metadata and columns.
-        manifest: say also what the version lacks of it.
-        threads: that read shards.
-        report: called after each shard.
-        stop: set it to end the verification where it is.
+        version: The version to check.
+        data: Whether to read every byte of the features, or only structure, metadata and columns.
+        manifest: A manifest to compare the version with; None for none.
+        threads: The number of threads that read shards.
+        report: Called after each shard.
+        stop: If it is set, the verification ends where it is.
 
     Raises:
-        StoreError: a shard may not be read.
+        StoreError: A shard may not be read.
     """
     problems = list(_check_version(version))
     names = version.shard_names()
@@ -136,7 +145,7 @@ def _check_shards(
     report: Callable[[], object],
     stop: threading.Event,
 ) -> list[tuple[Shard, list[Problem]]]:
-    """What is wrong in each shard; those after `stop` was set are left out."""
+    """What is wrong in each shard. Shards that were not checked before `stop` was set are left out."""
     checked: list[tuple[Shard, list[Problem]]] = []
     ended = threading.Event()
 
@@ -156,12 +165,12 @@ def _check_shards(
                 checked.append((shard, found))
                 report()
         finally:
-            ended.set()  # where it ended by an error or an interrupt, the pool waits for threads that are at work
+            ended.set()  # after an error or an interrupt, the pool waits for threads that are still checking
     return checked
 
 
 def _count_items(shards: Iterable[Shard]) -> int | None:
-    """Utterances in all of them; None where one does not say."""
+    """The number of utterances in some shards; None if a shard does not say it."""
     try:
         return sum(shard.info.items for shard in shards)
     except (StoreError, OSError):
@@ -177,7 +186,7 @@ def _check_version(version: Version) -> Iterator[Problem]:
 
 
 def _notes(version: Version) -> Iterator[str]:
-    """Whether the version's config still has the version's fingerprint, where extraction is installed to tell."""
+    """Whether the version's config still has the version's fingerprint, if extraction is installed."""
     try:
         from featcache.config import recorded_config
     except ImportError:
@@ -197,22 +206,22 @@ def _notes(version: Version) -> Iterator[str]:
 def _check_repeats(repeats: list[DuplicateItem]) -> Iterator[Problem]:
     for repeat in repeats:
         if not repeat.same_row:
-            one, other = repeat.shards
-            message = f"{repeat.id}: is in two shards, from different rows: {one} and {other}"
-            yield Problem("duplicate", message, one, repeat.id)
+            first, second = repeat.shards
+            message = f"{repeat.id}: is in two shards, from different rows: {first} and {second}"
+            yield Problem("duplicate", message, first, repeat.id)
 
 
 def _notes_on_shards(shards: list[Shard]) -> Iterator[str]:
-    silent = sum("fingerprint" not in shard.info.made_by for shard in shards)
-    if silent:
+    unmarked = sum("fingerprint" not in shard.info.made_by for shard in shards)
+    if unmarked:
         yield (
-            f"written by an earlier featcache, without their version's fingerprint: {silent:,} of "
+            f"written by an earlier featcache, without their version's fingerprint: {unmarked:,} of "
             f"{counted(len(shards), 'shard')}; whether any was exchanged with another version's cannot be told"
         )
 
 
 def _notes_on_index(version: Version, names: list[str]) -> Iterator[str]:
-    """What is wrong with an index is mended by whoever opens it next, and costs nothing but time."""
+    """What is wrong with the index. Opening the version repairs it, which only takes time."""
     folder = index_folder(version, names)
     for path in (folder.parent, folder):
         if path.is_symlink():
@@ -228,7 +237,7 @@ def _lacking(manifest: Manifest, rows: NDArray[np.bool_], kind: str, what: str) 
 
 
 def _failed(manifest: Manifest, rows: NDArray[np.bool_], failures: Mapping[str, Failure]) -> Iterator[Problem]:
-    """Rows of which there is an item, but an older one, since what they ask for has failed."""
+    """Problems of rows that have failed, of which there is only an older item."""
     for row in np.flatnonzero(rows).tolist():
         failure = failures[manifest.ids[row]]
         message = f"{failure.id}: what is there of it is older: extracting {failure.path} failed: {failure.reason}: "

@@ -4,8 +4,8 @@ A config's `augment` section makes copies of each utterance of a manifest: at ev
 every signal-to-noise ratio. The id of a copy is the utterance's id with a suffix, as in Lhotse: `utt-1_sp0.9`,
 `utt-1_snr15`, `utt-1_sp0.9_snr15`. The clean copy at speed 1 is the utterance itself, and keeps its id.
 
-All of this is pure: the section alone decides which copies there are, and an id's suffix which copy it is. Extraction,
-the checks and the loader all use this module.
+The copies follow from the section alone, and which copy an id names follows from its suffix. Extraction, checks and the
+loader all use this file.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from featcache.strings import Strings
 
 __all__ = ["PLAIN", "Copies", "Copy", "copies_of", "expand"]
 
-_BLOCK = 1 << 16  # ids that are worked on at once: this takes several times the memory of their bytes
+_BLOCK = 1 << 16  # ids that are worked on at once, since this takes several times their bytes
 
 
 @dataclass(frozen=True)
 class Copy:
-    """One of the copies that are made of every utterance."""
+    """How one of an utterance's copies differs from the utterance itself."""
 
     speed: float = 1.0
-    """How many times as fast as the recording it is."""
+    """How many times as fast as the recording the copy is."""
+
     snr: float = math.nan
-    """The signal-to-noise ratio of the speech and the noise that was added, in dB; NaN for a clean copy."""
+    """The ratio of the speech and the noise that is added, in dB; NaN for a clean copy."""
 
     @property
     def is_clean(self) -> bool:
@@ -43,7 +44,7 @@ class Copy:
 
     @property
     def suffix(self) -> str:
-        """What its id has after the utterance's id: nothing for the utterance itself."""
+        """What follows the utterance's id in the copy's id; empty for the utterance itself."""
         speed = "" if self.speed == 1 else f"_sp{self.speed:g}"
         return speed if self.is_clean else f"{speed}_snr{self.snr:g}"
 
@@ -53,16 +54,18 @@ PLAIN = Copy()
 
 
 class Copies:
-    """The copies that are made of every utterance, in the order in which they follow each other in a version.
+    """The copies that are made of every utterance, in the order in which a version stores them.
 
     Args:
         copies: The copies: at least one, and all different.
     """
 
+    suffixes: list[str]
+    """The suffix of each copy's id."""
+
     def __init__(self, copies: Sequence[Copy]) -> None:
         self._copies = tuple(copies)
         self.suffixes = [copy.suffix for copy in self._copies]
-        """The suffix of each copy's ids."""
         numbers = [number for number, suffix in enumerate(self.suffixes) if suffix]
         # Longest first: `_sp0.9_snr15` also ends in `_snr15`.
         self._longest_first = sorted(numbers, key=lambda number: -len(self.suffixes[number]))
@@ -84,12 +87,12 @@ class Copies:
 
     @property
     def are_plain(self) -> bool:
-        """Whether the only copy is the utterance itself."""
+        """Whether the utterance itself is the only copy."""
         return self.suffixes == [""]
 
     @property
     def has_plain(self) -> bool:
-        """Whether the utterance itself is among them."""
+        """Whether the utterance itself is among the copies."""
         return "" in self.suffixes
 
     @property
@@ -99,10 +102,10 @@ class Copies:
 
     @property
     def snrs(self) -> NDArray[np.float64]:
-        """The signal-to-noise ratio of each copy in dB, float64 `[copies]`; NaN for clean copies."""
+        """The SNR of each copy in dB, float64 `[copies]`; NaN for clean copies."""
         return np.array([copy.snr for copy in self._copies])
 
-    def of(self, id_: str) -> Copy:
+    def copy_of(self, id_: str) -> Copy:
         """The copy that an id names; the utterance itself if the id has none of the suffixes."""
         for number in self._longest_first:
             if id_.endswith(self.suffixes[number]):
@@ -110,18 +113,15 @@ class Copies:
         return PLAIN
 
     def numbers(self, ids: Strings) -> NDArray[np.int64]:
-        """The number of the copy that each id names, int64 `[n]`.
-
-        It is -1 if the id has none of the suffixes, and the utterance itself is not among the copies.
-        """
+        """The number of the copy that each id names, int64 `[n]`; -1 if there is no such copy."""
         plain = self.suffixes.index("") if self.has_plain else -1
         found = np.full(len(ids), plain, np.int64)
-        for number in reversed(self._longest_first):  # the longest suffix last: it overrides the others
+        for number in reversed(self._longest_first):  # the longest suffix is written last, so it counts
             found[_end_in(ids, self.suffixes[number])] = number
         return found
 
     def ids(self, ids: Strings) -> Strings:
-        """The ids of all copies, `[n * copies]`; those of one utterance follow each other."""
+        """The ids of all copies of some utterances `[n * copies]`, those of an utterance next to each other."""
         if self.are_plain:
             return ids
         suffixes = Strings.of(self.suffixes)
@@ -137,10 +137,10 @@ class Copies:
         return Strings.concatenate(parts)
 
     def refuse_suffixed(self, ids: Strings, source: str) -> None:
-        """Refuse ids that would be taken for copies.
+        """Refuse utterances whose ids would be taken for those of copies.
 
         Raises:
-            ManifestError: Names some of them, and says what to do.
+            ManifestError: An id ends in a copy's suffix. The message names some, and says what to do.
         """
         marked = np.zeros(len(ids), bool)
         for suffix in filter(None, self.suffixes):
@@ -155,10 +155,11 @@ class Copies:
 
 
 def copies_of(config: Mapping[str, Any]) -> Copies:
-    """The copies that a resolved config makes: at every speed the clean one, then one for each SNR.
+    """The copies that a config makes: at every speed the clean one, then one for each SNR.
 
     Args:
-        config: A config as a version keeps it. Without an `augment` section, the only copy is the utterance itself.
+        config: The resolved config, as a version keeps it. Without an `augment` section, the utterance itself is the
+            only copy.
     """
     augment = config.get("augment") or {}
     snrs = (augment.get("noise") or {}).get("snr", [])
@@ -166,12 +167,13 @@ def copies_of(config: Mapping[str, Any]) -> Copies:
 
 
 def expand(manifest: Manifest, copies: Copies) -> Manifest:
-    """A manifest with a row for every copy; those of one utterance follow each other.
+    """A manifest with a row for every copy, those of an utterance next to each other.
 
-    A copy's row has the segment of its utterance: `start` and `duration` are times in the recording, at speed 1.
+    The row of a copy says what is cut from the file, as its utterance's row does: `start` and `duration` are those of
+    the recording, whatever the copy's speed.
 
     Raises:
-        ManifestError: An id ends in the suffix of a copy.
+        ManifestError: An utterance's id ends in the suffix of a copy.
     """
     if copies.are_plain:
         return manifest

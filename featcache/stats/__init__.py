@@ -1,7 +1,7 @@
-"""Statistics of a version: `moments` of features, `usage` of codes, as printed by `featcache stats`."""
+"""Statistics of a version, as `featcache stats` prints them: `moments` of features, `usage` of codes."""
 
-from featcache.stats.codes import Usage, usage
-from featcache.stats.features import moments
+from featcache.stats.code_usage import Usage, usage
+from featcache.stats.mean_variance import moments
 from featcache.stats.result import Stats
 
 __all__ = ["Stats", "Usage", "moments", "usage"]

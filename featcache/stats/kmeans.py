@@ -1,8 +1,8 @@
 """k-means over the frames of a version, for the centroids of the extractor `units`.
 
-A sample of the frames is drawn and clustered in memory, as float32; the version itself is never in memory, so the
-sample determines the memory needed. It is clustered by Lloyd's algorithm and not in mini-batches: on features of
-speech, this ends sooner and at a lower inertia (figures in docs/extractors.md).
+A sample of the frames is drawn and clustered in memory, as float32; the rest of the version is never in memory, so the
+size of the sample determines the memory needed. The sample is clustered by Lloyd's algorithm and not in mini-batches:
+on features of speech, this ends sooner and at a lower inertia (figures in docs/extractors.md).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
-from featcache.extractors.codebook import Codebook, Nearest
+from featcache.extractors.units import Codebook, Nearest
 from featcache.quantize import dequantize_array
 from featcache.spec import QUANTIZATION, all_finite
 from featcache.store.files import write_file
@@ -26,11 +26,11 @@ from featcache.store.index import Index, open_index
 from featcache.store.version import Version, library_versions
 
 FRAMES_PER_UNIT = 1000
-"""Frames in the sample for each unit, by default; above it, the inertia of other frames hardly falls."""
+"""The default number of frames in the sample for each unit; with more, the inertia of other frames hardly falls."""
 
 MAX_ITERATIONS = 100
 TOLERANCE = 1e-4
-"""Iterations end when one lowers the inertia by no more than this part of it."""
+"""Iterations end when one of them lowers the inertia by no more than this part of it."""
 
 _SEEDING_FRAMES_PER_UNIT = 40
 _BLOCK_FRAMES = 1 << 14
@@ -38,19 +38,19 @@ _BLOCK_FRAMES = 1 << 14
 
 @dataclass(frozen=True)
 class Fit:
-    """What came of clustering.
-
-    Attributes:
-        centroids: float32 `[k, D]`, on the CPU.
-        sizes: int64 `[k]`, how many frames of the sample are nearest to each.
-        inertia: the mean squared distance of a frame of the sample to its centroid.
-        iterations: of Lloyd's algorithm.
-    """
+    """The result of clustering."""
 
     centroids: torch.Tensor
+    """The centroids, float32 `[k, D]` on the CPU."""
+
     sizes: NDArray[np.int64]
+    """The number of frames of the sample that are nearest to each centroid, int64 `[k]`."""
+
     inertia: float
+    """The mean squared distance of the sample's frames to their centroids."""
+
     iterations: int
+    """The number of iterations of Lloyd's algorithm."""
 
 
 def fit_version(
@@ -68,17 +68,17 @@ def fit_version(
     lie in its shards, and with any number of threads.
 
     Args:
-        version: of floats, `[frames, D]`.
-        k: how many centroids.
-        seed: of the sample and of the first centroids.
-        frames: in the sample, at most; `FRAMES_PER_UNIT` for each centroid by default.
-        device: to cluster on; the CPU by default.
-        threads: to compute with; one is enough for a GPU. Torch's own threads should be one.
+        version: A version of floats, `[frames, D]`.
+        k: The number of centroids.
+        seed: The seed of the sample and of the first centroids.
+        frames: The largest number of frames in the sample; by default `FRAMES_PER_UNIT` for each centroid.
+        device: The device to cluster on; the CPU by default.
+        threads: The number of threads to compute with; one is enough for a GPU. Torch's own threads should be one.
 
     Raises:
-        ConfigError: the version's features are not vectors of floats, the sample has fewer frames than `k`, or it
+        ConfigError: The version's features are not vectors of floats, the sample has fewer frames than `k`, or it
             holds NaN or infinity.
-        DamagedError: a shard is damaged.
+        DamagedError: A shard is damaged.
     """
     spec = version.info.spec
     if np.dtype(spec.dtype).kind != "f":
@@ -90,12 +90,12 @@ def fit_version(
             "weighted sum of several"
         )
     index = open_index(version)
-    there, wanted = int(index.num_frames.sum()), FRAMES_PER_UNIT * k if frames is None else frames
-    if min(there, wanted) < k:
-        few = f"it holds {there:,}" if there < k else f"--frames is {wanted:,}"
+    available, wanted = int(index.num_frames.sum()), FRAMES_PER_UNIT * k if frames is None else frames
+    if min(available, wanted) < k:
+        few = f"it holds {available:,}" if available < k else f"--frames is {wanted:,}"
         raise ConfigError(f"{version.path}: {k:,} units need at least as many frames; {few}")
     generator = np.random.default_rng(seed)
-    sample = draw(version, index, min(there, wanted), generator)
+    sample = draw_frames(version, index, min(available, wanted), generator)
     if not all_finite(sample):
         raise ConfigError(f"{version.path}: holds NaN or infinity: `featcache verify` says where")
     fit = cluster(torch.from_numpy(sample).to(device or "cpu"), k, generator, threads)
@@ -114,28 +114,28 @@ def write_codebook(codebook: Codebook, path: Path) -> None:
     """Write the codebook's file; it appears whole or not at all.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: The file cannot be written.
     """
     write_file(path, codebook.to_bytes())
 
 
-def draw(version: Version, index: Index, count: int, generator: np.random.Generator) -> NDArray[np.float32]:
-    """Frames of the version, all different, each as likely as any other: float32 `[count, D]`.
+def draw_frames(version: Version, index: Index, count: int, generator: np.random.Generator) -> NDArray[np.float32]:
+    """Draw different frames of the version, each with the same probability: float32 `[count, D]`.
 
-    The frames are numbered through the utterances in the order of their ids' hashes, which is the same however they
-    lie in shards.
+    For the draw, frames are numbered in the order of the hashes of their utterances' ids, so that the shards that the
+    utterances lie in do not matter.
     """
     utterances = index.by_hash.astype(np.int64)
     ends = np.cumsum(index.num_frames[utterances])
     chosen = np.sort(generator.choice(int(ends[-1]), count, replace=False, shuffle=False))
-    at = np.searchsorted(ends, chosen, side="right")  # which utterance each is of
+    at = np.searchsorted(ends, chosen, side="right")  # the utterance of each frame, by its number in this order
     position = utterances[at]
     in_shard = index.first_frame[position] + chosen - (ends[at] - index.num_frames[position])
     shard = index.shard[position]
     sample = np.empty((count, *version.info.spec.item_shape), np.float32)
     for number in np.unique(shard).tolist():
         rows = np.flatnonzero(shard == number)
-        rows = rows[np.argsort(in_shard[rows])]  # read from its beginning to its end
+        rows = rows[np.argsort(in_shard[rows])]  # so that the shard is read from its beginning to its end
         source = version.shard(index.shards[number])
         frames = source.features[in_shard[rows]]
         if version.info.spec.is_quantized:
@@ -146,18 +146,18 @@ def draw(version: Version, index: Index, count: int, generator: np.random.Genera
 
 
 def cluster(frames: torch.Tensor, k: int, generator: np.random.Generator, threads: int = 1) -> Fit:
-    """Lloyd's algorithm, from the centroids of k-means++.
+    """Lloyd's algorithm, starting from the centroids of k-means++.
 
-    A centroid that no frame is nearest to moves to one of the frames that are farthest from theirs.
+    A centroid to which no frame is nearest moves to one of the frames that are farthest from their centroids.
 
     Args:
-        frames: float32 `[N, D]`, at least `k`.
-        k: how many clusters.
-        generator: of the first centroids.
-        threads: to compute with.
+        frames: At least `k` frames, float32 `[N, D]`.
+        k: The number of clusters.
+        generator: The random generator for the first centroids.
+        threads: The number of threads to compute with.
     """
-    some = generator.choice(len(frames), min(len(frames), _SEEDING_FRAMES_PER_UNIT * k), replace=False)
-    centroids = first_centroids(frames[torch.from_numpy(np.sort(some)).to(frames.device)], k, generator)
+    chosen = generator.choice(len(frames), min(len(frames), _SEEDING_FRAMES_PER_UNIT * k), replace=False)
+    centroids = first_centroids(frames[torch.from_numpy(np.sort(chosen)).to(frames.device)], k, generator)
     before = math.inf
     with ThreadPoolExecutor(threads) as pool:
         for iteration in range(MAX_ITERATIONS + 1):
@@ -175,14 +175,14 @@ def cluster(frames: torch.Tensor, k: int, generator: np.random.Generator, thread
 def _assign(
     frames: torch.Tensor, centroids: torch.Tensor, pool: ThreadPoolExecutor, threads: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The sum of the frames nearest to each centroid, float64 `[k, D]`; how many they are, int64 `[k]`; and the squared
-    distance of each frame, float32 `[N]`.
+    """The sum of the frames nearest to each centroid, float64 `[k, D]`; their number, int64 `[k]`; and the squared
+    distance of each frame from its centroid, float32 `[N]`.
 
-    Frames are summed block by block, and blocks in their order, so that threads change nothing.
+    Frames are summed block by block, and the blocks' sums in their order: the number of threads changes nothing.
     """
     k, nearest = len(centroids), Nearest(centroids, frames.device)
 
-    def of_block(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def assign_block(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         codes, distances = nearest(block)
         sizes = codes.bincount(minlength=k)
         starts = sizes.cumsum(0) - sizes
@@ -192,15 +192,15 @@ def _assign(
     sums = torch.zeros_like(centroids, dtype=torch.float64)
     sizes = torch.zeros(k, dtype=torch.int64, device=frames.device)
     distances = frames.new_empty(len(frames))
-    step = threads * _BLOCK_FRAMES  # as many blocks' sums are held as there are threads
+    step = threads * _BLOCK_FRAMES  # the sums of as many blocks as there are threads are in memory
     for first in range(0, len(frames), step):
         part = frames[first : first + step]
         blocks = [part[start : start + _BLOCK_FRAMES] for start in range(0, len(part), _BLOCK_FRAMES)]
-        done = list(pool.map(of_block, blocks))
-        for of_sums, of_sizes, _ in done:
-            sums += of_sums
-            sizes += of_sizes
-        torch.cat([of_distances for _, _, of_distances in done], out=distances[first : first + step])
+        done = list(pool.map(assign_block, blocks))
+        for block_sums, block_sizes, _ in done:
+            sums += block_sums
+            sizes += block_sizes
+        torch.cat([block_distances for *_, block_distances in done], out=distances[first : first + step])
     return sums, sizes, distances
 
 
@@ -209,12 +209,12 @@ def first_centroids(frames: torch.Tensor, k: int, generator: np.random.Generator
     proportional to its squared distance from those before it; of a few draws, the one that leaves the least distance.
 
     Args:
-        frames: float32 `[n, D]`.
-        k: how many.
-        generator: of the draws.
+        frames: The frames, float32 `[n, D]`.
+        k: The number of centroids.
+        generator: The random generator for the draws.
 
     Returns:
-        float32 `[k, D]`.
+        The centroids, float32 `[k, D]`.
     """
     centred = frames - frames.mean(0)
     squares = centred.square().sum(1)
@@ -229,7 +229,7 @@ def first_centroids(frames: torch.Tensor, k: int, generator: np.random.Generator
     while len(chosen) < k:
         ends = left.cumsum()
         drawn = np.searchsorted(ends, generator.random(2 + int(math.log(k))) * ends[-1], side="right")
-        drawn = drawn.clip(max=len(frames) - 1)  # beyond it where nothing is left
+        drawn = drawn.clip(max=len(frames) - 1)  # if all distances left are 0, it would be beyond the end
         leaves = np.minimum(left, distances_from(drawn))
         best = leaves.sum(axis=1).argmin()
         left = leaves[best]

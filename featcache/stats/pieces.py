@@ -1,4 +1,4 @@
-"""A version's utterances, cut into pieces and read by threads, in the order of the shards."""
+"""The utterances that statistics are of, cut into pieces, and read by threads in the order of the shards."""
 
 from __future__ import annotations
 
@@ -18,62 +18,61 @@ from featcache.manifest import Manifest, read_manifest
 from featcache.manifest.copies import copies_of, expand
 from featcache.store.index import Index
 from featcache.store.join import RowKeys, describe_changed, join_version
-from featcache.strings import Strings
 
 PIECE_FRAMES = 256
 
-_TASK_VALUES = 1 << 20
+_VALUES_AT_ONCE = 1 << 20
 
 _WAITING = 2
-"""Tasks that wait for each thread: those of 10^7 utterances are not held all at once."""
+"""How many `ShardPieces` wait for each thread: those of 10^7 utterances are never all in memory."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Some utterances of a version, in groups.
-
-    Attributes:
-        positions: int64 `[utterances]`, in the index.
-        groups: int64 `[utterances]`, the number of each one's group.
-        names: of the groups, sorted; one empty name where there are none.
-    """
+    """Some utterances of a version, in groups."""
 
     positions: NDArray[np.int64]
+    """The utterances' positions in the index, int64 `[utterances]`."""
+
     groups: NDArray[np.int64]
+    """The number of each utterance's group, int64 `[utterances]`."""
+
     names: list[str]
+    """The groups' names, sorted; without groups, a single empty name."""
 
 
 @dataclass(frozen=True)
-class Task:
-    """Pieces of one shard, in its order. A piece is up to 256 frames, counted from an utterance's beginning.
-
-    Attributes:
-        shard: number of the shard in the index.
-        starts: int64 `[pieces]`, the first frame of each in the shard's features.
-        counts: int64 `[pieces]`, how many frames it has.
-        positions: int64 `[pieces]`, whose piece it is: the utterance's position in the index.
-        groups: int64 `[pieces]`, the number of the utterance's group.
-    """
+class ShardPieces:
+    """Pieces of one shard, in its order. A piece is up to 256 frames, counted from an utterance's beginning."""
 
     shard: int
+    """The number of the shard in the index."""
+
     starts: NDArray[np.int64]
+    """The first frame of each piece in the shard's features, int64 `[pieces]`."""
+
     counts: NDArray[np.int64]
+    """The number of frames of each piece, int64 `[pieces]`."""
+
     positions: NDArray[np.int64]
+    """The position in the index of each piece's utterance, int64 `[pieces]`."""
+
     groups: NDArray[np.int64]
+    """The number of the group of each piece's utterance, int64 `[pieces]`."""
 
     @property
     def first(self) -> int:
-        """Where the first piece begins in the shard's features."""
+        """The first frame of the first piece in the shard's features."""
         return int(self.starts[0])
 
     def read(self, cache: Cache) -> NDArray[Any]:
         """The shard's features from the first piece to the end of the last, `[frames, dims]`, read-only.
 
         Args:
-            cache: says whether utterances are to be held against their checksums.
+            cache: The cache, opened with `check` if utterances are to be compared with their checksums.
 
         Raises:
-            DamagedError: the shard is damaged.
+            DamagedError: The shard is damaged.
         """
         if cache.check:
             begins = self.starts == cache.index.first_frame[self.positions]
@@ -84,13 +83,13 @@ class Task:
 
 
 def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None) -> Selection:
-    """The utterances of a manifest, or all, in groups by one of its columns, or in one.
+    """The utterances of a manifest, or all of a cache; in groups by a column of the manifest, or in a single group.
 
     Raises:
-        ManifestError: the manifest cannot be read, has faults, or no such column; or the cache has features of other
-            rows than those of its rows that have a path.
-        MissingItemError: it has utterances that the cache has not; names up to ten.
-        StoreError: there are no utterances.
+        ManifestError: The manifest cannot be read, has faults, or no such column; or one of its rows has a path, and
+            the cache has the features of another row under its id.
+        MissingItemError: The manifest has utterances that the cache does not have; up to ten are listed.
+        StoreError: There are no utterances.
     """
     if manifest is None:
         if by is not None:
@@ -99,7 +98,7 @@ def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None)
     else:
         if not isinstance(manifest, Manifest):
             manifest = read_manifest(manifest, audio=False, carry=by is not None)
-        manifest = expand(manifest, copies_of(cache.config))  # what training has of them
+        manifest = expand(manifest, copies_of(cache.config))  # the copies that training uses
         rows = RowKeys.of(manifest)
         joined = join_version(cache.version, cache.index, rows, manifest)
         if joined.is_changed.any():
@@ -121,17 +120,13 @@ def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None)
         there = listing(map(repr, manifest.columns)) or "none but id"
         raise ManifestError(f"{manifest.source}: has no column {by!r}; it has {there}")
     names = sorted(set(column))
-    return Selection(positions, _numbers(column, names), names)
+    number_of = {name: number for number, name in enumerate(names)}
+    return Selection(positions, np.fromiter((number_of[name] for name in column), np.int64, len(column)), names)
 
 
-def _numbers(column: Strings, names: list[str]) -> NDArray[np.int64]:
-    number = {name: at for at, name in enumerate(names)}
-    return np.fromiter((number[name] for name in column), np.int64, len(column))
-
-
-def tasks(index: Index, selection: Selection, dims: int) -> Iterator[Task]:
-    """All pieces of the utterances, shard by shard, in tasks of about a million values, `dims` in each frame."""
-    task_frames = max(_TASK_VALUES // dims, PIECE_FRAMES)
+def pieces_by_shard(index: Index, selection: Selection, dims: int) -> Iterator[ShardPieces]:
+    """All pieces of the utterances, shard by shard, in portions of about a million values, `dims` in each frame."""
+    max_frames = max(_VALUES_AT_ONCE // dims, PIECE_FRAMES)
     shard, first = index.shard[selection.positions], index.first_frame[selection.positions]
     order = np.lexsort((first, shard))
     numbers, bounds = np.unique(shard[order], return_index=True)
@@ -143,27 +138,32 @@ def tasks(index: Index, selection: Selection, dims: int) -> Iterator[Task]:
         begin = (np.arange(len(item)) - (pieces.cumsum() - pieces)[item]) * PIECE_FRAMES
         counts = np.minimum(lengths[item] - begin, PIECE_FRAMES)
         columns = first[rows][item] + begin, counts, positions[item], selection.groups[rows][item]
-        cuts = np.flatnonzero(np.diff((counts.cumsum() - counts) // task_frames)) + 1
+        cuts = np.flatnonzero(np.diff((counts.cumsum() - counts) // max_frames)) + 1
         for part in zip(*(np.split(column, cuts) for column in columns), strict=True):
-            yield Task(number, *part)
+            yield ShardPieces(number, *part)
 
 
-def run(work: Callable[[Task], object], given: Iterator[Task], threads: int, report: Callable[[int], object]) -> None:
-    """Do all tasks in threads; what one of them raises ends it. `report` is called with the frames of each."""
+def for_each(
+    all_pieces: Iterator[ShardPieces],
+    work: Callable[[ShardPieces], object],
+    threads: int,
+    report: Callable[[int], object],
+) -> None:
+    """Call `work` for all pieces in threads, until one call raises; `report` is called with the frames of each call."""
     waiting: deque[tuple[Future[object], int]] = deque()
 
-    def finish_one() -> None:
+    def finish_first() -> None:
         future, frames = waiting.popleft()
         future.result()
         report(frames)
 
     with ThreadPoolExecutor(threads) as pool:
         try:
-            for task in given:
+            for pieces in all_pieces:
                 if len(waiting) == _WAITING * threads:
-                    finish_one()
-                waiting.append((pool.submit(work, task), int(task.counts.sum())))
+                    finish_first()
+                waiting.append((pool.submit(work, pieces), int(pieces.counts.sum())))
             while waiting:
-                finish_one()
+                finish_first()
         finally:
             pool.shutdown(cancel_futures=True)

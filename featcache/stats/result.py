@@ -17,48 +17,54 @@ from featcache.store.files import write_file
 FORMAT = "featcache stats 1"
 
 _STILL = 1e-3
-"""A dimension hardly varies if its standard deviation is at most this part of the dimensions' median."""
-
-
-def _none() -> Any:
-    return np.empty(0)
+"""A dimension hardly varies if its standard deviation is at most this part of the median over dimensions."""
 
 
 @dataclass(frozen=True, eq=False)
 class Stats:
     """Mean and variance of every dimension of a version's features.
 
-    Variances are those of the frames, not estimates for others: sum((x - mean)²) / frames.
-
-    Attributes:
-        version: its folder's name.
-        fingerprint: of the version.
-        units: what a value means, for a reader.
-        frames: that were counted.
-        utterances: that they are of.
-        mean: float64 `[*item_shape]`.
-        variance: float64 `[*item_shape]`.
-        by: the manifest's column that the groups are of; None where there are none.
-        groups: their names, sorted.
-        group_frames: int64 `[groups]`.
-        group_utterances: int64 `[groups]`.
-        group_mean: float64 `[groups, *item_shape]`.
-        group_variance: float64 `[groups, *item_shape]`.
+    Variances are those of the frames themselves, not estimates for other frames: sum((x - mean)²) / frames.
     """
 
     version: str
+    """The name of the version's folder."""
+
     fingerprint: str
+    """The version's fingerprint."""
+
     units: str
+    """What a value means, for a reader."""
+
     frames: int
+    """The number of frames that were counted."""
+
     utterances: int
+    """The number of utterances that were counted."""
+
     mean: NDArray[np.float64]
+    """The mean of every dimension, float64 `[*item_shape]`."""
+
     variance: NDArray[np.float64]
+    """The variance of every dimension, float64 `[*item_shape]`."""
+
     by: str | None = None
+    """The column of the manifest whose values are the groups; None if there are no groups."""
+
     groups: list[str] = field(default_factory=list)
-    group_frames: NDArray[np.int64] = field(default_factory=_none)
-    group_utterances: NDArray[np.int64] = field(default_factory=_none)
-    group_mean: NDArray[np.float64] = field(default_factory=_none)
-    group_variance: NDArray[np.float64] = field(default_factory=_none)
+    """The names of the groups, sorted."""
+
+    group_frames: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """The number of frames of each group, int64 `[groups]`."""
+
+    group_utterances: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """The number of utterances of each group, int64 `[groups]`."""
+
+    group_mean: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    """The mean of every dimension of each group, float64 `[groups, *item_shape]`."""
+
+    group_variance: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    """The variance of every dimension of each group, float64 `[groups, *item_shape]`."""
 
     @property
     def std(self) -> NDArray[np.float64]:
@@ -67,16 +73,16 @@ class Stats:
 
     @property
     def still(self) -> list[int]:
-        """The dimensions that hardly vary, numbered in C order: silent channels, bins above the audio's band."""
+        """The dimensions that hardly vary, in C order: silent channels, for example, or bins above the audio's band."""
         std = self.std.ravel()
         return np.flatnonzero(std <= _STILL * np.median(std)).tolist()
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write the file: an `.npz` of the attributes by their names. Equal statistics are equal bytes.
+        """Write the file: an `.npz` of the fields by their names. Equal statistics give equal bytes.
 
         Raises:
-            ArgumentError: there is such a file, and `overwrite` is not set.
-            StoreError: it cannot be written.
+            ArgumentError: The file exists, and `overwrite` is not set.
+            StoreError: It cannot be written.
         """
         refuse_to_replace(Path(path), overwrite)
         arrays: dict[str, Any] = {"format": FORMAT, **vars(self), "by": self.by or ""}
@@ -91,7 +97,7 @@ class Stats:
         """Read the file. Nothing in it is ever unpickled.
 
         Raises:
-            StoreError: there is no such file, or it is another one.
+            StoreError: There is no such file, or it is not a file of statistics.
         """
         try:
             with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
@@ -113,7 +119,7 @@ class Stats:
         return stats
 
     def _fault(self) -> str | None:
-        """What is wrong with the arrays."""
+        """What is wrong with the arrays, if anything."""
         groups = (len(self.groups), *self.mean.shape) if self.by is not None else (0,)
         shapes = {"mean": self.mean.shape, "variance": self.mean.shape, "group_mean": groups, "group_variance": groups}
         for name, shape in shapes.items():
@@ -124,10 +130,10 @@ class Stats:
 
 
 def refuse_to_replace(path: Path, overwrite: bool) -> None:
-    """Raise where a file would be replaced without that being asked for.
+    """Refuse to replace an existing file, unless `overwrite` is set.
 
     Raises:
-        ArgumentError: there is such a file.
+        ArgumentError: The file exists, and `overwrite` is not set.
     """
     if path.exists() and not overwrite:
         raise ArgumentError(f"{path}: already exists: give another name, or --force to replace it")

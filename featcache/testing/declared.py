@@ -13,21 +13,21 @@ import torch
 from featcache.config import Config, config_from
 from featcache.extractors.base import Batching, Extractor, Params
 from featcache.spec import FeatureSpec
-from featcache.testing.setting import Setting, with_params
+from featcache.testing.base import Checks, with_params
 
-ALLOWED: dict[Batching, list[Batching]] = {
+ALLOWED_BATCHINGS: dict[Batching, list[Batching]] = {
     "padded": ["padded", "equal_length", "single"],
     "equal_length": ["equal_length", "single"],
     "single": ["single"],
 }
-"""The policies that a declared one allows."""
+"""The batchings that a declared batching allows."""
 
 
-class DeclaredChecks(Setting):
-    """What it says of itself, and its config."""
+class DeclaredChecks(Checks):
+    """Checks of what an extractor says about itself, and of its config."""
 
     def test_the_spec_is_coherent(self, loaded: Config, extractor: Extractor[Params]) -> None:
-        """Shapes, rates and dtypes that can be meant."""
+        """Shapes, rates and dtypes make sense."""
         spec, rate = extractor.spec, loaded.audio.sample_rate
         assert isinstance(spec, FeatureSpec), f"spec is {spec!r}, and not a featcache.extractors.FeatureSpec"
         assert _is_shape(spec.item_shape), f"spec.item_shape: {spec.item_shape!r} is not a tuple of sizes"
@@ -43,16 +43,16 @@ class DeclaredChecks(Setting):
             assert _is_dtype(side.dtype), f"spec.side, {side.name}: {side.dtype!r} is not a dtype of numpy and torch"
 
     def test_the_class_declares_what_it_must(self, extractor: Extractor[Params]) -> None:
-        """`Params`, `revision`, `batching`, `max_seconds`."""
+        """`Params`, `revision`, `batching` and `max_seconds` are valid."""
         assert issubclass(extractor.Params, Params), "Params does not inherit featcache.extractors.Params"
         assert isinstance(extractor.revision, int), f"revision: {extractor.revision!r} is not a whole number"
-        known = ["frames", *ALLOWED]
+        known = ["frames", *ALLOWED_BATCHINGS]
         assert extractor.batching in known, f"batching: {extractor.batching!r} is none of {', '.join(known)}"
         limit = extractor.max_seconds
         assert limit is None or limit > 0, f"max_seconds: {limit!r} refuses every clip"
 
     def test_codes_fit_their_dtypes(self, loaded: Config, extractor: Extractor[Params]) -> None:
-        """Whole numbers, in one column for each codebook; floats where there are no codebooks."""
+        """Codes are whole numbers, in one column for each codebook; features without codebooks are floats."""
         spec, sizes = extractor.spec, extractor.spec.codebook_sizes
         if not sizes:
             kind = np.dtype(spec.dtype).kind
@@ -66,22 +66,22 @@ class DeclaredChecks(Setting):
             assert fits, f"{source}: {dtype} does not hold the numbers of {max(sizes)} codewords; {smallest} does"
 
     def test_a_config_survives_being_kept(self, loaded: Config) -> None:
-        """A version keeps the resolved config as JSON, and is recomputed and repaired from it."""
+        """The resolved config survives JSON, in which a version keeps it to be recomputed and repaired."""
         again = config_from(json.loads(json.dumps(loaded.resolved())))
         assert again == loaded, f"params do not survive JSON: {loaded.params!r} becomes {again.params!r}"
 
     def test_the_fingerprint_is_stable(self, loaded: Config) -> None:
-        """Loaded again, the same config names the same version."""
+        """If the same config is loaded again, it names the same version."""
         found = [loaded.fingerprint(), loaded.fingerprint(), config_from(loaded.resolved()).fingerprint()]
         assert len(set(found)) == 1, f"the fingerprint differs from one time to the next: {found}; see weights_digest"
 
     def test_weights_in_another_place_are_the_same_version(self, loaded: Config, tmp_path: Path) -> None:
-        """What counts is what is in their files."""
+        """The fingerprint includes the content of weights, not their place."""
         moved = _with_weights_in(tmp_path / "moved", loaded)
         assert moved.fingerprint() == loaded.fingerprint(), "the same weights in another folder are another version"
 
     def test_other_weights_are_another_version(self, loaded: Config, tmp_path: Path) -> None:
-        """Under the same name, in the same place."""
+        """The fingerprint notices other weights of the same name in the same place."""
         moved = _with_weights_in(tmp_path / "moved", loaded)
         files = sorted((tmp_path / "moved").rglob("*.safetensors"))
         if not files:
@@ -92,7 +92,7 @@ class DeclaredChecks(Setting):
 
 
 def _with_weights_in(folder: Path, config: Config) -> Config:
-    """The config with a copy of its weights; the check is skipped where they are not on disk."""
+    """The config with a copy of its weights in `folder`. The check is skipped if the weights are not on disk."""
     named = config.resolved()["params"].get("weights")
     if not named or not (weights := Path(named)).exists():
         pytest.skip("the config names no weights in a folder or file")

@@ -17,58 +17,58 @@ from featcache.extractors.base import Clip, Extractor, Params
 from featcache.extractors.codec import CodecExtractor
 from featcache.extractors.model import ModelExtractor
 from featcache.extractors.rows import RowExtractor, Rows, pad_rows
-from featcache.testing.compare import assert_same, difference
-from featcache.testing.declared import ALLOWED
-from featcache.testing.setting import Setting, check, extract, with_params
-from featcache.testing.signals import what
+from featcache.testing.base import Checks, check_features, extract, with_params
+from featcache.testing.clips import assert_same, label, largest_error
+from featcache.testing.declared import ALLOWED_BATCHINGS
 
 
-class RowChecks(Setting):
-    """Skipped where the extractor is no `RowExtractor`."""
+class RowChecks(Checks):
+    """Checks of extractors that put rows together, which are skipped for others."""
 
     @pytest.fixture
     def row_extractor(self, another: Extractor[Params]) -> Iterator[RowExtractor[Params]]:
-        """That instance, whose policy a check may set; the check is skipped where the extractor is of another kind."""
-        if not isinstance(another, RowExtractor):
+        """An instance whose batching a check may choose. The check is skipped if the extractor takes no rows."""
+        row_extractor = another.as_row_extractor()
+        if row_extractor is None:
             pytest.skip("the extractor is no RowExtractor")
-        before = another.chosen_batching
-        yield another
-        another.chosen_batching = before
+        before = row_extractor.chosen_batching
+        yield row_extractor
+        row_extractor.chosen_batching = before
 
     def test_batching_policies(self, row_extractor: RowExtractor[Params], around: list[Clip]) -> None:
-        """Rows that are padded, and rows of equal length, give what a row alone gives."""
+        """Padded rows and rows of equal length have the values of a row alone."""
         found = {}
-        for policy in ALLOWED[row_extractor.batching]:
-            row_extractor.chosen_batching = policy
-            found[policy] = extract(row_extractor, around)
-        for policy, features in found.items():
-            self._assert_near(features, found["single"], around, f"those of one row alone, batched as {policy}")
+        for batching in ALLOWED_BATCHINGS[row_extractor.batching]:
+            row_extractor.chosen_batching = batching
+            found[batching] = extract(row_extractor, around)
+        for batching, features in found.items():
+            self._assert_near(features, found["single"], around, f"those of one row alone, batched as {batching}")
 
     def test_padding_changes_no_latent(self, row_extractor: RowExtractor[Params], around: list[Clip]) -> None:
-        """The same of what codes are made from, where a small fault is not yet rounded away."""
+        """Padding does not change the latents of codes, in which a small fault is not yet rounded away."""
         extractor = row_extractor
         if not isinstance(extractor, CodecExtractor) or extractor.batching != "padded":
             pytest.skip("the extractor makes no codes from padded rows")
-        for one in around:
-            piece = extractor.pieces(len(one.waveform))[0]
-            row, frames = one.waveform[: piece.num_samples], piece.skip + piece.num_frames
+        for clip in around:
+            piece = extractor.pieces(len(clip.waveform))[0]
+            row, frames = clip.waveform[: piece.num_samples], piece.skip + piece.num_frames
             with torch.inference_mode():
                 alone = extractor.latents(*pad_rows([row], 1, len(row)))[0, :frames].cpu().numpy()
                 padded = extractor.latents(*pad_rows([row], 2, extractor.padded_length(len(row) + 1)))
-            apart = difference(padded[0, :frames].cpu().numpy(), alone)
+            apart = largest_error(padded[0, :frames].cpu().numpy(), alone)
             assert apart <= self.tolerance, (
-                f"latents of {what(one)} change by {apart:.2g} of the largest where zeros follow the clip; tolerance: "
-                f"{self.tolerance:.2g}; each layer must pad a row at its own end"
+                f"latents of {label(clip)} change by {apart:.2g} of the largest where zeros follow the clip; "
+                f"tolerance: {self.tolerance:.2g}; each layer must pad a row at its own end"
             )
 
     def test_pieces_cover_a_clip(self, row_extractor: RowExtractor[Params], shortest: int) -> None:
-        """Every frame comes from one piece, every sample is in one, and none goes beyond the clip."""
+        """Every frame comes from one piece, every sample is in a piece, and no piece goes beyond the clip."""
         rate = row_extractor.spec.sample_rate
         longest = int(min(12.0, row_extractor.max_seconds or math.inf) * rate)
         _check_pieces(row_extractor, range(shortest, max(longest, shortest + 1), rate // 7))
 
     def test_chunks(self, loaded: Config, row_extractor: RowExtractor[Params], shortest: int) -> None:
-        """With chunks, every frame comes from one of them; and where they are exact, it is the whole clip's."""
+        """With chunks, every frame comes from one chunk; if chunks are exact, it is that of the whole clip."""
         whole = row_extractor
         if not isinstance(whole, ModelExtractor):
             pytest.skip("the extractor has no chunks")
@@ -85,8 +85,8 @@ class RowChecks(Setting):
         _check_pieces(chunked, [*range(shortest, 12 * overlap, overlap // 5), *lengths])
         clips = self._clips(lengths)
         found = extract(chunked, clips)
-        for one, features in zip(clips, found, strict=True):
-            check(chunked, one, features)
+        for clip, features in zip(clips, found, strict=True):
+            check_features(chunked, clip, features)
         if chunked.chunks_are_exact:
             self._assert_near(found, extract(whole, clips), clips, "those of the clip whole, in chunks that are exact")
 
@@ -96,20 +96,20 @@ class RowChecks(Setting):
         """`extract_rows` gives the arrays that `spec.side` names, and the features that `extract` gives."""
         with torch.inference_mode():
             found: list[Rows] = row_extractor.extract_rows(clips)
-        for one, rows in zip(clips, found, strict=True):
+        for clip, rows in zip(clips, found, strict=True):
             named = {side.name for side in row_extractor.spec.side}
             assert set(rows.side) == named, f"extract_rows gives {sorted(rows.side)}, spec.side names {sorted(named)}"
             for side in row_extractor.spec.side:
                 array = rows.side[side.name].cpu().numpy()
                 is_right = array.dtype == side.dtype and array.shape[1:] == side.item_shape and len(array) > 0
-                assert is_right, f"{side.name} of {what(one)} is {array.dtype} {array.shape}, spec.side says {side}"
-                assert np.isfinite(array).all(), f"{side.name} of {what(one)} is NaN or infinite"
+                assert is_right, f"{side.name} of {label(clip)} is {array.dtype} {array.shape}, spec.side says {side}"
+                assert np.isfinite(array).all(), f"{side.name} of {label(clip)} is NaN or infinite"
         features = [rows.features.cpu().numpy() for rows in found]
         assert_same(features, alone, clips, "in extract_rows")
 
 
 def _check_pieces(extractor: RowExtractor[Params], lengths: Sequence[int]) -> None:
-    """That the pieces of clips of these lengths give each frame once."""
+    """Assert that the pieces of clips of these lengths give each frame once."""
     for n in lengths:
         pieces = extractor.pieces(n)
         frames, expected = [piece.num_frames for piece in pieces], extractor.num_frames(n)

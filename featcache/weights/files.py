@@ -54,7 +54,7 @@ class Located:
         return self.file or self.folder
 
 
-def fault(path: Path | str, what: str) -> ConfigError:
+def weights_error(path: Path | str, what: str) -> ConfigError:
     """The error to raise for weights at `path`."""
     return ConfigError(f"params.weights: {path}: {what}")
 
@@ -79,9 +79,9 @@ def read_json(located: Located, name: str) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise fault(path, f"cannot be read: {error}") from error
+        raise weights_error(path, f"cannot be read: {error}") from error
     if not isinstance(loaded, dict):
-        raise fault(path, "expected a mapping")
+        raise weights_error(path, "expected a mapping")
     return loaded
 
 
@@ -128,12 +128,12 @@ def weight_files(located: Located) -> list[Path]:
             return [folder / name]
         if listed := _listed_in_index(located, name):
             if missing := [file.name for file in listed if not file.is_file()]:
-                raise fault(folder, f"lacks {listing(missing)}, which its index lists")
+                raise weights_error(folder, f"lacks {listing(missing)}, which its index lists")
             return listed
     found = weight_candidates(folder)
     if len(found) != 1:
         names = listing(path.name for path in found)
-        raise fault(
+        raise weights_error(
             folder, f"it holds several files of weights; name one: {names}" if found else "the folder holds no weights"
         )
     return found
@@ -165,7 +165,7 @@ def state_dict(located: Located) -> dict[str, torch.Tensor]:
         try:
             tensors |= _read_safetensors(file) if file.suffix == ".safetensors" else _read_torch(file)
         except OSError as error:
-            raise fault(file, f"cannot be read: {error.strerror or error}") from error
+            raise weights_error(file, f"cannot be read: {error.strerror or error}") from error
     return tensors
 
 
@@ -206,7 +206,7 @@ def _read_safetensors(file: Path) -> dict[str, torch.Tensor]:
     try:
         return dict(load_file(file))
     except SafetensorError as error:
-        raise fault(file, f"damaged, or no safetensors file: {first_line(error)}") from error
+        raise weights_error(file, f"damaged, or no safetensors file: {first_line(error)}") from error
 
 
 def _read_torch(file: Path) -> dict[str, torch.Tensor]:
@@ -215,11 +215,11 @@ def _read_torch(file: Path) -> dict[str, torch.Tensor]:
     except PermissionError:
         raise
     except Exception as error:  # on a garbled pickle, torch raises whatever its parser meets
-        raise fault(
+        raise weights_error(
             file, "damaged, or holds more than tensors, which is never unpickled: save it as safetensors"
         ) from error
     if not isinstance(loaded, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in loaded.values()):
-        raise fault(file, "expected tensors by name (a state dict), and nothing else in the file")
+        raise weights_error(file, "expected tensors by name (a state dict), and nothing else in the file")
     return loaded
 
 

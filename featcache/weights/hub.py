@@ -201,7 +201,7 @@ def not_to_be_downloaded(model: HubModel) -> ConfigError:
     )
 
 
-def in_one_line(error: Exception, model: HubModel, is_listing: bool) -> FeatcacheError | None:
+def to_one_line_error(error: Exception, model: HubModel, is_listing: bool) -> FeatcacheError | None:
     """The error to raise for an error of huggingface_hub, of its HTTP library, or of the file system.
 
     Args:
@@ -238,7 +238,7 @@ def _errors_in_one_line(model: HubModel, is_listing: bool) -> Iterator[None]:
     except FeatcacheError:
         raise
     except Exception as error:  # the hub's own errors, and those of whatever HTTP library it uses now
-        if (found := in_one_line(error, model, is_listing)) is None:
+        if (found := to_one_line_error(error, model, is_listing)) is None:
             raise
         raise found from error
 

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize, remove_weight_norm
 
 from featcache.errors import ConfigError, MissingDependencyError, listing
 from featcache.trust import remote_code_is_allowed
-from featcache.weights.files import Located, fault, first_line, read_json, state_dict
+from featcache.weights.files import Located, first_line, read_json, state_dict, weights_error
 
 _TRAINING_ONLY = re.compile(r"(^|\.)masked_spec_embed$")
 """Parameters that a model in eval mode never uses, and that fine-tuned checkpoints may lack."""
@@ -73,7 +73,7 @@ def load(model_class: Any, located: Located, device: torch.device, **options: An
                 **options,
             )
         except Exception as error:  # a model's own code may raise anything on weights that are not its own
-            raise fault(located.path, f"not a {found_class.__name__}: {first_line(error)}") from error
+            raise weights_error(located.path, f"not a {found_class.__name__}: {first_line(error)}") from error
         _require_complete(info, located, found_class)
         fold_weight_norm(model)
         for parameter in [*model.parameters(), *model.buffers()]:
@@ -105,21 +105,23 @@ def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
     """The config and the class to build; for an auto class, the class that config.json names."""
     raw = read_json(located, "config.json")
     if not raw:
-        raise fault(located.folder, "holds no config.json, which says what the model is")
+        raise weights_error(located.folder, "holds no config.json, which says what the model is")
     if raw.get("auto_map") and not remote_code_is_allowed():
-        raise fault(
+        raise weights_error(
             located.folder, "the model comes with its own Python code: if you trust it, --trust-remote-code runs it"
         )
     elsewhere = [name for name in (raw.get("auto_map") or {}).values() if "--" in str(name)]
     if elsewhere:
-        raise fault(located.folder, f"the model's code is in another repository, which is not pinned: {elsewhere[0]}")
+        raise weights_error(
+            located.folder, f"the model's code is in another repository, which is not pinned: {elsewhere[0]}"
+        )
     automatic = hasattr(model_class, "_model_mapping")
     try:
         if not automatic:
             expected, found = model_class.config_class.model_type, raw.get("model_type", "")
             if found != expected:
                 what = f"holds a model of type {found!r}" if found else "config.json names no model_type"
-                raise fault(located.folder, f"{what}, not {expected!r}")
+                raise weights_error(located.folder, f"{what}, not {expected!r}")
             return model_class.config_class.from_pretrained(located.folder, local_files_only=True), model_class
         from transformers import AutoConfig
         from transformers.dynamic_module_utils import get_class_from_dynamic_module
@@ -134,18 +136,18 @@ def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
     except ConfigError:
         raise
     except Exception as error:  # config classes check their values, each in its own way
-        raise fault(located.folder / "config.json", first_line(error)) from error
+        raise weights_error(located.folder / "config.json", first_line(error)) from error
 
 
 def _require_complete(info: dict[str, Any], located: Located, model_class: Any) -> None:
     """Raise ConfigError if transformers drew weights at random, since the file lacks them or has other shapes."""
     what = f"is not a whole {model_class.__name__}"
     if mismatched := sorted(f"{name} {tuple(has)} for {tuple(needs)}" for name, has, needs in info["mismatched_keys"]):
-        raise fault(located.path, f"{what}: wrong shapes: {listing(mismatched, 3)}")
+        raise weights_error(located.path, f"{what}: wrong shapes: {listing(mismatched, 3)}")
     if missing := sorted(name for name in info["missing_keys"] if not _TRAINING_ONLY.search(name)):
-        raise fault(located.path, f"{what}: it lacks {listing(missing, 3)}")
+        raise weights_error(located.path, f"{what}: it lacks {listing(missing, 3)}")
     if info["error_msgs"]:
-        raise fault(located.path, f"{what}: {first_line(info['error_msgs'][0])}")
+        raise weights_error(located.path, f"{what}: {first_line(info['error_msgs'][0])}")
 
 
 @contextmanager

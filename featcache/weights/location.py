@@ -8,7 +8,7 @@ from pathlib import Path
 
 from featcache.errors import ConfigError, MissingDependencyError, listing
 from featcache.trust import may_download
-from featcache.weights.files import SUFFIXES, Located, fault, first_line, folder_with_weights
+from featcache.weights.files import SUFFIXES, Located, first_line, folder_with_weights, weights_error
 from featcache.weights.hub import HubModel, download, not_to_be_downloaded
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -32,14 +32,14 @@ def locate(weights: str, revision: str | None) -> Located:
     if weights and os.path.isdir(path):  # "" would be the current folder
         folder = folder_with_weights(path)
         if folder is None and not (path / "config.json").is_file():
-            raise fault(path, "the folder holds neither config.json nor weights")
+            raise weights_error(path, "the folder holds neither config.json nor weights")
         return Located(folder or path)
     if os.path.isfile(path):
         if path.suffix not in SUFFIXES:
-            raise fault(path, f"a file of weights ends in {listing(SUFFIXES)}")
+            raise weights_error(path, f"a file of weights ends in {listing(SUFFIXES)}")
         return Located(path.parent, path)
     if not _HUB_ID.fullmatch(weights) or weights.startswith((".", "~")) or path.suffix in SUFFIXES:
-        raise fault(weights, "there is no such folder or file")
+        raise weights_error(weights, "there is no such folder or file")
     if revision is None or not _COMMIT.fullmatch(revision):
         if revision is None:
             given = f"there is no folder {weights}, and a hub's id needs one"

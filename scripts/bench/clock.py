@@ -18,17 +18,14 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Timed:
-    """What a call took.
-
-    Attributes:
-        seconds: by the clock on the wall.
-        cpu_seconds: of all threads, and of child processes that have ended.
-        others: share of the machine's cores that other processes took meanwhile.
-    """
+    """What a call took."""
 
     seconds: float
+    """Seconds by the clock on the wall."""
     cpu_seconds: float
+    """CPU seconds of all threads, and of child processes that have ended."""
     others: float
+    """The share of the machine's cores that other processes took meanwhile."""
 
 
 def timed(function: Callable[[], object], *, patience: float = 10.0) -> Timed:
@@ -73,7 +70,7 @@ def _wait_for_quiet(patience: float) -> None:
 
 def _own_seconds() -> float:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def _busy_seconds() -> float:

@@ -58,11 +58,11 @@ def make_corpus(folder: Path, kind: str, *, hours: float = 1.4, count: int = 300
     """Make a corpus in a folder of its own under `folder`, unless it is there; returns its manifest.
 
     Args:
-        folder: where corpora are kept.
-        kind: one of `KINDS`.
-        hours: of a `long` corpus.
-        count: files of a `short` one.
-        speech: folder of WAV files to cut from.
+        folder: The folder where corpora are kept.
+        kind: One of `KINDS`.
+        hours: The hours of a `long` corpus.
+        count: The number of files of a `short` corpus.
+        speech: A folder of WAV files to cut from.
     """
     size = f"{hours:g}h" if kind == "long" else str(count)
     source = "speech" if is_speech(speech) else "buzz"

@@ -54,9 +54,9 @@ class Stages:
     """The stages of a run, each over the whole corpus by itself.
 
     Args:
-        manifest: of the corpus.
-        config: of the features.
-        folder: to write in.
+        manifest: The corpus's manifest.
+        config: The config of the features.
+        folder: The folder to write in.
     """
 
     def __init__(self, manifest: Manifest, config: Config, folder: Path) -> None:
@@ -79,11 +79,11 @@ class Stages:
         def resample() -> None:
             for batch in decoded:
                 waveforms.append(
-                    [to_waveform(one.samples, one.source.sample_rate, self._config.audio) for one in batch]
+                    [to_waveform(clip.samples, clip.source.sample_rate, self._config.audio) for clip in batch]
                 )
 
         resampling = timed(resample)
-        if any(one.source.sample_rate != rate for batch in decoded for one in batch):
+        if any(clip.source.sample_rate != rate for batch in decoded for clip in batch):
             spent["resample"] = resampling
         features: list[tuple[np.ndarray, list[int]]] = []
         spent["fbank"] = timed(lambda: features.extend(map(self._compute, self._batches, waveforms)))
@@ -200,11 +200,11 @@ def _result(manifest: Manifest, rounds: list[tuple[dict[str, Timed], dict[str, T
 
 
 def _line(taken: list[Timed], audio: float) -> dict[str, float]:
-    seconds = median([one.seconds for one in taken])
+    seconds = median([run.seconds for run in taken])
     return {
         "seconds": seconds,
-        "best_seconds": min(one.seconds for one in taken),
-        "cpu_seconds_an_hour": min(one.cpu_seconds for one in taken) * 3600 / audio,
+        "best_seconds": min(run.seconds for run in taken),
+        "cpu_seconds_an_hour": min(run.cpu_seconds for run in taken) * 3600 / audio,
         "times_real_time": audio / seconds,
     }
 

@@ -179,22 +179,22 @@ def settle(device: torch.device) -> None:
 
 
 def show(results: list[dict], arguments: argparse.Namespace) -> None:
-    by_frames, by_chunk_size = results[: len(FRAMES)], [one for one in results if one["frames"] == AT]
+    by_frames, by_chunk_size = results[: len(FRAMES)], [result for result in results if result["frames"] == AT]
     left = "all" if arguments.left_chunks < 0 else arguments.left_chunks
     state = ", cold" if arguments.cold else ""
     print(f"{arguments.device}, torch {torch.__version__}, Python {sys.version.split()[0]}, 1 thread{state}\n")
     print(f"chunks of {arguments.chunk_size} frames, {left} to the left: µs, and × featcache")
-    print(f"{'frames':34}" + "".join(f"{one['frames']:>18,}" for one in by_frames))
+    print(f"{'frames':34}" + "".join(f"{result['frames']:>18,}" for result in by_frames))
     for name in RUNS:
-        cells = (f"{one['seconds'][name] * 1e6:,.0f} {one['ratio'][name]:8.2f} ×" for one in by_frames)
+        cells = (f"{result['seconds'][name] * 1e6:,.0f} {result['ratio'][name]:8.2f} ×" for result in by_frames)
         print(f"{name:34}" + "".join(f"{cell:>18}" for cell in cells))
     print(f"\n{AT:,} frames: times as fast as the loop over chunks, its two passes and one")
-    by_chunk_size.sort(key=lambda one: (one["chunk_size"], one["left_chunks"] is not None))
-    for one in by_chunk_size:
-        context = "all" if one["left_chunks"] is None else one["left_chunks"]
-        title = f"chunks of {one['chunk_size']}, {context} to the left"
-        print(f"{title:34}{one['ratio'][TWO]:16.1f} ×{one['ratio'][ONE]:16.1f} ×")
-    if disturbed := remark(max(one["others"] for one in results)):
+    by_chunk_size.sort(key=lambda result: (result["chunk_size"], result["left_chunks"] is not None))
+    for result in by_chunk_size:
+        context = "all" if result["left_chunks"] is None else result["left_chunks"]
+        title = f"chunks of {result['chunk_size']}, {context} to the left"
+        print(f"{title:34}{result['ratio'][TWO]:16.1f} ×{result['ratio'][ONE]:16.1f} ×")
+    if disturbed := remark(max(result["others"] for result in results)):
         print(f"\n{disturbed}")
 
 
@@ -203,9 +203,9 @@ def draw(results: list[dict], path: Path) -> None:
     if (pyplot := pyplot_for(path)) is None:
         return
     figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
-    frames = [one["frames"] for one in results]
+    frames = [result["frames"] for result in results]
     for name in RUNS:
-        axes.loglog(frames, [one["seconds"][name] * 1e6 for one in results], "o-", label=name)
+        axes.loglog(frames, [result["seconds"][name] * 1e6 for result in results], "o-", label=name)
     axes.set_xticks(frames, [f"{number:,}" for number in frames])
     axes.minorticks_off()
     axes.set(xlabel="frames", ylabel="µs for a mask", title=f"Chunked attention masks, {title_of(results[0])}")

@@ -35,17 +35,14 @@ FILES, SECONDS, RATE = 64, 0.1, 16000
 
 @dataclass(frozen=True)
 class Watched:
-    """What a command took.
-
-    Attributes:
-        seconds: from start to end.
-        peak: of its resident memory, in bytes.
-        quarters: its resident memory after each quarter of its time, in bytes.
-    """
+    """What a command took."""
 
     seconds: float
+    """Seconds from start to end."""
     peak: int
+    """The peak of its resident memory, in bytes."""
     quarters: list[int]
+    """Its resident memory after each quarter of its time, in bytes."""
 
 
 def watch(command: list[str]) -> Watched:

@@ -81,9 +81,9 @@ class Candidate:
     """A resampler for one pair of rates.
 
     Attributes:
-        clips: float32 `[clips, samples]` to float32 `[clips, samples]`, which may lie on a GPU; what is timed.
-        prepare: what `clips` is given, from a float32 array on the CPU.
-        back: to the CPU again.
+        clips: Resamples float32 `[clips, samples]`, which may lie on a GPU; this is what is timed.
+        prepare: Makes the input of `clips` from a float32 array on the CPU.
+        back: Brings the output back to the CPU.
     """
 
     name: str
@@ -158,19 +158,20 @@ def _scipy(source: int, target: int) -> list[Candidate]:
 def compare(source: int, target: int, voice: NDArray[np.float32], device: torch.device, rounds: int) -> list[dict]:
     """Quality and speed of every resampler, in turns."""
     found = candidates(source, target, device)
-    results = [{"name": one.name, **quality(one, source, target, voice[: 6 * source])} for one in found]
+    speech = voice[: 6 * source]
+    results = [{"name": resampler.name, **quality(resampler, source, target, speech)} for resampler in found]
     others = 0.0
     for key, seconds in (("long", LONG), ("short", SHORT)):
         clips = np.resize(voice, (BATCH, int(seconds * source)))
-        given = [one.prepare(clips) for one in found]
+        given = [resampler.prepare(clips) for resampler in found]
         spent: list[list[float]] = []
 
         def take_turns(given: list = given, spent: list = spent) -> None:
             spent[:] = [[] for _ in found]
             for number in range(rounds + 1):
-                for one, clips, its in zip(found, given, spent, strict=True):
+                for resampler, clips, its in zip(found, given, spent, strict=True):
                     started = perf_counter()
-                    one.clips(clips)
+                    resampler.clips(clips)
                     if number:  # the first round warms up
                         its.append(perf_counter() - started)
 
@@ -240,13 +241,13 @@ def voice_at(rate: int) -> NDArray[np.float32]:
 
 def fastest_clean(results: list[dict]) -> dict[str, str]:
     """The fastest that is clean in all pairs, on clips of either length, by the geometric mean of its speeds."""
-    names = dict.fromkeys(one["name"] for one in results if one["name"] != SHIPPED)
-    clean = [name for name in names if all(one["clean"] for one in results if one["name"] == name)]
+    names = dict.fromkeys(result["name"] for result in results if result["name"] != SHIPPED)
+    clean = [name for name in names if all(result["clean"] for result in results if result["name"] == name)]
     return {key: max(clean, key=lambda name: mean_speed(results, name, key)) for key in ("long", "short")}
 
 
 def mean_speed(results: list[dict], name: str, key: str) -> float:
-    speeds = [one[key] for one in results if one["name"] == name]
+    speeds = [result[key] for result in results if result["name"] == name]
     return math.exp(sum(map(math.log, speeds)) / len(speeds))
 
 
@@ -260,22 +261,23 @@ def show(results: list[dict], of_runs: list[dict]) -> None:
     header += f"{'flat to':>9}{'left over':>11}"
     for source, target in PAIRS:
         print(f"{source:,} to {target:,} Hz\n{header}")
-        for one in (one for one in results if (one["source"], one["target"]) == (source, target)):
+        for result in (each for each in results if (each["source"], each["target"]) == (source, target)):
             print(
-                f"{one['name']:26}{one['long']:19,.0f}{one['short']:9,.0f}{one['speech_db']:6.0f} dB"
-                f"{one['noise_db']:6.0f} dB{one['sweep_db']:6.0f} dB{one['ripple_db']:9.4f} dB{one['flat_to']:9.2f}"
-                f"{one['left_over_db']:8.0f} dB{'  clean' if one['clean'] else ''}"
+                f"{result['name']:26}{result['long']:19,.0f}{result['short']:9,.0f}{result['speech_db']:6.0f} dB"
+                f"{result['noise_db']:6.0f} dB{result['sweep_db']:6.0f} dB{result['ripple_db']:9.4f} dB"
+                f"{result['flat_to']:9.2f}"
+                f"{result['left_over_db']:8.0f} dB{'  clean' if result['clean'] else ''}"
             )
         print()
     for key, seconds in (("long", LONG), ("short", SHORT)):
         name = fastest_clean(results)[key]
         ratio = mean_speed(results, SHIPPED, key) / mean_speed(results, name, key)
         print(f"clips of {seconds:g} s: the fastest that is clean is {name}; featcache has {ratio:.2f} of its speed")
-    for one in of_runs:
-        line = f"{one['share']:7.2%} of {one['extractor']}, {one['source']:,} to {one['target']:,} Hz"
-        target = f"; under {TARGET_SHARE:.0%} is wanted" if one["extractor"] == "encodec" else ""
-        print(f"{line}, in a run at {one['times_real_time']:,.0f} × real time{target}")
-    if disturbed := remark(max(one["others"] for one in results)):
+    for result in of_runs:
+        line = f"{result['share']:7.2%} of {result['extractor']}, {result['source']:,} to {result['target']:,} Hz"
+        target = f"; under {TARGET_SHARE:.0%} is wanted" if result["extractor"] == "encodec" else ""
+        print(f"{line}, in a run at {result['times_real_time']:,.0f} × real time{target}")
+    if disturbed := remark(max(result["others"] for result in results)):
         print(f"\n{disturbed}")
 
 
@@ -285,9 +287,9 @@ def draw(results: list[dict], path: Path) -> None:
         return
     figure, all_axes = pyplot.subplots(1, len(PAIRS), figsize=(13, 4.5), sharey=True, layout="constrained")
     for axes, (source, target) in zip(all_axes, PAIRS, strict=True):
-        for one in (one for one in results if (one["source"], one["target"]) == (source, target)):
-            worst = min(one["noise_db"], one["sweep_db"], -one["left_over_db"])
-            axes.scatter(one["long"], worst, marker=_marker(one), label=one["name"])
+        for result in (each for each in results if (each["source"], each["target"]) == (source, target)):
+            worst = min(result["noise_db"], result["sweep_db"], -result["left_over_db"])
+            axes.scatter(result["long"], worst, marker=_marker(result), label=result["name"])
         axes.axhline(CLEAN_DB, color="grey", linewidth=1, linestyle="--")
         axes.set(xlim=(0, None), xlabel=f"× real time, clips of {LONG:g} s", title=f"{source:,} to {target:,} Hz")
         axes.grid(alpha=0.3)
@@ -299,8 +301,8 @@ def draw(results: list[dict], path: Path) -> None:
     print(f"\n{path}", file=sys.stderr)
 
 
-def _marker(one: dict) -> str:
-    return "*" if one["name"] == SHIPPED else "o" if one["ripple_db"] <= RIPPLE_DB else "x"
+def _marker(result: dict) -> str:
+    return "*" if result["name"] == SHIPPED else "o" if result["ripple_db"] <= RIPPLE_DB else "x"
 
 
 def main() -> None:

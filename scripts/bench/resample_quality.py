@@ -117,5 +117,6 @@ def decibels_of(gains: Signal) -> Signal:
     return 20 * np.log10(np.maximum(gains, 1e-10))
 
 
-def is_clean(one: dict) -> bool:
-    return min(one["noise_db"], one["sweep_db"], -one["left_over_db"]) >= CLEAN_DB and one["ripple_db"] <= RIPPLE_DB
+def is_clean(measured: dict) -> bool:
+    loudest = min(measured["noise_db"], measured["sweep_db"], -measured["left_over_db"])
+    return loudest >= CLEAN_DB and measured["ripple_db"] <= RIPPLE_DB

@@ -56,9 +56,9 @@ def main() -> None:
     num_bytes = values * cache.version.dtype.itemsize
     print(f"{cache.version.path.name}: {num_bytes / 1e6:,.0f} MB, {values / 1e6:,.0f} million values")
     for name, times in taken.items():
-        seconds = median([one.seconds for one in times])
+        seconds = median([run.seconds for run in times])
         print(f"{name:20}{num_bytes / seconds / 1e9:8.2f} GB/s{values / seconds / 1e6:10,.0f} million values/s")
-    if disturbed := remark(max(one.others for times in taken.values() for one in times)):
+    if disturbed := remark(max(run.others for times in taken.values() for run in times)):
         print(disturbed)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from featcache.extractors.model import CodecExtractor
+from featcache.extractors.codec import CodecExtractor
 
 
 def latent_distances(extractor: CodecExtractor, waveform: torch.Tensor) -> np.ndarray:

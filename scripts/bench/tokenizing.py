@@ -42,7 +42,7 @@ from featcache.engines.local import run_locally
 from featcache.extract.extraction import Options, plan_extraction, run_extraction
 from featcache.extract.summary import Summary
 from featcache.extractors.codec import CodecExtractor
-from featcache.health.differences import ROUNDING
+from featcache.health.compare import ROUNDING
 from featcache.manifest import Manifest, read_manifest
 
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "helpers"))
@@ -68,9 +68,8 @@ class Model:
     """The model alone.
 
     Args:
-        weights: folder of them.
-        device: to run on.
-        threads: on a CPU, how many batches are computed at a time.
+        weights: The folder of the weights.
+        device: The device to run on.
     """
 
     def __init__(self, weights: Path, device: Device) -> None:
@@ -211,10 +210,10 @@ def measure(asked: argparse.Namespace) -> dict:
         "hours": seconds / 3600,
         "files": len(manifest),
         "shape": rounds[-1]["shape"],
-        **{name: median([one[name] for one in rounds]) for name in ("model", "featcache", "loop")},
-        "of_limit": median([one["featcache"] / one["model"] for one in rounds]),
-        "of_loop": median([one["featcache"] / one["loop"] for one in rounds]),
-        "others": max(one["others"] for one in rounds),
+        **{name: median([figures[name] for figures in rounds]) for name in ("model", "featcache", "loop")},
+        "of_limit": median([figures["featcache"] / figures["model"] for figures in rounds]),
+        "of_loop": median([figures["featcache"] / figures["loop"] for figures in rounds]),
+        "others": max(figures["others"] for figures in rounds),
         "stages": summary.stages,
         "codes": counts,
     }

@@ -89,7 +89,7 @@ def measure(items: Iterator[np.ndarray], folder: Path, threads: int, rounds: int
         "items": len(arrays),
         "bytes": num_bytes,
         "shards": len(version.shard_names()),
-        "others": max(one.others for each in taken for one in each.values()),
+        "others": max(timed_run.others for each in taken for timed_run in each.values()),
         "runs": {
             name: {
                 "seconds": median([each[name].seconds for each in taken]),

@@ -36,7 +36,7 @@ HOP = 320
 def one_by_one(model: Model, waveforms: Tensor, num_samples: Tensor) -> Tensor:
     """Codes `[B, F, Q]` of waveforms `[B, n]` with `num_samples` `[B]` on the CPU; each as if alone."""
     clips = zip(waveforms, num_samples.tolist(), strict=True)
-    return pad_sequence([model.encode(one[None, :count])[0].T for one, count in clips], batch_first=True)
+    return pad_sequence([model.encode(clip[None, :count])[0].T for clip, count in clips], batch_first=True)
 
 
 def at_once(model: Model, waveforms: Tensor, num_samples: Tensor) -> Tensor:
@@ -81,15 +81,15 @@ class OnTheFly:
     """Batches like those of `featcache.DataLoader`.
 
     Args:
-        manifest: of the clips, with a column `digit`.
-        sampler: gives lists of its rows.
+        manifest: The manifest of the clips, with a column `digit`.
+        sampler: Gives lists of the manifest's rows.
         model: EnCodec.
-        device: where it is; the batches are, too.
-        padded: whether it gets a batch at once, padded with zeros, or clip by clip.
+        device: The device of the model, and of the batches.
+        padded: Whether the model gets a batch at once, padded with zeros, instead of clip by clip.
 
     Attributes:
-        waited: seconds until batches were there, in the last pass; on a GPU without what is still computed then.
-        codes: of each batch of the last pass.
+        waited: Seconds spent waiting for batches in the last pass; on a GPU, without what is still being computed.
+        codes: The codes of each batch of the last pass.
     """
 
     def __init__(

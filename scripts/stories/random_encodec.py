@@ -46,8 +46,8 @@ def save_weights(home: Path) -> None:
         if "bias" in name.rpartition(".")[2]:
             parameter.zero_()
     convolutions = [module for module in model.encoder.modules() if isinstance(module, nn.Conv1d)]
-    for number, one in enumerate(convolutions):
-        one.weight = filters(one) * (GAIN if number else GAIN * FIRST_GAIN)
+    for number, convolution in enumerate(convolutions):
+        convolution.weight = filters(convolution) * (GAIN if number else GAIN * FIRST_GAIN)
     waveforms = speech_like(SECONDS, model.config.sampling_rate).view(SECONDS // 5, 1, -1)
     latents = torch.cat([model.encoder(waveform[None]) for waveform in waveforms])
     for layer in model.quantizer.layers:

@@ -51,7 +51,7 @@ from featcache import weights
 from featcache.config import Config, load_config, packaged_configs
 from featcache.device import Device
 from featcache.extractors.codec import CodecExtractor
-from featcache.health.differences import ROUNDING
+from featcache.health.compare import ROUNDING
 from featcache.manifest import read_manifest
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
@@ -81,36 +81,33 @@ def make_config(asked: argparse.Namespace, folder: Path) -> Path:
 
 @dataclass
 class Outcome:
-    """What became of one way.
-
-    Attributes:
-        accuracy: on the test split, after the epochs that all have.
-        passes: its epochs.
-        parts: what they took in all, with starting and ending workers.
-        gpu: how busy the GPU was.
-        codes: that it trained and was tested on, by split, as in `OnTheFly.codes`; of featcache none.
-        later: the accuracy after --more-epochs; of featcache alone.
-    """
+    """What became of one way."""
 
     accuracy: float = 0.0
+    """The accuracy on the test split, after the epochs that all ways have."""
     passes: list[Pass] = field(default_factory=list)
+    """Its epochs."""
     parts: list[Timed] = field(default_factory=list)
+    """What the epochs took in all, with starting and ending workers."""
     gpu: str = ""
+    """How busy the GPU was."""
     codes: dict[str, list[CodesOfBatch]] = field(default_factory=dict)
+    """The codes that it trained and was tested on, by split, as in `OnTheFly.codes`; empty for featcache."""
     later: float | None = None
+    """The accuracy after --more-epochs; for featcache alone."""
 
     def summary(self) -> dict[str, Any]:
         """Figures."""
         return {
-            "epoch_seconds": median([one.seconds for one in self.passes]),
-            "fetching": median([one.fetched / one.seconds for one in self.passes]),
-            "waited": median([one.waited / one.seconds for one in self.passes]),
+            "epoch_seconds": median([epoch.seconds for epoch in self.passes]),
+            "fetching": median([epoch.fetched / epoch.seconds for epoch in self.passes]),
+            "waited": median([epoch.waited / epoch.seconds for epoch in self.passes]),
             "cpu": sum(part.cpu_seconds for part in self.parts) / sum(part.seconds for part in self.parts),
             "gpu": self.gpu,
             "accuracy": self.accuracy,
             "accuracy_later": self.later,
-            "seconds": [one.seconds for one in self.passes],
-            "losses": [one.loss for one in self.passes],
+            "seconds": [epoch.seconds for epoch in self.passes],
+            "losses": [epoch.loss for epoch in self.passes],
         }
 
 
@@ -118,8 +115,8 @@ class Story:
     """The three, over one extraction.
 
     Args:
-        asked: on the command line.
-        folder: for the cache.
+        asked: The options from the command line.
+        folder: The folder for the cache.
     """
 
     def __init__(self, asked: argparse.Namespace, folder: Path) -> None:
@@ -246,10 +243,10 @@ def table(result: dict[str, Any]) -> str:
         f"accuracy after {result['epochs']} epochs |",
         "|---|---|---|---|---|---|",
     ]
-    for way, one in ways.items():
+    for way, figures in ways.items():
         lines.append(
-            f"| {way} | {one['epoch_seconds']:.2f} s | {one['fetching']:.1%} | {one['cpu']:.2f} | {one['gpu']} | "
-            f"{one['accuracy']:.1%} |"
+            f"| {way} | {figures['epoch_seconds']:.2f} s | {figures['fetching']:.1%} | {figures['cpu']:.2f} | "
+            f"{figures['gpu']} | {figures['accuracy']:.1%} |"
         )
     cached, alone, padded = ways[CACHED], result["alone"], result["padded"]
     paid = "never" if result["paid_after"] is None else f"after {result['paid_after']} epochs"
@@ -274,15 +271,15 @@ def draw(result: dict[str, Any], path: Path) -> None:
         return
     more = result["more_epochs"]
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for way, one in result["ways"].items():
+    for way, figures in result["ways"].items():
         begun = result["extraction_seconds"] if way == CACHED else 0.0
         at = [begun]
-        for seconds in one["seconds"]:
+        for seconds in figures["seconds"]:
             at.append(at[-1] + seconds)
         line = left.plot(range(len(at)), at, "." if len(at) < 5 else "-", label=way)[0]
-        end = begun + one["epoch_seconds"] * more
+        end = begun + figures["epoch_seconds"] * more
         left.plot([0, more], [begun, end], ":", color=line.get_color())
-        right.plot(at[1:], one["losses"], ".-", label=way)
+        right.plot(at[1:], figures["losses"], ".-", label=way)
     left.set(xlabel="epochs", ylabel="seconds, with the extraction", title="Dotted: at the median epoch")
     right.set(xlabel="seconds, with the extraction", ylabel="loss in training", title="The same loss, sooner")
     for axes in (left, right):

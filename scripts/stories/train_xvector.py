@@ -107,19 +107,19 @@ class Way:
     def summary(self, test: featcache.DataLoader) -> dict[str, Any]:
         """Figures, without the first epoch."""
         counted = self.passes[1:]
-        steps = np.array([seconds for one in counted for seconds in one.steps])
+        steps = np.array([seconds for epoch in counted for seconds in epoch.steps])
         noise = np.array(self.noise.seconds()[-len(steps) :])
         return {
             "step_seconds": float(np.median(steps)),
             "p90_seconds": float(np.quantile(steps, 0.9)),
             "noise_seconds": float(np.median(noise)),
             "noise_share": float(noise.sum() / steps.sum()),
-            "cpu": sum(one.cpu_seconds for one in counted) / sum(one.seconds for one in counted),
+            "cpu": sum(epoch.cpu_seconds for epoch in counted) / sum(epoch.seconds for epoch in counted),
             "gpu": self.gpu.text(counted),
-            "fetching": median([one.fetched / one.seconds for one in counted]),
-            "waited": median([one.waited / one.seconds for one in counted]),
+            "fetching": median([epoch.fetched / epoch.seconds for epoch in counted]),
+            "waited": median([epoch.waited / epoch.seconds for epoch in counted]),
             "accuracy": self.trainer.accuracy(test),
-            "losses": [one.loss for one in self.passes],
+            "losses": [epoch.loss for epoch in self.passes],
             "steps": steps.tolist(),
         }
 
@@ -182,11 +182,11 @@ def table(result: dict[str, Any]) -> str:
         f"fetching batches | loader.waited | accuracy after {result['epochs']} epochs |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for name, one in result["ways"].items():
+    for name, figures in result["ways"].items():
         lines.append(
-            f"| {name} | {one['step_seconds'] * 1e3:.2f} ms | {one['p90_seconds'] * 1e3:.2f} ms | "
-            f"{one['noise_seconds'] * 1e3:.2f} ms | {one['noise_share']:.1%} | {one['cpu']:.2f} | {one['gpu']} | "
-            f"{one['fetching']:.2%} | {one['waited']:.2%} | {one['accuracy']:.1%} |"
+            f"| {name} | {figures['step_seconds'] * 1e3:.2f} ms | {figures['p90_seconds'] * 1e3:.2f} ms | "
+            f"{figures['noise_seconds'] * 1e3:.2f} ms | {figures['noise_share']:.1%} | {figures['cpu']:.2f} | "
+            f"{figures['gpu']} | {figures['fetching']:.2%} | {figures['waited']:.2%} | {figures['accuracy']:.1%} |"
         )
     lines.append("")
     if result["device"] == "cpu":
@@ -203,11 +203,11 @@ def draw(result: dict[str, Any], path: Path) -> None:
     if pyplot is None:
         return
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for name, one in result["ways"].items():
-        left.ecdf(np.array(one["steps"]) * 1e3, label=f"noise drawn {name}")
-        right.plot(range(1, len(one["losses"]) + 1), one["losses"], ".-", label=f"noise drawn {name}")
+    for name, figures in result["ways"].items():
+        left.ecdf(np.array(figures["steps"]) * 1e3, label=f"noise drawn {name}")
+        right.plot(range(1, len(figures["losses"]) + 1), figures["losses"], ".-", label=f"noise drawn {name}")
     left.set(xlabel="ms", ylabel="steps that took no longer", title=f"Steps of training, {result['device']}")
-    left.set_xlim(0, 2 * max(one["p90_seconds"] for one in result["ways"].values()) * 1e3)
+    left.set_xlim(0, 2 * max(figures["p90_seconds"] for figures in result["ways"].values()) * 1e3)
     right.set(xlabel="epoch", ylabel="loss in training", title="What they learn")
     for axes in (left, right):
         axes.grid(alpha=0.3)

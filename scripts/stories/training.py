@@ -120,7 +120,7 @@ class GpuUse:
     """How much of the time a GPU was busy, while blocks run; NVML tells, where nvidia-ml-py is installed.
 
     Args:
-        device: which; on a CPU there is nothing to tell.
+        device: The device; on a CPU there is nothing to tell.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -153,7 +153,7 @@ class GpuUse:
             return "–"
         if self._samples:
             return f"{sum(self._samples) / len(self._samples):.0f}%"
-        return f"at most {sum(one.busy for one in passes) / sum(one.seconds for one in passes):.0%}"
+        return f"at most {sum(epoch.busy for epoch in passes) / sum(epoch.seconds for epoch in passes):.0%}"
 
     def _now(self) -> int | None:
         if self._device.type != "cuda":
@@ -180,25 +180,22 @@ class Loader(Protocol):
 
 @dataclass
 class Pass:
-    """What an epoch took.
-
-    Attributes:
-        seconds: by the clock on the wall.
-        cpu_seconds: of this process's threads.
-        steps: seconds of each step, with the wait for its batch.
-        waited: seconds for batches, as the loader says.
-        fetched: seconds in all that the loop was in the loader, for whatever reason.
-        loss: the mean over the steps.
-        busy: seconds from each step's beginning to its end, on the device: no less than a GPU was at work.
-    """
+    """What an epoch took."""
 
     seconds: float
+    """Seconds by the clock on the wall."""
     cpu_seconds: float
+    """CPU seconds of this process's threads."""
     steps: list[float]
+    """The seconds of each step, with the wait for its batch."""
     waited: float
+    """Seconds waited for batches, as the loader says."""
     fetched: float
+    """Seconds that the loop was in the loader, for whatever reason."""
     loss: float
+    """The mean loss over the steps."""
     busy: float
+    """Seconds from each step's beginning to its end on the device: no less than a GPU was at work."""
 
 
 @dataclass
@@ -206,12 +203,12 @@ class Trainer:
     """A model that learns to tell one column of the manifest, by Adam and cross-entropy.
 
     Attributes:
-        model: of features, lengths and the number of the step.
-        column: of the manifest: the classes by name, or their numbers from 0 on.
-        classes: their names.
-        device: of the model.
+        model: A function of features, lengths and the number of the step.
+        column: The manifest's column that holds the classes, by name or numbered from 0.
+        classes: The names of the classes.
+        device: The model's device.
         learning_rate: Adam's.
-        steps: how many it has done.
+        steps: The number of steps done.
     """
 
     model: nn.Module

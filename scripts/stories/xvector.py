@@ -34,10 +34,10 @@ class XVector(nn.Module):
     A row's scores do not depend on what it shares a batch with, but for the statistics of batch norm in training.
 
     Args:
-        dims: of a frame.
-        classes: how many.
-        channels: of a layer; `CHANNELS` in the paper.
-        noise: added to what is pooled, in training.
+        dims: The dimensions of a frame.
+        classes: The number of classes.
+        channels: The channels of a layer; `CHANNELS` in the paper.
+        noise: Noise that is added before the pooling, in training.
     """
 
     def __init__(self, dims: int, classes: int, channels: int = CHANNELS, noise: Noise | None = None) -> None:
@@ -86,7 +86,7 @@ class EmbeddedCodes(nn.Module):
 
     Args:
         codebooks: float `[K, D]` each.
-        network: takes float `[B, T, D]`, lengths and the step.
+        network: A network that takes float `[B, T, D]`, lengths and the step.
     """
 
     def __init__(self, codebooks: Sequence[Tensor], network: nn.Module) -> None:

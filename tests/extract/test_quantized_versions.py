@@ -17,13 +17,12 @@ from featcache.device import Device
 from featcache.errors import AudioError, Reason
 from featcache.extract.extraction import Options
 from featcache.extractors import Clip
-from featcache.extractors.codebook import Codebook
-from featcache.extractors.units import Units, UnitsParams
+from featcache.extractors.units import Codebook, Units, UnitsParams
 from featcache.health.recompute import recompute
 from featcache.manifest import read_manifest
 from featcache.quantize import dequantize_array, quantize
 from featcache.spec import QUANTIZATION
-from featcache.stats.kmeans import draw, fit_version
+from featcache.stats.kmeans import draw_frames, fit_version
 from featcache.store.index import open_index
 
 pytestmark = pytest.mark.usefixtures("trusted")
@@ -225,7 +224,7 @@ def test_a_probe_measures_the_extractor_as_ever(cli, plain, scratch):
 def test_k_means_takes_values(corpus, scratch):
     cache = extract(corpus.manifest(), config_of(FBANK), scratch, shard_megabytes=float(TINY))
     frames = int(cache.lengths.sum())
-    sample = draw(cache.version, open_index(cache.version), frames, np.random.default_rng(0))
+    sample = draw_frames(cache.version, open_index(cache.version), frames, np.random.default_rng(0))
     values = np.concatenate(list(cache))
     assert np.array_equal(sample[np.lexsort(sample.T)], values[np.lexsort(values.T)])
     codebook, _ = fit_version(cache.version, 5)
@@ -255,7 +254,7 @@ def test_units_from_audio_and_from_a_version_are_the_same(source, corpus, scratc
 
 
 def _centroids(folder):
-    from featcache.extractors.codebook import read_codebook
+    from featcache.extractors.units import read_codebook
 
     return read_codebook(folder / "units.safetensors").centroids.double().numpy()
 

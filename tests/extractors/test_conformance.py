@@ -18,10 +18,10 @@ import wrong_extractors
 
 from featcache.config import Config, config_from, load_config
 from featcache.extractors.base import _BUILT_IN
-from featcache.extractors.codebook import Codebook
 from featcache.extractors.rows import ROW_SECONDS
+from featcache.extractors.units import Codebook
 from featcache.testing import ExtractorSuite
-from featcache.testing.signals import clip
+from featcache.testing.clips import make_clip
 
 pytest_plugins = ["pytester"]
 
@@ -48,7 +48,7 @@ class TestLogMelOfWhisper(ExtractorSuite):
 
 
 class TestLogMelPadded(ExtractorSuite):
-    """To less than the thirty seconds of whisper-mel80-30s, which would take them; some clips are longer."""
+    """Clips are padded to half a second: 30 s, as in whisper-mel80-30s, would take long, and some clips are longer."""
 
     config = {"name": "padded", "extractor": "log_mel", "params": {"pad_to_seconds": 0.5}}  # noqa: RUF012
 
@@ -73,7 +73,7 @@ class OfModel(ExtractorSuite):
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def _small_batches(cls):
-        """Of half a second, and not of four: most rows would be dummies, which take time."""
+        """Batches have half a second, and not four: most rows would be dummies, which take time."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(ROW_SECONDS, "cpu", 0.5)
             yield
@@ -159,7 +159,7 @@ BUNDLE = replace(
 
 
 class TestTorchaudio(OfModel):
-    """A small model as torchaudio builds them, under the name of a bundle of its own."""
+    """A small model as torchaudio builds it, under the name of its own bundle."""
 
     extractor_name = "torchaudio"
     params = {"bundle": "SMALL", "layer": 2}  # noqa: RUF012
@@ -178,7 +178,7 @@ class TestTorchaudio(OfModel):
 
 
 class TestUnits(OfModel):
-    """Of a small HuBERT; centroids are some of its frames."""
+    """Units of a small HuBERT, with some of its frames as centroids."""
 
     extractor_name = "units"
 
@@ -187,7 +187,7 @@ class TestUnits(OfModel):
         document = {"weights": str(small_ssl.save("hubert", folder / "hubert")), "layer": 2}
         config = config_from({"name": "hubert", "extractor": "ssl", "params": document})
         with torch.inference_mode():
-            (features,) = config.build(torch.device("cpu")).extract([clip(1, 64_000)])
+            (features,) = config.build(torch.device("cpu")).extract([make_clip(1, 64_000)])
         codebook = Codebook(features[::2].clone(), config.resolved(), config.fingerprint(), config.dtype, {})
         (folder / "units").mkdir()
         path = folder / "units" / "units.safetensors"
@@ -196,11 +196,13 @@ class TestUnits(OfModel):
 
 
 def test_every_registered_extractor_has_a_case_above():
-    """One that is added gets one."""
-    cases = [one for name, one in globals().items() if name.startswith("Test")]
-    covered = {one.extractor_name for one in cases if issubclass(one, OfModel)}
-    configs = [one.config for one in cases if not issubclass(one, OfModel)]
-    covered |= {one["extractor"] if isinstance(one, dict) else load_config(one).extractor for one in configs}
+    """A new extractor needs such a test too."""
+    cases = [case for name, case in globals().items() if name.startswith("Test")]
+    covered = {case.extractor_name for case in cases if issubclass(case, OfModel)}
+    configs = [case.config for case in cases if not issubclass(case, OfModel)]
+    covered |= {
+        config["extractor"] if isinstance(config, dict) else load_config(config).extractor for config in configs
+    }
     assert covered == set(_BUILT_IN)
 
 
@@ -236,7 +238,7 @@ WRONG = {
     "LostTail": ("test_pieces_cover_a_clip", "end at"),
     "NoSide": ("test_side_arrays", "extract_rows gives [], spec.side names ['peak']"),
 }
-"""What each of the wrong extractors fails, and how it is told."""
+"""The check that each wrong extractor fails, and what the failure says."""
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +250,7 @@ def weights(tmp_path_factory) -> Path:
 
 
 def run_suite(pytester, weights: Path, checks: dict[str, str]) -> dict[str, str]:
-    """Run a check of the suite, or with "" all of them, for each extractor; what was said of those that failed."""
+    """Run a check of the suite, or with "" all checks, for each extractor; returns what failures say."""
     lines = ["import featcache.testing"]
     for name in checks:
         params = {"weights": str(weights)} if "Digest" in name else {}
@@ -264,7 +266,7 @@ def run_suite(pytester, weights: Path, checks: dict[str, str]) -> dict[str, str]
 
 
 def test_the_suite_notices_what_is_wrong(pytester, weights, monkeypatch):
-    """By the check that is meant for it, in words that say what it is."""
+    """The check that is meant for the mistake fails, and its message says what is wrong."""
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
     said = run_suite(pytester, weights, {name: check for name, (check, _) in WRONG.items()})
     for name, (check, words) in WRONG.items():
@@ -276,7 +278,7 @@ def test_the_suite_finds_nothing_where_nothing_is_wrong(pytester, weights):
 
 
 def test_every_wrong_extractor_is_told_of():
-    """None is left out above."""
-    classes = inspect.getmembers(wrong_extractors, lambda one: inspect.isclass(one) and hasattr(one, "extract"))
-    ours = {name for name, one in classes if one.__module__ == "wrong_extractors"}
+    """The list above is complete."""
+    classes = inspect.getmembers(wrong_extractors, lambda found: inspect.isclass(found) and hasattr(found, "extract"))
+    ours = {name for name, found in classes if found.__module__ == "wrong_extractors"}
     assert ours == {*WRONG, "Right", "RightRows"}

@@ -36,7 +36,7 @@ def build(folder, sample_rate=16000, **params):
 
 
 def alone(model, waveform):
-    """`DacModel.encode` of one clip, made ready by `DacFeatureExtractor`."""
+    """`DacModel.encode` of one clip, prepared by `DacFeatureExtractor`."""
     rate, hop = model.config.sampling_rate, model.config.hop_length
     ready = DacFeatureExtractor(sampling_rate=rate, hop_length=hop)
     inputs = ready(waveform.numpy(), sampling_rate=rate, return_tensors="pt")["input_values"]
@@ -105,7 +105,7 @@ def test_spoken_digits(folder, model):
 
 
 def test_a_zero_padded_batch_has_other_codes(folder, model):
-    """What others do, on this very model: without it, equality above would prove nothing."""
+    """Zero-padded batches, on the same model: if they gave equal codes, the tests above would prove nothing."""
     clips = cut(range(4001, 8000, 307))
     padded = torch.nn.utils.rnn.pad_sequence(clips, batch_first=True)
     padded = torch.nn.functional.pad(padded, (0, -padded.shape[1] % 320))
@@ -120,7 +120,7 @@ def test_a_zero_padded_batch_has_other_codes(folder, model):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_receptive_field_is_what_a_frame_looks_at(folders, name):
-    """Samples that a frame's latents have a derivative by, in the model's own encoder."""
+    """The samples on which a frame's latents depend, by the derivatives of the model's own encoder."""
     rate, _ = MODELS[name]
     encoder = DacModel.from_pretrained(folders[name]).eval().encoder
     waveform = torch.randn(1, 1, 20000, generator=torch.Generator().manual_seed(0)).requires_grad_()

@@ -46,14 +46,14 @@ def build(folder, sample_rate=24000, **params):
 
 
 def alone(model, waveform, bandwidth=24.0):
-    """`EncodecModel.encode` of one clip, the frames of its chunks one after the other."""
+    """`EncodecModel.encode` of one clip, with the frames of its chunks one after another."""
     latents = []
     handle = model.encoder.register_forward_hook(lambda module, inputs, output: latents.append(output[0].T))
     with torch.inference_mode():
         stereo = waveform.expand(1, model.config.audio_channels, -1)
         found = model.encode(stereo, bandwidth=bandwidth)
     handle.remove()
-    chunks = [chunk[0].T[: len(one)] for chunk, one in zip(found.audio_codes, latents, strict=True)]
+    chunks = [chunk[0].T[: len(latent)] for chunk, latent in zip(found.audio_codes, latents, strict=True)]
     return codes.Reference(torch.cat(chunks), torch.cat(latents)), found.audio_scales
 
 
@@ -111,7 +111,7 @@ def test_spoken_digits(folder, model):
 
 
 def test_a_zero_padded_batch_has_other_codes(folder, model):
-    """What others do, on this very model: without it, equality above would prove nothing."""
+    """Zero-padded batches, on the same model: if they gave equal codes, the tests above would prove nothing."""
     clips = cut(range(4001, 8000, 307))
     padded = torch.nn.utils.rnn.pad_sequence(clips, batch_first=True)
     with torch.inference_mode():
@@ -138,7 +138,7 @@ def test_chunks_of_the_48_khz_model(stereo_folder, stereo_model, policy):
     with torch.inference_mode():
         found = extractor.extract_rows([Clip(str(i), clips[i]) for i in order])
     codes.assert_equal(
-        extractor, [clips[i] for i in order], [references[i] for i in order], [one.features for one in found]
+        extractor, [clips[i] for i in order], [references[i] for i in order], [rows.features for rows in found]
     )
     for i, rows in zip(order, found, strict=True):
         assert rows.side["scales"].dtype == torch.float32
@@ -146,7 +146,7 @@ def test_chunks_of_the_48_khz_model(stereo_folder, stereo_model, policy):
 
 
 def test_lengths_that_the_48_khz_model_cannot_stack(stereo_folder, stereo_model):
-    """Of three chunks, the second has 149 frames: an error there, and the chunks' own codes here."""
+    """The second of three chunks has 149 frames: the reference fails, and here each chunk has its own codes."""
     (clip,) = cut([2 * STRIDE + 100], 48000)
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
         alone(stereo_model, clip)
@@ -154,7 +154,7 @@ def test_lengths_that_the_48_khz_model_cannot_stack(stereo_folder, stereo_model)
     with torch.inference_mode():
         chunks = [clip[start : start + CHUNK].expand(1, 2, -1) for start in range(0, len(clip), STRIDE)]
         expected = [stereo_model._encode_frame(chunk, 24.0)[0][0].T for chunk in chunks]
-    assert [len(one) for one in expected] == [150, 149, 1]
+    assert [len(codes) for codes in expected] == [150, 149, 1]
     assert torch.equal(found.long(), torch.cat(expected))
 
 
@@ -169,7 +169,7 @@ def test_the_48_khz_model_counts_the_frames_of_its_chunks(stereo_folder):
 
 
 def test_the_48_khz_model_takes_clips_of_any_length(stereo_folder, folder):
-    """A chunk is all that it has in memory at once."""
+    """Only a chunk is in memory at once."""
     assert build(stereo_folder, 48000).max_seconds is None
     assert build(folder).max_seconds == 120
 
@@ -233,7 +233,7 @@ def test_the_48_khz_model_has_chunks_of_its_own(stereo_folder):
 @pytest.mark.parametrize("pad_mode", ["reflect", "constant", "replicate"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_encoders_of_other_configs(pad_mode, causal):
-    """Everything that config.json can say of the encoder: here against its own forward."""
+    """Every setting of the encoder in config.json, compared with its own forward."""
     config = EncodecConfig(
         num_filters=4,
         hidden_size=8,

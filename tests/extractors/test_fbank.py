@@ -50,7 +50,7 @@ OPTIONS = [
 
 
 def noise(num_samples: int, seed: int = 0) -> np.ndarray:
-    """Noise that swells and has an offset, as 16-bit audio holds it."""
+    """Noise that swells and has an offset, rounded to 16 bits."""
     rng = np.random.default_rng(seed)
     swelling = np.geomspace(1e-3, 0.3, num_samples) * rng.standard_normal(num_samples) + 0.02
     return (np.round(swelling.clip(-1, 1) * 32767) / 32768).astype(np.float32)
@@ -164,7 +164,7 @@ def test_silence_is_the_floor():
 
 
 def test_dither_is_the_ids():
-    """Gaussian, as strong as asked for, new in every frame, and the same wherever the clip is extracted."""
+    """Dither is Gaussian, as strong as the parameter says, new in every frame, and the same in every extraction."""
     extractor = Fbank(FbankParams(dither=2.0, waveform_scale=100.0), 16000, CPU)
     silence, other = Clip("a", torch.zeros(48000)), Clip("b", torch.zeros(48000))
     noise = extractor.frames(silence) * 100
@@ -182,7 +182,7 @@ def test_dither_is_the_ids():
 
 
 def test_dither_is_added_to_the_frame():
-    """Before anything else is done to it."""
+    """Dither comes before all other steps."""
     waveform = torch.from_numpy(noise(16000))
     dithered = Fbank(FbankParams(dither=1.0), 16000, CPU)
     frames = dithered.frames(Clip("a", waveform))
@@ -209,7 +209,7 @@ LHOTSE = load_config("fbank80-lhotse")
 
 
 def by_lhotse(waveform: np.ndarray) -> np.ndarray:
-    """Of a clip alone, with Lhotse's defaults."""
+    """Lhotse's features of a clip alone, with Lhotse's defaults."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pytest.importorskip("lhotse").Fbank().extract(waveform, 16000)
@@ -217,7 +217,7 @@ def by_lhotse(waveform: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("num_samples", [140, 159, 239, 240, 399, 400, 401, 559, 560, 16000, 16079, 16080, 54321])
 def test_lhotses_config_is_lhotses_fbank(num_samples):
-    """To the rounding of two float32 computations, edges and all. Lhotse takes no shorter clips."""
+    """They agree up to the rounding of two float32 computations, even at the edges. Lhotse takes no shorter clips."""
     waveform = noise(num_samples)
     ours, theirs = reference.by_featcache(waveform, 16000, LHOTSE.params), by_lhotse(waveform)
     assert ours.shape == theirs.shape == ((num_samples + 80) // 160, 80)
@@ -226,7 +226,7 @@ def test_lhotses_config_is_lhotses_fbank(num_samples):
 
 
 def test_lhotses_config_has_lhotses_floor():
-    """Which lies far higher in speech whose samples are in [-1, 1]."""
+    """For samples in [-1, 1], the same floor is far higher relative to the signal."""
     quiet = noise(16000) / 3000
     ours, theirs = reference.by_featcache(quiet, 16000, LHOTSE.params), by_lhotse(quiet)
     assert 0.2 < np.mean(theirs == np.log(np.float32(reference.EPSILON))) < 0.9
@@ -234,7 +234,7 @@ def test_lhotses_config_has_lhotses_floor():
 
 
 def test_lhotses_config_on_real_speech():
-    """And as float16 it is nearer to Lhotse's than what Lhotse's own lilcom keeps, in steps of 1/32."""
+    """As float16, they are closer to Lhotse's than Lhotse's own lilcom, which rounds to 1/32."""
     for clips in real_speech.sentences(5), real_speech.digits(40):
         for waveform, sample_rate in clips:
             waveform = soxr.resample(waveform, sample_rate, 16000)
@@ -248,7 +248,7 @@ def test_lhotses_config_on_real_speech():
 
 
 def test_a_scale_shifts_log_energies():
-    """By the logarithm of its square, where no floor is met."""
+    """Above the floor, log energies differ by the logarithm of the scale's square."""
     waveform = noise(16000)
     kaldis = reference.by_featcache(waveform, 16000, FbankParams())
     ours = reference.by_featcache(waveform, 16000, FbankParams(waveform_scale=1.0))

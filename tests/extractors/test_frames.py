@@ -1,4 +1,4 @@
-"""A value depends on its clip alone: not a bit of it changes with what surrounds the clip."""
+"""A value depends on its clip alone: no bit of it changes with what surrounds the clip."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from featcache.config import load_config
 from featcache.extractors import Clip
-from featcache.extractors.frames import ROWS
+from featcache.extractors.frames import BLOCK_ROWS
 from featcache.extractors.kaldi import Fbank, FbankParams, Mfcc, MfccParams
 from featcache.extractors.log_mel import LogMel, LogMelParams
 
@@ -30,7 +30,7 @@ every_extractor = pytest.mark.parametrize("extractor", EXTRACTORS.values(), ids=
 
 @pytest.fixture(autouse=True)
 def _threads():
-    """Tests may set torch's threads."""
+    """Restore torch's number of threads after a test."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -43,7 +43,7 @@ def clip(seed: int, num_samples: int) -> Clip:
 
 def assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
     assert len(ours) == len(theirs)
-    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+    assert all(torch.equal(features, other) for features, other in zip(ours, theirs, strict=True))
 
 
 @every_extractor
@@ -55,7 +55,7 @@ def assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
 )
 def test_alone_as_in_any_batch(extractor, clips, order, threads):
     torch.set_num_threads(1)
-    alone = [extractor.extract([one])[0] for one in clips]
+    alone = [extractor.extract([clip])[0] for clip in clips]
     order.shuffle(shuffled := list(range(len(clips))))
     torch.set_num_threads(threads)
     batch = extractor.extract([clips[i] for i in shuffled])
@@ -69,12 +69,12 @@ def test_every_row_of_a_block(extractor):
     short = clip(1, extractor.spec.frame_length + 4 * shift)
     alone = extractor.extract([short])[0]
     others = [clip(seed, short.waveform.numel() + shift * (seed % 3)) for seed in range(20)]
-    batch = [*others, short] * (2 * ROWS["cpu"] // (len(others) * len(alone)) + 1)
-    for found, one in zip(extractor.extract(batch), batch, strict=True):
-        if one is short:
+    batch = [*others, short] * (2 * BLOCK_ROWS["cpu"] // (len(others) * len(alone)) + 1)
+    for found, batched in zip(extractor.extract(batch), batch, strict=True):
+        if batched is short:
             assert torch.equal(found, alone)
-    found = extractor.extract([short] * ROWS["cpu"])  # each starts at another row
-    assert all(torch.equal(one, alone) for one in found)
+    found = extractor.extract([short] * BLOCK_ROWS["cpu"])  # each starts at another row
+    assert all(torch.equal(item, alone) for item in found)
 
 
 @settings(max_examples=60, deadline=None)
@@ -85,7 +85,7 @@ def test_every_row_of_a_block(extractor):
     threads=st.sampled_from([1, 2]),
 )
 def test_rows_are_the_same_whatever_the_shapes(num_mel_bins, num_ceps, frame_length, threads):
-    """A block of one frame, again and again, gives one row of features, again and again."""
+    """In a block of equal frames, all rows of features are equal."""
     torch.set_num_threads(threads)
     shapes = {"num_mel_bins": num_mel_bins, "frame_length": frame_length}
     for extractor in (
@@ -94,7 +94,7 @@ def test_rows_are_the_same_whatever_the_shapes(num_mel_bins, num_ceps, frame_len
         LogMel(LogMelParams(num_mel_bins=num_mel_bins, n_fft=16 * frame_length), 16000, CPU),
     ):
         frame = clip(num_ceps, extractor.spec.frame_length).waveform
-        features = extractor.compute(frame.repeat(ROWS["cpu"], 1))
+        features = extractor.compute(frame.repeat(BLOCK_ROWS["cpu"], 1))
         assert torch.equal(features, features[:1].expand_as(features))
 
 
@@ -119,29 +119,29 @@ def test_neighbours_that_are_not_numbers(extractor):
 def test_a_long_clip_fills_many_blocks(extractor):
     long = clip(7, extractor.spec.sample_rate * 20)
     features = extractor.extract([long])[0]
-    assert len(features) == extractor.num_frames(len(long.waveform)) > 2 * ROWS["cpu"]
+    assert len(features) == extractor.num_frames(len(long.waveform)) > 2 * BLOCK_ROWS["cpu"]
     assert_same(extractor.extract([clip(8, 5000), long, clip(9, 5000)])[1:2], [features])
 
 
 @every_extractor
 def test_what_comes_back(extractor):
-    """Rows of one tensor, in the clips' order; clips are left as they were."""
+    """Features are rows of one tensor in the clips' order; clips are not changed."""
     clips = [clip(seed, 4000 + 1000 * seed) for seed in range(5)]
-    before = [one.waveform.clone() for one in clips]
+    before = [clip.waveform.clone() for clip in clips]
     features = extractor.extract(clips)
-    assert [len(one) for one in features] == [extractor.num_frames(len(one.waveform)) for one in clips]
-    assert all(one.dtype == torch.float32 and one.is_contiguous() for one in features)
-    assert all(one.shape[1:] == extractor.spec.item_shape for one in features)
-    addresses = [one.data_ptr() for one in features]
-    ends = [one.data_ptr() + one.nbytes for one in features]
+    assert [len(item) for item in features] == [extractor.num_frames(len(clip.waveform)) for clip in clips]
+    assert all(item.dtype == torch.float32 and item.is_contiguous() for item in features)
+    assert all(item.shape[1:] == extractor.spec.item_shape for item in features)
+    addresses = [item.data_ptr() for item in features]
+    ends = [item.data_ptr() + item.nbytes for item in features]
     assert addresses[1:] == ends[:-1]
-    assert_same([one.waveform for one in clips], before)
+    assert_same([clip.waveform for clip in clips], before)
     assert extractor.extract([]) == []
 
 
 @every_extractor
 def test_a_waveform_may_be_a_view(extractor):
-    """One channel of an interleaved recording, say."""
+    """A strided waveform may be one channel of an interleaved recording."""
     stereo = clip(3, 20_000).waveform.reshape(-1, 2)
     (view,) = extractor.extract([Clip("a", stereo[:, 1])])
     (copy,) = extractor.extract([Clip("a", stereo[:, 1].clone())])

@@ -39,7 +39,7 @@ def extract(waveform: np.ndarray, params: LogMelParams, sample_rate: int) -> np.
 
 
 def exact(waveform: np.ndarray, params: LogMelParams, sample_rate: int) -> np.ndarray:
-    """In float64, slow and obvious, but for Whisper's scaling: `[frames, num_mel_bins]`."""
+    """A slow and obvious reference in float64, without Whisper's scaling: `[frames, num_mel_bins]`."""
     added = {"center": params.n_fft, "same": params.n_fft - params.hop_length, "none": 0}[params.padding]
     samples = np.pad(waveform.astype(np.float64), added // 2, mode="reflect")
     length = params.win_length or params.n_fft
@@ -97,7 +97,7 @@ def test_every_option_is_what_it_says(options):
 @pytest.mark.parametrize("num_mel_bins", [80, 128])
 @pytest.mark.parametrize("num_samples", [201, 399, 400, 401, 16000, 16039, 16040, 16159])
 def test_whisper_is_transformers(num_mel_bins, num_samples):
-    """The rounding of two float32 computations; theirs is within 1e-5 of OpenAI's, they say."""
+    """Both round in float32; transformers says that its own is within 1e-5 of OpenAI's."""
     waveform = noise(num_samples)
     ours = extract(waveform, LogMelParams(num_mel_bins=num_mel_bins), 16000)
     theirs = whisper(waveform, num_mel_bins)
@@ -117,7 +117,7 @@ def test_whisper_on_real_speech():
 
 
 def whisper(waveform: np.ndarray, num_mel_bins: int, padding: str = "do_not_pad") -> np.ndarray:
-    """By default without filling the clip up to 30 s."""
+    """By default, the clip is not padded to 30 s."""
     function = WhisperFeatureExtractor(feature_size=num_mel_bins)
     outputs = function(waveform, sampling_rate=16000, padding=padding, truncation=False, return_tensors="np")
     return outputs["input_features"][0].T
@@ -126,7 +126,7 @@ def whisper(waveform: np.ndarray, num_mel_bins: int, padding: str = "do_not_pad"
 @pytest.mark.parametrize("num_mel_bins", [80, 128])
 @pytest.mark.parametrize("num_samples", [1, 200, 399, 16000, 16039, 16121, 479_801, 480_000])
 def test_padded_clips_are_whispers_input(num_mel_bins, num_samples):
-    """Every frame: those of the clip, those behind it that still see it, and those of silence."""
+    """Every frame: those of the clip, those after it that still see it, and those of silence."""
     waveform = noise(num_samples)
     ours = extract(waveform, LogMelParams(num_mel_bins=num_mel_bins, pad_to_seconds=30), 16000)
     theirs = whisper(waveform, num_mel_bins, "max_length")
@@ -135,7 +135,7 @@ def test_padded_clips_are_whispers_input(num_mel_bins, num_samples):
 
 
 def test_a_batch_of_padded_clips_is_what_whisper_takes(cli, scratch):
-    """From files to `input_features`, as float16 rounds them: a clip of 30 s is whole, and a longer one fails."""
+    """From files to `input_features`, rounded to float16. A clip of 30 s fits, and a longer one fails."""
     lengths = {"a": 40, "b": 250, "c": 16_000, "d": 100_123, "e": 480_000, "silent": 20_000, "long": 480_001}
     waveforms = {id_: noise(length, seed) for seed, (id_, length) in enumerate(lengths.items())}
     waveforms["silent"][:] = 0
@@ -167,7 +167,7 @@ def test_padded_real_speech_is_whispers_input():
 
 
 def test_frames_of_a_clip_alone_are_not_whispers_input():
-    """As the packaged config says: the last and up to three behind it see the clip's end, and all others are equal."""
+    """As the packaged config says: the last frame and up to three after it see the clip's end; all others are equal."""
     for num_samples in (16000, 16020, 16100, 16130, 16159):
         waveform = noise(num_samples)
         alone, padded = extract(waveform, LogMelParams(), 16000), whisper(waveform, 80, "max_length")
@@ -180,7 +180,7 @@ def test_frames_of_a_clip_alone_are_not_whispers_input():
 
 
 def test_hifigan_on_real_speech():
-    """As `exact` has it, and as its own few lines of torch do."""
+    """Features are as close to `exact` as those of HiFi-GAN's own few lines of torch."""
     for waveform, sample_rate in real_speech.sentences(3):
         ours = extract(waveform, HIFIGAN, sample_rate)
         theirs = hifigan(torch.from_numpy(waveform)).numpy()
@@ -232,7 +232,7 @@ def test_filters_are_torchaudios(num_bins, fft_length, sample_rate, band, scale,
 
 @given(st.floats(0, 24000), st.sampled_from(["htk", "slaney"]))
 def test_mel_scales(hertz, scale):
-    """They return, and known points lie where the papers put them."""
+    """Both directions are inverse, and known points lie where the papers put them."""
     there = mel.hertz_to_mel(torch.tensor([hertz], dtype=torch.float64), scale)
     assert float(mel.mel_to_hertz(there, scale)) == pytest.approx(hertz, rel=1e-12, abs=1e-9)
     points = {"htk": {0: 0, 1000: 1000}, "slaney": {0: 0, 200: 3, 1000: 15, 6400: 42}}[scale]
@@ -250,7 +250,7 @@ def test_mel_scales(hertz, scale):
     padded_to=st.none() | st.integers(1, 2000),
 )
 def test_num_frames(n_fft, hop_length, num_samples, padding, drop_last_frame, padded_to):
-    """As many as can be cut from the padded and reflected clip; none where it is too short to be reflected."""
+    """There are as many frames as fit the padded and reflected clip; none if it is too short to be reflected."""
     if padding == "same" and hop_length > n_fft:
         return
     options = {"n_fft": n_fft, "hop_length": hop_length, "padding": padding, "num_mel_bins": 1}

@@ -97,7 +97,7 @@ def test_the_packaged_config_is_torchaudios_default():
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("num_samples", [140, 400, 16079, 54321])
 def test_lhotses_mfcc(num_samples):
-    """With its defaults, to rounding."""
+    """With Lhotse's defaults, they agree up to rounding."""
     lhotse = pytest.importorskip("lhotse")
     waveform = noise(num_samples)
     params = MfccParams(waveform_scale=1.0, high_freq=-400.0, snip_edges=False, use_energy=False)

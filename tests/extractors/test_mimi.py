@@ -28,7 +28,7 @@ def build(folder, sample_rate=RATE, **params):
 
 
 def with_window(folder, to, window):
-    """The same model, whose transformer sees so many steps."""
+    """The same model with a transformer that sees so many steps."""
     shutil.copytree(folder, to)
     config = json.loads((to / "config.json").read_text())
     (to / "config.json").write_text(json.dumps(config | {"sliding_window": window}))
@@ -54,7 +54,7 @@ class TestCodes(CodecChecks):
     build, load, alone, batched = map(staticmethod, (build, load, alone, batched))
 
     def test_clips_longer_than_the_window(self, extractor, model):
-        """The transformer sees 10 s; and its mask is made of other shapes where a clip is longer."""
+        """The transformer sees 10 s, and the shapes of its mask are others for longer clips."""
         clips = cut([int(9.9 * RATE), 23 * RATE + 5, 10 * RATE + 1, 4000], RATE)
         codes.assert_equal(extractor, clips, self.all_alone(model, clips))
         for (latents, _), clip in zip(codes.encode(extractor, clips, 24 * RATE), clips, strict=True):
@@ -62,7 +62,7 @@ class TestCodes(CodecChecks):
 
     @pytest.mark.parametrize(("codebooks", "count"), [(1, 1), (2, 2), (32, 32), (None, 32)])
     def test_codebooks(self, folder, model, codebooks, count):
-        """Of the reference's own latents: the last codebooks of the small model resolve less than rounding changes."""
+        """The reference's own latents are quantised: the small model's last codebooks are finer than rounding."""
         extractor = self.build(folder, codebooks=codebooks)
         (clip,) = cut([20000], RATE)
         with torch.inference_mode():
@@ -80,7 +80,7 @@ def test_eight_codebooks_at_12_5_frames_a_second_are_the_default(folder):
 
 
 def test_frame_length_is_all_that_a_frame_sees(folder, tmp_path):
-    """Exactly: the reference has a gradient for the first and the last sample of it, and for none around them."""
+    """It is exact: the reference has a gradient for its first and last sample, and for none outside."""
     short = with_window(folder, tmp_path / "short", 3)
     length = build(short).spec.frame_length
     model = load(short).double()
@@ -93,7 +93,7 @@ def test_frame_length_is_all_that_a_frame_sees(folder, tmp_path):
 
 
 def test_frame_length_of_the_published_model(folder):
-    """Of 2 layers here, and 8 there; the rest is the same."""
+    """The small model has 2 layers instead of 8, and is otherwise the same."""
     convolutions = 4280 + 3 * STEP
     assert build(folder).spec.frame_length == convolutions + 2 * 249 * STEP
 

@@ -22,7 +22,7 @@ EXAMPLES = ROOT / "examples"
 
 @pytest.fixture(scope="module", autouse=True)
 def _importable():
-    """As PYTHONPATH=examples makes it."""
+    """Importable, as with PYTHONPATH=examples."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(EXAMPLES)
         yield
@@ -38,7 +38,7 @@ def test_the_example_is_short():
 
 @pytest.mark.parametrize("hz", [90, 120, 200, 310])
 def test_the_examples_pitch_is_the_pitch(hz):
-    """Of a tone with harmonics, to a sample of its period; noise has no voice, and silence is quiet."""
+    """The period of a tone with harmonics is exact to a sample; noise is unvoiced, and silence is quiet."""
     extractor = load_config(EXAMPLES / "my_extractor.yaml").build(torch.device("cpu"))
     at = torch.arange(16000) / 16000
     tone = 0.1 * sum(torch.sin(2 * torch.pi * hz * harmonic * at) / harmonic for harmonic in range(1, 8))
@@ -53,7 +53,7 @@ def test_the_examples_pitch_is_the_pitch(hz):
 
 
 def test_the_example_is_extracted(tmp_path):
-    """By the command, from the manifest beside it."""
+    """The command extracts with it, from the manifest beside it."""
     arguments = [
         "extract",
         "examples/manifest.csv",

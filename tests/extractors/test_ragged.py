@@ -1,4 +1,4 @@
-"""Each row of a batch comes out as it does alone, whatever lies behind its end."""
+"""Each row of a batch has the same result as alone, whatever follows its end."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def with_garbage(x, lengths, value):
 
 
 def assert_rows(layer, x, lengths, expected, garbage, tolerance=1e-5):
-    """`layer(x, lengths)` gives the expected rows to rounding, and not a bit of them depends on garbage."""
+    """`layer(x, lengths)` gives the expected rows up to rounding, and no bit of them depends on garbage."""
     y, ends = layer(x.clone(), lengths)
     again, _ = layer(with_garbage(x, lengths, garbage), lengths)
     assert ends.tolist() == [alone.shape[-1] for alone in expected]
@@ -49,7 +49,7 @@ def assert_rows(layer, x, lengths, expected, garbage, tolerance=1e-5):
 
 
 def reference(conv, samples, padding):
-    """One row alone, `[1, C, n]`, padded by what `torch.nn.functional.pad` and `EncodecConv1d` do."""
+    """One row alone, `[1, C, n]`, padded as by `torch.nn.functional.pad` and `EncodecConv1d`."""
     extra = 0
     if padding.whole_strides:
         extra = -(samples.shape[-1] + padding.left + padding.right - ragged.span(conv)) % conv.stride[0]
@@ -155,7 +155,7 @@ def test_what_is_behind_the_ends_can_be_zeroed():
     x, ends, _ = batch([9, 4, 1, 8], 2, seed=0)
     behind = torch.arange(9) >= ends[:, None, None]
     some, every = x.clone(), x.clone()
-    ragged.zero_behind_(some, ends, 3)
+    ragged.zero_after_(some, ends, 3)
     ragged.mask_(every, ends)
     near = behind & (torch.arange(9) < ends[:, None, None] + 3)
     assert torch.equal(some, x.masked_fill(near, 0))

@@ -1,4 +1,4 @@
-"""Extractors that take rows: a clip's batch has one shape, whatever is beside it, and what comes back is in order."""
+"""Extractors that take rows: the shape of a clip's batch does not depend on other clips, and results are in order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 
 
 def moments(waveform: np.ndarray) -> np.ndarray:
-    """What `Moments` computes, of one clip by itself."""
+    """What `Moments` computes of one clip alone."""
     frames = waveform[: len(waveform) // HOP * HOP].reshape(-1, HOP)
     return np.stack([frames.mean(1), np.square(frames).mean(1)], axis=1)
 
@@ -43,12 +43,14 @@ def moments(waveform: np.ndarray) -> np.ndarray:
 def clips(count: int, seed: int = 0) -> list[Clip]:
     generator = random.Random(seed)
     seconds = [generator.choice((0.01, 0.02, 0.3, 1.0, 3.0)) * generator.uniform(1, 1.5) for _ in range(count)]
-    return [Clip(str(i), torch.from_numpy(speech(one, seed=i)[:, 0].astype("f4"))) for i, one in enumerate(seconds)]
+    return [
+        Clip(str(i), torch.from_numpy(speech(length, seed=i)[:, 0].astype("f4"))) for i, length in enumerate(seconds)
+    ]
 
 
 def extract(manifest, config, cache, *more, **options):
     """Extract in this process."""
-    configs = [load_config(one) for one in (config, *more)]
+    configs = [load_config(path) for path in (config, *more)]
     return extract_here(read_manifest(manifest), configs, cache, Options(**{"threads": 2, **options}))
 
 
@@ -98,9 +100,9 @@ def test_clips_come_back_in_order_and_cut_to_their_own_frames():
 def test_pieces_are_put_together_again():
     whole, cut = (Moments(MomentsParams(piece=piece), 16000, CPU) for piece in (0, 10))
     some = clips(20)
-    for one, other in zip(whole.extract(some), cut.extract_rows(some), strict=True):
-        assert torch.equal(one, other.features)
-        assert len(other.side["counts"]) == (2 if len(one) >= 20 else 1)
+    for features, other in zip(whole.extract(some), cut.extract_rows(some), strict=True):
+        assert torch.equal(features, other.features)
+        assert len(other.side["counts"]) == (2 if len(features) >= 20 else 1)
 
 
 # The main job
@@ -113,7 +115,7 @@ def config(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def truth(corpus, config, tmp_path_factory):
-    """By one thread, in the manifest's order."""
+    """One thread takes them in the manifest's order."""
     cache = tmp_path_factory.mktemp("truth")
     assert not extract(corpus.manifest(), config, cache, threads=1).failed
     return items(cache)
@@ -121,7 +123,7 @@ def truth(corpus, config, tmp_path_factory):
 
 @pytest.fixture(params=[1.0, 4.0, 120.0])
 def batch_seconds(request, monkeypatch):
-    """Of audio that a worker decodes at once: with little, rows of many batches are gathered, and queues are full."""
+    """Seconds of audio in a worker's batch. If they are few, rows of many batches are gathered, and queues fill up."""
     monkeypatch.setitem(device.BATCH_SECONDS, "cpu", request.param)
     return request.param
 
@@ -135,7 +137,7 @@ def test_threads_batches_and_order_change_no_bit(corpus, config, truth, scratch,
 
 
 def test_a_queue_that_is_full_lets_nothing_wait_for_ever(corpus, config, truth, scratch, monkeypatch):
-    """One batch ahead, of one utterance each, is all that may wait; rows wait for others of their length."""
+    """Only one batch, of one utterance, may wait ahead, while rows wait for others of their length."""
     monkeypatch.setitem(device.BATCH_SECONDS, "cpu", 0.01)
     monkeypatch.setattr(local, "_AHEAD_PER_WORKER", 1)
     job = plan_extraction(read_manifest(corpus.manifest()), [load_config(config)], scratch, Options(threads=2))
@@ -159,7 +161,7 @@ def test_a_killed_and_resumed_run_gives_the_same_bits(cli, corpus, truth, scratc
 
 
 def test_two_runs_share_the_work(cli, corpus, truth, scratch, tmp_path):
-    """Each leaves to the other what that has begun, and goes on with its own meanwhile."""
+    """Each run leaves to the other what that one has begun, and goes on with its own."""
     slow = write_config(tmp_path, "Shapes", module="row_extractors", seconds=0.02)
     arguments = ("extract", corpus.manifest(), "-c", slow, "-o", scratch, "--shard-size", TINY, "--json")
     runs = [cli.start(*arguments) for _ in range(2)]
@@ -170,17 +172,17 @@ def test_two_runs_share_the_work(cli, corpus, truth, scratch, tmp_path):
 
 
 def test_several_configs_decode_once(corpus, scratch, tmp_path, monkeypatch):
-    """Rows, frames, and rows at another rate, of the same files."""
-    one = write_config(tmp_path, "Moments", module="row_extractors")
+    """Two row extractors at different rates and a frame extractor, on the same files."""
+    moments = write_config(tmp_path, "Moments", module="row_extractors")
     other = tmp_path / "other.yaml"
     other.write_text("name: other\nextractor: row_extractors:Moments\naudio: {sample_rate: 8000}\n")
     decoded = []
     real = from_audio.decode_all
     monkeypatch.setattr(from_audio, "decode_all", lambda *args: decoded.append(len(args[0])) or real(*args))
-    extract(corpus.manifest(), one, scratch, "fbank80", other)
+    extract(corpus.manifest(), moments, scratch, "fbank80", other)
     assert sum(decoded) == len(corpus.rows)
     alone = scratch / "alone"
-    for config in (one, "fbank80", other):
+    for config in (moments, "fbank80", other):
         extract(corpus.manifest(), config, alone / str(config).replace("/", "-"))
     together = {path.name: path for path in scratch.iterdir() if path != alone}
     assert len(together) == 3
@@ -193,7 +195,7 @@ def test_several_configs_decode_once(corpus, scratch, tmp_path, monkeypatch):
 
 
 def test_side_arrays_follow_their_items(corpus, scratch, tmp_path):
-    """As many entries for each item as it has pieces, in the manifest's order."""
+    """Each item has as many entries as pieces, in the manifest's order."""
     config = write_config(tmp_path, "Moments", module="row_extractors", piece=10)
     extract(corpus.manifest(), config, scratch, shard_megabytes=0.004)
     version = only_version(scratch)
@@ -210,7 +212,7 @@ def test_side_arrays_follow_their_items(corpus, scratch, tmp_path):
 
 
 def test_batches_that_do_not_fit_are_halved(corpus, scratch, tmp_path):
-    """After running out of memory a batch is done in smaller ones, and those that follow are small at once."""
+    """After an out-of-memory error, the batch is computed in smaller ones, and later batches are small at once."""
     config = write_config(tmp_path, "Small", module="row_extractors")
     job = plan_extraction(read_manifest(corpus.manifest()), [load_config(config)], scratch, Options(threads=2))
     assert not run_extraction(job, run_locally).failed
@@ -245,7 +247,7 @@ def test_clips_that_do_not_fit_leave_the_batches_of_others_as_large_as_they_are(
 
 
 def test_a_clip_that_fits_only_alone_is_computed_alone(corpus, scratch, tmp_path):
-    """Running out of memory beside another thread's batch is no failure of the clip."""
+    """If memory runs out because of another thread's batch, the clip does not fail."""
     config = write_config(tmp_path, "Crowded", module="row_extractors")
     summary = extract(corpus.manifest(), config, scratch, threads=4)
     plain = write_config(tmp_path, "Moments", module="row_extractors")
@@ -308,7 +310,7 @@ def test_what_was_whole_when_an_extractor_broke_stays(cli, plain, scratch, tmp_p
 
 
 def test_long_recordings_are_computed_piece_by_piece(scratch, tmp_path, monkeypatch):
-    """What is too large to wait with others is computed at once, and gives the same."""
+    """A clip too large to wait for others is computed at once, with the same result."""
     corpus = Corpus(tmp_path)
     for i in range(3):
         soundfile.write(tmp_path / f"{i}.wav", speech(3.0 + i, seed=i), 16000)
@@ -321,7 +323,7 @@ def test_long_recordings_are_computed_piece_by_piece(scratch, tmp_path, monkeypa
 
 
 def test_short_recordings_of_many_samples_wait_for_others(scratch, tmp_path, monkeypatch):
-    """However much a batch of them holds: of stereo at 48 kHz, say."""
+    """This holds however large a batch of them is, for example of stereo at 48 kHz."""
     corpus = Corpus(tmp_path)
     for i in range(32):
         soundfile.write(tmp_path / f"{i}.wav", speech(0.1, seed=i), 16000)

@@ -125,7 +125,7 @@ def test_the_package_may_be_missing(folder, monkeypatch):
 
 
 def test_its_trainer_is_not_imported():
-    """It takes as long as everything else, and needs packages that the model does not."""
+    """Importing it takes as long as everything else, and needs packages that the model does not need."""
     printed = run_python(
         """
         import sys

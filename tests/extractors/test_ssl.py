@@ -1,4 +1,4 @@
-"""`ssl`: what transformers gives for a clip alone, whatever it is batched with."""
+"""`ssl` gives what transformers gives for a clip alone, whatever other clips are in the batch."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ LENGTHS = (400, 559, 560, 719, 720, 879, 880, 9001, 9280)
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    """Where a model is saved, by its name."""
+    """Maps a model's name to its folder."""
     return cache(lambda name: small_ssl.save(name, tmp_path_factory.mktemp(name)))
 
 
 @pytest.fixture(scope="session")
 def theirs(folder):
-    """A model, by name, run by hand on a waveform: hidden states `[frames, layers, D]`, and output `[frames, D]`."""
+    """Runs a model by hand on a waveform: hidden states `[frames, layers, D]`, and output `[frames, D]`."""
     return cache(lambda name: Reference(folder(name)))
 
 
@@ -59,7 +59,7 @@ class Reference:
         inputs = self.extractor(waveform, sampling_rate=16000, return_tensors="pt")
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             outputs = self.model(**inputs, output_hidden_states=True)
-        hidden = torch.stack([one.float() for one in outputs.hidden_states], dim=2)[0].numpy()
+        hidden = torch.stack([state.float() for state in outputs.hidden_states], dim=2)[0].numpy()
         if isinstance(self.extractor, transformers.WhisperFeatureExtractor):
             kept = slice(-(-len(waveform) // 320))
         else:
@@ -113,14 +113,14 @@ def test_num_frames_is_that_of_the_reference(name, folder, theirs):
 
 @pytest.mark.parametrize("name", ["hubert", "wavlm-large", "w2v-bert", "whisper"])
 def test_real_speech(name, folder, theirs):
-    """From 8 kHz, so there is nothing in the upper bands."""
+    """The audio is from 8 kHz, so the upper bands are empty."""
     digits = [soxr.resample(waveform, rate, 16000)[:32000] for waveform, rate in real_speech.digits(6)]
     for waveform, ours in zip(digits, extract(build(folder(name)), list(map(torch.from_numpy, digits))), strict=True):
         assert difference(ours, theirs(name)(waveform)[1]) < TOLERANCE.get(name, 1e-5)
 
 
 def test_why_it_matters(folder, theirs):
-    """Zero padding moves every frame of a model with a group norm over time, whatever its attention mask is."""
+    """Zero padding changes every frame of a model with a group norm over time, whatever its attention mask is."""
     waveform = noise(8000)
     reference = theirs("hubert")
     alone = reference(waveform.numpy())[1]
@@ -140,7 +140,7 @@ def test_what_is_behind_the_end_changes_no_bit(name, folder):
 
 @pytest.mark.parametrize("groups", [1, 4, 24])
 def test_the_group_norm_on_a_gpu_is_that_of_the_row_alone(groups):
-    """It has a way of its own there, which any device can go."""
+    """GPUs have their own function for it, which runs on any device."""
     norm = torch.nn.GroupNorm(groups, 24)
     small_ssl.draw(norm)
     steps = 0.1 * torch.randn(3, 24, 500, generator=torch.Generator().manual_seed(0)) + 0.5
@@ -156,7 +156,7 @@ def test_the_group_norm_on_a_gpu_is_that_of_the_row_alone(groups):
 
 @pytest.mark.parametrize("frames", [1, 2, 7, 15, 16, 17, 21, 31, 33])
 def test_gates_are_the_same_wherever_a_row_is(frames, folder):
-    """Of WavLM. Where frames do not fill whole vectors, torch computes the last row's last ones another way."""
+    """If WavLM's frames do not fill whole vectors, torch computes the last frames of the last row in another way."""
     gates = build(folder("wavlm"))._encoder.layers[0].attention._gates
     generator = torch.Generator().manual_seed(0)
     for _ in range(100):
@@ -169,7 +169,7 @@ def test_gates_are_the_same_wherever_a_row_is(frames, folder):
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 @pytest.mark.parametrize("name", ["hubert", "hubert-large", "wavlm", "w2v-bert", "whisper"])
 def test_lower_precision_is_as_near_as_theirs(name, precision, dtype, folder, theirs):
-    """To float32; how near that is, the processor decides: one that computes in bf16 itself is ten times as far off."""
+    """It is close to float32. How close depends on the processor: one with its own bf16 is ten times as far off."""
     waveform = noise(9000).numpy()
     ours = extract(build(folder(name), precision=precision), [noise(9000), noise(16000)])
     assert ours[0].dtype == np.float32
@@ -178,7 +178,7 @@ def test_lower_precision_is_as_near_as_theirs(name, precision, dtype, folder, th
 
 
 def test_normalisation_is_what_the_folder_says(tmp_path, folder):
-    """Not of a model that begins with a group norm: that one undoes it anyhow."""
+    """A model that begins with a group norm undoes it anyway, so it is left out."""
     as_it_is = small_ssl.save("hubert-large", tmp_path / "hubert", do_normalize=False)
     waveform = noise(9000)
     normalized = (waveform - waveform.mean()) / (waveform.var(correction=0) + 1e-7).sqrt()
@@ -199,9 +199,9 @@ def test_normalisation_is_what_the_folder_says(tmp_path, folder):
 def test_one_layer_several_and_their_sum(name, folder):
     waveforms = [noise(9001), noise(4000)]
     everything = extract(build(folder(name), layers=[0, 1, 2, 3]), waveforms)[0]
-    one = build(folder(name), layer=2)
-    assert one.spec.item_shape == (small_ssl.SIZE,)
-    assert np.array_equal(extract(one, waveforms)[0], everything[:, 2])
+    single = build(folder(name), layer=2)
+    assert single.spec.item_shape == (small_ssl.SIZE,)
+    assert np.array_equal(extract(single, waveforms)[0], everything[:, 2])
     some = build(folder(name), layers=[3, 1])
     assert some.spec.item_shape == (2, small_ssl.SIZE)
     assert np.array_equal(extract(some, waveforms)[0], everything[:, [3, 1]])
@@ -211,7 +211,7 @@ def test_one_layer_several_and_their_sum(name, folder):
 
 
 def test_the_output_is_behind_the_final_layer_norm(folder):
-    """And the last layer is before it, as in transformers, but for Whisper's."""
+    """The last layer is taken before that norm, as in transformers, except Whisper's."""
     for name, same in (("hubert", True), ("hubert-large", False), ("w2v-bert", True), ("whisper", True)):
         output, last = (extract(build(folder(name), layer=layer), [noise(9001)])[0] for layer in (None, 3))
         assert np.array_equal(output, last) == same
@@ -279,7 +279,7 @@ def test_whisper_takes_so_much_and_no_more(folder):
 
 @pytest.mark.parametrize("name", ["hubert", "w2v-bert"])
 def test_chunks_are_the_models_own_frames(name, folder):
-    """Each frame is what the model gives for the chunk alone; none is missing, whatever is left for the last."""
+    """Each frame is what the model gives for its chunk alone; no frame is missing, however short the last chunk is."""
     chunked = build(folder(name), chunk={"seconds": 0.4, "overlap": 0.08})
     whole = build(folder(name))
     for n in (6401, 11520, 11521, 12000, 16641):

@@ -1,4 +1,4 @@
-"""`torchaudio`: what a bundle's model gives for a clip alone, whatever it is batched with."""
+"""`torchaudio` gives what a bundle's model gives for a clip alone, whatever other clips are in the batch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Model:
 
     @torch.inference_mode()
     def __call__(self, waveform: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Of a clip alone: what each layer gives, `[frames, layers, D]`, and the output `[frames, D]`."""
+        """For a clip alone: what each layer gives, `[frames, layers, D]`, and the output `[frames, D]`."""
         if self.bundle._normalize_waveform:
             waveform = torch.nn.functional.layer_norm(waveform, waveform.shape)
         hidden, _ = self.model.extract_features(waveform[None])
@@ -61,7 +61,7 @@ class Model:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """Small models by their bundles' names, in whose place they are in `torchaudio.pipelines`."""
+    """Small models, which replace the bundles of the same names in `torchaudio.pipelines`."""
     folder, patch = tmp_path_factory.mktemp("torchaudio"), pytest.MonkeyPatch()
     found = {name: Model(name, folder) for name in BUNDLES}
     for name, model in found.items():
@@ -107,7 +107,7 @@ class TestWavLM(ExtractorSuite):
 
 
 def test_weights_in_torch_hubs_cache(small, tmp_path, monkeypatch):
-    """The same version as from a file that is named."""
+    """It makes the same version as a file that the config names."""
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     expected = f"download https://download.pytorch.org/torchaudio/models/HUBERT_BASE.pth to {tmp_path}/checkpoints/"
     params = TorchaudioSSL.Params(bundle="HUBERT_BASE")

@@ -1,4 +1,4 @@
-"""Units: from audio, and from a version of the features that they are units of."""
+"""Units from audio, and from a version of the features to which the centroids were fitted."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -14,8 +14,8 @@ from featcache.config import config_from
 from featcache.errors import AudioError, ConfigError, DamagedError, Reason
 from featcache.extract.from_version import StoredUtterance, open_source
 from featcache.extractors import Clip, Extractor, Params
-from featcache.extractors.codebook import Codebook
 from featcache.extractors.rows import RowExtractor
+from featcache.extractors.units import Codebook
 from featcache.manifest import Utterance
 from featcache.spec import FeatureSpec
 from featcache.testing import ExtractorSuite
@@ -33,7 +33,7 @@ class ScaledParams(Params):
 
 
 class Scaled(Extractor[ScaledParams]):
-    """The mean and the largest of every 10 ms, times the number that is in a file: an extractor with weights."""
+    """An extractor with weights: the mean and the largest sample of every 10 ms, times the number in a file."""
 
     Params = ScaledParams
     revision = 1
@@ -49,7 +49,7 @@ class Scaled(Extractor[ScaledParams]):
 
     def extract(self, clips):
         frames = [clip.waveform[: len(clip.waveform) // HOP * HOP].view(-1, HOP) for clip in clips]
-        return [torch.stack([one.mean(1), one.amax(1)], 1) * self._factor for one in frames]
+        return [torch.stack([clip_frames.mean(1), clip_frames.amax(1)], 1) * self._factor for clip_frames in frames]
 
     @classmethod
     def weights_digest(cls, params):
@@ -71,13 +71,15 @@ LENGTHS = (400, 399 + 160, 8000, 16001, 640 * 160, 5000, 401)
 
 
 def features_of(config, some, dtype=None):
-    """What a version of `config` holds of the clips: numpy arrays of the stored dtype."""
+    """The clips' features in a version of `config`: numpy arrays of the stored dtype."""
     with torch.inference_mode():
-        return [one.to(getattr(torch, dtype or config.dtype)).numpy() for one in config.build(CPU).extract(some)]
+        return [
+            features.to(getattr(torch, dtype or config.dtype)).numpy() for features in config.build(CPU).extract(some)
+        ]
 
 
 def write_units(path, config, k=40, **changes):
-    """Units of a config's features, whose centroids are some of the frames of noise, spread out a little."""
+    """Units of a config's features; the centroids are some frames of noise, spread out a little."""
     frames = np.concatenate(features_of(config, clips(30_000, 20_000))).astype(np.float32)
     rng = np.random.default_rng(k)
     centroids = rng.permutation(frames)[:k] + 1e-3 * rng.normal(size=(k, frames.shape[1]))

@@ -70,7 +70,7 @@ class TestCodes(CodecChecks):
         assert extractor.spec.item_shape == (2 * bandwidth,)
 
     def test_the_hop_of_the_feature_extractor(self, folder, model, tmp_path):
-        """It fills up clips to whole hops of its own, which may be several of the model's."""
+        """It pads clips to whole hops of its own, which may be several hops of the model."""
         shutil.copytree(folder, tmp_path / "other")
         DacFeatureExtractor(sampling_rate=RATE, hop_length=2 * HOP).save_pretrained(tmp_path / "other")
         extractor = self.build(tmp_path / "other")
@@ -99,7 +99,7 @@ SEMANTIC = {
     ids=lambda semantic: "-".join(map(str, semantic.values())),
 )
 def test_other_semantic_models(tmp_path, semantic):
-    """Their hidden states are averaged like HuBERT's; latents are compared, since there are no codewords."""
+    """Their hidden states are averaged as HuBERT's are. Latents are compared, since there are no codewords."""
     acoustic = {"encoder_hidden_size": 8, "decoder_hidden_size": 32, "hidden_size": 16}
     torch.manual_seed(0)
     config = XcodecConfig(acoustic_model_config=acoustic, semantic_model_config=SEMANTIC | semantic)
@@ -130,7 +130,7 @@ def test_no_bandwidth_is_no_number():
 
 
 def test_encoders_that_disagree_are_refused(folder, tmp_path):
-    """Here the semantic one gives twice as many frames."""
+    """Here the semantic encoder gives twice as many frames."""
     shutil.copytree(folder, tmp_path / "other")
     config = json.loads((folder / "config.json").read_text())
     config["semantic_model_config"]["conv_stride"] = [5, 2, 2, 2, 2, 2, 1]

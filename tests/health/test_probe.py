@@ -21,10 +21,10 @@ from featcache.device import Device
 from featcache.errors import ConfigError, ManifestError
 from featcache.extract.batching import BATCHINGS, choose_batching
 from featcache.extractors.rows import Rows
-from featcache.health.differences import Values, difference, tied_frames
+from featcache.health.compare import ClipResult, compare, tied_frames
 from featcache.health.probe import probe
 from featcache.health.recompute import recompute
-from featcache.health.sampling import sample
+from featcache.health.sampling import utterances_by_length
 from featcache.manifest import read_manifest
 from featcache.store.index import open_index
 
@@ -124,11 +124,11 @@ def test_the_sample_spreads_over_all_lengths(speech):
     """The shortest and the longest are in it, whether or not the manifest gives durations."""
     for rows in (speech.rows, [{**row, "duration": 0.2 + 0.2 * i} for i, row in enumerate(speech.rows)]):
         manifest = read_manifest(speech.manifest(rows, "some.csv"))
-        assert [utterance.id for utterance in sample(manifest, 3)] in (
+        assert [utterance.id for utterance in utterances_by_length(manifest, 3)] in (
             ["utt-0", "utt-3", "utt-7"],
             ["utt-0", "utt-4", "utt-7"],
         )
-        assert len(sample(manifest, 100)) == len(speech.rows)
+        assert len(utterances_by_length(manifest, 100)) == len(speech.rows)
 
 
 def test_what_cannot_be_extracted_is_left_out_and_named(tmp_path, speech):
@@ -152,11 +152,11 @@ def test_rounding_is_relative_to_a_frame():
     moved = latents * torch.tensor([1 + 1e-5, 1 + 1e-4, 1.0])[:, None]
     codes = torch.zeros(3, 2, dtype=torch.long)
     others = torch.tensor([[0, 1], [1, 1], [0, 0]])
-    found = difference(Values(others, moved), Values(codes, latents))
+    found = compare(ClipResult(others, moved), ClipResult(codes, latents))
     assert (found.values, found.differing, found.mismatched) == (6, 3, 2)
     assert (found.first, found.last) == (2, 2)
-    assert difference(Values(others), Values(codes)).mismatched == 3
-    assert difference(Values(latents * torch.nan), Values(latents)).mismatched == 3
+    assert compare(ClipResult(others), ClipResult(codes)).mismatched == 3
+    assert compare(ClipResult(latents * torch.nan), ClipResult(latents)).mismatched == 3
 
 
 def test_noise_finds_ties_of_residual_codes():

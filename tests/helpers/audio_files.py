@@ -17,23 +17,20 @@ RATE = 16000
 
 
 class Kind(NamedTuple):
-    """A format that libsndfile writes.
-
-    Attributes:
-        suffix: of the file.
-        format: libsndfile's name of the container.
-        subtype: of the encoding.
-        channels: of the files to make.
-        options: for soundfile.SoundFile.
-        tells_truncation: whether a file cut anywhere is noticed.
-    """
+    """A format that libsndfile writes."""
 
     suffix: str
+    """The file's suffix."""
     format: str
+    """libsndfile's name of the container."""
     subtype: str
+    """libsndfile's name of the encoding."""
     channels: int = 2
+    """The number of channels of the files to make."""
     options: dict = {}  # noqa: RUF012 - never changed
+    """Options for `soundfile.SoundFile`."""
     tells_truncation: bool = True
+    """Whether a file that is cut anywhere is noticed."""
 
 
 KINDS = {

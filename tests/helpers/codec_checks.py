@@ -24,9 +24,9 @@ class CodecChecks(ABC):
     """The subclass's module has a fixture `folder`, with a small model in it; the subclass says the rest.
 
     Attributes:
-        rate: of the model, in Hz.
-        hop: samples from one frame to the next.
-        strides: products of the encoder's strides: a clip's length matters in each of its layers.
+        rate: The model's sample rate in Hz.
+        hop: Samples from one frame to the next.
+        strides: Products of the encoder's strides: a clip's length matters in each of its layers.
     """
 
     rate: int

@@ -18,15 +18,12 @@ RARE = 5e-4
 
 @dataclass(frozen=True)
 class Reference:
-    """What a real model, run on one clip alone, gives.
-
-    Attributes:
-        codes: int64 `[F, Q]`.
-        latents: what they were looked up for, float32 `[F, D]`.
-    """
+    """What a real model, run on one clip alone, gives."""
 
     codes: torch.Tensor
+    """The codes, int64 `[F, Q]`."""
     latents: torch.Tensor
+    """The latents that the codes were looked up for, float32 `[F, D]`."""
 
 
 def digits(count, rate):

@@ -19,7 +19,7 @@ def noise(num_samples: int) -> torch.Tensor:
 def extract(extractor: HiddenStates[HiddenStatesParams], waveforms: list[torch.Tensor]) -> list[np.ndarray]:
     """The features of waveforms, in one call."""
     with torch.inference_mode():
-        return [features.numpy() for features in extractor.extract([Clip("", one) for one in waveforms])]
+        return [features.numpy() for features in extractor.extract([Clip("", waveform) for waveform in waveforms])]
 
 
 def difference(ours: np.ndarray, theirs: np.ndarray) -> float:

@@ -36,32 +36,28 @@ audio: {{sample_rate: 24000}}
 
 @dataclass
 class Hub:
-    """One repository with one commit, and others like it.
-
-    Attributes:
-        address: for `HF_ENDPOINT`.
-        files: of the repository, by name.
-        name: of the repository.
-        commit: its only one.
-        requests: what was asked: `GET /api/models/org/name/revision/…`.
-        answers: a status and headers for requests that match a regular expression, instead of what they ask for.
-        drop: what becomes of a large file in the middle: `close` ends the connection, `reset` breaks it, `hold` sends
-            no more.
-        drops: how many times.
-        corrupt: whether large files arrive with a bit flipped.
-        others: the commit and the files of other repositories, by their names.
-    """
+    """One repository with one commit, and others like it."""
 
     address: str
+    """The address, for `HF_ENDPOINT`."""
     files: dict[str, bytes]
+    """The repository's files by name."""
     name: str = "org/name"
+    """The repository's name."""
     commit: str = "c1dbe2ae3f1de713481a3b3e7c47f357092ee040"
+    """The repository's only commit."""
     requests: list[str] = field(default_factory=list)
+    """What was asked: `GET /api/models/org/name/revision/…`."""
     answers: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
+    """A status and headers for requests that match a regular expression, instead of what they ask for."""
     drop: str = "close"
+    """What happens in the middle of a large file: `close` ends the connection, `reset` breaks it, `hold` just stops."""
     drops: int = 0
+    """How many times that happens."""
     corrupt: bool = False
+    """Whether large files arrive with a flipped bit."""
     others: dict[str, tuple[str, dict[str, bytes]]] = field(default_factory=dict)
+    """The commit and the files of other repositories, by their names."""
 
     def add(self, name: str, commit: str, folder: Path) -> None:
         """Serve the files of another folder too."""
@@ -165,10 +161,10 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 def _described(name: str, content: bytes) -> dict[str, Any]:
-    one: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": _blob_id(content)}
+    described: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": _blob_id(content)}
     if Path(name).suffix in LARGE:
-        one["lfs"] = {"sha256": _sha256(content), "size": len(content), "pointerSize": 134}
-    return one
+        described["lfs"] = {"sha256": _sha256(content), "size": len(content), "pointerSize": 134}
+    return described
 
 
 def _sha256(content: bytes) -> str:

@@ -93,12 +93,12 @@ def first_samples(num_samples: int, length: int, shift: int, snip_edges: bool) -
     return [shift * t + shift // 2 - length // 2 for t in range((num_samples + shift // 2) // shift)]
 
 
-def max_error(one: np.ndarray, other: np.ndarray) -> float:
-    return float(np.abs(one - other).max())
+def max_error(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(found - expected).max())
 
 
-def rms_error(one: np.ndarray, other: np.ndarray) -> float:
-    return float(np.sqrt(np.mean((one - other) ** 2)))
+def rms_error(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.sqrt(np.mean((found - expected) ** 2)))
 
 
 def assert_as_close_as_they_are(
@@ -119,8 +119,8 @@ def assert_as_close_as_they_are(
     assert ours.shape == truth.shape == theirs[0].shape == theirs[1].shape
     scale = max(1, np.abs(truth).max()) * EPSILON
     apart = max_error(*theirs) + 4 * scale
-    assert max(max_error(ours, one) for one in theirs) <= max_factor * apart
-    off = max(rms_error(one, truth) for one in theirs) + scale
+    assert max(max_error(ours, reference) for reference in theirs) <= max_factor * apart
+    off = max(rms_error(reference, truth) for reference in theirs) + scale
     assert rms_error(ours, truth) <= rms_factor * off
 
 

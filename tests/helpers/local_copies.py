@@ -63,7 +63,7 @@ def told():
         warnings.simplefilter("always")
         messages = []
         yield messages
-    messages += [str(one.message) for one in caught if one.category is FeatcacheWarning]
+    messages += [str(warning.message) for warning in caught if warning.category is FeatcacheWarning]
 
 
 def read_all(cache, expected):

@@ -46,15 +46,15 @@ def make_version(
     """Make a version of one or more shards.
 
     Args:
-        cache: the folder.
-        shards: the `Features` of each; the first one's first array decides the item shape and the dtype.
-        name: the config's.
-        params: in the config, and by default in the fingerprint; so is `augment`, the section of that name.
-        fingerprint: where it is to be another.
-        side: specs of side arrays; see `made_up_side` for what they hold.
-        quantized: store the features, which are floats, quantised.
-        frame_rate: frames per second. Integers of several columns are codes of codebooks of 1,024.
-        rows: what the manifest says of utterances, by id, such as `{"path": "a.wav", "start": 1.5}`.
+        cache: The cache's folder.
+        shards: The `Features` of each shard; the first array of all decides the item shape and the dtype.
+        name: The config's name.
+        params: The config's parameters, which the default fingerprint covers, as it does the section `augment`.
+        fingerprint: Another fingerprint than the default.
+        side: The specs of side arrays; `made_up_side` says what they hold.
+        quantized: Whether the features, which are floats, are stored quantised.
+        frame_rate: Frames per second. Integers of several columns are codes of codebooks of 1,024.
+        rows: What the manifest says of utterances, by id, such as `{"path": "a.wav", "start": 1.5}`.
     """
     config = {"name": name, "extractor": "made_up", "params": params or {}}
     if augment:
@@ -114,9 +114,9 @@ def add_shard(version, features, *, row=0, supersedes=None, rows=None):
         for name, length in zip(features, lengths, strict=True)
     ]
     sides = {}
-    for one in spec.side:
-        entries = [made_up_side(one, array) for array in arrays]
-        sides[one.name] = np.concatenate(entries), [len(entry) for entry in entries]
+    for spec_of_side in spec.side:
+        entries = [made_up_side(spec_of_side, array) for array in arrays]
+        sides[spec_of_side.name] = np.concatenate(entries), [len(entry) for entry in entries]
     stored = np.concatenate(arrays)
     if spec.is_quantized:
         levels, parameters = quantize(torch.from_numpy(stored), lengths)

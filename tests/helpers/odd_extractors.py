@@ -45,9 +45,9 @@ class Slow(Extractor[SlowParams]):
         return num_samples // HOP
 
     def extract(self, clips):
-        return [self.one(clip) for clip in clips]
+        return [self.extract_clip(clip) for clip in clips]
 
-    def one(self, clip):
+    def extract_clip(self, clip):
         time.sleep(self._params.seconds)
         # a copy: sums depend on how their addresses are aligned
         frames = clip.waveform[: len(clip.waveform) // HOP * HOP].clone().reshape(-1, HOP)
@@ -63,25 +63,25 @@ class Gated(pausing.Gated, Slow):
 
     Params = GatedSlowParams
 
-    def one(self, clip):
+    def extract_clip(self, clip):
         self.gate.enter()
-        return super().one(clip)
+        return super().extract_clip(clip)
 
 
 class Zeros(Slow):
     """All features are zero."""
 
-    def one(self, clip):
+    def extract_clip(self, clip):
         return torch.zeros(self.num_frames(len(clip.waveform)), 2)
 
 
 class Picky(Slow):
     """Refuses the clips whose id says so, gives NaN for others, and takes the rest of a batch."""
 
-    def one(self, clip):
+    def extract_clip(self, clip):
         if "refuse" in clip.id:
             raise AudioError(Reason.EXTRACTOR_REFUSED, "it says so")
-        features = super().one(clip)
+        features = super().extract_clip(clip)
         return features * torch.nan if "nan" in clip.id else features
 
 
@@ -90,7 +90,7 @@ class Threads(Slow):
 
     seen: set[str] = set()  # noqa: RUF012
 
-    def one(self, clip):
+    def extract_clip(self, clip):
         self.seen.add(threading.current_thread().name)
         return torch.full((self.num_frames(len(clip.waveform)), 2), float(torch.get_num_threads()))
 
@@ -98,14 +98,14 @@ class Threads(Slow):
 class Wrong(Slow):
     """Returns a frame too few."""
 
-    def one(self, clip):
-        return super().one(clip)[:-1]
+    def extract_clip(self, clip):
+        return super().extract_clip(clip)[:-1]
 
 
 class Broken(Slow):
     """Raises what nobody expects."""
 
-    def one(self, clip):
+    def extract_clip(self, clip):
         raise RuntimeError("CUDA error: out of cheese")
 
 
@@ -213,7 +213,7 @@ class OrderSeen(Slow):
     batching = "frames"
 
     def extract(self, clips):
-        return [self.one(clip) + number for number, clip in enumerate(clips)]
+        return [self.extract_clip(clip) + number for number, clip in enumerate(clips)]
 
 
 class OrderUnseen(Slow):
@@ -225,7 +225,7 @@ class OrderUnseen(Slow):
 class Crashing(Slow):
     """Ends its process at the clips whose id says how: by a signal, or with that exit code."""
 
-    def one(self, clip):
+    def extract_clip(self, clip):
         how = clip.id.partition("!")[2]
         if how.startswith("SIG"):
             os.kill(os.getpid(), getattr(signal, how))
@@ -239,4 +239,4 @@ class Crashing(Slow):
             np.empty(1 << 60, np.uint8)
         elif how:
             os._exit(int(how))
-        return super().one(clip)
+        return super().extract_clip(clip)

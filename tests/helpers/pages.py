@@ -74,21 +74,18 @@ def text_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Block:
-    """A code block.
-
-    Attributes:
-        page: its page, by its path in the repository.
-        line: where it begins.
-        language: what it is marked as.
-        text: what is in it.
-        lead: the last line before it that is not empty.
-    """
+    """A code block."""
 
     page: str
+    """The page, by its path in the repository."""
     line: int
+    """The number of the line where the block begins."""
     language: str
+    """The language that the block is marked as."""
     text: str
+    """What is in the block."""
     lead: str
+    """The last line before the block that is not empty."""
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -124,19 +121,16 @@ def pages_in_order() -> list[str]:
 
 @dataclass
 class Reader:
-    """Somebody with a clone, who has run README's first command, and who has some speech of his own.
-
-    Attributes:
-        folder: where everything is run.
-        env: of the commands.
-        names: what each page's Python has defined.
-        failed: the page that did not run to its end, and why: what comes after it may need what it lacks.
-    """
+    """Somebody with a clone, who has run README's first command, and who has some speech of his own."""
 
     folder: Path
+    """The folder where everything is run."""
     env: dict[str, str]
+    """The environment of the commands."""
     names: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The names that each page's Python has defined."""
     failed: str = ""
+    """The page that did not run to its end, and why: the pages after it may need what it lacks."""
 
     def read(self, page: str) -> dict[str, Any]:
         """Run a page, and before it those that come before it; gives the names that its Python has defined."""

@@ -20,7 +20,7 @@ class Gate:
     without a file is open.
 
     Args:
-        path: of the file.
+        path: The path of that file.
     """
 
     def __init__(self, path: str) -> None:

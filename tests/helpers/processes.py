@@ -80,9 +80,9 @@ class Cli:
     """Runs `featcache` commands in processes of their own; see `cli_server.py`.
 
     Args:
-        folder: for its files.
-        env: added to the environment of all.
-        modules: that all have imported.
+        folder: The folder for its files.
+        env: Variables added to the environment of all commands.
+        modules: Modules that all commands have imported.
     """
 
     def __init__(self, folder: Path, env: dict[str, str] | None = None, modules: Sequence[str] = ()) -> None:
@@ -111,13 +111,13 @@ class Cli:
         """Start a command.
 
         Args:
-            args: the command line, without `featcache`.
-            cwd: where it runs.
-            stdin: what it reads.
-            env: added to its environment.
-            limits: resource limits, `FSIZE` for `RLIMIT_FSIZE` and so on.
-            fault: what goes wrong; see `saboteur` in `cli_server.py`.
-            powerless: permissions count, though the tests may run as root.
+            args: The command line, without `featcache`.
+            cwd: The folder where it runs.
+            stdin: The file that it reads.
+            env: Variables added to its environment.
+            limits: Resource limits, `FSIZE` for `RLIMIT_FSIZE` and so on.
+            fault: What goes wrong; see `saboteur` in `cli_server.py`.
+            powerless: Whether permissions count even if the tests run as root.
         """
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         for name in ("out", "err"):  # a kill may come before it has opened them
@@ -141,9 +141,9 @@ class Cli:
 
     def stop(self) -> None:
         """End the server, and what a failed test may have left running."""
-        for one in self._started:
-            if one._code is None:
-                one.send(signal.SIGKILL)
+        for running in self._started:
+            if running._code is None:
+                running.send(signal.SIGKILL)
         self._connect().close()
         self._server.wait()
 
@@ -192,4 +192,4 @@ def open_files(path, pid="self"):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(FileNotFoundError):  # it has been closed
                 found.append(Path(os.readlink(descriptor)))
-    return sorted(str(one) for one in found if one.is_relative_to(path))
+    return sorted(str(file) for file in found if file.is_relative_to(path))

@@ -41,7 +41,7 @@ def write(
     says_version: bool = True,
 ) -> Shard:
     """Commit a shard; item `i` of it is all `i`, unless values `[frames, 2]` are given."""
-    counts = [one.num_samples // 160 for one in items]
+    counts = [item.num_samples // 160 for item in items]
     if values is None:
         values = np.repeat(np.arange(len(items), dtype=np.float32), counts)[:, None] * np.ones((1, 2), np.float32)
     spec = version.info.spec

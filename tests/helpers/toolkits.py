@@ -18,22 +18,21 @@ import featcache
 
 @dataclass
 class Made:
-    """Versions of 40 utterances, and a manifest of 30 of them, in another order.
-
-    Attributes:
-        folder: where everything is; the cache is `features` in it.
-        fbank: what was stored, float16 `[frames, 80]` at 100 Hz, by id.
-        codes: uint16 `[frames, 8]` at 75 Hz.
-        manifest: with the columns `path`, `start`, `duration` (some cells are empty), `channel`, `text`, `speaker`,
-            `digit`, `score`.
-        rows: of the manifest, by id.
-    """
+    """Versions of 40 utterances, and a manifest of 30 of them, in another order."""
 
     folder: Path
+    """The folder where everything is; the cache is `features` in it."""
     fbank: dict[str, np.ndarray]
+    """The stored features by id, float16 `[frames, 80]` at 100 Hz."""
     codes: dict[str, np.ndarray]
+    """The stored codes by id, uint16 `[frames, 8]` at 75 Hz."""
     manifest: Path
+    """A manifest with the columns `path`, `start`, `duration`, `channel`, `text`, `speaker`, `digit`, `score`.
+
+    Some cells of `start` and `duration` are empty.
+    """
     rows: dict[str, dict[str, str]]
+    """The manifest's rows by id."""
 
     def cache(self, name: str = "fbank80", **options) -> featcache.Cache:
         return featcache.open(self.folder / "features", name, **options)

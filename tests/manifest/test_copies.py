@@ -49,7 +49,7 @@ def test_a_config_without_the_section_makes_the_utterance_itself():
         assert copies.are_plain
         ids = Strings.of(["a", "b_sp0.9"])
         assert copies.ids(ids) is ids
-        assert copies.of("b_sp0.9") == PLAIN
+        assert copies.copy_of("b_sp0.9") == PLAIN
 
 
 def test_numbers_in_suffixes_are_written_as_short_as_they_can_be():
@@ -67,7 +67,7 @@ def test_an_id_tells_which_copy_it_is(ids, speeds, snrs):
     made = list(copies.ids(Strings.of(ids)))
     assert made == [f"{id_}{copy.suffix}" for id_ in ids for copy in copies]
     assert len(set(made)) == len(made)
-    assert [copies.of(id_).suffix for id_ in made] == copies.suffixes * len(ids)
+    assert [copies.copy_of(id_).suffix for id_ in made] == copies.suffixes * len(ids)
     assert copies.numbers(Strings.of(made)).tolist() == list(range(len(copies))) * len(ids)
 
 
@@ -88,8 +88,8 @@ def test_ids_that_end_like_copies_are_refused_and_no_others(ids, speeds, snrs, d
 
 def test_ids_of_another_configs_copies_are_plain_names():
     copies = copies_of(section([0.9, 1.0]))
-    assert copies.of("utt-1_sp1.1") == PLAIN
-    assert copies.of("utt-1_snr5") == PLAIN
+    assert copies.copy_of("utt-1_sp1.1") == PLAIN
+    assert copies.copy_of("utt-1_snr5") == PLAIN
     copies.refuse_suffixed(Strings.of(["utt-1_sp1.1"]), "train.csv")
 
 

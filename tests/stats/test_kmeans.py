@@ -9,9 +9,9 @@ import torch
 from make_cache import make_features, make_version
 
 from featcache.errors import ConfigError, StoreError
-from featcache.extractors.codebook import Nearest, read_codebook
+from featcache.extractors.units import Nearest, read_codebook
 from featcache.stats import kmeans
-from featcache.stats.kmeans import cluster, draw, first_centroids, fit_version, write_codebook
+from featcache.stats.kmeans import cluster, draw_frames, first_centroids, fit_version, write_codebook
 from featcache.store.index import open_index
 
 CPU = torch.device("cpu")
@@ -158,7 +158,7 @@ def test_the_sample_is_of_the_versions_frames(tmp_path):
     total = sum(map(len, features.values()))
     index = open_index(version)
     for count in (1, 100, total):
-        sample = draw(version, index, count, generator())
+        sample = draw_frames(version, index, count, generator())
         assert {row.tobytes() for row in sample} <= there
         assert len({row.tobytes() for row in sample}) == len(sample) == count, "all different"
 
@@ -171,7 +171,7 @@ def test_every_frame_is_as_likely(tmp_path):
     }
     version = make_version(tmp_path, {name: array.astype(np.float32) for name, array in numbered.items()})
     index, rng = open_index(version), generator()
-    drawn = np.concatenate([draw(version, index, 10, rng) for _ in range(2000)]).astype(int).ravel()
+    drawn = np.concatenate([draw_frames(version, index, 10, rng) for _ in range(2000)]).astype(int).ravel()
     counts = np.bincount(drawn, minlength=50)
     assert np.abs(counts - 400).max() < 5 * np.sqrt(400 * 0.8)
 

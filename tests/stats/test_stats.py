@@ -16,20 +16,22 @@ import featcache
 from featcache.errors import ArgumentError, DamagedError, ManifestError, MissingItemError, StoreError
 from featcache.loader import Cache
 from featcache.stats import Stats, moments, usage
-from featcache.stats.exact import LOWEST, ExactSums, in_units
+from featcache.stats.mean_variance import LOWEST, ExactSums, in_units
 from featcache.stats.pieces import PIECE_FRAMES
 from featcache.store.version import Version
 
 
 def exact(frames):
-    """Means and variances of frames `[N, ...]`, each rounded once, from sums of fractions."""
+    """Means and variances of frames `[N, ...]`, each rounded once, from sums of whole numbers."""
     columns = np.asarray(frames, np.float64).reshape(len(frames), -1).T
     mean, variance = [], []
     for column in columns.tolist():
-        values = [Fraction(value) for value in column]
-        centre = sum(values) / len(values)
-        mean.append(float(centre))
-        variance.append(float(sum((value - centre) ** 2 for value in values) / len(values)))
+        ratios = [value.as_integer_ratio() for value in column]
+        unit = max(denominator for _, denominator in ratios)  # powers of two: a multiple of each
+        values = [numerator * (unit // denominator) for numerator, denominator in ratios]
+        count, total = len(values), sum(values)
+        mean.append(float(Fraction(total, count * unit)))
+        variance.append(float(Fraction(sum((count * value - total) ** 2 for value in values), count**3 * unit**2)))
     shape = np.shape(frames)[1:]
     return np.array(mean).reshape(shape), np.array(variance).reshape(shape)
 

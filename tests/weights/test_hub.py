@@ -19,12 +19,12 @@ from processes import on_terminal
 
 from featcache.config import load_config
 from featcache.errors import ExtractorError
-from featcache.weights.hub import HubModel, in_one_line, require_space
+from featcache.weights.hub import HubModel, require_space, to_one_line_error
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    """A folder with a model's files, and with others that nobody wants here. The weights are none."""
+    """A folder with a model's files, and with others that are not wanted. The weights are only bytes."""
     folder = tmp_path_factory.mktemp("repository")
     (folder / "config.json").write_text("{}")
     (folder / "preprocessor_config.json").write_text(json.dumps({"sampling_rate": 24000}))
@@ -37,7 +37,7 @@ def repository(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """The same of a model that works."""
+    """A folder with the files of a small model that works."""
     folder = small_models.encodec_24khz(tmp_path_factory.mktemp("model"))
     (folder / "preprocessor_config.json").write_text(json.dumps({"sampling_rate": 24000}))
     (folder / "README.md").write_text("# EnCodec\n")
@@ -74,7 +74,7 @@ def fetch(cli, scratch, home, hub):
 
 
 def require_fetched(done):
-    """The weights are there, and nothing was said before the manifest was looked for."""
+    """The weights are there, and stderr says nothing but that the manifest is missing."""
     assert done.code == 2, done.err
     (line,) = done.err.splitlines()
     assert "gone.csv" in line
@@ -89,7 +89,7 @@ def refused(done, code):
 
 
 def left_over(home):
-    """What is half downloaded."""
+    """The files of downloads that are not complete."""
     return [path for path in home.rglob("*") if path.name.endswith(".incomplete")]
 
 
@@ -97,7 +97,7 @@ def left_over(home):
 
 
 def test_a_model_is_downloaded_once_and_then_used_without_network(cli, plain, scratch, home, model):
-    """Its version is that of a folder with the same files."""
+    """Its fingerprint is that of a folder with the same files."""
     config, manifest = scratch / "encodec.yaml", plain.manifest()
     with hub_server.serve(model) as hub:
         config.write_text(CONFIG.format(weights=hub.name, revision=hub.commit))
@@ -119,7 +119,7 @@ def test_a_model_is_downloaded_once_and_then_used_without_network(cli, plain, sc
 
 @pytest.mark.parametrize("offline", ["0", "1"])
 def test_what_is_there_is_used_without_asking(fetch, hub, offline):
-    """Also where the hub could be asked."""
+    """The hub is not asked, even if it could be."""
     require_fetched(fetch())
     assert not hub.asked_for("README|gitattributes|pytorch_model")
     asked = len(hub.requests)
@@ -129,7 +129,7 @@ def test_what_is_there_is_used_without_asking(fetch, hub, offline):
 
 @pytest.mark.parametrize("drop", ["close", "reset"])
 def test_a_download_that_breaks_off_goes_on(fetch, hub, home, drop):
-    """As when a server is started again."""
+    """The connection may be closed or reset, as when a server restarts."""
     hub.drop, hub.drops = drop, 1
     require_fetched(fetch())
     assert len(hub.asked_for("GET /large/")) == 2
@@ -137,7 +137,7 @@ def test_a_download_that_breaks_off_goes_on(fetch, hub, home, drop):
 
 
 def test_a_download_that_breaks_off_again_and_again_leaves_whole_files(fetch, hub, home):
-    """The next run gets the others."""
+    """The next run downloads the remaining files."""
     hub.drop, hub.drops = "reset", 3
     line = refused(fetch(), 1)
     assert f"the download from {hub.address} broke off (" in line
@@ -148,7 +148,7 @@ def test_a_download_that_breaks_off_again_and_again_leaves_whole_files(fetch, hu
 
 
 def test_weights_that_another_program_has_loaded_lack_what_is_done_to_waveforms(fetch, hub, home, repository):
-    """`from_pretrained` fetches no preprocessor_config.json, which decides values: it is fetched now."""
+    """`from_pretrained` does not download preprocessor_config.json, which decides values, so it is downloaded now."""
     snapshot = home / "hub" / "models--org--name" / "snapshots" / hub.commit
     snapshot.mkdir(parents=True)
     for name in ("config.json", "model.safetensors"):
@@ -172,7 +172,7 @@ def test_a_model_that_says_nothing_of_waveforms_is_whole_without(fetch, hub):
 
 
 def test_a_whole_copy_of_the_repository_is_whole(fetch, hub, home, repository):
-    """As `hf download` makes it, and as it is copied to a machine without network."""
+    """`hf download` makes such a copy, which may be taken to a machine without network."""
     snapshot = home / "hub" / "models--org--name" / "snapshots" / hub.commit
     shutil.copytree(repository, snapshot)
     (snapshot / "preprocessor_config.json").unlink()
@@ -180,7 +180,7 @@ def test_a_whole_copy_of_the_repository_is_whole(fetch, hub, home, repository):
 
 
 def test_a_terminal_has_a_bar_of_each_file(scratch, home, hub):
-    """They are huggingface_hub's."""
+    """The bars are those of huggingface_hub."""
     config = scratch / "encodec.yaml"
     config.write_text(CONFIG.format(weights=hub.name, revision=hub.commit))
     _, shown = on_terminal(
@@ -192,7 +192,7 @@ def test_a_terminal_has_a_bar_of_each_file(scratch, home, hub):
 
 
 def test_a_download_can_be_interrupted(fetch, hub, home):
-    """By one SIGINT; nothing half of it is left."""
+    """One SIGINT is enough, and no incomplete file is left."""
     hub.drop, hub.drops = "hold", 1
     running = fetch.start()
     running.wait_until(lambda: left_over(home) and hub.asked_for("GET /large/"))
@@ -222,7 +222,7 @@ def test_a_download_can_be_interrupted(fetch, hub, home):
     ],
 )  # fmt: skip
 def test_what_a_hub_refuses_is_said_in_one_line(fetch, hub, home, answers, code, words):
-    """With what to do; 2 where the config or the environment is wrong, 1 where it may work another time."""
+    """The line says what to do. The code is 2 if the config or the environment is wrong, 1 if it may work later."""
     hub.answers = answers
     line = refused(fetch(), code)
     for word in (hub.address, *words):
@@ -231,21 +231,21 @@ def test_what_a_hub_refuses_is_said_in_one_line(fetch, hub, home, answers, code,
 
 
 def test_a_programming_error_is_not_taken_for_the_hubs(hub, home):
-    """A list of files that is none raises the same, before anything is downloaded."""
+    """While files are listed, the same error means that the hub's answer was no list of files."""
     model, error = HubModel("org/name", hub.commit, hub.address, home), TypeError("not a mapping")
-    assert "does not answer as a hub does (not a mapping)" in str(in_one_line(error, model, is_listing=True))
-    assert in_one_line(error, model, is_listing=False) is None
+    assert "does not answer as a hub does (not a mapping)" in str(to_one_line_error(error, model, is_listing=True))
+    assert to_one_line_error(error, model, is_listing=False) is None
 
 
 def test_a_model_and_a_commit_that_a_hub_does_not_have(fetch, hub):
-    """By what this hub says of itself."""
+    """The messages name this hub's address."""
     assert f"{hub.address}/org/name has no commit {hub.commit[::-1]}" in refused(fetch(revision=hub.commit[::-1]), 2)
     assert f"org/other: {hub.address} has no public model of this name" in refused(fetch(name="org/other"), 2)
     assert "org/a--b: neither a folder nor a model id" in refused(fetch(name="org/a--b"), 2)
 
 
 def test_without_network_it_says_what_to_download_to_where(fetch, hub, home):
-    """Offline as it was asked for, and with a hub that nobody is at home at."""
+    """This holds with HF_HUB_OFFLINE, and with a hub that does not answer."""
     remedy = f"`hf download org/name --revision {hub.commit}`; then copy its HF_HOME to this one"
     line = refused(fetch(env={"HF_HUB_OFFLINE": "1"}), 2)
     assert f"org/name is not in {home}/hub, and HF_HUB_OFFLINE forbids downloading it" in line
@@ -266,7 +266,7 @@ def test_without_network_it_says_what_to_download_to_where(fetch, hub, home):
 
 
 def test_a_disk_that_is_full(fetch, hub, home, scratch):
-    """Before anything is downloaded, where that is known; and where it is full in the middle."""
+    """The disk may be full from the beginning, or become full during a download."""
     content = hub.files["model.safetensors"]
     fault = {"folder": str(home / "hub"), "before": 0, "error": errno.ENOSPC}
     line = refused(fetch(fault=fault), 1)
@@ -277,7 +277,7 @@ def test_a_disk_that_is_full(fetch, hub, home, scratch):
 
 
 def test_a_disk_that_will_be_full(hub, home):
-    """It says how much is wanted, and how much is free."""
+    """The message says how much is to come, and how much is free."""
     model = HubModel("org/name", hub.commit, hub.address, home)
     free = shutil.disk_usage(home.parent).free
     require_space(model, free // 2)
@@ -286,13 +286,13 @@ def test_a_disk_that_will_be_full(hub, home):
 
 
 def test_a_cache_that_may_not_be_written(fetch, home):
-    """Another's, say."""
+    """It may be another user's."""
     home.mkdir(mode=0o555)
     assert f"cannot be kept in {home}/hub: Permission denied; HF_HOME" in refused(fetch(powerless=True), 1)
 
 
 def test_weights_that_arrive_damaged_are_not_kept(fetch, hub, home):
-    """Their size is right, so huggingface_hub takes them."""
+    """Their size is right, so huggingface_hub accepts them."""
     hub.corrupt = True
     line = refused(fetch(), 1)
     assert f"model.safetensors arrived damaged from {hub.address} and was removed" in line

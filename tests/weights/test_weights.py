@@ -1,4 +1,4 @@
-"""Weights: found, hashed by their content, and loaded whole, by models of the real classes."""
+"""Weights are found, hashed by their content, and loaded completely, with models of the real classes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def hubert(saved, tmp_path):
-    """A copy of the HuBERT's folder, to be spoiled."""
+    """A copy of the HuBERT's folder, which tests may change."""
     return shutil.copytree(saved / "hubert", tmp_path / "hubert")
 
 
@@ -60,7 +60,7 @@ def hub(tmp_path, monkeypatch):
 
 
 def test_a_folder_and_a_file_in_it_are_found(saved):
-    """A file is the one that is loaded; its folder gives the rest."""
+    """The file is loaded; its folder has the model's other files."""
     file = saved / "hubert" / "model.safetensors"
     assert located(saved / "hubert") == weights.Located(saved / "hubert")
     assert located(file) == weights.Located(saved / "hubert", file)
@@ -73,12 +73,12 @@ def test_a_folder_and_a_file_in_it_are_found(saved):
     "name", ["./gone", "/gone", "~/gone", "~nobody-of-that-name/gone", "a/b/c", "a/b.pt", "gone", ""]
 )
 def test_a_path_that_does_not_exist_is_told_from_a_hubs_id(name):
-    """It is not looked for on the hub."""
+    """Such a name is not looked for on the hub."""
     assert fault(weights.locate, name, COMMIT) == f"params.weights: {name}: there is no such folder or file"
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
-    """An empty one, and a file that is no weights."""
+    """So is a file that cannot be weights."""
     assert "neither config.json nor weights" in fault(weights.locate, str(tmp_path), None)
     (tmp_path / "README.md").write_text("")
     assert "ends in .safetensors" in fault(weights.locate, str(tmp_path / "README.md"), None)
@@ -99,7 +99,7 @@ def test_a_hubs_id_needs_a_commit(revision, hub):
 
 
 def test_a_hubs_id_that_cannot_be_had_says_what_to_download_to_where(hub):
-    """In one line."""
+    """The message is one line."""
     message = fault(weights.locate, "facebook/encodec_24khz", COMMIT)
     for word in (f"hf download facebook/encodec_24khz --revision {COMMIT}", "HF_HOME", "params.weights", str(hub)):
         assert word in message
@@ -107,7 +107,7 @@ def test_a_hubs_id_that_cannot_be_had_says_what_to_download_to_where(hub):
 
 @pytest.mark.parametrize("inside", ["", "speechtokenizer_hubert_avg"])
 def test_a_hubs_cache_is_used_without_network(saved, hub, inside):
-    """The commit's folder in it; or the one folder in that which holds the weights."""
+    """The weights are in the commit's folder, or in the only folder there that holds weights."""
     snapshot = hub / "models--org--name" / "snapshots" / COMMIT
     shutil.copytree(saved / "hubert", snapshot / inside)
     found = weights.locate("org/name", COMMIT)
@@ -117,7 +117,7 @@ def test_a_hubs_cache_is_used_without_network(saved, hub, inside):
 
 
 def test_a_cache_that_holds_no_weights_is_as_good_as_none(hub):
-    """Whoever looked at the config only has such a one."""
+    """Reading only a model's config leaves such a cache."""
     snapshot = hub / "models--org--name" / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
@@ -125,7 +125,7 @@ def test_a_cache_that_holds_no_weights_is_as_good_as_none(hub):
 
 
 def test_a_download_that_was_interrupted_is_taken_up_again(saved, hub):
-    """A shard that is missing from the cache is one to be downloaded."""
+    """A shard that is missing from the cache is downloaded."""
     snapshot = hub / "models--org--name" / "snapshots" / COMMIT
     HubertModel.from_pretrained(saved / "hubert").save_pretrained(snapshot, max_shard_size="5KB")
     shutil.copy(saved / "hubert" / "preprocessor_config.json", snapshot)
@@ -135,7 +135,7 @@ def test_a_download_that_was_interrupted_is_taken_up_again(saved, hub):
 
 
 def test_one_form_of_the_weights_is_downloaded():
-    """Whisper's repository, say, holds five."""
+    """Whisper's repository, for example, holds five."""
     names = ["config.json", "flax_model.msgpack", "model.fp32-00001-of-00002.safetensors", "pytorch_model.bin"]
     assert wanted_files([*names, "model.safetensors"]) == ["config.json", "model.safetensors"]
     assert wanted_files(names) == ["config.json", "pytorch_model.bin"]
@@ -143,7 +143,7 @@ def test_one_form_of_the_weights_is_downloaded():
 
 
 def test_what_is_not_installed_is_named(saved, hub, monkeypatch):
-    """With the extra that brings it; a folder needs no huggingface_hub."""
+    """The error names the extra to install. A folder needs no huggingface_hub."""
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     located(saved / "hubert")
     with pytest.raises(MissingDependencyError, match=r"featcache\[models\]"):
@@ -154,13 +154,13 @@ def test_what_is_not_installed_is_named(saved, hub, monkeypatch):
 
 
 def test_copies_have_one_digest(saved, tmp_path):
-    """Another place, shards, torch's own format, old names of weight norm, another version's marks in config.json."""
+    """Copies may differ in place, shards, format, the names of weight norm, and irrelevant keys of config.json."""
     for name, model in (("encodec", encodec_model()), ("hubert", hubert_model())):
-        one = digest(saved / name)
+        expected = digest(saved / name)
         copy = shutil.copytree(saved / name, tmp_path / name / "copy")
         edit_json(copy / "config.json", transformers_version="4.31.0", _name_or_path="/x", architectures=["X"])
         edit_json(copy / "config.json", torch_dtype="float16")
-        assert digest(copy) == one
+        assert digest(copy) == expected
 
         tensors = load_file(saved / name / "model.safetensors")
         sharded = shutil.copytree(saved / name, tmp_path / name / "sharded")
@@ -168,7 +168,7 @@ def test_copies_have_one_digest(saved, tmp_path):
         model.load_state_dict(tensors)
         model.save_pretrained(sharded, max_shard_size="5KB")
         assert (sharded / "model.safetensors.index.json").exists()
-        assert digest(sharded) == one
+        assert digest(sharded) == expected
 
         for form in ("torch", "old torch", "old names"):
             folder = shutil.copytree(saved / name, tmp_path / name / form)
@@ -179,7 +179,7 @@ def test_copies_have_one_digest(saved, tmp_path):
                     stored = {key.replace(f"parametrizations.weight.{new}", old): stored[key] for key in stored}
                 assert stored.keys() != tensors.keys()
             torch.save(stored, folder / "pytorch_model.bin", _use_new_zipfile_serialization=form != "old torch")
-            assert digest(folder) == one
+            assert digest(folder) == expected
             loaded = weights.load(type(model), located(folder), CPU)
             assert torch.equal(
                 next(loaded.parameters()), next(weights.load(type(model), located(copy), CPU).parameters())
@@ -215,7 +215,7 @@ def test_whatever_decides_values_changes_the_digest(hubert):
 
 
 def test_code_that_comes_with_a_model_is_in_its_digest(hubert):
-    """Once config.json names it, it decides values too."""
+    """Code decides values once config.json names it."""
     edit_json(hubert / "config.json", auto_map={"AutoModel": "theirs.Model"})
     before = digest(hubert)
     (hubert / "theirs.py").write_text("x = 1\n")
@@ -225,14 +225,14 @@ def test_code_that_comes_with_a_model_is_in_its_digest(hubert):
 
 
 def test_a_digest_is_computed_once(hubert, monkeypatch):
-    """As long as the files are what they were."""
-    one = digest(hubert)
+    """It is computed again when a file has changed."""
+    expected = digest(hubert)
     reads = []
     monkeypatch.setattr(files, "state_dict", lambda found, real=weights.state_dict: reads.append(1) or real(found))
-    assert digest(hubert) == one
+    assert digest(hubert) == expected
     assert not reads
     os.utime(hubert / "model.safetensors", ns=(1, 1))
-    assert digest(hubert) == one
+    assert digest(hubert) == expected
     assert reads
 
 
@@ -241,7 +241,7 @@ def test_a_digest_is_computed_once(hubert, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_loaded_model_gives_what_the_original_gives(saved, tmp_path, dtype):
-    """Bit for bit, with weight norm folded; in float32 whatever the weights are stored as."""
+    """Outputs are equal to the bit, with weight norm folded; in float32, whatever dtype is stored."""
     torch.set_num_threads(1)
     waveform = torch.randn(1, 4000, generator=torch.Generator().manual_seed(1))
     for name, model_class in (("encodec", EncodecModel), ("hubert", HubertModel)):
@@ -262,7 +262,7 @@ def test_a_loaded_model_gives_what_the_original_gives(saved, tmp_path, dtype):
 
 
 def test_weight_norm_is_folded_to_the_same_bits_whatever_the_threads(saved):
-    """Its norm over the last dimension is summed in as many parts as there are threads."""
+    """Threads share the sum of a norm over the last dimension, so its last bits depend on their number."""
     found = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
@@ -273,7 +273,7 @@ def test_weight_norm_is_folded_to_the_same_bits_whatever_the_threads(saved):
 
 
 def test_old_weight_norm_is_folded_too():
-    """SpeechTokenizer's, say."""
+    """SpeechTokenizer's is such a file."""
     torch.manual_seed(0)
     with pytest.warns(FutureWarning):
         layer = torch.nn.utils.weight_norm(torch.nn.Conv1d(3, 5, 2), dim=0)
@@ -287,13 +287,13 @@ def test_old_weight_norm_is_folded_too():
 
 
 def test_an_auto_class_and_a_larger_checkpoint_load(saved):
-    """What a model of another task has besides is left out."""
+    """The parts that a model for another task has in addition are left out."""
     assert isinstance(weights.load(AutoModel, located(saved / "hubert"), CPU), HubertModel)
     assert isinstance(weights.load(HubertModel, located(saved / "ctc"), CPU), HubertModel)
 
 
 def test_the_file_that_is_named_is_the_one_that_is_loaded(hubert):
-    """Also beside another that transformers would take."""
+    """This holds even if transformers would load another file of the folder."""
     tensors = load_file(hubert / "model.safetensors")
     tensors["encoder.layer_norm.bias"] = torch.full((16,), 7.0)
     torch.save(tensors, hubert / "other.pt")
@@ -303,7 +303,7 @@ def test_the_file_that_is_named_is_the_one_that_is_loaded(hubert):
 
 
 def test_a_model_does_not_hang_on_its_file(hubert):
-    """Which may be written anew while the model is in use."""
+    """The file may be overwritten while the model is in use."""
     loaded = weights.load(HubertModel, located(hubert), CPU)
     before = {name: tensor.clone() for name, tensor in loaded.state_dict().items()}
     file = hubert / "model.safetensors"
@@ -313,7 +313,7 @@ def test_a_model_does_not_hang_on_its_file(hubert):
 
 
 def test_nothing_is_said_while_a_model_is_loaded(saved, capfd):
-    """No bars, no reports: not even where keys are left over; and transformers talks again afterwards."""
+    """transformers shows no bars and no reports, even if keys are left over, and is no longer silent afterwards."""
     from transformers.utils import logging
 
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -323,7 +323,7 @@ def test_nothing_is_said_while_a_model_is_loaded(saved, capfd):
 
 
 def test_models_are_loaded_by_several_threads(saved):
-    """Switching transformers' talk off and on is one at a time."""
+    """One thread at a time silences transformers."""
     found = []
     threads = [
         threading.Thread(target=lambda: found.append(weights.load(HubertModel, located(saved / "hubert"), CPU)))

@@ -1,4 +1,4 @@
-"""Weights that are refused: not whole, damaged, of another class, or with code in them."""
+"""Weights that are refused: incomplete, damaged, another class's, or with code in them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def hubert(saved, tmp_path):
-    """A copy of the HuBERT's folder, to be spoiled."""
+    """A copy of the HuBERT's folder, which tests may change."""
     return shutil.copytree(saved / "hubert", tmp_path / "hubert")
 
 
 def test_a_model_that_is_not_whole_is_refused(hubert):
-    """transformers would draw what is missing at random, and only warn."""
+    """transformers would only warn, and draw the missing weights at random."""
     edit_tensors(hubert, lambda tensors: tensors.pop("encoder.layer_norm.bias"))
     assert "lacks encoder.layer_norm.bias" in load_fault(HubertModel, hubert)
     edit_tensors(hubert, lambda tensors: tensors.update({"encoder.layer_norm.bias": torch.zeros(5)}))
@@ -39,13 +39,13 @@ def test_a_model_that_is_not_whole_is_refused(hubert):
 
 
 def test_what_only_training_needs_may_be_missing(hubert):
-    """facebook/wav2vec2-base-960h lacks it. It is zero then, and not random."""
+    """facebook/wav2vec2-base-960h lacks it. Then it is zero, and not random."""
     edit_tensors(hubert, lambda tensors: tensors.pop("masked_spec_embed"))
     assert not weights.load(HubertModel, located(hubert), CPU).masked_spec_embed.any()
 
 
 def test_a_model_of_another_class_is_refused(saved, hubert):
-    """By config.json, before weights are read."""
+    """config.json tells, before weights are read."""
     assert "holds a model of type 'hubert', not 'encodec'" in load_fault(EncodecModel, saved / "hubert")
     edit_json(hubert / "config.json", model_type="")
     assert "config.json names no model_type, not 'hubert'" in load_fault(HubertModel, hubert)
@@ -62,7 +62,7 @@ def test_a_model_of_another_class_is_refused(saved, hubert):
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("damage", ["truncated", "garbage", "empty"])
 def test_a_damaged_file_is_refused(hubert, name, damage):
-    """Whatever was done to it."""
+    """This holds for every kind of damage."""
     if name == "pytorch_model.bin":
         torch.save(load_file(hubert / "model.safetensors"), hubert / name)
         (hubert / "model.safetensors").unlink()
@@ -73,7 +73,7 @@ def test_a_damaged_file_is_refused(hubert, name, damage):
 
 
 def test_a_missing_shard_is_named(saved, tmp_path):
-    """And not taken for missing keys."""
+    """The message does not speak of missing keys."""
     HubertModel.from_pretrained(saved / "hubert").save_pretrained(tmp_path, max_shard_size="5KB")
     shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
     shard.unlink()
@@ -81,7 +81,7 @@ def test_a_missing_shard_is_named(saved, tmp_path):
 
 
 class Malicious:
-    """Unpickled, it makes a file."""
+    """If the weights were unpickled, they would create a file."""
 
     def __init__(self, path):
         self.path = path
@@ -93,7 +93,7 @@ class Malicious:
 @pytest.mark.parametrize("pack", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
 @pytest.mark.parametrize("suffix", [".bin", ".pt", ".pth", ".ckpt"])
 def test_no_pickle_is_run(hubert, tmp_path, pack, suffix):
-    """Not even to find out that it is none of ours."""
+    """Not even to find out what the file holds."""
     trace = tmp_path / "it ran"
     file = hubert / f"weights{suffix}"
     pack({"weight": Malicious(trace)}, file)
@@ -103,13 +103,13 @@ def test_no_pickle_is_run(hubert, tmp_path, pack, suffix):
 
 
 def test_a_checkpoint_with_more_than_tensors_is_refused(hubert):
-    """A trainer's, say, with its step beside the weights."""
+    """A trainer's file, for example, has its step beside the weights."""
     torch.save({"step": 5, "model": load_file(hubert / "model.safetensors")}, hubert / "last.ckpt")
     assert "expected tensors by name" in load_fault(HubertModel, hubert / "last.ckpt")
 
 
 def test_no_remote_code_is_run_unless_the_user_says_so(hubert, tmp_path, monkeypatch):
-    """`--trust-remote-code` is what says so."""
+    """`--trust-remote-code` allows it."""
     trace = tmp_path / "it ran"
     (hubert / "theirs.py").write_text(
         "from transformers import HubertModel\n"

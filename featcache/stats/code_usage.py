@@ -1,4 +1,4 @@
-"""How the codes of a version are used: how often each occurs, how many are used, and how evenly."""
+"""How the codes of a version are used: how often each occurs, how many occur at all, and how evenly."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from numpy.typing import NDArray
 from featcache.errors import StoreError
 from featcache.loader import Cache
 from featcache.manifest import Manifest
-from featcache.stats.pieces import Task, run, select, tasks
+from featcache.stats.pieces import ShardPieces, for_each, pieces_by_shard, select
 
 
 @dataclass(frozen=True, eq=False)
 class Usage:
-    """How the codes of a version are used.
-
-    Attributes:
-        version: its folder's name.
-        fingerprint: of the version.
-        frames: that were counted.
-        utterances: that they are of.
-        counts: how often each code of each codebook occurs, int64 `[size]` for each.
-    """
+    """How the codes of a version are used."""
 
     version: str
+    """The name of the version's folder."""
+
     fingerprint: str
+    """The version's fingerprint."""
+
     frames: int
+    """The number of frames that were counted."""
+
     utterances: int
+    """The number of utterances that were counted."""
+
     counts: list[NDArray[np.int64]]
+    """How often each code occurs: for each codebook, int64 `[size]`."""
 
     @property
     def used(self) -> list[int]:
-        """How many codes of each codebook occur at all."""
+        """The number of codes of each codebook that occur at all."""
         return [int((counts > 0).sum()) for counts in self.counts]
 
     @property
     def entropy(self) -> list[float]:
-        """Of each codebook's codes, in bits: what an ideal code for single codes would need for one of them."""
+        """The entropy of each codebook in bits: what an ideal compression of single codes needs for each of them."""
         found = []
         for counts in self.counts:
             shares = counts[counts > 0] / self.frames
@@ -50,7 +51,7 @@ class Usage:
 
     @property
     def perplexity(self) -> list[float]:
-        """Of each codebook: how many codes, all used equally often, would have its entropy."""
+        """For each codebook, the number of equally frequent codes that would have its entropy."""
         return [2.0**bits for bits in self.entropy]
 
 
@@ -64,16 +65,16 @@ def usage(
     """Count the codes of a version.
 
     Args:
-        cache: of codes.
-        manifest: whose utterances count; all of the cache's without one.
-        threads: to read and count with.
-        report: called now and then with how many more frames have been done.
+        cache: A cache of codes.
+        manifest: A manifest to whose utterances the counts are limited; by default all of the cache's count.
+        threads: The number of threads to read and count with.
+        report: A function that is called now and then with the number of frames that have been done since.
 
     Raises:
-        StoreError: the cache holds no codes, no utterances, or a code that its codebook has not.
-        ManifestError: the manifest cannot be read, or has faults.
-        MissingItemError: it has utterances that the cache has not; names up to ten.
-        DamagedError: a shard is damaged.
+        StoreError: The cache holds no codes, no utterances, or a code beyond the size of its codebook.
+        ManifestError: The manifest cannot be read, or has faults.
+        MissingItemError: The manifest has utterances that the cache does not have; up to ten are listed.
+        DamagedError: A shard is damaged.
     """
     spec, path = cache.spec, cache.version.path
     if not spec.codebook_sizes:
@@ -82,11 +83,11 @@ def usage(
     counts = [np.zeros(size, np.int64) for size in spec.codebook_sizes]
     adding = Lock()
 
-    def work(task: Task) -> None:
-        codes = task.read(cache)
-        steps = np.zeros(len(codes) + 1, np.int8)  # up and down where pieces begin and end
-        np.add.at(steps, task.starts - task.first, 1)
-        np.add.at(steps, task.starts - task.first + task.counts, -1)
+    def count(pieces: ShardPieces) -> None:
+        codes = pieces.read(cache)
+        steps = np.zeros(len(codes) + 1, np.int8)  # 1 where a piece begins, -1 where one ends
+        np.add.at(steps, pieces.starts - pieces.first, 1)
+        np.add.at(steps, pieces.starts - pieces.first + pieces.counts, -1)
         codes = codes[steps[:-1].cumsum() > 0]
         for number, column in enumerate(codes.T):
             found = np.bincount(column, minlength=len(counts[number]))
@@ -98,6 +99,6 @@ def usage(
             with adding:
                 counts[number] += found
 
-    run(work, tasks(cache.index, selection, len(counts)), threads, report)
+    for_each(pieces_by_shard(cache.index, selection, len(counts)), count, threads, report)
     frames = int(cache.lengths[selection.positions].sum())
     return Usage(path.name, cache.version.info.fingerprint, frames, len(selection.positions), counts)
