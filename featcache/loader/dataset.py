@@ -20,9 +20,9 @@ from torch.utils.data import Dataset, default_collate
 
 from featcache.arguments import require_int
 from featcache.errors import ArgumentError, listing
+from featcache.loader.buffers import Buffers
 from featcache.loader.cache import Cache
 from featcache.loader.crop import Crop, Windows
-from featcache.loader.memory import Buffers
 from featcache.loader.utterances import DatasetVersion, by_version, caches_by_name, find_utterances
 from featcache.manifest import Manifest
 from featcache.strings import Strings

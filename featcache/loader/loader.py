@@ -23,8 +23,8 @@ import torch
 from featcache.arguments import require_int
 from featcache.device import parse_device
 from featcache.errors import ArgumentError, FeatcacheError
+from featcache.loader.buffers import Buffers
 from featcache.loader.dataset import FeatureDataset, FrameRanges
-from featcache.loader.memory import Buffers
 from featcache.loader.utterances import DatasetVersion, by_version
 from featcache.quantize import dequantize
 
