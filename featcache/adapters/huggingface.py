@@ -43,10 +43,8 @@ class CachedFeatures:
 
     path: str
     """The version's folder."""
-
     decode: bool = True
     """Whether values are the features; otherwise they are the ids."""
-
     id: str | None = field(default=None, repr=False)
     dtype: ClassVar[str] = "numpy.ndarray"
     pa_type: ClassVar[Any] = pa.string()

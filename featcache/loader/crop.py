@@ -99,30 +99,19 @@ class Windows:
     A window's length is counted in frames of the first version. In the others it begins at the same time, and has as
     many frames as last as long: exactly, if the versions' frames begin together at least once a second, and windows
     then begin there; otherwise within half a frame.
-
-    Args:
-        crop: The crop.
-        frame_rates: The versions' frames a second; at least one.
-
-    Attributes:
-        crop: As given.
-        length: The length of a window, in frames of the first version.
     """
 
     def __init__(self, crop: Crop, frame_rates: Sequence[float]) -> None:
         self.crop = crop
         rates = [Fraction(rate).limit_denominator(1 << 20) for rate in frame_rates]
         self.length = crop.frames_at(float(rates[0]))
+        """The length of a window, in frames of the first version."""
         self._ratios = [rate / rates[0] for rate in rates]
         step = math.lcm(*(ratio.denominator for ratio in self._ratios))
         self._step = step if step <= rates[0] else 1
 
     def short(self, lengths: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-        """Which of some utterances are shorter than a window in any version; int64 `[short]`.
-
-        Args:
-            lengths: The utterances' lengths in each version, in frames; int64 `[n]` each.
-        """
+        """Which utterances, by their lengths in each version, are shorter than a window in any; int64 `[short]`."""
         return np.flatnonzero(self._common(lengths) < self.length)
 
     def ranges(

@@ -35,11 +35,7 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 
 
 class HotUtterances:
-    """Reads utterances like the shards do, and keeps those that were read in this process's memory.
-
-    Args:
-        shards: The shards that hold the utterances.
-        limit: Bytes of memory, all included.
+    """Reads utterances as the shards do, and keeps them in this process's memory, `limit` bytes with all overhead.
 
     Raises:
         ArgumentError: The machine has less memory.

@@ -35,8 +35,7 @@ class Shards:
     read.
 
     Args:
-        version: The version to read.
-        index: The version's items.
+        version, index: The version to read, and its items.
         check: Whether to compare side arrays with their checksums.
         copies: Makes copies of shards on a local disk, which are read instead as soon as they are complete.
     """

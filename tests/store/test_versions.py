@@ -15,7 +15,8 @@ from small_shards import INFO, SIDED, elsewhere
 
 from featcache.errors import DamagedError, StoreError
 from featcache.store import zarr3
-from featcache.store.version import Version, differing_keys, select_version, select_versions, version_folders
+from featcache.store.selection import differing_keys, select_version, select_versions, version_folders
+from featcache.store.version import Version
 
 
 def test_a_version_is_found_again(scratch):
