@@ -36,7 +36,6 @@ class ClipResult:
 
     features: torch.Tensor
     """The features, `[F, *item_shape]`."""
-
     latents: torch.Tensor | None = None
     """For codes, what was quantised, float `[F, D]`; None if the extractor does not tell, and for float features."""
 
@@ -52,28 +51,20 @@ class Difference:
 
     values: int = 0
     """The number of values compared: codes, or for float features, frames."""
-
     differing: int = 0
     """The number of values that differ; of frames, in any bit."""
-
     mismatched: int = 0
     """The number of differing values that rounding does not explain. The others are ties."""
-
     frames: int = 0
     """The number of frames compared."""
-
     disturbed: int = 0
     """The number of frames whose latents or features differ by more than rounding, even if no code does."""
-
     relative: float = 0.0
     """The largest difference of a frame's latents or features, relative to the frame's norm."""
-
     absolute: float = 0.0
     """The largest difference of any latent or feature."""
-
     first: int = 0
     """Every disturbed frame is among the first `first` frames of its clip; 0 if there is none."""
-
     last: int = 0
     """Every disturbed frame is among the last `last` frames of its clip; 0 if there is none."""
 

@@ -34,16 +34,12 @@ class Chunks:
 
     exact: bool
     """Whether the overlap covers the model's receptive field, so that nothing may change."""
-
     utterances: int
     """How many utterances of the sample are longer than a chunk. If there is none, nothing was measured."""
-
     differing: float
     """The share of codes, or for float features of frames, that differ."""
-
     mismatch: float
     """The share that differs by more than rounding."""
-
     relative: float
     """The largest difference of a frame, relative in norm."""
 
@@ -54,58 +50,40 @@ class Probe:
 
     config: str
     """The name of the config."""
-
     fingerprint: str
     """The fingerprint of the version that the config fills."""
-
     extractor: str
     """The extractor, as the config names it."""
-
     declared: str
     """The loosest batching that the extractor declares."""
-
     precision: str
     """The precision of the config."""
-
     device: str
     """The name of the device."""
-
     threads: int
     """The number of threads that computed."""
-
     date: str
     """When the probe was made: ISO 8601, in UTC."""
-
     made_by: dict[str, str]
     """The versions of featcache and of the libraries."""
-
     utterances: int
     """The number of utterances that were measured."""
-
     skipped: list[str]
     """The utterances of the sample that could not be measured, each with the reason."""
-
     shortest: float
     """The length of the shortest utterance, in seconds."""
-
     longest: float
     """The length of the longest utterance, in seconds."""
-
     seconds: float
     """The length of all utterances together, in seconds."""
-
     frames: int
     """The number of frames of all utterances."""
-
     spec: FeatureSpec
     """What the extractor's features are."""
-
     rounding: dict[str, float]
     """How much rounding may change a frame, relative in norm, by precision; empty if no bit may differ."""
-
     measured: list[Measured]
     """What was measured for each batching and precision."""
-
     chunks: Chunks | None
     """What chunks change; None if the config has none."""
 

@@ -46,22 +46,16 @@ class Recomputed:
 
     utterances: int
     """The number of utterances."""
-
     identical: int
     """The number of utterances that are the same bit for bit."""
-
     largest_difference: float
     """The largest difference of a float."""
-
     codes: int = 0
     """The number of codes compared; 0 for float features."""
-
     differing: int = 0
     """The number of codes that differ."""
-
     tied: int = 0
     """The number of differing codes in frames where rounding decides between codewords."""
-
     problems: list[Problem] = field(default_factory=list)
     """What differs by more than rounding, or could not be extracted again."""
 
@@ -140,13 +134,10 @@ class _Again:
 
     features: NDArray[Any]
     """The features, `[frames, *item_shape]` of the stored dtype."""
-
     parameters: NDArray[Any] | None = None
     """The scale and the offset of quantised features, `[1, 2, *item_shape]`; None if they are not quantised."""
-
     side: dict[str, NDArray[Any]] = field(default_factory=dict)
     """The entries of the extractor's side arrays, by name."""
-
     latents: torch.Tensor | None = None
     """The latents of codes, `[frames, D]`; None if the extractor does not tell."""
 

@@ -42,47 +42,34 @@ class Measured:
 
     policy: str
     """`single`, `equal_length` or `padded`; if the extractor takes no rows, `single` or its own `batching`."""
-
     precision: str
     """The precision: `fp32`, `tf32`, `bf16` or `fp16`."""
-
     is_declared: bool
     """Whether the extractor declares that its values do not depend on this batching."""
-
     error: str | None = None
     """Why the batching could not be measured; None if it was."""
-
     differing: float = 0.0
     """The share of values that differ from the reference."""
-
     tied: float = 0.0
     """The share of values that differ because of rounding."""
-
     mismatch: float = 0.0
     """The share of values that differ by more than rounding."""
-
     disturbed: float = 0.0
     """The share of frames whose latents or features batching changes by more than rounding, compared with each
     utterance alone at this same precision. For codes without known latents: of frames in which a code differs. A code
     may stay the same though its frame is disturbed, as in the silence at the end of a clip; in another clip it will
     not."""
-
     relative: float = 0.0
     """The largest difference of a frame from the reference, relative in norm: of its latents, or without latents of its
     features."""
-
     absolute: float = 0.0
     """The largest difference of any latent or feature."""
-
     first: int = 0
     """Every disturbed frame is among the first `first` frames of its utterance."""
-
     last: int = 0
     """Every disturbed frame is among the last `last` frames of its utterance."""
-
     repeatable: bool | None = None
     """Whether every bit stayed the same with other neighbours; None for utterances alone."""
-
     times_real_time: float = 0.0
     """Seconds of audio per second."""
 
@@ -93,7 +80,6 @@ class Alone:
 
     results: list[ClipResult]
     """The result of each clip."""
-
     rounding: float
     """How much rounding may change a frame, relative in norm."""
 
@@ -111,7 +97,6 @@ class Trials:
 
     alone: list[ClipResult]
     """The result of each clip alone at this precision."""
-
     rounding: float
     """How much rounding may change a frame, relative in norm."""
 
@@ -249,10 +234,8 @@ class Batch:
 
     clips: list[SampledClip]
     """The clips, in the order of the call."""
-
     wanted: dict[int, int]
     """The clips that are in the sample: position in `clips` -> number in the sample."""
-
     seconds: float
     """Seconds of audio that count for the speed."""
 
