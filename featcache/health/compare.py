@@ -14,8 +14,8 @@ that leaks into a frame changes it by a thousandth or more; another shape of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
@@ -38,11 +38,17 @@ class ClipResult:
     """The features, `[F, *item_shape]`."""
     latents: torch.Tensor | None = None
     """For codes, what was quantised, float `[F, D]`; None if the extractor does not tell, and for float features."""
+    side: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """The entries of side arrays, by name, which are not compared."""
 
     @property
     def continuous(self) -> torch.Tensor:
         """What tells rounding from errors: the latents, or without them the features."""
         return self.features if self.latents is None else self.latents
+
+    def cpu(self) -> ClipResult:
+        """The features and latents in the memory of the CPU."""
+        return ClipResult(self.features.cpu(), None if self.latents is None else self.latents.cpu())
 
 
 @dataclass(frozen=True)
