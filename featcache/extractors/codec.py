@@ -58,6 +58,10 @@ class CodecExtractor(ModelExtractor[C]):
             codes_RFQ = self.quantize(latents_RFD.float())
         return Rows(codes_RFQ.to(getattr(torch, self.spec.dtype)))
 
+    def as_codec_extractor(self) -> CodecExtractor[C]:
+        """The extractor itself."""
+        return self
+
     @classmethod
     def stored_dtype(cls, params: C) -> str:
         """The smallest dtype that holds the model's codes."""
