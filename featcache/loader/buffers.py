@@ -1,4 +1,4 @@
-"""Memory for batches.
+"""Memory for batches, and reading into it from cold disks.
 
 New memory costs more than copying a batch into it: the kernel clears every page that is touched for the first time, and
 a batch of speech is larger than what `malloc` keeps. So batches take turns in the same memory.
@@ -7,8 +7,11 @@ a batch of speech is larger than what `malloc` keeps. So batches take turns in t
 from __future__ import annotations
 
 import math
+import resource
 import weakref
 from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,14 +19,18 @@ import torch
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError
+from featcache.store.zarr3 import will_need
 
-__all__ = ["Buffers", "tensor_in"]
+__all__ = ["Buffers", "Readahead", "tensor_in"]
 
 _LARGEST_KEPT = 256 << 20
 """Bytes of a batch beyond which its memory is given back: such batches are not those of training."""
 
 _SLACK = 1.25
 """How much more memory is taken than a batch needs, since batches differ in length."""
+
+_WARM_BATCHES = 16
+"""After so many batches in a row that read nothing from disk, the kernel is not asked to read ahead any more."""
 
 
 class Buffers:
@@ -75,3 +82,32 @@ def tensor_in(out: torch.Tensor | Buffers, shape: tuple[int, ...], dtype: np.dty
     if out.numel() < needed:
         raise ArgumentError(f"out has room for {out.numel():,} values: this batch has {needed:,}, {list(shape)}")
     return out.view(-1)[:needed].view(shape)
+
+
+class Readahead:
+    """Requests all reads of a batch before the first is waited for, while batches come from a disk.
+
+    A disk does several at once. Requests cost a little even if everything is in memory, hence only "while".
+    """
+
+    def __init__(self) -> None:
+        self._patience = _WARM_BATCHES
+
+    @contextmanager
+    def over(self, arrays: Iterable[NDArray[Any]]) -> Iterator[None]:
+        """Request mapped arrays, and watch whether reading them, which is done within, takes the disk."""
+        before = _disk_reads()
+        if self._patience:
+            for array in arrays:
+                will_need(array)
+        yield
+        if _disk_reads() != before:
+            self._patience = _WARM_BATCHES
+        elif self._patience:
+            self._patience -= 1
+
+
+def _disk_reads() -> int:
+    """A count that grows with what this thread reads from disks; some file systems count blocks, all count faults."""
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return usage.ru_inblock + usage.ru_majflt

@@ -72,7 +72,7 @@ class Crop:
     def firsts(
         self, lengths: NDArray[np.int64], window: int, positions: NDArray[np.int64], epoch: int, step: int = 1
     ) -> NDArray[np.int64]:
-        """The first frame of each window.
+        """The first frame of each window, int64 `[n]`; 0 if the utterance is no longer than the window.
 
         Args:
             lengths: The utterances' lengths, in frames; int64 `[n]`.
@@ -80,9 +80,6 @@ class Crop:
             positions: The utterances' positions, which decide what is drawn for them; int64 `[n]`.
             epoch: The epoch; each has other windows.
             step: Windows begin at multiples of this.
-
-        Returns:
-            int64 `[n]`; 0 if the utterance is no longer than the window.
         """
         places = np.maximum(lengths - window, 0) // step + 1  # that a window may begin at
         if self.where == "start":
@@ -117,12 +114,9 @@ class Windows:
     def ranges(
         self, lengths: Sequence[NDArray[np.int64]], positions: NDArray[np.int64], epoch: int
     ) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
-        """For each version, the first frames of the utterances' windows; and their numbers of frames. int64 `[n]` each.
+        """For each version, the first frames of the utterances' windows, and their numbers of frames; int64 `[n]` each.
 
-        Args:
-            lengths: The utterances' lengths in each version, in frames; int64 `[n]` each.
-            positions: The utterances' positions in the first version; int64 `[n]`.
-            epoch: The epoch; each has other windows.
+        `lengths` are the utterances' in each version, in frames; `positions` are those in the first version.
         """
         firsts = self.crop.firsts(self._common(lengths), self.length, positions, epoch, self._step)
         begins = [np.rint(firsts * float(ratio)).astype(np.int64) for ratio in self._ratios]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -12,20 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError, listing
+from featcache.loader.buffers import Readahead
 from featcache.spec import QUANTIZATION
 from featcache.store import zarr3
 from featcache.store.index import Index
 from featcache.store.shard import Shard, SideArray
 from featcache.store.version import Version
-from featcache.store.zarr3 import will_need
 
 if TYPE_CHECKING:
     from featcache.loader.local_copies import LocalCopies
 
-__all__ = ["Readahead", "Shards", "cut"]
-
-_WARM_BATCHES = 16
-"""After so many batches in a row that read nothing from disk, the kernel is not asked to read ahead any more."""
+__all__ = ["Shards", "cut"]
 
 
 class Shards:
@@ -171,38 +167,9 @@ class Shards:
             raise StoreError(f"{error.filename or shard.folder}: cannot be read: {error.strerror}") from error
 
 
-class Readahead:
-    """Requests all reads of a batch before the first is waited for, while batches come from a disk.
-
-    A disk does several at once. Requests cost a little even if everything is in memory, hence only "while".
-    """
-
-    def __init__(self) -> None:
-        self._patience = _WARM_BATCHES
-
-    @contextmanager
-    def over(self, arrays: Iterable[NDArray[Any]]) -> Iterator[None]:
-        """Request mapped arrays, and watch whether reading them, which is done within, takes the disk."""
-        before = _disk_reads()
-        if self._patience:
-            for array in arrays:
-                will_need(array)
-        yield
-        if _disk_reads() != before:
-            self._patience = _WARM_BATCHES
-        elif self._patience:
-            self._patience -= 1
-
-
 def cut(
     utterances: list[NDArray[Any]], firsts: NDArray[np.int64] | None, counts: NDArray[np.int64]
 ) -> list[NDArray[Any]]:
     """Of all frames of several utterances, `counts` of each from `firsts` on, or from its beginning."""
     begins = [0] * len(utterances) if firsts is None else firsts.tolist()
     return [frames[first : first + n] for frames, first, n in zip(utterances, begins, counts.tolist(), strict=True)]
-
-
-def _disk_reads() -> int:
-    """A count that grows with what this thread reads from disks; some file systems count blocks, all count faults."""
-    usage = resource.getrusage(resource.RUSAGE_THREAD)
-    return usage.ru_inblock + usage.ru_majflt

@@ -106,7 +106,10 @@ class VersionInfo:
 
 
 class Version:
-    """An opened version: its folder `path`, and its attributes `info`."""
+    """An opened version: its folder `path`, and its attributes `info`.
+
+    What writes in `work/` raises StoreError if that is a link, and OSError if it cannot be made.
+    """
 
     def __init__(self, path: Path, info: VersionInfo) -> None:
         self.path = path
@@ -238,19 +241,11 @@ class Version:
         return documents
 
     def claim(self, work: str) -> Claim:
-        """A claim on a piece of work, by its name.
-
-        Raises:
-            StoreError, OSError: `work/` is a link, or cannot be made.
-        """
+        """A claim on a piece of work, by its name."""
         return Claim(self._work() / f"{work}.lock")
 
     def work_folder(self, work: str) -> Path:
-        """The path of a fresh folder for a piece of work; it is not made yet.
-
-        Raises:
-            StoreError, OSError: `work/` is a link, or cannot be made.
-        """
+        """The path of a fresh folder for a piece of work; it is not made yet."""
         return self._work() / f"{work}.{uuid.uuid4().hex[:8]}"
 
     def _work(self) -> Path:
