@@ -27,10 +27,8 @@ class FileIdentity:
 
     size: int
     """The size of the file, in bytes."""
-
     mtime_ns: int
     """When the file was last modified, in nanoseconds since the epoch."""
-
     sample_rate: int
     """The sample rate of the file, in Hz."""
 
@@ -41,7 +39,6 @@ class Cut:
 
     start: float | None = None
     """Where the segment starts, in seconds from the beginning of the file; None for the beginning."""
-
     duration: float | None = None
     """How long the segment is, in seconds; None for the rest of the file."""
 

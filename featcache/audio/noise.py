@@ -54,22 +54,16 @@ class NoiseClip:
 
     path: Path
     """The audio file."""
-
     first: int
     """The first sample, at the file's rate."""
-
     num_samples: int
     """The number of samples, at the file's rate."""
-
     sample_rate: int
     """The sample rate of the file, in Hz."""
-
     channel: int | None
     """The channel of the file, from 0; None for the config's."""
-
     num_channels: int
     """The number of channels of the file."""
-
     has_16_bits: bool
     """Whether the file's samples are 16-bit integers."""
 

@@ -60,32 +60,23 @@ class Recording:
 
     size: int
     """The size of the file, in bytes, before it was opened."""
-
     mtime_ns: int
     """When the file was last modified, in nanoseconds since the epoch, before it was opened."""
-
     sample_rate: int
     """The sample rate, in Hz."""
-
     num_channels: int
     """The number of channels."""
-
     num_samples: int
     """The number of samples by the header, but no more than the file has room for, if that can be told; `UNKNOWN` if
     the header does not say."""
-
     shortfall: str | None
     """What the file lacks of what its header promises; None if nothing is known to be missing."""
-
     is_float: bool
     """Whether samples can be NaN or infinite."""
-
     has_16_bits: bool
     """Whether samples are 16-bit integers, so that each is a multiple of 2^-15."""
-
     position: int
     """The position of the sample that would be decoded next."""
-
     damage: AudioError | None
     """Why nothing can be decoded from `position` on; None if nothing is known to be wrong."""
 

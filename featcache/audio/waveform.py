@@ -23,10 +23,8 @@ class WaveformMaker:
 
     audio: AudioPolicy
     """The config's `audio` section, without its `max_seconds`."""
-
     augment: AugmentPolicy | None
     """The config's `augment` section; None if there are no copies."""
-
     copies: Copies = field(compare=False)
     """The copies that `augment` makes of every utterance."""
 

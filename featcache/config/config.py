@@ -57,25 +57,18 @@ class Config:
 
     name: str
     """The name of the version."""
-
     extractor: str
     """A registered name, or `package.module:Class`."""
-
     params: extractors.Params
     """All parameters of the extractor, as its own model."""
-
     audio: AudioPolicy
     """The `audio` section: how an utterance becomes a waveform."""
-
     dtype: str
     """The stored dtype, by its numpy name."""
-
     augment: AugmentPolicy | None = None
     """The `augment` section: which copies of utterances are made; None for no others than the utterances themselves."""
-
     source: str = field(default="", compare=False)
     """Where the config was read from, for messages: a file, or the name of a packaged config; empty if unknown."""
-
     is_recorded: bool = field(default=False, compare=False)
     """Whether the config comes from a cache, and not from its user: see `recorded_config`."""
 

@@ -5,7 +5,7 @@ What does not fit into memory is computed again in smaller batches, and then wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -183,14 +183,15 @@ class OutOfMemoryRetry:
     Args:
         extractor: The extractor. If a batch of rows does not fit, its batches are smaller from then on, in all threads.
             An extractor that takes no rows gets one clip at a time.
-        num_samples: The number of samples of a row, with its padding.
+        lengths: The numbers of samples of the rows, with their padding. Batches of the shortest rows have the most:
+            once these have one row, no other batch has more.
         device: The device that computes.
     """
 
-    def __init__(self, extractor: Extractor[Params], num_samples: int, device: Device) -> None:
+    def __init__(self, extractor: Extractor[Params], lengths: Collection[int], device: Device) -> None:
         self._row_extractor = extractor.as_row_extractor()
         self._sample_rate = extractor.spec.sample_rate
-        self._num_samples = num_samples
+        self._lengths = lengths
         self._device = device
         self._alone = False
 
@@ -198,15 +199,15 @@ class OutOfMemoryRetry:
         """Call `compute` until it fits into memory, and return its result.
 
         Args:
-            compute: Gets the number of rows of a batch, and whether to have the device for itself. It may be called
-                several times.
+            compute: Gets the number of rows of a batch of the shortest, and whether to have the device for itself. It
+                may be called several times.
 
         Raises:
             DoesNotFitError: A single row does not fit.
         """
-        rows, device = self._row_extractor, self._device.torch_device
+        rows, device, shortest = self._row_extractor, self._device.torch_device, min(self._lengths)
         while True:
-            count = 1 if rows is None else rows.rows(self._num_samples, device)
+            count = 1 if rows is None else rows.rows(shortest, device)
             try:
                 return compute(count, self._alone)
             except (RuntimeError, MemoryError) as error:
@@ -214,10 +215,10 @@ class OutOfMemoryRetry:
                     raise
             # The exception is gone by now, and with it what the batch held.
             torch.cuda.empty_cache()
-            if rows is not None and rows.shrink(count, self._num_samples, device):
+            if rows is not None and rows.shrink(count, shortest, device):
                 continue
             if self._alone:
-                raise DoesNotFitError(self._num_samples / self._sample_rate, self._device)
+                raise DoesNotFitError(max(self._lengths) / self._sample_rate, self._device)
             self._alone = True
 
 

@@ -260,7 +260,7 @@ def compute_rows(rows: Sequence[Row], device: Device) -> list[RowResult | AudioE
         batch = rows[len(results) : len(results) + count]
         return _compute_batch(batch, count, pending.extractor, pending.dtype, device, alone)
 
-    retry = OutOfMemoryRetry(pending.extractor, rows[0].padded_length, device)
+    retry = OutOfMemoryRetry(pending.extractor, [rows[0].padded_length], device)
     while len(results) < len(rows):
         try:
             results += retry.run(compute_next)

@@ -97,6 +97,11 @@ class RowExtractor(Extractor[P]):
         """The extractor itself."""
         return self
 
+    @property
+    def chunks_are_exact(self) -> bool:
+        """Whether a frame in a piece sees everything that it would see in the whole clip; False if nobody knows."""
+        return False
+
     def pieces(self, num_samples: int) -> list[Piece]:
         """How a clip is cut into rows. The frames of the pieces, one after another, are the frames of the clip.
 

@@ -14,8 +14,8 @@ that leaks into a frame changes it by a thousandth or more; another shape of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
@@ -36,14 +36,19 @@ class ClipResult:
 
     features: torch.Tensor
     """The features, `[F, *item_shape]`."""
-
     latents: torch.Tensor | None = None
     """For codes, what was quantised, float `[F, D]`; None if the extractor does not tell, and for float features."""
+    side: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """The entries of side arrays, by name, which are not compared."""
 
     @property
     def continuous(self) -> torch.Tensor:
         """What tells rounding from errors: the latents, or without them the features."""
         return self.features if self.latents is None else self.latents
+
+    def cpu(self) -> ClipResult:
+        """The features and latents in the memory of the CPU."""
+        return ClipResult(self.features.cpu(), None if self.latents is None else self.latents.cpu())
 
 
 @dataclass(frozen=True)
@@ -52,28 +57,20 @@ class Difference:
 
     values: int = 0
     """The number of values compared: codes, or for float features, frames."""
-
     differing: int = 0
     """The number of values that differ; of frames, in any bit."""
-
     mismatched: int = 0
     """The number of differing values that rounding does not explain. The others are ties."""
-
     frames: int = 0
     """The number of frames compared."""
-
     disturbed: int = 0
     """The number of frames whose latents or features differ by more than rounding, even if no code does."""
-
     relative: float = 0.0
     """The largest difference of a frame's latents or features, relative to the frame's norm."""
-
     absolute: float = 0.0
     """The largest difference of any latent or feature."""
-
     first: int = 0
     """Every disturbed frame is among the first `first` frames of its clip; 0 if there is none."""
-
     last: int = 0
     """Every disturbed frame is among the last `last` frames of its clip; 0 if there is none."""
 

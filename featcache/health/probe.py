@@ -10,13 +10,13 @@ from typing import Any
 from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
 from featcache.device import Device
-from featcache.errors import AudioError, ManifestError, Reason
+from featcache.errors import AudioError, ConfigError, ManifestError, Reason
 from featcache.extract.batching import precision_of
 from featcache.extractors import Extractor, Params
-from featcache.extractors.model import ModelExtractor
+from featcache.extractors.rows import RowExtractor
 from featcache.health.compare import compare_all
 from featcache.health.sampling import SampledClip, read_clip, utterances_by_length
-from featcache.health.trials import Alone, Measured, Trials, compute_batches, row_batches, whole_clips
+from featcache.health.trials import Alone, Measured, compute_alone, try_batchings, whole_clips
 from featcache.manifest import Manifest
 from featcache.manifest.copies import expand
 from featcache.spec import FeatureSpec
@@ -34,16 +34,12 @@ class Chunks:
 
     exact: bool
     """Whether the overlap covers the model's receptive field, so that nothing may change."""
-
     utterances: int
     """How many utterances of the sample are longer than a chunk. If there is none, nothing was measured."""
-
     differing: float
     """The share of codes, or for float features of frames, that differ."""
-
     mismatch: float
     """The share that differs by more than rounding."""
-
     relative: float
     """The largest difference of a frame, relative in norm."""
 
@@ -54,58 +50,40 @@ class Probe:
 
     config: str
     """The name of the config."""
-
     fingerprint: str
     """The fingerprint of the version that the config fills."""
-
     extractor: str
     """The extractor, as the config names it."""
-
     declared: str
     """The loosest batching that the extractor declares."""
-
     precision: str
     """The precision of the config."""
-
     device: str
     """The name of the device."""
-
     threads: int
     """The number of threads that computed."""
-
     date: str
     """When the probe was made: ISO 8601, in UTC."""
-
     made_by: dict[str, str]
     """The versions of featcache and of the libraries."""
-
     utterances: int
     """The number of utterances that were measured."""
-
     skipped: list[str]
     """The utterances of the sample that could not be measured, each with the reason."""
-
     shortest: float
     """The length of the shortest utterance, in seconds."""
-
     longest: float
     """The length of the longest utterance, in seconds."""
-
     seconds: float
     """The length of all utterances together, in seconds."""
-
     frames: int
     """The number of frames of all utterances."""
-
     spec: FeatureSpec
     """What the extractor's features are."""
-
     rounding: dict[str, float]
     """How much rounding may change a frame, relative in norm, by precision; empty if no bit may differ."""
-
     measured: list[Measured]
     """What was measured for each batching and precision."""
-
     chunks: Chunks | None
     """What chunks change; None if the config has none."""
 
@@ -147,23 +125,22 @@ def probe(
     measured: list[Measured] = []
     rounding: dict[str, float] = {}
     chunks = None
-    if extractor.as_row_extractor() is not None:
+    if extractor.as_row_extractor() is None:
+        measured = whole_clips(extractor, clips, device)
+    else:
         reference: Alone | None = None
         for params in _precisions(config, device):
-            report(precision_of(params))
+            precision = precision_of(params)
+            report(precision)
             # The weights of one precision at a time: they are freed when those of the next have been loaded.
-            extractor = _build(config, device, params)
-            row_extractor = extractor.as_row_extractor()
-            assert row_extractor is not None
-            trials = Trials(row_extractor, clips, device, reference, precision_of(params))
-            measured += trials.run()
-            rounding[precision_of(params)] = trials.rounding
-            reference = reference or Alone(trials.alone, trials.rounding)
+            extractor = row_extractor = _build_rows(config, device, params)
+            found, alone = try_batchings(row_extractor, clips, device, precision, reference)
+            measured += found
+            rounding[precision] = alone.rounding
+            reference = reference or alone
         if getattr(config.params, "chunk", None) and reference:
             report("whole utterances")
             chunks = _chunks(config, clips, device, reference)
-    else:
-        measured = whole_clips(extractor, clips, device)
     seconds = [len(clip.waveform) / extractor.spec.sample_rate for clip in clips]
     return Probe(
         config=config.name,
@@ -190,6 +167,18 @@ def probe(
 
 def _build(config: Config, device: Device, params: Params) -> Extractor[Params]:
     return replace(config, params=params).build(device.torch_device)
+
+
+def _build_rows(config: Config, device: Device, params: Params) -> RowExtractor[Params]:
+    """Build an extractor that takes rows.
+
+    Raises:
+        ConfigError: It takes none with these parameters.
+    """
+    extractor = _build(config, device, params).as_row_extractor()
+    if extractor is None:
+        raise ConfigError(f"config {config.name}: {config.extractor} takes rows only with some parameters")
+    return extractor
 
 
 def _precisions(config: Config, device: Device) -> Iterator[Params]:
@@ -232,17 +221,13 @@ def _sample(
 def _chunks(config: Config, clips: Sequence[SampledClip], device: Device, reference: Alone) -> Chunks:
     """Measure what the config's chunks change."""
     params = config.params.model_copy(update={"precision": "fp32"})
-    in_chunks = _build(config, device, params)
-    assert isinstance(in_chunks, ModelExtractor)
+    in_chunks = _build_rows(config, device, params)
     numbers = [number for number, clip in enumerate(clips) if len(in_chunks.pieces(len(clip.waveform))) > 1]
     exact = in_chunks.chunks_are_exact
     del in_chunks
     if not numbers:
         return Chunks(exact, 0, 0.0, 0.0, 0.0)
-    whole = _build(config, device, params.model_copy(update={"chunk": None}))
-    assert isinstance(whole, ModelExtractor)
-    whole.chosen_batching = "single"
-    long_clips = [clips[number] for number in numbers]
-    values, _ = compute_batches(whole, row_batches(whole, long_clips, device, None), device)
+    whole = _build_rows(config, device, params.model_copy(update={"chunk": None}))
+    values = compute_alone(whole, [clips[number] for number in numbers], device)
     total = compare_all(values, [reference.results[number] for number in numbers], reference.rounding)
     return Chunks(exact, len(numbers), total.differing / total.values, total.mismatched / total.values, total.relative)

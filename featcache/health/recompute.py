@@ -22,12 +22,10 @@ from featcache.device import Device
 from featcache.errors import AudioError
 from featcache.extract.batching import BATCHINGS
 from featcache.extract.features import DoesNotFitError, OutOfMemoryRetry, cast, compute_clips
-from featcache.extractors import Clip, Extractor, Params
-from featcache.extractors.codec import CodecExtractor
-from featcache.extractors.rows import RowExtractor
+from featcache.extractors import Extractor, Params
 from featcache.health.compare import largest_difference, tied_frames
-from featcache.health.sampling import decode_waveform
-from featcache.health.trials import with_latents
+from featcache.health.results import extract_results
+from featcache.health.sampling import SampledClip, decode_waveform
 from featcache.quantize import dequantize_array, is_quantized, quantize
 from featcache.spec import QUANTIZATION
 from featcache.store.check import Problem
@@ -46,22 +44,16 @@ class Recomputed:
 
     utterances: int
     """The number of utterances."""
-
     identical: int
     """The number of utterances that are the same bit for bit."""
-
     largest_difference: float
     """The largest difference of a float."""
-
     codes: int = 0
     """The number of codes compared; 0 for float features."""
-
     differing: int = 0
     """The number of codes that differ."""
-
     tied: int = 0
     """The number of differing codes in frames where rounding decides between codewords."""
-
     problems: list[Problem] = field(default_factory=list)
     """What differs by more than rounding, or could not be extracted again."""
 
@@ -92,11 +84,13 @@ def recompute(
         number = int(index.item[position])
         (item,) = shard.items([number])
         first = int(index.first_frame[position])
-        stored = shard.features[first : first + int(index.num_frames[position])]
-        parameters = shard.side(QUANTIZATION).item(number) if version.info.spec.is_quantized else None
+        stored = _Features(
+            shard.features[first : first + int(index.num_frames[position])],
+            shard.side(QUANTIZATION).item(number) if version.info.spec.is_quantized else None,
+        )
         try:
-            waveform = decode_waveform(item, root or _root_of(shard, version), waveform_maker)
-            again = _extract_again(item.id, waveform, config.dtype, extractor, shard, device)
+            clip = SampledClip(item.id, decode_waveform(item, root or _root_of(shard, version), waveform_maker))
+            again = _extract_again(clip, config.dtype, extractor, shard, device)
         except DoesNotFitError:
             message = f"{item.id}: {item.path}: cannot be extracted again: it does not fit on {device.label}"
             problems.append(Problem("recompute", message, shard.name, item.id))
@@ -105,25 +99,22 @@ def recompute(
             problems.append(Problem("source", f"{item.id}: {item.path}: {error.reason}: {error}", shard.name, item.id))
             continue
         faults = []
-        is_float = stored.dtype.kind == "f" or parameters is not None
-        if not is_float:
-            codes += stored.size
-        if _bytes_of(again.features, again.parameters) == _bytes_of(stored, parameters):
+        codes += 0 if stored.is_float else stored.array.size
+        if again.to_bytes() == stored.to_bytes():
             identical += 1
-        elif again.features.shape != stored.shape:
-            faults.append(f"it has shape {list(again.features.shape)} and not {list(stored.shape)}")
-        elif is_float:
-            values, stored_values = _values(again.features, again.parameters), _values(stored, parameters)
-            difference, step = largest_difference(values, stored_values), _step(again.parameters, parameters)
+        elif again.array.shape != stored.array.shape:
+            faults.append(f"it has shape {list(again.array.shape)} and not {list(stored.array.shape)}")
+        elif stored.is_float:
+            difference = largest_difference(again.values, stored.values)
             largest = max(largest, difference)
-            if not largest_difference(values, stored_values, step) <= _tolerance(stored_values):  # NaN is not
-                faults.append(f"it differs by {difference:.3g}")
+            if not largest_difference(again.values, stored.values, again.step(stored)) <= _tolerance(stored.values):
+                faults.append(f"it differs by {difference:.3g}")  # also if it is NaN
         else:
-            unequal = again.features != stored
+            unequal = again.array != stored.array
             ties = int(unequal[_tied(extractor, again, stored, device)].sum())
             differing, tied = differing + int(unequal.sum()), tied + ties
             if wrong := int(unequal.sum()) - ties:
-                faults.append(f"{wrong} of {stored.size} codes differ by more than rounding")
+                faults.append(f"{wrong} of {stored.array.size} codes differ by more than rounding")
         for name, array in again.side.items():
             there = shard.side(name).item(number)
             if array.shape != there.shape or not largest_difference(array, there) <= _tolerance(there):
@@ -135,30 +126,41 @@ def recompute(
 
 
 @dataclass(frozen=True)
-class _Again:
-    """What an utterance gives now."""
+class _Features:
+    """The features of an utterance, as they are stored or would be."""
 
-    features: NDArray[Any]
-    """The features, `[frames, *item_shape]` of the stored dtype."""
-
+    array: NDArray[Any]
+    """`[frames, *item_shape]` of the stored dtype."""
     parameters: NDArray[Any] | None = None
     """The scale and the offset of quantised features, `[1, 2, *item_shape]`; None if they are not quantised."""
-
     side: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """The entries of the extractor's side arrays, by name."""
-
+    """The entries of the extractor's side arrays, by name, if it was extracted again."""
     latents: torch.Tensor | None = None
     """The latents of codes, `[frames, D]`; None if the extractor does not tell."""
 
+    @property
+    def is_float(self) -> bool:
+        return self.array.dtype.kind == "f" or self.parameters is not None
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """The features as they are read."""
+        return self.array if self.parameters is None else dequantize_array(self.array, *self.parameters[0])
+
+    def step(self, other: _Features) -> NDArray[Any] | float:
+        """How far quantised values that differ by rounding alone may be apart: each is off by half its own scale."""
+        if self.parameters is None or other.parameters is None:
+            return 0.0
+        step: NDArray[Any] = (self.parameters[0, 0].astype(np.float64) + other.parameters[0, 0]) / 2
+        return step
+
+    def to_bytes(self) -> bytes:
+        return self.array.tobytes() + (b"" if self.parameters is None else self.parameters.tobytes())
+
 
 def _extract_again(
-    id_: str,
-    waveform: NDArray[np.float32],
-    dtype: str,
-    extractor: Extractor[Params],
-    shard: Shard,
-    device: Device,
-) -> _Again:
+    clip: SampledClip, dtype: str, extractor: Extractor[Params], shard: Shard, device: Device
+) -> _Features:
     """Extract an item alone, in a batch of the shape that it was extracted in, or in a smaller one that fits.
 
     Raises:
@@ -166,48 +168,38 @@ def _extract_again(
     """
     row_extractor = extractor.as_row_extractor()
     if row_extractor is None:
-        retry = OutOfMemoryRetry(extractor, len(waveform), device)
-        found = retry.run(lambda *_: compute_clips(extractor, [id_], [waveform], dtype, device))
-        if found.errors[0] is not None:
-            raise found.errors[0]
-        return _Again(found.features, found.side[QUANTIZATION][0] if found.side else None)
+        retry = OutOfMemoryRetry(extractor, [len(clip.waveform)], device)
+        computed = retry.run(lambda *_: compute_clips(extractor, [clip.id], [clip.waveform], dtype, device))
+        if computed.errors[0] is not None:
+            raise computed.errors[0]
+        return _Features(computed.features, computed.side[QUANTIZATION][0] if computed.side else None)
     batching = shard.info.made_by.get("batching")
     row_extractor.chosen_batching = batching if batching in BATCHINGS else None
-    # Batches of the shortest length have the most rows: once these have one row, no other batch has more.
-    shortest = min(row_extractor.padded_length(piece.num_samples) for piece in row_extractor.pieces(len(waveform)))
-    retry = OutOfMemoryRetry(extractor, shortest, device)
-    return retry.run(lambda _, alone: _extract_rows_again(id_, waveform, dtype, row_extractor, device, alone))
+
+    def extract(_: int, alone: bool) -> _Features:
+        with device.slot(alone):
+            (found,) = extract_results(extractor, [clip], device)
+            side = {name: array.cpu().numpy() for name, array in found.side.items()}
+            if is_quantized(extractor.spec.dtype, dtype):
+                levels, parameters = quantize(found.features, [len(found.features)])
+                return _Features(levels.cpu().numpy(), parameters.cpu().numpy(), side)
+            return _Features(cast(found.features, dtype).cpu().numpy(), None, side, found.latents)
+
+    pieces = row_extractor.pieces(len(clip.waveform))
+    lengths = [row_extractor.padded_length(piece.num_samples) for piece in pieces]
+    return OutOfMemoryRetry(extractor, lengths, device).run(extract)
 
 
-def _extract_rows_again(
-    id_: str,
-    waveform: NDArray[np.float32],
-    dtype: str,
-    extractor: RowExtractor[Params],
-    device: Device,
-    alone: bool,
-) -> _Again:
-    seen = with_latents(extractor) if isinstance(extractor, CodecExtractor) else extractor
-    with device.slot(alone):
-        (rows,) = seen.extract_rows([Clip(id_, device.upload([waveform])[0])])
-        num_codes = rows.features.shape[1] if seen is extractor else len(extractor.spec.codebook_sizes)
-        side = {name: array.cpu().numpy() for name, array in rows.side.items()}
-        if is_quantized(extractor.spec.dtype, dtype):
-            levels, parameters = quantize(rows.features, [len(rows.features)])
-            return _Again(levels.cpu().numpy(), parameters.cpu().numpy(), side)
-        features = cast(rows.features[:, :num_codes], dtype).cpu().numpy()
-    return _Again(features, None, side, None if seen is extractor else rows.features[:, num_codes:].float())
-
-
-def _tied(extractor: Extractor[Params], again: _Again, stored: NDArray[Any], device: Device) -> NDArray[np.bool_]:
+def _tied(extractor: Extractor[Params], again: _Features, stored: _Features, device: Device) -> NDArray[np.bool_]:
     """Which frames differ from the stored codes by rounding, bool `[frames]`."""
-    tied = np.zeros(len(stored), bool)
-    if again.latents is not None and isinstance(extractor, CodecExtractor):
-        unequal = (again.features != stored).any(axis=1)
-        codes, others = (torch.from_numpy(array[unequal].astype(np.int64)) for array in (again.features, stored))
+    tied = np.zeros(len(stored.array), bool)
+    codec = extractor.as_codec_extractor()
+    if codec is not None and again.latents is not None:
+        unequal = (again.array != stored.array).any(axis=1)
+        codes, others = (torch.from_numpy(found.array[unequal].astype(np.int64)) for found in (again, stored))
         with device.slot():
-            latents = again.latents[torch.from_numpy(unequal).to(again.latents.device)]
-            tied[unequal] = tied_frames(extractor.quantize, latents, codes, others).cpu().numpy()
+            latents = again.latents[torch.from_numpy(unequal).to(again.latents.device)].float()
+            tied[unequal] = tied_frames(codec.quantize, latents, codes, others).cpu().numpy()
     return tied
 
 
@@ -219,23 +211,6 @@ def _devices(shard: Shard, device: Device) -> str:
     """The end of a message: whether another device wrote the shard."""
     wrote = shard.info.made_by.get("device", device.label)
     return "" if wrote == device.label else f"; it was written on {wrote}, and this is {device.label}"
-
-
-def _bytes_of(features: NDArray[Any], parameters: NDArray[Any] | None) -> bytes:
-    return features.tobytes() + (b"" if parameters is None else parameters.tobytes())
-
-
-def _values(features: NDArray[Any], parameters: NDArray[Any] | None) -> NDArray[Any]:
-    """Features as they are read."""
-    return features if parameters is None else dequantize_array(features, *parameters[0])
-
-
-def _step(parameters: NDArray[Any] | None, stored: NDArray[Any] | None) -> NDArray[Any] | float:
-    """How far values that differ by rounding alone may be apart once they are quantised, `[*item_shape]`.
-
-    Each of the two is off by half of its own scale at most.
-    """
-    return 0.0 if parameters is None or stored is None else (parameters[0, 0].astype(np.float64) + stored[0, 0]) / 2
 
 
 def _tolerance(stored: NDArray[Any]) -> float:

@@ -46,28 +46,20 @@ class Repaired:
 
     path: str
     """The folder of the version."""
-
     removed: list[str]
     """The names of the damaged shards."""
-
     metadata: bool
     """Whether metadata was damaged and has been written again."""
-
     summary: Summary | None
     """The summary of the extraction that followed; None if nothing had to be extracted."""
-
     missing: int = 0
     """The number of utterances of the manifest that were in no shard, damaged or not. `featcache extract` adds them."""
-
     interrupted: bool = False
     """Whether the repair was stopped before it removed anything."""
-
     kept: int = 0
     """The number of utterances of damaged shards that were sound. They are unchanged."""
-
     extracted: int = 0
     """The number of utterances that were extracted again."""
-
     aside: dict[str, str] = field(default_factory=dict)
     """The shards of other versions that were found in this one and that their own versions lack: where each is now, and
     the fingerprint of the version that it belongs to."""

@@ -28,7 +28,6 @@ class SampledClip:
 
     id: str
     """The id of the utterance."""
-
     waveform: NDArray[np.float32]
     """The waveform, float32 `[num_samples]` at the config's rate."""
 

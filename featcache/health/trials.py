@@ -5,14 +5,12 @@ Batches hold sampled utterances and cuts of others, and are computed as in extra
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +18,12 @@ import torch
 from featcache.device import Device
 from featcache.errors import ExtractorError, FeatcacheError
 from featcache.extract.batching import BATCHINGS, declared_batchings
-from featcache.extractors import Clip, Extractor, Params
+from featcache.extract.features import OutOfMemoryRetry
+from featcache.extractors import Extractor, Params
 from featcache.extractors.base import Batching
-from featcache.extractors.codec import CodecExtractor
-from featcache.extractors.rows import RowExtractor, Rows
+from featcache.extractors.rows import RowExtractor
 from featcache.health.compare import ROUNDING, ClipResult, compare_all
+from featcache.health.results import extract_results
 from featcache.health.sampling import SampledClip
 
 _ROUNDING = {"fp32": ROUNDING, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
@@ -42,47 +41,34 @@ class Measured:
 
     policy: str
     """`single`, `equal_length` or `padded`; if the extractor takes no rows, `single` or its own `batching`."""
-
     precision: str
     """The precision: `fp32`, `tf32`, `bf16` or `fp16`."""
-
     is_declared: bool
     """Whether the extractor declares that its values do not depend on this batching."""
-
     error: str | None = None
     """Why the batching could not be measured; None if it was."""
-
     differing: float = 0.0
     """The share of values that differ from the reference."""
-
     tied: float = 0.0
     """The share of values that differ because of rounding."""
-
     mismatch: float = 0.0
     """The share of values that differ by more than rounding."""
-
     disturbed: float = 0.0
     """The share of frames whose latents or features batching changes by more than rounding, compared with each
     utterance alone at this same precision. For codes without known latents: of frames in which a code differs. A code
     may stay the same though its frame is disturbed, as in the silence at the end of a clip; in another clip it will
     not."""
-
     relative: float = 0.0
     """The largest difference of a frame from the reference, relative in norm: of its latents, or without latents of its
     features."""
-
     absolute: float = 0.0
     """The largest difference of any latent or feature."""
-
     first: int = 0
     """Every disturbed frame is among the first `first` frames of its utterance."""
-
     last: int = 0
     """Every disturbed frame is among the last `last` frames of its utterance."""
-
     repeatable: bool | None = None
     """Whether every bit stayed the same with other neighbours; None for utterances alone."""
-
     times_real_time: float = 0.0
     """Seconds of audio per second."""
 
@@ -93,106 +79,61 @@ class Alone:
 
     results: list[ClipResult]
     """The result of each clip."""
-
     rounding: float
     """How much rounding may change a frame, relative in norm."""
 
 
-class Trials:
-    """Every batching at one precision.
+def try_batchings(
+    extractor: RowExtractor[Params],
+    clips: Sequence[SampledClip],
+    device: Device,
+    precision: str,
+    reference: Alone | None = None,
+) -> tuple[list[Measured], Alone]:
+    """Measure the batchings that an extractor declares, and in fp32 the others too.
 
     Args:
         extractor: The extractor, at this precision.
         clips: The sampled utterances.
         device: The device to measure on.
-        reference: The results in fp32; None if this precision is fp32.
         precision: The name of the precision.
+        reference: The results in fp32; None if this precision is fp32.
+
+    Returns:
+        What was measured for each batching, and the results of the clips alone.
     """
-
-    alone: list[ClipResult]
-    """The result of each clip alone at this precision."""
-
-    rounding: float
-    """How much rounding may change a frame, relative in norm."""
-
-    def __init__(
-        self,
-        extractor: RowExtractor[Params],
-        clips: Sequence[SampledClip],
-        device: Device,
-        reference: Alone | None,
-        precision: str,
-    ) -> None:
-        self.alone = []
-        self.rounding = _ROUNDING[precision]
-        self._extractor = extractor
-        self._clips = clips
-        self._device = device
-        self._reference = reference
-        self._precision = precision
-
-    def run(self) -> Iterator[Measured]:
-        """Yield how each batching does: those that the extractor declares, and in fp32 the others too."""
-        declared = declared_batchings(self._extractor)
-        for batching in declared if self._reference else BATCHINGS:
-            is_declared = batching in declared
-            self._extractor.chosen_batching = batching
-            try:
-                yield self._measure(batching, is_declared)
-            except (RuntimeError, FeatcacheError) as error:  # no device can do everything at every precision
-                if is_declared and not self._reference:
-                    raise
-                yield Measured(batching, self._precision, is_declared, error=str(error).partition("\n")[0])
-                if batching == "single":
-                    return  # there is nothing to compare the others with
-
-    def _measure(self, batching: Batching, is_declared: bool) -> Measured:
-        first, _ = self._compute(None if batching == "equal_length" else 1)
-        second, times_real_time = self._compute(2)
-        if batching == "single":
-            self.alone = first
-        if batching == "equal_length":
-            self._set_rounding(first)
-        reference = self._reference or Alone(self.alone, self.rounding)
-        found = [*first, *second]
-        total = compare_all(found, reference.results, reference.rounding)
-        if not math.isfinite(total.relative):
-            raise ExtractorError(f"values at {self._precision} are NaN or infinite")
-        by_batching = compare_all(found, self.alone, self.rounding)
-        return Measured(
-            policy=batching,
-            precision=self._precision,
-            is_declared=is_declared,
-            differing=total.differing / total.values,
-            tied=(total.differing - total.mismatched) / total.values,
-            mismatch=total.mismatched / total.values,
-            disturbed=by_batching.disturbed / by_batching.frames,
-            relative=total.relative,
-            absolute=total.absolute,
-            first=by_batching.first,
-            last=by_batching.last,
-            repeatable=None if batching == "single" else _same_bits(first, second),
-            times_real_time=times_real_time,
-        )
-
-    def _set_rounding(self, among_copies: Sequence[ClipResult]) -> None:
-        if self.alone[0].continuous.is_floating_point():
-            measured = 4 * compare_all(among_copies, self.alone, math.inf).relative
-            self.rounding = max(self.rounding, min(measured, math.inf if self._reference else _LARGEST_ROUNDING))
-
-    def _compute(self, seed: int | None) -> tuple[list[ClipResult], float]:
-        """The result of each clip in its batch, and × real time. Batches are made smaller if they do not fit."""
+    declared = declared_batchings(extractor)
+    measured: list[Measured] = []
+    alone = Alone([], _ROUNDING[precision])
+    for batching in declared if reference else BATCHINGS:
+        is_declared = batching in declared
+        extractor.chosen_batching = batching
         try:
-            batches = row_batches(self._extractor, self._clips, self._device, seed)
-            return compute_batches(self._extractor, batches, self._device)
-        except torch.OutOfMemoryError:
-            longest = max(len(clip.waveform) for clip in self._clips)
-            rows = max(clips_in_batch(self._extractor, len(clip.waveform), self._device) for clip in self._clips)
-            length = self._extractor.padded_length(longest)
-            if rows == 1 or not self._extractor.shrink(rows, length, self._device.torch_device):
+            first, _ = _compute_rows(extractor, clips, device, None if batching == "equal_length" else 1)
+            second, speed = _compute_rows(extractor, clips, device, 2)
+            if batching == "single":
+                alone = Alone(first, alone.rounding)
+            elif batching == "equal_length":
+                alone = _with_measured_rounding(alone, first, math.inf if reference else _LARGEST_ROUNDING)
+            found = _measured(batching, precision, is_declared, first, second, alone, reference or alone, speed)
+            if not math.isfinite(found.relative):
+                raise ExtractorError(f"values at {precision} are NaN or infinite")
+            measured.append(found)
+        except (RuntimeError, FeatcacheError) as error:  # no device can do everything at every precision
+            if is_declared and not reference:
                 raise
-        torch.cuda.empty_cache()
-        return self._compute(seed)
+            measured.append(Measured(batching, precision, is_declared, error=str(error).partition("\n")[0]))
+            if batching == "single":
+                break  # there is nothing to compare the others with
+    return measured, alone
+
+
+def _with_measured_rounding(alone: Alone, among_copies: Sequence[ClipResult], at_most: float) -> Alone:
+    """Raise the rounding to what clips among copies of themselves show."""
+    if not alone.results[0].continuous.is_floating_point():
+        return alone
+    shown = 4 * compare_all(among_copies, alone.results, math.inf).relative
+    return Alone(alone.results, max(alone.rounding, min(shown, at_most)))
 
 
 def whole_clips(extractor: Extractor[Params], clips: Sequence[SampledClip], device: Device) -> list[Measured]:
@@ -200,115 +141,120 @@ def whole_clips(extractor: Extractor[Params], clips: Sequence[SampledClip], devi
 
     Such an extractor promises the same bits, so none may differ.
     """
+
+    def compute(groups: Sequence[Sequence[int]]) -> tuple[list[ClipResult], float]:
+        batches = []
+        for group in groups:
+            members = [clips[number] for number in group]
+            batches.append(_Batch(members, dict(enumerate(group)), sum(len(clip.waveform) for clip in members)))
+        return _compute_batches(extractor, batches, device)
+
     every = range(len(clips))
-    alone, alone_speed = _compute_clips(extractor, clips, [[number] for number in every], device)
-    together, _ = _compute_clips(extractor, clips, [list(every)], device)
-    halves = [list(every)[::-1][first::2] for first in range(min(2, len(clips)))]
-    reordered, speed = _compute_clips(extractor, clips, halves, device)
-    total = compare_all([*together, *reordered], alone, 0.0)
-    share = total.differing / total.values
-    batched = Measured(
-        policy=extractor.batching,
-        precision="fp32",
-        is_declared=True,
-        differing=share,
-        mismatch=share,
-        disturbed=share,
-        relative=total.relative,
-        absolute=total.absolute,
-        first=total.first,
-        last=total.last,
-        repeatable=_same_bits(together, reordered),
-        times_real_time=speed,
-    )
+    results, alone_speed = compute([[number] for number in every])
+    together, _ = compute([every])
+    reordered, speed = compute([every[::-1][first::2] for first in range(min(2, len(clips)))])
+    alone = Alone(results, 0.0)
+    batched = _measured(extractor.batching, "fp32", True, together, reordered, alone, alone, speed)
     return [Measured("single", "fp32", is_declared=True, times_real_time=alone_speed), batched]
 
 
-def _compute_clips(
-    extractor: Extractor[Params], clips: Sequence[SampledClip], groups: Sequence[Sequence[int]], device: Device
-) -> tuple[list[ClipResult], float]:
-    rate = extractor.spec.sample_rate
-    batches = [
-        Batch(
-            clips=[clips[number] for number in group],
-            wanted=dict(enumerate(group)),
-            seconds=sum(len(clips[number].waveform) for number in group) / rate,
-        )
-        for group in groups
-    ]
-    return compute_batches(extractor, batches, device)
-
-
-def _same_bits(first: Sequence[ClipResult], second: Sequence[ClipResult]) -> bool:
-    return all(torch.equal(a.features, b.features) for a, b in zip(first, second, strict=True))
+def _measured(
+    batching: Batching,
+    precision: str,
+    is_declared: bool,
+    first: list[ClipResult],
+    second: list[ClipResult],
+    alone: Alone,
+    reference: Alone,
+    times_real_time: float,
+) -> Measured:
+    """Compare what clips gave with one set of neighbours, and with another, with each clip alone."""
+    total = compare_all([*first, *second], reference.results, reference.rounding)
+    by_batching = compare_all([*first, *second], alone.results, alone.rounding)
+    is_repeatable = all(torch.equal(a.features, b.features) for a, b in zip(first, second, strict=True))
+    return Measured(
+        policy=batching,
+        precision=precision,
+        is_declared=is_declared,
+        differing=total.differing / total.values,
+        tied=(total.differing - total.mismatched) / total.values,
+        mismatch=total.mismatched / total.values,
+        disturbed=by_batching.disturbed / by_batching.frames,
+        relative=total.relative,
+        absolute=total.absolute,
+        first=by_batching.first,
+        last=by_batching.last,
+        repeatable=None if batching == "single" else is_repeatable,
+        times_real_time=times_real_time,
+    )
 
 
 @dataclass(frozen=True)
-class Batch:
+class _Batch:
     """Clips that are computed in one call."""
 
     clips: list[SampledClip]
     """The clips, in the order of the call."""
-
     wanted: dict[int, int]
     """The clips that are in the sample: position in `clips` -> number in the sample."""
+    num_samples: int
+    """Samples of audio that count for the speed."""
 
-    seconds: float
-    """Seconds of audio that count for the speed."""
+
+def compute_alone(extractor: RowExtractor[Params], clips: Sequence[SampledClip], device: Device) -> list[ClipResult]:
+    """The results of clips that are computed alone."""
+    extractor.chosen_batching = "single"
+    return _compute_rows(extractor, clips, device, None)[0]
 
 
-def compute_batches(
-    extractor: Extractor[Params], batches: Sequence[Batch], device: Device
+def _compute_rows(
+    extractor: RowExtractor[Params], clips: Sequence[SampledClip], device: Device, seed: int | None
 ) -> tuple[list[ClipResult], float]:
-    """Compute batches, as many at once as extraction does.
+    """The result of each clip in its batch, and × real time; `seed` is that of `_row_batches`."""
+    pieces = (piece for clip in clips for piece in extractor.pieces(len(clip.waveform)))
+    lengths = {extractor.padded_length(piece.num_samples) for piece in pieces}
+
+    def compute(_: int, alone: bool) -> tuple[list[ClipResult], float]:
+        return _compute_batches(extractor, _row_batches(extractor, clips, device, seed), device, alone)
+
+    return OutOfMemoryRetry(extractor, lengths, device).run(compute)
+
+
+def _compute_batches(
+    extractor: Extractor[Params], batches: Sequence[_Batch], device: Device, alone: bool = False
+) -> tuple[list[ClipResult], float]:
+    """Compute batches: as many at once as extraction does, or with `alone` one after the other.
 
     Returns:
         The results of the wanted clips, in the order of their numbers, and seconds of audio per second.
-
-    Raises:
-        RuntimeError: The model fails.
     """
-    num_codebooks = len(extractor.spec.codebook_sizes)
-    seen = with_latents(extractor) if isinstance(extractor, CodecExtractor) else extractor
 
-    def result_of(features: torch.Tensor) -> ClipResult:
-        if seen is extractor:
-            return ClipResult(features if features.is_floating_point() else features.long())
-        return ClipResult(features[:, :num_codebooks].long(), features[:, num_codebooks:])
-
-    def compute_batch(batch: Batch) -> dict[int, ClipResult]:
-        with device.slot():
-            waveforms = device.upload([clip.waveform for clip in batch.clips])
-            pairs = zip(batch.clips, waveforms, strict=True)
-            features = seen.extract([Clip(clip.id, waveform) for clip, waveform in pairs])
-            return {number: result_of(features[position].cpu()) for position, number in batch.wanted.items()}
+    def compute_batch(batch: _Batch) -> dict[int, ClipResult]:
+        with device.slot(alone):
+            results = extract_results(extractor, batch.clips, device)
+            return {number: results[position].cpu() for position, number in batch.wanted.items()}
 
     with ThreadPoolExecutor(device.workers) as pool:
         started = perf_counter()
         results = {number: result for found in pool.map(compute_batch, batches) for number, result in found.items()}
         seconds = perf_counter() - started
-    return [results[number] for number in sorted(results)], sum(batch.seconds for batch in batches) / seconds
+    audio_seconds = sum(batch.num_samples for batch in batches) / extractor.spec.sample_rate
+    return [results[number] for number in sorted(results)], audio_seconds / seconds
 
 
-def row_batches(
+def _row_batches(
     extractor: RowExtractor[Params], clips: Sequence[SampledClip], device: Device, seed: int | None
-) -> list[Batch]:
+) -> list[_Batch]:
     """A batch for each clip, of the shape that follows from its length.
 
     With a seed, cuts of other clips fill the batch, in any order: of lengths that may share a batch with the clip, by
     the extractor's chosen batching. All rows of a padded batch count for the speed, since any corpus fills them: there
     are few padded lengths. Of a batch of equal lengths, as many rows count as clips of the sample have this length.
-
-    Args:
-        extractor: The extractor, whose batching has been chosen.
-        clips: The sampled utterances.
-        device: The device that will compute the batches.
-        seed: Decides the other clips and their order. None for batches of the clip alone.
     """
     same_length = Counter(len(clip.waveform) for clip in clips)
     batches = []
     for number, clip in enumerate(clips):
-        rows = 1 if seed is None else clips_in_batch(extractor, len(clip.waveform), device)
+        rows = 1 if seed is None else _clips_in_batch(extractor, len(clip.waveform), device)
         generator = np.random.default_rng((seed or 0, number))
         batch = [_neighbour(extractor, clips, number, generator) for _ in range(rows - 1)]
         position = int(generator.integers(rows))
@@ -316,36 +262,15 @@ def row_batches(
         num_counted = sum(len(clip.waveform) for clip in batch)
         if extractor.chosen_batching == "equal_length":
             num_counted = min(rows, same_length[len(clip.waveform)]) * len(clip.waveform)
-        batches.append(Batch(batch, {position: number}, num_counted / extractor.spec.sample_rate))
+        batches.append(_Batch(batch, {position: number}, num_counted))
     return batches
 
 
-def clips_in_batch(extractor: RowExtractor[Params], num_samples: int, device: Device) -> int:
+def _clips_in_batch(extractor: RowExtractor[Params], num_samples: int, device: Device) -> int:
     """How many clips of a length fill a batch; for clips in chunks, how many fill one of the longest chunks."""
     pieces = extractor.pieces(num_samples)
     longest = extractor.padded_length(max(piece.num_samples for piece in pieces))
     return math.ceil(extractor.rows(longest, device.torch_device) / len(pieces))
-
-
-def with_latents(extractor: CodecExtractor[Any]) -> CodecExtractor[Any]:
-    """A copy of the extractor whose features are float64 `[R, F, Q + D]`: codes, and the latents they are made from."""
-    showing = copy.copy(extractor)
-
-    def encode(waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
-        found: list[torch.Tensor] = []
-        this_call = copy.copy(extractor)
-
-        def latents(waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
-            found.append(extractor.latents(waveforms, num_samples))
-            return found[-1]
-
-        this_call.latents = latents  # type: ignore[method-assign]
-        rows = this_call.encode(waveforms, num_samples)
-        (of_call,) = found
-        return Rows(torch.cat([rows.features.double(), of_call.double()], dim=2), rows.side)
-
-    showing.encode = encode  # type: ignore[method-assign]
-    return showing
 
 
 def _neighbour(

@@ -30,41 +30,29 @@ class Report:
 
     path: str
     """The folder of the version."""
-
     shards: int
     """The number of shards."""
-
     items: int
     """The number of utterances in sound shards."""
-
     frames: int
     """The number of frames in sound shards."""
-
     num_bytes: int
     """The bytes of features and side arrays in sound shards, as they are stored."""
-
     data: bool
     """Whether the bytes of the features were read."""
-
     problems: list[Problem] = field(default_factory=list)
     """Damage; with a manifest, also what the version lacks of it."""
-
     failed: int = 0
     """The number of utterances whose failure stands: no shard has them, or only an older item of them. With a manifest,
     only its utterances count."""
-
     surplus: int = 0
     """The number of utterances in the version that are not in the manifest."""
-
     repeated: int = 0
     """The number of utterances that two runs have extracted alike. They cost space and do no harm."""
-
     notes: list[str] = field(default_factory=list)
     """What is worth knowing and no damage."""
-
     interrupted: bool = False
     """Whether the verification was stopped. Then `problems` has those found before, and the counts are 0."""
-
     damaged_items: int | None = 0
     """The number of utterances in damaged shards, which are not in `items`; None if a shard does not say how many it
     holds."""

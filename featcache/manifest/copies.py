@@ -33,7 +33,6 @@ class Copy:
 
     speed: float = 1.0
     """How many times as fast as the recording the copy is."""
-
     snr: float = math.nan
     """The ratio of the speech and the noise that is added, in dB; NaN for a clean copy."""
 

@@ -120,6 +120,14 @@ def test_extractors_without_rows_are_held_to_the_last_bit(tmp_path, speech, extr
     assert is_clean or found.fastest.policy == "single"
 
 
+def test_batches_that_do_not_fit_are_made_smaller(tmp_path, speech):
+    """`Small` holds two rows at once: as many as the longest clips want, and fewer than the shortest."""
+    found, _ = probed(tmp_path, speech, "Small", module="row_extractors")
+    assert [(trial.policy, trial.error, trial.mismatch) for trial in found.measured if trial.precision == "fp32"] == [
+        (policy, None, 0.0) for policy in BATCHINGS
+    ]
+
+
 def test_the_sample_spreads_over_all_lengths(speech):
     """The shortest and the longest are in it, whether or not the manifest gives durations."""
     for rows in (speech.rows, [{**row, "duration": 0.2 + 0.2 * i} for i, row in enumerate(speech.rows)]):

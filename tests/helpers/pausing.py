@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
+import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -14,22 +15,27 @@ from featcache.extractors import Params
 
 
 class Gate:
-    """Lets in as many as its file says, and no more for as long as that file is there.
+    """Lets in as many of a run as its file says, and no more for as long as that file is there.
 
     A test writes the file before it starts a run, interferes once the run stands still, and removes the file. A gate
-    without a file is open.
+    without a file is open. What a run extracts in its isolated process counts as the run's: both add a byte to a file
+    for each that they let in.
 
     Args:
         path: The path of that file.
     """
 
     def __init__(self, path: str) -> None:
+        is_isolated = any("featcache.engines.isolated" in argument for argument in sys.orig_argv)
         self._path = Path(path)
-        self._numbers = itertools.count()
+        self._entered = f"{path}.{os.getppid() if is_isolated else os.getpid()}"
 
     def enter(self) -> None:
         """Stand still until there is room."""
-        number = next(self._numbers)
+        descriptor = os.open(self._entered, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        os.write(descriptor, b".")
+        number = os.lseek(descriptor, 0, os.SEEK_CUR) - 1  # where the byte was appended
+        os.close(descriptor)
         while self._room() <= number:
             time.sleep(0.002)
 
