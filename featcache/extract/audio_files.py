@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from featcache.audio.decode import probe_rate, probe_seconds
 from featcache.config import AudioPolicy
 from featcache.errors import ManifestError, Reason, counted
-from featcache.extract.decoding import where_missing
+from featcache.extract.decoding import stat_of, where_missing
 from featcache.extract.tasks import RowStatus
 from featcache.manifest import Manifest, rows_at_even_steps
 from featcache.store.index import Index
@@ -171,15 +171,6 @@ def would_fail_again(manifest: Manifest, failure: Failure, audio: AudioPolicy, m
     return min(failure.duration or math.inf, seconds - (failure.start or 0.0)) > max_seconds
 
 
-def stat_of(path: Path) -> tuple[int | None, int | None]:
-    """A file's size in bytes and its mtime in ns; two Nones if there is no such file."""
-    try:
-        stat = os.stat(path)
-    except OSError:
-        return None, None
-    return stat.st_size, stat.st_mtime_ns
-
-
 def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]:
     """That none of the files to be extracted is there, as far as some of them tell.
 
@@ -210,14 +201,13 @@ def _some_paths(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]:
 
 
 def _may_any_exist(manifest: Manifest, paths: Iterable[str]) -> bool:
-    return any(_may_exist(manifest.resolve(path)) for path in paths)
-
-
-def _may_exist(path: Path) -> bool:
-    try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:  # no permission, say, which is reported when the file is decoded
+    """Whether any of the files exists, or may not be looked at, which is reported when it is decoded."""
+    for path in paths:
+        try:
+            os.stat(manifest.resolve(path))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            pass
         return True
-    return True
+    return False

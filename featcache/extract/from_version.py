@@ -178,10 +178,10 @@ def extract_from_version(
 def _from_features(config: BuiltConfig, features: Sequence[NDArray[Any]], device: Device) -> NDArray[Any]:
     """What the config makes of some utterances' features, one after the other."""
     if not features:
-        return np.empty((0, *config.spec.item_shape), config.dtype)
+        return np.empty((0, *config.spec.item_shape), config.spec.stored_dtype)
     with device.slot():
         frames = torch.from_numpy(np.concatenate(features)).to(device.torch_device)
-        made: NDArray[Any] = device.download(cast(config.extractor.from_features(frames), config.dtype))
+        made: NDArray[Any] = device.download(cast(config.extractor.from_features(frames), config.spec.stored_dtype))
     return made
 
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
 from featcache.errors import ArgumentError, ConfigError, FeatcacheError, counted, listing
-from featcache.extract.audio_files import stat_of
 from featcache.extract.batching import BatchingChoice
+from featcache.extract.decoding import stat_of
 from featcache.extract.tasks import RowStatus
 from featcache.extractors import Extractor, Params, find
 from featcache.extractors.rows import RowExtractor
@@ -58,11 +58,6 @@ class BuiltConfig:
         return self.config.name
 
     @property
-    def dtype(self) -> str:
-        """The stored dtype that the config asks for."""
-        return self.config.dtype
-
-    @property
     def sample_rate(self) -> int:
         """The sample rate of the waveforms, in Hz."""
         return self.config.audio.sample_rate
@@ -70,7 +65,7 @@ class BuiltConfig:
     @cached_property
     def spec(self) -> FeatureSpec:
         """The spec of the features as they are stored."""
-        return stored_spec(self.extractor.spec, self.dtype)
+        return stored_spec(self.extractor.spec, self.config.dtype)
 
     @cached_property
     def row_extractor(self) -> RowExtractor[Params] | None:
