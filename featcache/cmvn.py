@@ -62,16 +62,12 @@ class Cmvn(nn.Module):
 
     mean: Tensor
     """The means, float32 `[1 + groups, *item_shape]`: row 0 is that of all frames."""
-
     std: Tensor
     """The standard deviations, of the same shape."""
-
     group_numbers: Tensor
     """The groups' numbers, int64 `[groups]`, ascending."""
-
     group_names: Tensor
     """The groups' names in the order of their numbers, uint8: UTF-8, a zero byte after each name."""
-
     _number_of: dict[str, int]
     """The number of each group by its name; reading `group_numbers` would wait for a GPU."""
 
@@ -351,11 +347,9 @@ def _check_batch(features: Tensor, item_shape: tuple[int, ...] | None = None) ->
 
 def _frame_mask(features: Tensor, lengths: Tensor) -> Tensor:
     """Check the lengths, and mark what are frames and not padding: bool `[batch, frames, 1, ...]`."""
-    if not isinstance(lengths, Tensor):
-        raise ArgumentError(f"lengths is a {type(lengths).__name__}: give a tensor")
+    is_frame = padding_mask(lengths, features.shape[1])
     if lengths.shape != features.shape[:1]:
         raise ArgumentError(f"lengths is {list(lengths.shape)}, for features {list(features.shape)}")
-    is_frame = padding_mask(lengths, features.shape[1])
     return is_frame.view(*is_frame.shape, *[1] * (features.ndim - 2))
 
 

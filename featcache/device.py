@@ -59,7 +59,6 @@ class _Slot:
 
     stream: torch.cuda.Stream | None = None
     """The stream on a GPU; made when the slot is first taken."""
-
     pinned: dict[str, torch.Tensor] = field(default_factory=dict)
     """The staging buffers, uint8, by their use: `up` or `down`."""
 

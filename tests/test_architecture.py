@@ -110,6 +110,17 @@ def test_store_knows_no_audio_and_no_extractor_and_the_loader_stands_on_the_stor
     assert {unit: found[unit] - allowed for unit, allowed in ONLY.items() if found.get(unit, set()) - allowed} == {}
 
 
+def test_what_pads_a_batch_knows_nothing_of_what_keeps_utterances_elsewhere_or_of_the_manifest():
+    core = {"shards", "cache", "buffers", "crop"}
+    for name in core:
+        typed = "if TYPE_CHECKING:"
+        tree = modules()[Path("loader", f"{name}.py")]
+        at_work = ast.Module([node for node in tree.body if not ast.unparse(node).startswith(typed)], [])
+        parts = [dotted.split(".") for dotted in imported(at_work) if dotted.startswith("featcache.")]
+        assert {part[2] for part in parts if part[1] == "loader"} <= core
+        assert not [part for part in parts if part[1] in {"manifest", "device"}]
+
+
 def test_training_needs_no_package_of_the_extra_extract():
     modules_of = {
         ".".join(("featcache", *path.with_suffix("").parts)).removesuffix(".__init__"): path for path in modules()

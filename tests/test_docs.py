@@ -22,7 +22,7 @@ from featcache.extractors.base import _BUILT_IN
 from featcache.extractors.model import ModelParams
 from featcache.manifest import SPELLINGS
 from featcache.store.index import find_duplicates, open_index
-from featcache.store.version import select_version
+from featcache.store.selection import select_version
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]
 PAGES += sorted((ROOT / "docs").glob("*.md"))

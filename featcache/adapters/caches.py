@@ -9,7 +9,7 @@ import numpy as np
 from featcache.errors import ArgumentError, MissingDependencyError
 from featcache.loader import Cache, FeatureDataset, open  # noqa: A004
 
-__all__ = ["cache_of", "caches_by_name", "dataset_of", "missing_toolkit", "position_of", "remember", "whole_dataset"]
+__all__ = ["cache_of", "dataset_of", "missing_toolkit", "position_of", "remember", "whole_dataset"]
 
 _open_caches: dict[str, Cache] = {}
 
@@ -30,17 +30,12 @@ def whole_dataset(given: Cache | FeatureDataset, instead: str) -> FeatureDataset
         ArgumentError: The dataset reads only parts of its utterances, which such a manifest cannot express.
     """
     dataset = dataset_of(given)
-    first = next(iter(caches_by_name(dataset).values()))
+    first = dataset.versions[0].cache
     if not np.array_equal(dataset.lengths, first.lengths[first.find(dataset.ids)]):
         raise ArgumentError(f"the dataset has a crop=: pass a dataset without it, and {instead}")
     if any(version.codebooks is not None for version in dataset.versions):
         raise ArgumentError(f"the dataset has codebooks=: pass a dataset without it, and {instead}")
     return dataset
-
-
-def caches_by_name(dataset: FeatureDataset) -> dict[str, Cache]:
-    """The dataset's caches by their names; a single cache without a name is called `features`."""
-    return {dataset.names[0]: dataset.cache} if isinstance(dataset.cache, Cache) else dict(dataset.cache)
 
 
 def position_of(cache: Cache, id: str) -> int:  # noqa: A002

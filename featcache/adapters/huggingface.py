@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.adapters.caches import cache_of, caches_by_name, dataset_of, missing_toolkit, remember, whole_dataset
+from featcache.adapters.caches import cache_of, dataset_of, missing_toolkit, remember, whole_dataset
 from featcache.errors import ArgumentError
 from featcache.loader import Cache, FeatureDataset
 from featcache.strings import Strings
@@ -43,10 +43,8 @@ class CachedFeatures:
 
     path: str
     """The version's folder."""
-
     decode: bool = True
     """Whether values are the features; otherwise they are the ids."""
-
     id: str | None = field(default=None, repr=False)
     dtype: ClassVar[str] = "numpy.ndarray"
     pa_type: ClassVar[Any] = pa.string()
@@ -113,7 +111,7 @@ def to_hf(given: Cache | FeatureDataset, *, copy: bool = False, cache_dir: str |
     dataset = dataset_of(given) if copy else whole_dataset(given, "take parts of what you read, or copy=True")
     if hidden := [name for name in dataset.columns if name in dataset.names]:
         raise ArgumentError(f"the column {hidden[0]!r} would hide the version of that name: rename one of them")
-    caches = caches_by_name(dataset)
+    caches = {version.name: version.cache for version in dataset.versions}
     folders = {name: remember(cache) for name, cache in caches.items()}
     types = {name: datasets.Value(_dtype_of(column)) for name, column in dataset.columns.items()}
     fingerprint = _fingerprint(dataset, folders, copy)
@@ -171,8 +169,8 @@ def _strings(strings: Strings) -> Any:
 def _fingerprint(dataset: FeatureDataset, folders: dict[str, str], copy: bool) -> str:
     """A hash of the dataset: of its columns, and of its versions' folders and shards."""
     digest = hashlib.sha256(repr((copy, folders)).encode())
-    for cache in caches_by_name(dataset).values():
-        digest.update(repr((cache.version.info.fingerprint, cache.index.shards)).encode())
+    for version in dataset.versions:
+        digest.update(repr((version.cache.version.info.fingerprint, version.cache.index.shards)).encode())
     for part in dataset.frame_ranges(np.arange(len(dataset)), dataset.epoch) if copy else ():
         digest.update(repr(part.version.codebooks).encode())
         for numbers in (part.firsts, part.counts):

@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.adapters.caches import cache_of, caches_by_name, missing_toolkit, position_of, remember, whole_dataset
+from featcache.adapters.caches import cache_of, missing_toolkit, position_of, remember, whole_dataset
 from featcache.errors import StoreError
 from featcache.loader import Cache, FeatureDataset
 from featcache.manifest.copies import copies_of
@@ -95,7 +95,7 @@ def cuts(given: Cache | FeatureDataset) -> CutSet:
             the next is not whole; Lhotse has no such features.
     """
     dataset = whole_dataset(given, "truncate cuts, or slice what they load")
-    first, *others = caches_by_name(dataset).items()
+    first, *others = ((version.name, version.cache) for version in dataset.versions)
     spec = first[1].spec
     if len(spec.item_shape) != 1:
         shape = ", ".join(map(str, ("frames", *spec.item_shape)))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache.adapters.caches import caches_by_name, dataset_of, missing_toolkit, position_of
+from featcache.adapters.caches import dataset_of, missing_toolkit, position_of
 from featcache.errors import ArgumentError, MissingItemError, listing
 from featcache.loader import Cache, FeatureDataset
 from featcache.strings import Strings
@@ -70,7 +70,7 @@ def to_dynamic_item_dataset(given: Cache | FeatureDataset, *, provides: str | No
     if hidden:
         raise ArgumentError(f"the columns {listing(hidden)} would hide what the dataset itself provides: rename them")
     names = [*dataset.columns, "num_frames"]
-    frame_rate = next(iter(caches_by_name(dataset).values())).spec.frame_rate
+    frame_rate = dataset.versions[0].cache.spec.frame_rate
     if_empty = {"start": np.zeros(len(dataset)), "duration": dataset.lengths / frame_rate}
     columns = [_values(column, if_empty.get(name)) for name, column in dataset.columns.items()]
     rows = zip(*columns, dataset.lengths.tolist(), strict=True)
@@ -148,7 +148,7 @@ class _Reader:
         if has_names and provides is not None:
             raise ArgumentError(f"provides is {provides!r}, but the dataset's versions have names: leave it out")
         self.keys = self.dataset.names if has_names else [provides or "feats"]
-        self._cache = next(iter(caches_by_name(self.dataset).values()))
+        self._cache = self.dataset.versions[0].cache
         self._rows: NDArray[np.int64] | None = (
             None  # the dataset's row of each position in the cache; None if they are equal
         )

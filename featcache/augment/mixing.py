@@ -29,10 +29,8 @@ class Mixed(NamedTuple):
 
     features: Tensor
     """The mixed features, of the input's shape and dtype."""
-
     partner: Tensor
     """The index of the row mixed into each row, int64 `[batch]`."""
-
     weight: Tensor
     """The share of a row's own features, float32 `[batch]`; 1 for a row that was not mixed."""
 

@@ -51,7 +51,7 @@ def fit_kmeans(
 
     from featcache.device import Device
     from featcache.stats.kmeans import fit_version, write_codebook
-    from featcache.store.version import select_version
+    from featcache.store.selection import select_version
 
     refuse_output(output, force)
     version = select_version(path)

@@ -32,7 +32,8 @@ def info(ctx: click.Context, path: Path, failures: bool, as_json: bool) -> None:
       featcache info features --failures
       featcache info features/fbank80 --json
     """
-    from featcache.store.version import Version, version_folders
+    from featcache.store.selection import version_folders
+    from featcache.store.version import Version
 
     documents, is_damaged = [], False
     for folder in version_folders(path):

@@ -51,7 +51,7 @@ def repair(
     from featcache.extract.extraction import Options
     from featcache.health.repair import repair as repair_version
     from featcache.manifest import read_manifest
-    from featcache.store.version import version_folders
+    from featcache.store.selection import version_folders
 
     read = read_manifest(manifest, root=root, carry=False)
     chosen = Options(device=device, threads=threads)

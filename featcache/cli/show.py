@@ -36,7 +36,7 @@ def show(path: Path, utterance: str, as_json: bool) -> None:
     """
     from featcache.loader import Cache
     from featcache.spec import QUANTIZATION
-    from featcache.store.version import select_versions
+    from featcache.store.selection import select_versions
     from featcache.strings import Strings
 
     documents: list[dict[str, Any]] = []

@@ -53,7 +53,7 @@ def stats(
     from featcache.loader import Cache
     from featcache.manifest import read_manifest
     from featcache.stats import moments, usage
-    from featcache.store.version import select_version
+    from featcache.store.selection import select_version
 
     if by is not None and manifest is None:
         raise ArgumentError("--by names a column of the manifest: give --manifest too")

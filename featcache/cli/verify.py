@@ -70,7 +70,8 @@ def verify(
     from featcache.health.verify import verify as check
     from featcache.manifest import read_manifest
     from featcache.store.check import Problem
-    from featcache.store.version import Version, version_folders
+    from featcache.store.selection import version_folders
+    from featcache.store.version import Version
 
     threads = threads or default_threads()
     wanted = read_manifest(manifest, root=root, carry=False) if manifest else None

@@ -28,8 +28,9 @@ from featcache.store import zarr3
 from featcache.store.index import open_index
 from featcache.store.join import RowKeys, item_at, join, what_changed
 from featcache.store.runs import Failure, standing_failures
+from featcache.store.selection import select_versions
 from featcache.store.shard import Item
-from featcache.store.version import Version, select_versions
+from featcache.store.version import Version
 
 _UTTERANCES = 64
 """The most utterances whose features are on the device at once."""

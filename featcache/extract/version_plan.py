@@ -24,8 +24,9 @@ from featcache.spec import FeatureSpec
 from featcache.store.in_flight import Suspects
 from featcache.store.index import Index
 from featcache.store.join import differences, item_at
+from featcache.store.selection import differing_keys, select_versions
 from featcache.store.shard import Item
-from featcache.store.version import Version, VersionInfo, differing_keys, library_versions, select_versions
+from featcache.store.version import Version, VersionInfo, library_versions
 
 _NAMED = 5
 """Utterances that a note names."""

@@ -1,4 +1,4 @@
-"""What codecs have in common: their parameters, latents and codes, and loading a model for audio at its own rate."""
+"""What codecs have in common: their parameters, latents and codes, and how a model of transformers is loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import Field
 
 from featcache import weights
 from featcache.errors import ConfigError
-from featcache.extractors.model import ModelExtractor, ModelParams, computing, require_sample_rate
+from featcache.extractors.model import ModelExtractor, ModelParams, computing
 from featcache.extractors.rows import Rows
 from featcache.spec import FeatureSpec, SideSpec
 
@@ -41,15 +41,64 @@ class CodecExtractor(ModelExtractor[C]):
 
     The two steps are separate so that they can be compared separately: if codes differ although latents differ by
     rounding only, two codewords were tied. Codes are always looked up in float32, whatever `precision` is.
+
+    There is one frame for every `granularity` samples, the model's hop, and one for what is left, unless a subclass
+    says otherwise.
     """
+
+    _codebooks: Iterable[Any]
+    """The model's codebooks that are wanted. A subclass sets them in `__init__`, or has its own `quantize`."""
+
+    def _load_model(self, name: str, model_class: str) -> Any:
+        """The model, of a class of transformers such as `EncodecModel`. `name` is the extractor's, for messages.
+
+        Raises:
+            ConfigError: The weights cannot be loaded, or the audio is not at the model's rate.
+            MissingDependencyError: transformers is not installed.
+        """
+        found = weights.transformers_class(model_class, f"the extractor {name}")
+        model = weights.load(found, weights.locate(self.params.weights, self.params.revision), self.device)
+        self.require_sample_rate(getattr(model.config, "sampling_rate", None) or model.config.sample_rate)
+        return model
+
+    def _set_spec(
+        self,
+        name: str,
+        num_codebooks: int,
+        codebook_size: int,
+        *,
+        frame_rate: float | None = None,
+        frame_length: int = 0,
+        side: tuple[SideSpec, ...] = (),
+    ) -> None:
+        """Set `spec` to that of codes `[frames, num_codebooks]`. By default, there is a frame for every hop."""
+        self.spec = FeatureSpec(
+            item_shape=(num_codebooks,),
+            dtype=code_dtype(codebook_size),
+            frame_rate=frame_rate or self.sample_rate / self.granularity,
+            frame_length=frame_length,
+            sample_rate=self.sample_rate,
+            units=f"{name} code",
+            codebook_sizes=(codebook_size,) * num_codebooks,
+            side=side,
+        )
+
+    def num_frames(self, num_samples: int) -> int:
+        """The number of frames of `num_samples` samples: one for every hop that has begun."""
+        return -(-num_samples // self.granularity)
 
     @abstractmethod
     def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
         """The input of the quantizer, float `[R, F, D]`. The arguments are those of `encode`."""
 
-    @abstractmethod
     def quantize(self, latents: torch.Tensor) -> torch.Tensor:
-        """Codes, int64 `[R, F, Q]`, of latents, float32 `[R, F, D]`."""
+        """Codes, int64 `[R, F, Q]`, of latents, float32 `[R, F, D]`: each codebook encodes what others have left."""
+        residual_RDF = latents.mT
+        codes = []
+        for codebook in self._codebooks:
+            codes.append(codebook.encode(residual_RDF))
+            residual_RDF = residual_RDF - codebook.decode(codes[-1])
+        return torch.stack(codes, dim=2)
 
     def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
         """Codes `[R, F, Q]` of `spec.dtype`."""
@@ -74,29 +123,6 @@ def code_dtype(codebook_size: int) -> str:
     return np.min_scalar_type(codebook_size - 1).name
 
 
-def code_spec(
-    name: str,
-    *,
-    num_codebooks: int,
-    codebook_size: int,
-    frame_rate: float,
-    sample_rate: int,
-    frame_length: int = 0,
-    side: tuple[SideSpec, ...] = (),
-) -> FeatureSpec:
-    """The spec of codes `[frames, num_codebooks]` of the codec `name`."""
-    return FeatureSpec(
-        item_shape=(num_codebooks,),
-        dtype=code_dtype(codebook_size),
-        frame_rate=frame_rate,
-        frame_length=frame_length,
-        sample_rate=sample_rate,
-        units=f"{name} code",
-        codebook_sizes=(codebook_size,) * num_codebooks,
-        side=side,
-    )
-
-
 def num_codebooks(params: CodecParams, at_most: int, at_least: int = 1) -> int:
     """The number of codebooks that the parameters ask for, of a model with `at_most`.
 
@@ -111,11 +137,7 @@ def num_codebooks(params: CodecParams, at_most: int, at_least: int = 1) -> int:
 
 
 def num_codebooks_at_bandwidth(params: BandwidthParams, model: Any) -> int:
-    """The number of codebooks that the parameters ask for, given directly or as a bandwidth.
-
-    Args:
-        params: The parameters of the codec.
-        model: A model of transformers with `config.target_bandwidths`.
+    """The number of codebooks that the parameters ask for, directly or as a bandwidth, of a model of transformers.
 
     Raises:
         ConfigError: The model has fewer codebooks, was not trained for the bandwidth, or the bandwidth contradicts
@@ -131,34 +153,3 @@ def num_codebooks_at_bandwidth(params: BandwidthParams, model: Any) -> int:
     if params.codebooks not in (None, count):
         raise ConfigError(f"params.codebooks: {params.codebooks}, but a bandwidth of {bandwidth:g} kbps means {count}")
     return count
-
-
-def residual_codes(latents_RFD: torch.Tensor, codebooks: Iterable[Any]) -> torch.Tensor:
-    """Codes, int64 `[R, F, Q]`: each of a model's codebooks encodes what the ones before it have left over."""
-    residual_RDF = latents_RFD.mT
-    codes = []
-    for codebook in codebooks:
-        codes.append(codebook.encode(residual_RDF))
-        residual_RDF = residual_RDF - codebook.decode(codes[-1])
-    return torch.stack(codes, dim=2)
-
-
-def load_codec(name: str, model_class: str, params: ModelParams, sample_rate: int, device: torch.device) -> Any:
-    """Load a codec's model from transformers.
-
-    Args:
-        name: The extractor's name, for messages.
-        model_class: The name of the model's class, for example `EncodecModel`.
-        params: The extractor's parameters.
-        sample_rate: The rate of the waveforms, in Hz.
-        device: The device to compute on.
-
-    Raises:
-        ConfigError: The weights cannot be loaded, or the audio is not at the model's rate.
-        MissingDependencyError: transformers is not installed.
-    """
-    found = weights.transformers_class(model_class, f"the extractor {name}")
-    model = weights.load(found, weights.locate(params.weights, params.revision), device)
-    config = model.config
-    require_sample_rate(params, sample_rate, getattr(config, "sampling_rate", None) or config.sample_rate)
-    return model

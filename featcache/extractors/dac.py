@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from featcache.extractors import ragged
-from featcache.extractors.codec import CodecExtractor, CodecParams, code_spec, load_codec, num_codebooks
+from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
 
 
 class DacParams(CodecParams):
@@ -34,29 +34,17 @@ class Dac(CodecExtractor[DacParams]):
 
     def __init__(self, params: DacParams, sample_rate: int, device: torch.device) -> None:
         super().__init__(params, sample_rate, device)
-        model = load_codec("dac", "DacModel", params, sample_rate, device)
+        model = self._load_model("dac", "DacModel")
         config = model.config
         count = num_codebooks(params, config.n_codebooks)
         self._encoder = model.encoder
         self._codebooks = model.quantizer.quantizers[:count]
         self.granularity = config.hop_length
-        self.spec = code_spec(
-            "DAC",
-            num_codebooks=count,
-            codebook_size=config.codebook_size,
-            frame_rate=sample_rate / config.hop_length,
-            sample_rate=sample_rate,
-            frame_length=receptive_field(model.encoder),
-        )
-
-    def num_frames(self, num_samples: int) -> int:
-        """The number of frames of `num_samples` samples: one for every hop that has begun."""
-        return encoded_length(self._encoder, whole_hops(num_samples, self.granularity))
+        self._set_spec("DAC", count, config.codebook_size, frame_length=receptive_field(model.encoder))
 
     def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
         """The input of the quantizer, float `[R, F, D]`."""
-        waveforms = F.pad(waveforms, (0, -waveforms.shape[1] % self.granularity))
-        return encode_rows(self._encoder, waveforms, whole_hops(num_samples, self.granularity)).mT
+        return encode_rows(self._encoder, *in_whole_hops(waveforms, num_samples, self.granularity)).mT
 
     def quantize(self, latents: torch.Tensor) -> torch.Tensor:
         """Codes, int64 `[R, F, Q]`: `DacVectorQuantize.forward` without its losses, to the same rounding."""
@@ -70,9 +58,9 @@ class Dac(CodecExtractor[DacParams]):
         return torch.stack(codes, dim=2)
 
 
-def whole_hops(num_samples: ragged.Length, hop: int) -> ragged.Length:
-    """The number of samples after padding to whole hops."""
-    return -(-num_samples // hop) * hop
+def in_whole_hops(waveforms_RP: torch.Tensor, num_samples: torch.Tensor, hop: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows, and their lengths, after padding with zeros to whole hops, as by `DacFeatureExtractor`."""
+    return F.pad(waveforms_RP, (0, -waveforms_RP.shape[1] % hop)), -(-num_samples // hop) * hop
 
 
 def encode_rows(encoder: Any, waveforms_RP: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -81,7 +69,7 @@ def encode_rows(encoder: Any, waveforms_RP: torch.Tensor, lengths: torch.Tensor)
     The input of each convolution that looks to both sides is set to zero after each row's end.
     """
     x_RCT = encoder.conv1(waveforms_RP[:, None])
-    lengths = ragged.output_lengths(lengths, encoder.conv1, ragged.own_padding(encoder.conv1))
+    lengths = ragged.steps_after(lengths, [encoder.conv1])
     for block in encoder.block:
         for unit in _units(block):
             y_RCT, _ = ragged.zero_padded_conv1d(unit.conv1, _snake(unit.snake1, x_RCT), lengths)
@@ -91,24 +79,17 @@ def encode_rows(encoder: Any, waveforms_RP: torch.Tensor, lengths: torch.Tensor)
     return ragged.zero_padded_conv1d(encoder.conv2, _snake(encoder.snake1, x_RCT), lengths)[0]
 
 
-def encoded_length(encoder: Any, num_samples: int) -> int:
-    """The number of frames that a `DacEncoder` makes of so many samples; 0 or less if they are too few."""
-    for conv in _convolutions(encoder):
-        num_samples = ragged.output_lengths(num_samples, conv, ragged.own_padding(conv))
-    return num_samples
-
-
 def receptive_field(encoder: Any) -> int:
     """The number of samples that one frame of a `DacEncoder` depends on."""
     samples, hop = 1, 1
-    for conv in _convolutions(encoder):
+    for conv in convolutions(encoder):
         samples += (ragged.span(conv) - 1) * hop
         hop *= conv.stride[0]
     return samples
 
 
-def _convolutions(encoder: Any) -> Iterator[nn.Conv1d]:
-    """The convolutions on the longest way through the encoder."""
+def convolutions(encoder: Any) -> Iterator[nn.Conv1d]:
+    """The convolutions on the longest way through a `DacEncoder`."""
     yield encoder.conv1
     for block in encoder.block:
         for unit in _units(block):

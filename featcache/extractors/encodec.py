@@ -12,20 +12,11 @@ codes.
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from featcache.errors import ConfigError
 from featcache.extractors import seanet
-from featcache.extractors.codec import (
-    BandwidthParams,
-    CodecExtractor,
-    code_spec,
-    load_codec,
-    num_codebooks_at_bandwidth,
-    residual_codes,
-)
+from featcache.extractors.codec import BandwidthParams, CodecExtractor, num_codebooks_at_bandwidth
 from featcache.extractors.rows import Piece, Rows
-from featcache.extractors.seanet import Convolution, padded_convolution
 from featcache.spec import SideSpec
 
 _SCALES = SideSpec("scales", (), "float32", "what a chunk's samples were divided by")
@@ -51,7 +42,7 @@ class Encodec(CodecExtractor[EncodecParams]):
 
     def __init__(self, params: EncodecParams, sample_rate: int, device: torch.device) -> None:
         super().__init__(params, sample_rate, device)
-        model = load_codec("encodec", "EncodecModel", params, sample_rate, device)
+        model = self._load_model("encodec", "EncodecModel")
         config = model.config
         if config.chunk_length and params.chunk:
             raise ConfigError(f"params.chunk: {params.weights} has its own chunks, of {config.chunk_length_s:g} s")
@@ -63,25 +54,19 @@ class Encodec(CodecExtractor[EncodecParams]):
         self._normalize = config.normalize
         self._chunk_length = config.chunk_length
         self._chunk_stride = config.chunk_stride or config.chunk_length
-        self._layers = seanet.layers(model.encoder.layers, _convolution)
+        self._layers = seanet.layers(model.encoder.layers)
         self._codebooks = model.quantizer.layers[:count]
         self.granularity = config.hop_length
-        frame_rate = sample_rate / config.hop_length
+        frame_rate = None
         if self._chunk_length:
             frame_rate = -(-self._chunk_length // config.hop_length) * sample_rate / self._chunk_stride
-        self.spec = code_spec(
-            "EnCodec",
-            num_codebooks=count,
-            codebook_size=config.codebook_size,
-            frame_rate=frame_rate,
-            sample_rate=sample_rate,
-            side=(_SCALES,) if self._normalize else (),
-        )
+        side = (_SCALES,) if self._normalize else ()
+        self._set_spec("EnCodec", count, config.codebook_size, frame_rate=frame_rate, side=side)
 
     def num_frames(self, num_samples: int) -> int:
         """The number of frames of `num_samples` samples: in each chunk, one for every hop that has begun."""
         if not self._chunk_length:
-            return -(-num_samples // self.granularity)
+            return super().num_frames(num_samples)
         return sum(piece.num_frames for piece in self.pieces(num_samples))
 
     def pieces(self, num_samples: int) -> list[Piece]:
@@ -111,20 +96,7 @@ class Encodec(CodecExtractor[EncodecParams]):
         x_RCT = waveforms[:, None].expand(-1, self._channels, -1)
         return seanet.run(self._layers, x_RCT, num_samples)[0].mT
 
-    def quantize(self, latents: torch.Tensor) -> torch.Tensor:
-        """Codes, int64 `[R, F, Q]`, by the model's own codebooks."""
-        return residual_codes(latents, self._codebooks)
-
 
 def _scales(waveforms_RP: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
     """The root mean square of each row's own samples plus 1e-8, `[R, 1]`, as in `EncodecModel._encode_frame`."""
     return (waveforms_RP.square().sum(1, keepdim=True) / num_samples[:, None]).sqrt() + 1e-8
-
-
-def _convolution(module: nn.Module) -> Convolution | None:
-    from transformers.models.encodec.modeling_encodec import EncodecConv1d
-
-    if not isinstance(module, EncodecConv1d):
-        return None
-    norm = module.norm if module.norm_type == "time_group_norm" else None
-    return padded_convolution(module.conv, module.causal, module.pad_mode, norm)

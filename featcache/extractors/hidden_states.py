@@ -13,10 +13,9 @@ from pydantic import Field, ValidationInfo, field_validator
 from torch import nn
 
 from featcache.errors import ConfigError
-from featcache.extractors.base import Params
 from featcache.extractors.model import ModelExtractor, ModelParams
+from featcache.extractors.ragged import normalized
 from featcache.extractors.rows import Piece, Rows
-from featcache.extractors.wav2vec2 import normalized
 from featcache.spec import FeatureSpec
 
 
@@ -27,19 +26,30 @@ class Encoder(Protocol):
     """Samples from one frame to the next."""
     layers: nn.ModuleList
     """The transformer's layers. They may be cut short if the hidden states of later layers are not wanted."""
-    most_samples: int | None
-    """The length to which the model pads every row, and the most that it takes; None if it takes any length."""
+
+    @property
+    def most_samples(self) -> int | None:
+        """The length to which the model pads every row, and the most that it takes; None if it takes any length."""
 
     def num_frames(self, num_samples: int) -> int:
         """The number of frames of so many samples; below 1 if they are too few."""
 
     def hidden_states(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Hidden states `[R, F, D]` of rows `[R, P]`, from layer 0 to the last, and then the model's output."""
+        """Run the model as far as its results are consumed.
+
+        Args:
+            waveforms: Rows, float32 `[R, P]`. What follows a row's end does not matter.
+            num_samples: The length of each row, int64 `[R]`, on the same device; each is enough for a frame.
+
+        Yields:
+            Float `[R, F, D]`: what goes into the first layer, what each layer gives, and last the model's output.
+            Frames after a row's `num_frames` are meaningless.
+        """
 
 
-class LayerParams(Params):
-    """The parameters that choose hidden states. Layer N is what the N-th transformer layer gives, 0 what goes into the
-    first: `hidden_states[N]` of transformers, and `extract_features` of torchaudio, which calls it N - 1."""
+class HiddenStatesParams(ModelParams):
+    """The parameters of extractors of hidden states. Layer N is what the N-th transformer layer gives, 0 what goes into
+    the first: `hidden_states[N]` of transformers, and `extract_features` of torchaudio, which calls it N - 1."""
 
     layer: int | None = Field(default=None, ge=0)
     """One layer: features `[frames, D]`. Without `layer` and `layers`, the features are the model's output
@@ -70,6 +80,9 @@ class LayerParams(Params):
         return weights
 
 
+H = TypeVar("H", bound=HiddenStatesParams)
+
+
 class LayerChoice:
     """The hidden states that the parameters choose.
 
@@ -86,7 +99,7 @@ class LayerChoice:
     want_output: bool
     """Whether the model's output is wanted, and not a layer by its number."""
 
-    def __init__(self, params: LayerParams, num_layers: int) -> None:
+    def __init__(self, params: HiddenStatesParams, num_layers: int) -> None:
         key, numbers = ("layer", (params.layer,)) if params.layers is None else ("layers", params.layers)
         for number in numbers:
             if number is not None and number > num_layers:
@@ -135,13 +148,6 @@ class LayerChoice:
         return sum_RFD
 
 
-class HiddenStatesParams(LayerParams, ModelParams):
-    """The parameters of extractors of hidden states."""
-
-
-H = TypeVar("H", bound=HiddenStatesParams)
-
-
 class HiddenStates(ModelExtractor[H]):
     """The base of extractors of hidden states. A subclass's `__init__` ends with a call of `_set_encoder`."""
 
@@ -149,9 +155,7 @@ class HiddenStates(ModelExtractor[H]):
     _layers: LayerChoice
     _epsilon: float | None
 
-    def _set_encoder(
-        self, encoder: Encoder, layers: LayerChoice, size: int, name: str, sample_rate: int, epsilon: float | None
-    ) -> None:
+    def _set_encoder(self, encoder: Encoder, layers: LayerChoice, size: int, name: str, epsilon: float | None) -> None:
         """Take a model, and set the attributes that depend on it.
 
         Args:
@@ -159,7 +163,6 @@ class HiddenStates(ModelExtractor[H]):
             layers: The layers that are wanted.
             size: The dimensions of a hidden state.
             name: The model's name, for people.
-            sample_rate: The model's sample rate, in Hz.
             epsilon: The number added to the variance if the model wants normalised waveforms; else None.
 
         Raises:
@@ -171,12 +174,12 @@ class HiddenStates(ModelExtractor[H]):
         self.spec = FeatureSpec(
             item_shape=layers.item_shape(size),
             dtype="float32",
-            frame_rate=sample_rate / encoder.hop,
+            frame_rate=self.sample_rate / encoder.hop,
             frame_length=0,  # attention looks at the whole clip
-            sample_rate=sample_rate,
+            sample_rate=self.sample_rate,
             units=f"{name}, {layers.title}{'' if epsilon is None else ', of the normalised waveform'}",
         )
-        most_seconds = None if encoder.most_samples is None else encoder.most_samples / sample_rate
+        most_seconds = None if encoder.most_samples is None else encoder.most_samples / self.sample_rate
         if self.params.chunk is not None:
             self._require_fitting_chunks(self.params.chunk.seconds, self.params.chunk.overlap, most_seconds)
         elif most_seconds is not None:

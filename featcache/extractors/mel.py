@@ -138,18 +138,10 @@ def kaldi_filters(num_bins: int, band: Band, fft_length: int, sample_rate: int) 
 def hertz_filters(
     num_bins: int, band: Band, fft_length: int, sample_rate: int, scale: MelScale, norm: MelNorm
 ) -> torch.Tensor:
-    """The Auditory Toolbox's bank, as in librosa: triangles over *Hz* whose corners are equidistant in mel.
+    """The Auditory Toolbox's bank, as in librosa: triangles over *Hz* whose corners are equidistant in mel of `scale`.
 
-    Args:
-        num_bins: The number of filters, `M`.
-        band: The frequencies at which the first filter begins and the last one ends, in Hz.
-        fft_length: The length of the Fourier transform, `N`, in samples.
-        sample_rate: The sample rate, in Hz.
-        scale: The mel scale of the corners.
-        norm: `slaney` gives each filter an area of 1 in Hz, `none` a peak of 1.
-
-    Returns:
-        Float64 `[N // 2 + 1, M]`.
+    With the norm `slaney`, each filter has an area of 1 in Hz; with `none`, a peak of 1. The other arguments and the
+    result are those of `kaldi_filters`.
     """
     corners = mel_to_hertz(_corners(num_bins, band, scale), scale)
     filters = _triangles(_frequencies(fft_length, sample_rate), corners)

@@ -9,15 +9,11 @@ steps look at.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from pydantic import Field
-from torch import nn
 
 from featcache.extractors import seanet
-from featcache.extractors.codec import CodecExtractor, CodecParams, code_spec, load_codec, num_codebooks
-from featcache.extractors.seanet import Convolution, padded_convolution
+from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
 
 
 class MimiParams(CodecParams):
@@ -43,12 +39,12 @@ class Mimi(CodecExtractor[MimiParams]):
 
     def __init__(self, params: MimiParams, sample_rate: int, device: torch.device) -> None:
         super().__init__(params, sample_rate, device)
-        model = load_codec("mimi", "MimiModel", params, sample_rate, device)
+        model = self._load_model("mimi", "MimiModel")
         config = model.config
         self._num_codebooks = num_codebooks(params, config.num_quantizers, at_least=config.num_semantic_quantizers)
-        self._encoder = seanet.layers(model.encoder.encoder_seanet.layers, _convolution)
+        self._encoder = seanet.layers(model.encoder.encoder_seanet.layers)
         self._transformer = model.encoder.encoder_transformer
-        self._downsample = seanet.layers([model.encoder.downsample], _convolution)
+        self._downsample = seanet.layers([model.encoder.downsample])
         self._quantizer = model.quantizer
         for module in self._quantizer.modules():
             getattr(module, "embed", None)  # computed and kept by a codebook on first access, which threads would share
@@ -56,18 +52,7 @@ class Mimi(CodecExtractor[MimiParams]):
         field += config.num_hidden_layers * (config.sliding_window - 1) * hop
         last, stride = seanet.receptive_field(self._downsample)
         self.granularity = hop * stride
-        self.spec = code_spec(
-            "Mimi",
-            num_codebooks=self._num_codebooks,
-            codebook_size=config.codebook_size,
-            frame_rate=sample_rate / self.granularity,
-            sample_rate=sample_rate,
-            frame_length=field + (last - 1) * hop,
-        )
-
-    def num_frames(self, num_samples: int) -> int:
-        """The number of frames of `num_samples` samples: one for every hop that has begun."""
-        return seanet.num_steps(self._downsample, seanet.num_steps(self._encoder, num_samples))
+        self._set_spec("Mimi", self._num_codebooks, config.codebook_size, frame_length=field + (last - 1) * hop)
 
     def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
         """The input of the quantizer, float `[R, F, D]`."""
@@ -80,8 +65,3 @@ class Mimi(CodecExtractor[MimiParams]):
         """Codes, int64 `[R, F, Q]`, by the model's own quantizer."""
         codes_QRF: torch.Tensor = self._quantizer.encode(latents.mT, self._num_codebooks)
         return codes_QRF.permute(1, 2, 0)
-
-
-def _convolution(module: Any) -> Convolution | None:
-    conv = getattr(module, "conv", None)
-    return padded_convolution(conv, module.causal, module.pad_mode) if isinstance(conv, nn.Conv1d) else None

@@ -79,7 +79,7 @@ class ModelExtractor(RowExtractor[M]):
     """Whether a frame depends on no later samples. It decides where chunks overlap."""
 
     def __init__(self, params: M, sample_rate: int, device: torch.device) -> None:
-        self.params = params
+        self.params, self.sample_rate, self.device = params, sample_rate, device
         self.max_seconds = None if params.chunk else LONGEST_SECONDS
         self.tf32 = params.precision == "tf32"
 
@@ -140,16 +140,15 @@ class ModelExtractor(RowExtractor[M]):
         """The number of samples in the whole hops of so many seconds."""
         return round(seconds * self.spec.sample_rate) // self.granularity * self.granularity
 
+    def require_sample_rate(self, expected: int) -> None:
+        """Raise ConfigError if the audio is not at the model's rate."""
+        if self.sample_rate != expected:
+            raise ConfigError(f"audio.sample_rate: {self.sample_rate}; {self.params.weights} is for {expected}")
+
     def run(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
         """`encode`, at the config's precision."""
         with computing(self.params.precision, waveforms.device):
             return self.encode(waveforms, num_samples)
-
-
-def require_sample_rate(params: ModelParams, sample_rate: int, expected: int) -> None:
-    """Raise ConfigError if the audio is not at the model's rate."""
-    if sample_rate != expected:
-        raise ConfigError(f"audio.sample_rate: {sample_rate}; {params.weights} is for {expected}")
 
 
 @contextmanager

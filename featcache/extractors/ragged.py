@@ -15,7 +15,7 @@ Shapes depend on `T` alone, and indices are computed from `lengths` on the devic
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -65,6 +65,13 @@ def output_lengths(lengths: Length, conv: nn.Conv1d, padding: Padding) -> Length
     if padding.whole_strides:
         beyond_first = beyond_first + conv.stride[0] - 1
     return beyond_first // conv.stride[0] + 1
+
+
+def steps_after(lengths: Length, convs: Iterable[nn.Conv1d]) -> Length:
+    """The number of steps after convolutions, one after another, that pad with zeros by themselves."""
+    for conv in convs:
+        lengths = output_lengths(lengths, conv, own_padding(conv))
+    return lengths
 
 
 def conv1d(
@@ -203,6 +210,19 @@ def group_norm(norm: nn.GroupNorm, x_RCT: torch.Tensor, lengths: torch.Tensor) -
         return x_RCT
     scale = scale.repeat_interleave(channels // norm.num_groups, 1) * norm.weight[:, None]  # [R, C, 1]
     return x_RCT.mul_(scale).add_(norm.bias[:, None])
+
+
+def normalized(x: torch.Tensor, lengths: torch.Tensor, epsilon: float, correction: int = 0) -> torch.Tensor:
+    """Rows `[R, T, ...]` with zero mean and unit variance over each row's own steps, and zero after its end.
+
+    `(x - mean) / sqrt(variance + epsilon)`, with the variance over n - `correction`.
+    """
+    counts = lengths.view(-1, *[1] * (x.ndim - 1))
+    outside = torch.arange(x.shape[1], device=x.device).view(-1, *[1] * (x.ndim - 2)) >= counts
+    mean = x.masked_fill(outside, 0).sum(1, keepdim=True) / counts
+    centred = (x - mean).masked_fill_(outside, 0)
+    variance = centred.square().sum(1, keepdim=True) / (counts - correction)
+    return centred / (variance + epsilon).sqrt()
 
 
 class RaggedLSTM(nn.Module):

@@ -8,15 +8,16 @@ a list of a few kinds of layers, through which `run` passes rows together with t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from featcache.errors import ExtractorError
 from featcache.extractors import ragged
-from featcache.extractors.ragged import Activation, Length, Mode, Padding, RaggedLSTM
+from featcache.extractors.ragged import Activation, Padding, RaggedLSTM
 
 
 @dataclass(frozen=True)
@@ -46,31 +47,18 @@ class Recurrence:
 Layer = Convolution | Residual | Recurrence | Activation
 
 
-def padded_convolution(conv: nn.Conv1d, causal: bool, mode: Mode, norm: nn.GroupNorm | None = None) -> Convolution:
-    """A convolution padded as in `EncodecConv1d.forward`, `MimiConv1d.forward` and SpeechTokenizer's `SConv1d`."""
-    columns = ragged.span(conv) - conv.stride[0]
-    right = 0 if causal else columns // 2
-    return Convolution(conv, Padding(columns - right, right, mode, whole_strides=True), norm)
-
-
-def layers(modules: Iterable[nn.Module], convolution: Callable[[nn.Module], Convolution | None]) -> list[Layer]:
-    """What the modules of an encoder do, one after another.
-
-    Args:
-        modules: A SEANet's own modules, in eval mode and without weight norm.
-        convolution: Maps a module to its convolution and padding, and every other module to None.
+def layers(modules: Iterable[nn.Module]) -> list[Layer]:
+    """What the modules of an encoder, in eval mode and without weight norm, do one after another.
 
     Raises:
         ExtractorError: There is a module of another kind.
     """
     found: list[Layer] = []
     for module in modules:
-        if (padded := convolution(module)) is not None:
-            found.append(padded)
+        if (convolution := _convolution(module)) is not None:
+            found.append(convolution)
         elif isinstance(block := getattr(module, "block", None), Iterable):
-            shortcut = getattr(module, "shortcut", None)
-            past = convolution(shortcut) if isinstance(shortcut, nn.Module) else None
-            found.append(Residual(layers(block, convolution), past))
+            found.append(Residual(layers(block), _convolution(getattr(module, "shortcut", None))))
         elif isinstance(lstm := getattr(module, "lstm", None), nn.LSTM):
             found.append(Recurrence(RaggedLSTM(lstm)))
         elif isinstance(module, nn.ELU):
@@ -85,6 +73,18 @@ def layers(modules: Iterable[nn.Module], convolution: Callable[[nn.Module], Conv
                 "featcache does not support a SEANet encoder with an activation that no convolution follows"
             )
     return found
+
+
+def _convolution(module: Any) -> Convolution | None:
+    """The convolution that a module is, as `EncodecConv1d`, `MimiConv1d` or SpeechTokenizer's `SConv1d` pads it."""
+    conv, norm = getattr(module, "conv", None), getattr(module, "norm", None)
+    conv = getattr(conv, "conv", conv)  # SpeechTokenizer has one more module around it
+    if not isinstance(conv, nn.Conv1d):
+        return None
+    columns = ragged.span(conv) - conv.stride[0]
+    right = 0 if module.causal else columns // 2
+    padding = Padding(columns - right, right, module.pad_mode, whole_strides=True)
+    return Convolution(conv, padding, norm if isinstance(norm, nn.GroupNorm) else None)
 
 
 def run(layers: Sequence[Layer], x_RCT: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -108,14 +108,6 @@ def run(layers: Sequence[Layer], x_RCT: torch.Tensor, lengths: torch.Tensor) -> 
         else:
             activation = layer  # applied by the convolution that follows
     return x_RCT, lengths
-
-
-def num_steps(layers: Sequence[Layer], num_samples: Length) -> Length:
-    """The number of steps that layers make of so many samples."""
-    for layer in layers:
-        if isinstance(layer, Convolution):
-            num_samples = ragged.output_lengths(num_samples, layer.conv, layer.padding)
-    return num_samples
 
 
 def receptive_field(layers: Sequence[Layer]) -> tuple[int, int]:

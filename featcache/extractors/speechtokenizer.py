@@ -18,14 +18,11 @@ from textwrap import shorten
 from typing import Any
 
 import torch
-from torch import nn
 
 from featcache import weights
 from featcache.errors import ConfigError, MissingDependencyError
 from featcache.extractors import seanet
-from featcache.extractors.codec import CodecExtractor, CodecParams, code_spec, num_codebooks
-from featcache.extractors.model import require_sample_rate
-from featcache.extractors.seanet import Convolution, padded_convolution
+from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
 
 _PACKAGE = "speechtokenizer"
 _ALIAS = "_featcache_speechtokenizer"
@@ -49,22 +46,12 @@ class SpeechTokenizer(CodecExtractor[SpeechTokenizerParams]):
     def __init__(self, params: SpeechTokenizerParams, sample_rate: int, device: torch.device) -> None:
         super().__init__(params, sample_rate, device)
         model = _load(weights.locate(params.weights, params.revision)).to(device)
-        require_sample_rate(params, sample_rate, model.sample_rate)
+        self.require_sample_rate(model.sample_rate)
         self._num_codebooks = num_codebooks(params, model.n_q)
-        self._encoder = seanet.layers(model.encoder.model, _convolution)
+        self._encoder = seanet.layers(model.encoder.model)
         self._quantizer = model.quantizer
         self.granularity = int(model.downsample_rate)
-        self.spec = code_spec(
-            "SpeechTokenizer",
-            num_codebooks=self._num_codebooks,
-            codebook_size=self._quantizer.bins,
-            frame_rate=sample_rate / self.granularity,
-            sample_rate=sample_rate,
-        )
-
-    def num_frames(self, num_samples: int) -> int:
-        """The number of frames of `num_samples` samples: one for every hop that has begun."""
-        return seanet.num_steps(self._encoder, num_samples)
+        self._set_spec("SpeechTokenizer", self._num_codebooks, self._quantizer.bins)
 
     def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
         """The input of the quantizer, float `[R, F, D]`."""
@@ -74,11 +61,6 @@ class SpeechTokenizer(CodecExtractor[SpeechTokenizerParams]):
         """Codes, int64 `[R, F, Q]`, by the model's own quantizer."""
         codes_QRF: torch.Tensor = self._quantizer.encode(latents.mT, n_q=self._num_codebooks)
         return codes_QRF.permute(1, 2, 0)
-
-
-def _convolution(module: Any) -> Convolution | None:
-    conv = getattr(getattr(module, "conv", None), "conv", None)
-    return padded_convolution(conv, module.causal, module.pad_mode) if isinstance(conv, nn.Conv1d) else None
 
 
 def _load(located: weights.Located) -> Any:

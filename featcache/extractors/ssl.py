@@ -14,7 +14,6 @@ from featcache.errors import ConfigError, listing
 from featcache.extractors.base import Clip
 from featcache.extractors.hidden_states import Encoder, HiddenStates, HiddenStatesParams, LayerChoice
 from featcache.extractors.log_mel import LogMel, LogMelParams
-from featcache.extractors.model import require_sample_rate
 from featcache.extractors.ragged import Length
 from featcache.extractors.w2v_bert import W2vBert
 from featcache.extractors.wav2vec2 import Wav2Vec2
@@ -60,7 +59,7 @@ class SSL(HiddenStates[SSLParams]):
                 f"ssl knows {listing(_FAMILIES)}"
             )
         preprocessing = weights.read_preprocessing(located)
-        require_sample_rate(params, sample_rate, preprocessing.get("sampling_rate", 16000))
+        self.require_sample_rate(preprocessing.get("sampling_rate", 16000))
         model_class = weights.transformers_class(family.model_class, "extractor: ssl")
         default = model_class.config_class()
         layers = LayerChoice(params, settings.get(family.num_layers, getattr(default, family.num_layers)))
@@ -69,11 +68,10 @@ class SSL(HiddenStates[SSLParams]):
         model = weights.load(model_class, located, device)
         normalizes = family.takes_waveforms and preprocessing.get("do_normalize", bool(preprocessing))
         self._set_encoder(
-            encoder=family.encoder(model, device),
+            encoder=family.encoder(model),
             layers=layers,
             size=getattr(model.config, family.size),
             name=family.name,
-            sample_rate=sample_rate,
             epsilon=_EPSILON if normalizes else None,
         )
 
@@ -82,24 +80,22 @@ class Whisper:
     """Whisper's encoder (Radford et al. 2022, "Robust speech recognition via large-scale weak supervision") over rows.
 
     The model always takes 30 s, and a shorter clip is followed by silence. So what follows a row's end is known, and
-    does not depend on other rows. Frames of that silence are not kept.
-
-    Shapes: `R` rows, `P` samples of a padded row, `F` frames of it, `D` dimensions of a hidden state, `M` mel bins.
+    does not depend on other rows. Frames of that silence are not kept. Shapes are those of `RowExtractor`, with `M` mel
+    bins.
 
     Args:
-        encoder: The encoder of transformers' `WhisperModel`, in eval mode.
-        device: The device that the encoder is on.
+        model: transformers' `WhisperModel`, in eval mode.
     """
 
-    def __init__(self, encoder: Any, device: torch.device) -> None:
+    def __init__(self, model: Any) -> None:
+        encoder = model.encoder
         params = LogMelParams(num_mel_bins=encoder.config.num_mel_bins)
-        self._log_mel = LogMel(params, 16000, device)
+        self._log_mel = LogMel(params, 16000, model.device)
         self._convolutions = (encoder.conv1, encoder.conv2)
         self._positions = encoder.embed_positions
         self._layer_norm = encoder.layer_norm
         self.hop: int = params.hop_length * encoder.conv1.stride[0] * encoder.conv2.stride[0]
-        self._num_samples: int = encoder.config.max_source_positions * self.hop
-        self.most_samples: int | None = self._num_samples
+        self.most_samples: int = encoder.config.max_source_positions * self.hop
         self.layers = encoder.layers
         self._num_layers = len(encoder.layers)
 
@@ -108,15 +104,9 @@ class Whisper:
         return (num_samples + self.hop - 1) // self.hop
 
     def hidden_states(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Run the model as far as its results are consumed.
+        """Run the model on waveforms; see `Encoder.hidden_states`.
 
-        Args:
-            waveforms: Rows, float32 `[R, P]`, of at most `most_samples`. What follows a row's end does not matter.
-            num_samples: The length of each row, int64 `[R]`, on the same device.
-
-        Yields:
-            Float `[R, F, D]`, for 30 s: what goes into the first layer; what each layer gives, the last one through the
-            final layer norm; and that once more, as the model's output.
+        Hidden states are those of 30 s. The last layer's go through the final layer norm, and are the output too.
         """
         convolved_RDF = self._mels(waveforms, num_samples).transpose(1, 2)
         for convolution in self._convolutions:
@@ -135,7 +125,7 @@ class Whisper:
         """Log mel spectrograms of 30 s, float32 `[R, 2 F, M]`."""
         outside = torch.arange(waveforms_RP.shape[1], device=waveforms_RP.device) >= num_samples[:, None]
         silent_RP = waveforms_RP.masked_fill(outside, 0)
-        padded_RP = functional.pad(silent_RP, (0, self._num_samples - waveforms_RP.shape[1]))
+        padded_RP = functional.pad(silent_RP, (0, self.most_samples - waveforms_RP.shape[1]))
         with torch.autocast(waveforms_RP.device.type, enabled=False):
             return torch.stack(self._log_mel.extract([Clip("", row) for row in padded_RP]))
 
@@ -148,8 +138,8 @@ class _Family:
     """The family's name, for people."""
     model_class: str
     """The name of the class in transformers."""
-    encoder: Callable[[Any, torch.device], Encoder]
-    """Makes the encoder of a loaded model on its device."""
+    encoder: Callable[[Any], Encoder]
+    """Makes the encoder of a loaded model."""
     num_layers: str = "num_hidden_layers"
     """The key of config.json with the number of layers."""
     size: str = "hidden_size"
@@ -158,19 +148,11 @@ class _Family:
     """Whether the model takes waveforms, which it may want normalised, and not mel energies."""
 
 
-def _wav2vec2(model: Any, _: torch.device) -> Encoder:
-    return Wav2Vec2(model)
-
-
-def _whisper(model: Any, device: torch.device) -> Encoder:
-    return Whisper(model.encoder, device)
-
-
 _FAMILIES = {
-    "hubert": _Family("HuBERT", "HubertModel", _wav2vec2),
-    "wav2vec2": _Family("wav2vec 2.0", "Wav2Vec2Model", _wav2vec2),
+    "hubert": _Family("HuBERT", "HubertModel", Wav2Vec2),
+    "wav2vec2": _Family("wav2vec 2.0", "Wav2Vec2Model", Wav2Vec2),
     "wav2vec2-bert": _Family("w2v-BERT", "Wav2Vec2BertModel", W2vBert, takes_waveforms=False),
-    "wavlm": _Family("WavLM", "WavLMModel", _wav2vec2),
-    "whisper": _Family("Whisper", "WhisperModel", _whisper, "encoder_layers", "d_model", takes_waveforms=False),
+    "wavlm": _Family("WavLM", "WavLMModel", Wav2Vec2),
+    "whisper": _Family("Whisper", "WhisperModel", Whisper, "encoder_layers", "d_model", takes_waveforms=False),
 }
 """The families, by `model_type` in config.json."""

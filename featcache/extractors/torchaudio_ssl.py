@@ -56,7 +56,6 @@ class TorchaudioSSL(HiddenStates[TorchaudioSSLParams]):
             layers=layers,
             size=bundle._params["encoder_embed_dim"],
             name=params.bundle,
-            sample_rate=sample_rate,
             epsilon=_EPSILON if bundle._normalize_waveform else None,
         )
 
@@ -131,20 +130,14 @@ class TorchaudioWavLMAttention(WavLMAttention):
 
 def _bundle(name: str) -> Any:
     """A bundle of torchaudio. Its private fields are read, since its public `get_model` downloads and unpickles."""
-    pipelines, bundle_class = _torchaudio()
-    found = getattr(pipelines, name, None)
-    if not isinstance(found, bundle_class):
-        known = [key for key, value in vars(pipelines).items() if isinstance(value, bundle_class)]
-        raise ConfigError(f"params.bundle: torchaudio has no {name!r}; it has {listing(sorted(known), at_most=40)}")
-    return found
-
-
-def _torchaudio() -> tuple[Any, type]:
     try:
         from torchaudio import pipelines
     except (ImportError, OSError, RuntimeError) as error:  # the latter two: it was built for another torch
         raise MissingDependencyError("torchaudio", "extractor: torchaudio", extra="models") from error
-    return pipelines, pipelines.Wav2Vec2Bundle
+    bundles = {key: value for key, value in vars(pipelines).items() if isinstance(value, pipelines.Wav2Vec2Bundle)}
+    if name not in bundles:
+        raise ConfigError(f"params.bundle: torchaudio has no {name!r}; it has {listing(sorted(bundles), at_most=40)}")
+    return bundles[name]
 
 
 def _locate(params: TorchaudioSSLParams) -> weights.Located:

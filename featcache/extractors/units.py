@@ -11,7 +11,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,7 +35,6 @@ from featcache.extractors.frames import BLOCK_ROWS, with_whole_columns
 from featcache.extractors.model import computing
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 from featcache.quantize import dequantize, is_quantized, quantize
-from featcache.spec import FeatureSpec
 
 FORMAT = "featcache units 1"
 
@@ -80,7 +79,8 @@ class Units(RowExtractor[UnitsParams]):
         self.source_fingerprint = codebook.fingerprint
         self._source_audio: dict[str, Any] = config["audio"]
         self.check_audio({"sample_rate": sample_rate})
-        source = _build(config, device)
+        extractor = find(config["extractor"])
+        source = extractor(extractor.Params.model_validate(config["params"]), sample_rate, device)
         self._source = source.as_row_extractor() or _RowsOfClips(source)
         self._dtype: torch.dtype = getattr(torch, codebook.dtype)
         self._is_quantized = is_quantized(source.spec.dtype, config["store"]["dtype"])
@@ -89,15 +89,13 @@ class Units(RowExtractor[UnitsParams]):
         self.granularity = self._source.granularity
         self.max_seconds, self.tf32 = source.max_seconds, source.tf32
         k = len(codebook.centroids)
-        self.spec = FeatureSpec(
+        self.spec = replace(
+            source.spec,
             item_shape=(1,),
             dtype="int64",
-            frame_rate=source.spec.frame_rate,
-            frame_length=source.spec.frame_length,
-            sample_rate=sample_rate,
             units=f"number of the nearest of {k} centroids of {self._source_name}",
             codebook_sizes=(k,),
-            padded_to=source.spec.padded_to,
+            side=(),
         )
 
     @classmethod
@@ -191,12 +189,6 @@ class Units(RowExtractor[UnitsParams]):
         return Rows(codes.view(*x_RFD.shape[:2], 1))
 
 
-def _build(config: Mapping[str, Any], device: torch.device) -> Extractor[Params]:
-    """The extractor of a resolved config."""
-    extractor = find(config["extractor"])
-    return extractor(extractor.Params.model_validate(config["params"]), config["audio"]["sample_rate"], device)
-
-
 def _requantized(x_RFD: torch.Tensor, num_frames: Sequence[int]) -> torch.Tensor:
     """Features as read from a version that stores them quantised; zero after each row's frames."""
     values_RFD = torch.zeros_like(x_RFD, dtype=torch.float32)
@@ -229,12 +221,13 @@ def _resolved_config(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
         ConfigError: The config makes other features than those that the centroids were fitted to; or it names an
             extractor that is not registered, since it comes from the cache that they were fitted to.
     """
-    config = codebook.config
+    config, what = codebook.config, f"params.weights: {params.weights}"
+    extractor = config["extractor"]
     try:
-        require_registered(config["extractor"])
+        require_registered(extractor)
     except ConfigError as error:
-        raise ConfigError(f"params.weights: {params.weights}: {error}") from error
-    where = find(config["extractor"]).Params.locations
+        raise ConfigError(f"{what}: {error}") from error
+    where = find(extractor).Params.locations
     if others := sorted({*params.features} - where):
         raise ConfigError(
             f"params.features: {listing(others)}: the config of the features is in {params.weights}; only the location "
@@ -242,7 +235,7 @@ def _resolved_config(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
         )
     config = {**config, "params": config["params"] | params.features}
     if config["params"].get("dither"):
-        raise ConfigError(f"params.weights: {params.weights}: its features have dither, which differs with each id")
+        raise ConfigError(f"{what}: its features have dither, which differs with each id")
     try:
         found = fingerprint(config)
     except ConfigError as error:
@@ -250,14 +243,14 @@ def _resolved_config(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
     except ValidationError as error:
         fault = error.errors()[0]
         raise ConfigError(
-            f"params.weights: {params.weights}: {config['extractor']} does not accept the config of its features: "
+            f"{what}: {extractor} does not accept the config of its features: "
             f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
         ) from error
     if found != codebook.fingerprint:
         name = config["name"]
         raise ConfigError(
-            f"params.weights: {params.weights}: its features are {name}-{codebook.fingerprint[:12]}, but here they "
-            f"would be {name}-{found[:12]}: the extractor {config['extractor']}, or its weights, have changed; "
+            f"{what}: its features are {name}-{codebook.fingerprint[:12]}, but here they would be {name}-{found[:12]}: "
+            f"the extractor {extractor}, or its weights, have changed; "
             "params.features can say where the right weights are"
         )
     return config

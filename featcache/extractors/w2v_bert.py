@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from featcache.extractors import mel
 from featcache.extractors.frames import BLOCK_ROWS
-from featcache.extractors.ragged import Length
+from featcache.extractors.ragged import Length, normalized
 
 _STACKED = 2
 """Mel frames in one frame of the model."""
@@ -41,25 +41,19 @@ _EPSILON = 1e-7
 
 
 class W2vBert:
-    """A w2v-BERT 2.0, to be run on rows.
-
-    Shapes: `R` rows, `P` samples of a padded row, `F` frames of it, `D` dimensions of a hidden state, `T` frames of the
-    mel energies, `M` mel bins.
+    """A w2v-BERT 2.0, to be run on rows. Shapes are those of `RowExtractor`, with `T` mel frames and `M` mel bins.
 
     Args:
         model: transformers' `Wav2Vec2BertModel`, in eval mode.
-        device: The device that the model is on.
     """
 
     most_samples: int | None = None
-    """None: a row may have any length."""
     hop = _STACKED * _SHIFT
-    """Samples from one frame to the next."""
 
-    def __init__(self, model: Any, device: torch.device) -> None:
+    def __init__(self, model: Any) -> None:
         num_bins = model.config.feature_projection_input_dim // _STACKED
-        self._filters = mel.kaldi_filters(num_bins, (20.0, 8000.0), _FFT_LENGTH, 16000).to(device)
-        self._window = torch.hann_window(_LENGTH, periodic=False, dtype=torch.float64).pow(0.85).to(device)
+        self._filters = mel.kaldi_filters(num_bins, (20.0, 8000.0), _FFT_LENGTH, 16000).to(model.device)
+        self._window = torch.hann_window(_LENGTH, periodic=False, dtype=torch.float64).pow(0.85).to(model.device)
         self._projection = model.feature_projection
         self._embed_positions = model.encoder.embed_positions
         self._embedding = threading.Lock()
@@ -71,16 +65,7 @@ class W2vBert:
         return _num_mels(num_samples) // _STACKED
 
     def hidden_states(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Run the model as far as its results are consumed.
-
-        Args:
-            waveforms: Rows, float32 `[R, P]`. What follows a row's end does not matter.
-            num_samples: The length of each row, int64 `[R]`, on the same device; each is enough for a frame.
-
-        Yields:
-            Float `[R, F, D]`: what goes into the first layer, what each layer gives, and last the model's output.
-            Frames after a row's `num_frames` are meaningless.
-        """
+        """Run the model on waveforms; see `Encoder.hidden_states`."""
         hidden_RFD = self._projection(self.mel_energies(waveforms, num_samples))[0]
         inside_RF = torch.arange(hidden_RFD.shape[1], device=hidden_RFD.device) < self.num_frames(num_samples)[:, None]
         hidden_RFD = hidden_RFD.masked_fill(~inside_RF[..., None], 0)
@@ -100,12 +85,7 @@ class W2vBert:
         frames_RTL = waveforms_RP.unfold(1, _LENGTH, _SHIFT)
         rows, num_mels = frames_RTL.shape[:2]
         mels_RTM = self._log_mels(frames_RTL.reshape(-1, _LENGTH)).view(rows, num_mels, -1)
-        count = _num_mels(num_samples)[:, None, None]
-        outside = torch.arange(num_mels, device=mels_RTM.device)[:, None] >= count
-        mean = mels_RTM.masked_fill(outside, 0).sum(1, keepdim=True) / count
-        centred_RTM = (mels_RTM - mean).masked_fill_(outside, 0)
-        variance = centred_RTM.square().sum(1, keepdim=True) / (count - 1)
-        scaled_RTM = (centred_RTM / (variance + _EPSILON).sqrt()).float()
+        scaled_RTM = normalized(mels_RTM, _num_mels(num_samples), _EPSILON, correction=1).float()
         return scaled_RTM[:, : num_mels // _STACKED * _STACKED].reshape(rows, num_mels // _STACKED, -1)
 
     def _log_mels(self, frames: torch.Tensor) -> torch.Tensor:

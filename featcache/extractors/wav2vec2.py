@@ -18,6 +18,7 @@ without a mask round differently, and a row's bits must not depend on whether it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -25,9 +26,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from featcache.extractors.ragged import Length, Padding, output_lengths
-
-_UNPADDED = Padding(0, 0)
+from featcache.extractors.ragged import Length, steps_after
 
 _VECTOR = 32
 """The most numbers that a CPU's vectorised functions take at a time. In all published models, the number of channels is
@@ -35,23 +34,16 @@ a multiple of it, so nothing is left over elsewhere."""
 
 
 class Wav2Vec2:
-    """A model of the family, to be run on rows.
-
-    Shapes: `R` rows, `P` samples of a padded row, `F` frames of it, `D` dimensions of a hidden state.
+    """A model of the family, to be run on rows (with the shapes of `RowExtractor`).
 
     Args:
         model: transformers' `Wav2Vec2Model`, `HubertModel` or `WavLMModel`, in eval mode. In a WavLM, the attention is
             replaced (see `WavLMAttention`).
     """
 
-    receptive: int
-    """The number of samples that one step of the convolutions depends on."""
     hop: int
-    """Samples from one frame to the next."""
     most_samples: int | None = None
-    """None: a row may have any length."""
     layers: nn.ModuleList
-    """The transformer's layers. They may be cut short if the hidden states of later layers are not wanted."""
 
     def __init__(self, model: Any) -> None:
         if model.config.model_type == "wavlm":
@@ -66,33 +58,20 @@ class Wav2Vec2:
 
     def _set_convolutions(self, convolutions: Iterable[Any]) -> None:
         self._convolutions = list(convolutions)
-        self.receptive, self.hop = 1, 1
-        for layer in self._convolutions:
-            kernel, stride = layer.conv.kernel_size[0], layer.conv.stride[0]
-            self.receptive += (kernel - 1) * self.hop
-            self.hop *= stride
+        self.hop = math.prod(layer.conv.stride[0] for layer in self._convolutions)
 
     def num_frames(self, num_samples: Length) -> Length:
         """The number of frames of so many samples; below 1 if they are too few."""
-        for layer in self._convolutions:
-            num_samples = _steps(num_samples, layer)
-        return num_samples
+        return steps_after(num_samples, [layer.conv for layer in self._convolutions])
 
     def hidden_states(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Run the model as far as its results are consumed.
+        """Run the model on waveforms that are normalised as it wants them; see `Encoder.hidden_states`.
 
-        Args:
-            waveforms: Rows, float32 `[R, P]`, normalised as the model wants them. What follows a row's end does not
-                matter.
-            num_samples: The length of each row, int64 `[R]`, on the same device; each is enough for a frame.
-
-        Yields:
-            Float `[R, F, D]`: what goes into the first transformer layer; what each layer gives; and last the model's
-            output, which is the last layer's, through a final layer norm if the model has one ("stable layer norm").
-            Frames after a row's `num_frames` are meaningless.
+        Its output is the last layer's, through a final layer norm if the model has one ("stable layer norm").
         """
         steps_RCF, num_frames = self._convolved(waveforms, num_samples)
-        hidden_RFD = self._projected(steps_RCF.transpose(1, 2))
+        projected = self._projection(steps_RCF.transpose(1, 2))
+        hidden_RFD: torch.Tensor = projected[0] if isinstance(projected, tuple) else projected  # [1]: normed input
         inside_RF = torch.arange(hidden_RFD.shape[1], device=hidden_RFD.device) < num_frames[:, None]
         hidden_RFD = hidden_RFD.masked_fill(~inside_RF[..., None], 0)
         hidden_RFD = hidden_RFD + self._positioned(hidden_RFD, inside_RF)
@@ -108,7 +87,7 @@ class Wav2Vec2:
         """The output of the convolutions, `[R, C, F]`, and the number of each row's own frames, int64 `[R]`."""
         steps_RCT, num_steps = waveforms_RP[:, None], num_samples
         for layer in self._convolutions:
-            num_steps = _steps(num_steps, layer)
+            num_steps = steps_after(num_steps, [layer.conv])
             norm = getattr(layer, "layer_norm", None)
             if isinstance(norm, nn.GroupNorm):
                 steps_RCT = self._activated(layer, group_norm(norm, layer.conv(steps_RCT), num_steps))
@@ -124,11 +103,6 @@ class Wav2Vec2:
     def _activated(self, layer: Any, steps_RCT: torch.Tensor) -> torch.Tensor:
         activated_RCT: torch.Tensor = layer.activation(steps_RCT)
         return activated_RCT
-
-    def _projected(self, steps_RFC: torch.Tensor) -> torch.Tensor:
-        projected = self._projection(steps_RFC)
-        hidden_RFD: torch.Tensor = projected[0] if isinstance(projected, tuple) else projected  # [1]: normed input
-        return hidden_RFD
 
     def _positioned(self, hidden_RFD: torch.Tensor, inside_RF: torch.Tensor) -> torch.Tensor:
         """What the positional convolution adds to `[R, F, D]`. `inside_RF` is true for the rows' own frames."""
@@ -174,14 +148,12 @@ class WavLMAttention(nn.Module):
     ) -> tuple[Any, ...]:
         """The output `[R, F, D]`, None in place of the attention weights, and the bias `[H, F, F]` for the next layers.
 
-        Args:
-            hidden_states: The input, `[R, F, D]`.
-            attention_mask: Zero for a row's own frames and minus infinity for others, `[R, 1, 1, F]`.
-            position_bias: The bias that the first layer returned; None in the first layer.
-            options: What else transformers passes; not used.
+        The mask, `[R, 1, 1, F]`, is zero for a row's own frames and minus infinity for others. The bias is None in the
+        first layer, and otherwise what that layer returned. What else transformers passes is not used.
         """
         query, key, value = map(self._heads, self._projected(hidden_states))
-        bias = self._bias(hidden_states.shape[1]) if position_bias is None else position_bias
+        num_frames = hidden_states.shape[1]
+        bias = self._replaced.compute_bias(num_frames, num_frames) if position_bias is None else position_bias
         mask = (self._gates(hidden_states) * bias + attention_mask).to(query.dtype)
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         return self._joined(attended.transpose(1, 2).flatten(2)), None, bias
@@ -196,10 +168,6 @@ class WavLMAttention(nn.Module):
         """The output projection of the heads' outputs, `[R, F, D]`."""
         joined: torch.Tensor = self._replaced.out_proj(attended)
         return joined
-
-    def _bias(self, frames: int) -> torch.Tensor:
-        bias: torch.Tensor = self._replaced.compute_bias(frames, frames)
-        return bias
 
     def _heads(self, states: torch.Tensor) -> torch.Tensor:
         """`[R, F, D]` split into heads, `[R, H, F, D / H]`."""
@@ -217,20 +185,6 @@ class WavLMAttention(nn.Module):
         gate_a, gate_b = gates.chunk(2, dim=-1)
         gated: torch.Tensor = gate_a * (gate_b * self._replaced.gru_rel_pos_const - 1) + 2
         return gated
-
-
-def normalized(waveforms_RP: torch.Tensor, num_samples: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Rows `[R, P]` with zero mean and unit variance over each row's own samples, and zero after its end.
-
-    `(x - mean) / sqrt(variance + epsilon)`, with the variance over n, as in transformers' `Wav2Vec2FeatureExtractor`
-    (1e-7) and in `layer_norm` over a whole waveform in torchaudio's bundles (1e-5).
-    """
-    outside_RP = torch.arange(waveforms_RP.shape[1], device=waveforms_RP.device) >= num_samples[:, None]
-    waveforms_RP = waveforms_RP.masked_fill(outside_RP, 0)
-    mean = waveforms_RP.sum(1, keepdim=True) / num_samples[:, None]
-    centred_RP = (waveforms_RP - mean).masked_fill_(outside_RP, 0)
-    variance = centred_RP.square().sum(1, keepdim=True) / num_samples[:, None]
-    return centred_RP / (variance + epsilon).sqrt()
 
 
 def group_norm(norm: nn.GroupNorm, steps_RCT: torch.Tensor, num_steps: torch.Tensor) -> torch.Tensor:
@@ -260,7 +214,3 @@ def group_norm_on_device(norm: nn.GroupNorm, steps_RCT: torch.Tensor, num_steps:
     variance = centred.square().sum((2, 3), keepdim=True) / count
     scaled_RCT = centred.mul_((variance + norm.eps).rsqrt_()).view(steps_RCT.shape)
     return torch.addcmul(norm.bias[:, None], scaled_RCT, norm.weight[:, None])
-
-
-def _steps(num_steps: Length, layer: Any) -> Length:
-    return output_lengths(num_steps, layer.conv, _UNPADDED)

@@ -19,14 +19,7 @@ from torch import nn
 from featcache import weights
 from featcache.errors import ConfigError
 from featcache.extractors import dac, ragged
-from featcache.extractors.codec import (
-    BandwidthParams,
-    CodecExtractor,
-    code_spec,
-    load_codec,
-    num_codebooks_at_bandwidth,
-    residual_codes,
-)
+from featcache.extractors.codec import BandwidthParams, CodecExtractor, num_codebooks_at_bandwidth
 from featcache.extractors.wav2vec2 import Wav2Vec2
 
 
@@ -46,7 +39,7 @@ class Xcodec(CodecExtractor[XcodecParams]):
 
     def __init__(self, params: XcodecParams, sample_rate: int, device: torch.device) -> None:
         super().__init__(params, sample_rate, device)
-        model = load_codec("xcodec", "XcodecModel", params, sample_rate, device)
+        model = self._load_model("xcodec", "XcodecModel")
         config = model.config
         count = num_codebooks_at_bandwidth(params, model)
         self._acoustic = model.acoustic_encoder
@@ -55,34 +48,23 @@ class Xcodec(CodecExtractor[XcodecParams]):
         self._fc = model.fc
         self._codebooks = model.quantizer.quantizers[:count]
         self._semantic_pad = int(model.pad)  # zeros on either side of the semantic model's input
-        self._hop = config.hop_length
+        self._hop: int = config.hop_length
         preprocessing = weights.read_preprocessing(weights.locate(params.weights, params.revision))
         self.granularity = int(preprocessing.get("hop_length", self._hop))
         self._require_one_frame_per_hop()
-        self.spec = code_spec(
-            "X-Codec",
-            num_codebooks=count,
-            codebook_size=config.codebook_size,
-            frame_rate=sample_rate / self._hop,
-            sample_rate=sample_rate,
-        )
+        self._set_spec("X-Codec", count, config.codebook_size, frame_rate=sample_rate / self._hop)
 
     def num_frames(self, num_samples: int) -> int:
-        """The number of frames of `num_samples` samples: one for every hop that has begun."""
-        return dac.encoded_length(self._acoustic, dac.whole_hops(num_samples, self.granularity))
+        """The number of frames of `num_samples` samples: one for every hop, after they were padded."""
+        return super().num_frames(num_samples) * (self.granularity // self._hop)
 
     def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
         """The input of the quantizer, float `[R, F, D]`."""
-        waveforms = F.pad(waveforms, (0, -waveforms.shape[1] % self.granularity))
-        num_samples = dac.whole_hops(num_samples, self.granularity)
+        waveforms, num_samples = dac.in_whole_hops(waveforms, num_samples, self.granularity)
         acoustic_RDF = dac.encode_rows(self._acoustic, waveforms, num_samples)
         semantic_RDF = self._encode_semantic(waveforms, num_samples)
         latents_RFD: torch.Tensor = self._fc(torch.cat([acoustic_RDF, semantic_RDF], dim=1).mT)
         return latents_RFD
-
-    def quantize(self, latents: torch.Tensor) -> torch.Tensor:
-        """Codes, int64 `[R, F, Q]`, by the model's own codebooks."""
-        return residual_codes(latents, self._codebooks)
 
     def _encode_semantic(self, waveforms_RP: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
         """The semantic encoder's output `[R, D, F]` for rows `[R, P]` that are zero after their ends."""
@@ -108,9 +90,8 @@ class Xcodec(CodecExtractor[XcodecParams]):
         """
         for hops in range(1, self._hop + 1):
             semantic = self._semantic.num_frames(hops * self._hop + 2 * self._semantic_pad)
-            for conv in _convolutions(self._semantic_encoder):
-                semantic = ragged.output_lengths(semantic, conv, ragged.own_padding(conv))
-            acoustic = dac.encoded_length(self._acoustic, hops * self._hop)
+            semantic = ragged.steps_after(semantic, _convolutions(self._semantic_encoder))
+            acoustic = ragged.steps_after(hops * self._hop, dac.convolutions(self._acoustic))
             if not hops == semantic == acoustic or self.granularity % self._hop:
                 raise ConfigError(
                     f"params.weights: {self.params.weights}: of {hops} × {self._hop} samples its acoustic encoder "

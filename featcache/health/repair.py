@@ -31,11 +31,12 @@ from featcache.manifest.copies import expand
 from featcache.store import zarr3
 from featcache.store.check import check_shard
 from featcache.store.damaged import DamagedShard, RepairPlan, copy_sound_items, plan_repairs
-from featcache.store.files import WRITTEN, refuse_links, remove_from_version, write_file
+from featcache.store.files import WRITTEN, folder_to_write, refuse_links, remove_from_version, write_file
 from featcache.store.index import open_index
 from featcache.store.locks import Claim
+from featcache.store.selection import select_versions
 from featcache.store.shard import Shard
-from featcache.store.version import Version, VersionInfo, select_versions
+from featcache.store.version import Version, VersionInfo
 from featcache.strings import Strings
 
 
@@ -159,7 +160,7 @@ def _take_away(version: Version, shards: Iterable[Shard]) -> dict[str, str]:
                 shard.folder.rename(gone)
                 remove_from_version(version.path, "work", gone.name)  # or a run that begins just now removes it
             else:
-                place = version.folder("aside") / f"{shard.name}.{uuid.uuid4().hex[:8]}"
+                place = folder_to_write(version.path, "aside") / f"{shard.name}.{uuid.uuid4().hex[:8]}"
                 shard.folder.rename(place)
                 aside[str(place)] = stated
     return aside

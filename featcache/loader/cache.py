@@ -14,9 +14,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import ArgumentError, MissingItemError, StoreError
+from featcache.loader.buffers import Buffers, tensor_in
 from featcache.loader.crop import check_codebooks, check_padding, frames_between
-from featcache.loader.memory import Buffers, cut, tensor_in
-from featcache.loader.shards import Shards
+from featcache.loader.shards import Shards, cut
 from featcache.quantize import dequantize_array
 from featcache.spec import FeatureSpec
 from featcache.store.index import open_index

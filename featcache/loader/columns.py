@@ -63,12 +63,9 @@ def columns_of(manifest: Manifest, names: Collection[str] | Mapping[str, type] |
 
 
 def rows_where(manifest: Manifest, where: Mapping[str, object]) -> NDArray[np.int64]:
-    """The rows whose columns have certain values; int64 `[rows]`.
+    """The rows whose columns (or `id`) have certain values, or one of several; int64 `[rows]`.
 
-    Args:
-        manifest: The table.
-        where: By the name of a column (or `id`), the value to look for, or several of which any will do. Values are
-            compared as text, and 3.0 is also 3.
+    Values are compared as text, and 3.0 is also 3.
 
     Raises:
         ManifestError: There is no such column, no row has such a value, or no row has all of them.

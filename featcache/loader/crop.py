@@ -72,7 +72,7 @@ class Crop:
     def firsts(
         self, lengths: NDArray[np.int64], window: int, positions: NDArray[np.int64], epoch: int, step: int = 1
     ) -> NDArray[np.int64]:
-        """The first frame of each window.
+        """The first frame of each window, int64 `[n]`; 0 if the utterance is no longer than the window.
 
         Args:
             lengths: The utterances' lengths, in frames; int64 `[n]`.
@@ -80,9 +80,6 @@ class Crop:
             positions: The utterances' positions, which decide what is drawn for them; int64 `[n]`.
             epoch: The epoch; each has other windows.
             step: Windows begin at multiples of this.
-
-        Returns:
-            int64 `[n]`; 0 if the utterance is no longer than the window.
         """
         places = np.maximum(lengths - window, 0) // step + 1  # that a window may begin at
         if self.where == "start":
@@ -99,41 +96,27 @@ class Windows:
     A window's length is counted in frames of the first version. In the others it begins at the same time, and has as
     many frames as last as long: exactly, if the versions' frames begin together at least once a second, and windows
     then begin there; otherwise within half a frame.
-
-    Args:
-        crop: The crop.
-        frame_rates: The versions' frames a second; at least one.
-
-    Attributes:
-        crop: As given.
-        length: The length of a window, in frames of the first version.
     """
 
     def __init__(self, crop: Crop, frame_rates: Sequence[float]) -> None:
         self.crop = crop
         rates = [Fraction(rate).limit_denominator(1 << 20) for rate in frame_rates]
         self.length = crop.frames_at(float(rates[0]))
+        """The length of a window, in frames of the first version."""
         self._ratios = [rate / rates[0] for rate in rates]
         step = math.lcm(*(ratio.denominator for ratio in self._ratios))
         self._step = step if step <= rates[0] else 1
 
     def short(self, lengths: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-        """Which of some utterances are shorter than a window in any version; int64 `[short]`.
-
-        Args:
-            lengths: The utterances' lengths in each version, in frames; int64 `[n]` each.
-        """
+        """Which utterances, by their lengths in each version, are shorter than a window in any; int64 `[short]`."""
         return np.flatnonzero(self._common(lengths) < self.length)
 
     def ranges(
         self, lengths: Sequence[NDArray[np.int64]], positions: NDArray[np.int64], epoch: int
     ) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
-        """For each version, the first frames of the utterances' windows; and their numbers of frames. int64 `[n]` each.
+        """For each version, the first frames of the utterances' windows, and their numbers of frames; int64 `[n]` each.
 
-        Args:
-            lengths: The utterances' lengths in each version, in frames; int64 `[n]` each.
-            positions: The utterances' positions in the first version; int64 `[n]`.
-            epoch: The epoch; each has other windows.
+        `lengths` are the utterances' in each version, in frames; `positions` are those in the first version.
         """
         firsts = self.crop.firsts(self._common(lengths), self.length, positions, epoch, self._step)
         begins = [np.rint(firsts * float(ratio)).astype(np.int64) for ratio in self._ratios]

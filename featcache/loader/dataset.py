@@ -20,9 +20,9 @@ from torch.utils.data import Dataset, default_collate
 
 from featcache.arguments import require_int
 from featcache.errors import ArgumentError, listing
+from featcache.loader.buffers import Buffers
 from featcache.loader.cache import Cache
 from featcache.loader.crop import Crop, Windows
-from featcache.loader.memory import Buffers
 from featcache.loader.utterances import DatasetVersion, by_version, caches_by_name, find_utterances
 from featcache.manifest import Manifest
 from featcache.strings import Strings
@@ -133,9 +133,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             with suppress(RuntimeError):  # without shared memory, workers that live on stay in the epoch they began in
                 self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         self.columns = found.columns
-        self._ids = (
-            None if found.ids is next(iter(caches.values())).ids else found.ids
-        )  # a cache pickles without its own
+        # A cache's own ids are not pickled with the dataset.
+        self._ids = None if found.ids is next(iter(caches.values())).ids else found.ids
         padding = by_version(cache, "padding_value", padding_value)
         codes = by_version(cache, "codebooks", codebooks)
         self.versions = [

@@ -1,8 +1,4 @@
-"""Batches made ahead of training: gathered by threads, copied to the device while it works on the previous batch.
-
-A `Transfer` brings batches to the device: on the CPU they stay where they were gathered, and to a GPU they are copied
-from page-locked memory, on a stream of their own.
-"""
+"""Batches made ahead of training: gathered by threads, copied to the device while it works on the previous batch."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +19,8 @@ import torch
 from featcache.arguments import require_int
 from featcache.device import parse_device
 from featcache.errors import ArgumentError, FeatcacheError
+from featcache.loader.buffers import Buffers
 from featcache.loader.dataset import FeatureDataset, FrameRanges
-from featcache.loader.memory import Buffers
 from featcache.loader.utterances import DatasetVersion, by_version
 from featcache.quantize import dequantize
 
@@ -155,7 +151,7 @@ class DataLoader:
         samplers = (self.sampler, getattr(self.sampler, "sampler", None))
         return next((sampler for sampler in samplers if hasattr(sampler, name)), None)
 
-    def _new_transfer(self) -> Transfer:
+    def _new_transfer(self) -> _MemoryTransfer | _CudaTransfer:
         num_batches = self.prefetch + 2  # training has one, and holds it while it asks for the next
         kind = _CudaTransfer if self.device.type == "cuda" else _MemoryTransfer
         return kind(self.device, num_batches)
@@ -272,7 +268,7 @@ class _BatchUnderWay:
     mark: Any
     """The transfer's mark after which they are on the device."""
 
-    def hand_over(self, transfer: Transfer) -> dict[str, Any]:
+    def hand_over(self, transfer: _MemoryTransfer | _CudaTransfer) -> dict[str, Any]:
         """The batch, ready for the caller's stream; nothing of it is held here any more."""
         transfer.make_ready(self.mark, self.tensors)
         batch, self.batch, self.tensors = self.batch, {}, []
@@ -289,27 +285,11 @@ def _rows(batch: Iterable[int]) -> list[int]:
         ) from None
 
 
-class Transfer(Protocol):
-    """Brings batches to a device. Safe to use from several threads.
-
-    Tensors that come back may still be on their way: `make_ready` makes those before a `mark` usable.
-    """
-
-    def gather(self, ranges: FrameRanges, dtype: torch.dtype | None) -> torch.Tensor:
-        """Gather the padded frames of a batch, and have them copied to the device and converted there."""
-
-    def move(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Have a small tensor copied to the device."""
-
-    def mark(self) -> Any:
-        """A mark after everything that this thread has sent on its way."""
-
-    def make_ready(self, mark: Any, tensors: list[torch.Tensor]) -> None:
-        """Have the caller's stream wait for a mark before it uses these tensors."""
-
-
 class _MemoryTransfer:
-    """Batches in CPU memory; to a device that is not CUDA, torch copies them, and waits."""
+    """Brings batches to CPU memory; to a device that is not CUDA, torch copies them, and waits.
+
+    Safe to use from several threads, as is `_CudaTransfer`, which returns tensors that may still be on their way.
+    """
 
     def __init__(self, device: torch.device, num_batches: int) -> None:
         self._device = device
@@ -317,6 +297,7 @@ class _MemoryTransfer:
         self._converted = Buffers(kept=num_batches)
 
     def gather(self, ranges: FrameRanges, dtype: torch.dtype | None) -> torch.Tensor:
+        """Gather the padded frames of a batch, and have them copied to the device and converted there."""
         gathered = ranges.gather(self._gathered)
         if self._device.type != "cpu":
             return gathered.to(self._device, dtype)
@@ -327,13 +308,14 @@ class _MemoryTransfer:
         return torch.from_numpy(room).view(dtype)[:count].view(gathered.shape).copy_(gathered)
 
     def move(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Have a small tensor copied to the device."""
         return tensor.to(self._device)
 
-    def mark(self) -> None:
-        return None
+    def mark(self) -> Any:
+        """A mark after everything that this thread has sent on its way."""
 
-    def make_ready(self, mark: None, tensors: list[torch.Tensor]) -> None:
-        return None
+    def make_ready(self, mark: Any, tensors: list[torch.Tensor]) -> None:
+        """Have the caller's stream wait for a mark before it uses these tensors."""
 
 
 class _PinnedMemory:

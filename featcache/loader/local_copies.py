@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,15 +41,8 @@ _caches: weakref.WeakSet[LocalCopies] = weakref.WeakSet()
 _thread: threading.Thread | None = None
 
 
-class LocalCopy(NamedTuple):
-    """A complete copy of a shard."""
-
-    shard: int
-    """The shard's number in the index."""
-    path: Path
-    """The copy's file."""
-    features: NDArray[Any]
-    """The features in it, mapped: `[frames, *item_shape]`."""
+LocalCopy = tuple[int, Path, NDArray[Any]]
+"""A complete copy of a shard: the shard's number in the index, the copy's file, and the features in it, mapped."""
 
 
 class LocalCopies:
@@ -58,18 +51,14 @@ class LocalCopies:
     Args:
         version: The version to copy from.
         shards: The shards' names, by their numbers in the index.
-        folder: The folder to copy to.
-        limit: The limit of all copies there, in bytes; see `LocalDisk`.
-
-    Attributes:
-        folder, limit: As given.
-        has_news: Whether `collect` is to be called before the next read.
+        folder, limit: Where to copy to, and the limit of all copies there in bytes; see `LocalDisk`.
     """
 
     def __init__(self, version: Version, shards: Sequence[str], folder: Path, limit: int | None) -> None:
         self.folder = folder
         self.limit = limit
         self.has_news = False
+        """Whether `collect` is to be called before the next read."""
         self._version = version
         self._shards = shards
         self._wanted: dict[int, NDArray[Any]] = {}  # the originals by number, in the order they were asked for
@@ -162,7 +151,7 @@ class LocalCopies:
             self._has_copies = True
             features = copy[: original.nbytes].view(original.dtype).reshape(original.shape)
             with _lock:
-                self._finished.append(LocalCopy(number, disk.path(name), features))
+                self._finished.append((number, disk.path(name), features))
                 self.has_news = True
         return True
 

@@ -105,12 +105,12 @@ class LocalDisk:
         """Make room for a copy, and be the one that writes it."""
         with self.alone():
             files = self._survey()
-            path, part = self.path(name), self._part(name)
-            if part.exists() or _has_size(path, num_bytes):
+            part = self._part(name)
+            if part.exists() or self.find(name, num_bytes) is not None:
                 return CopyRefused.UNDER_WAY
             if not self._make_room(files, num_bytes):
                 return CopyRefused.FULL
-            return PartialCopy(self, part, path, num_bytes)
+            return PartialCopy(self, part, self.path(name), num_bytes)
 
     def _part(self, name: str) -> Path:
         return self._home / f"{name}.part"
@@ -213,13 +213,6 @@ class PartialCopy:
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
         self._lock.release()
-
-
-def _has_size(path: Path, num_bytes: int) -> bool:
-    try:
-        return path.stat().st_size == num_bytes
-    except FileNotFoundError:
-        return False
 
 
 def _is_used(path: Path) -> bool:

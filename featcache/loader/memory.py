@@ -1,137 +1,41 @@
-"""Memory for batches and for hot utterances, and reading into it from cold disks.
+"""Hot utterances in this process's memory, within a limit.
 
-New memory costs more than copying a batch into it: the kernel clears every page that is touched for the first time, and
-a batch of speech is larger than what `malloc` keeps. So batches take turns in the same memory, see `Buffers`.
-
-Hot utterances lie in one block of a fixed size, see `Arena`. `malloc` has no such limit: arrays of 5 kB to 1 MB, freed
-in random order by eight threads, kept 2.4 times the memory that they had at any time, and by one thread 1.2 times.
+They lie in one block of a fixed size, see `Arena`. `malloc` has no such limit: arrays of 5 kB to 1 MB, freed in random
+order by eight threads, kept 2.4 times the memory that they had at any time, and by one thread 1.2 times.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import resource
 import threading
-import weakref
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError
-from featcache.store.zarr3 import will_need
+from featcache.loader.shards import Shards, cut
 
-if TYPE_CHECKING:
-    from featcache.loader.shards import Shards
-
-__all__ = ["GRAIN", "Arena", "Buffers", "HotUtterances", "Ram", "Readahead", "cut", "tensor_in"]
+__all__ = ["GRAIN", "Arena", "HotUtterances", "Ram"]
 
 GRAIN = 256
 """Blocks of an arena are multiples of so many bytes: no hole is too small for anything."""
 
-_LARGEST_KEPT = 256 << 20
-"""Bytes of a batch beyond which its memory is given back: such batches are not those of training."""
-
-_SLACK = 1.25
-"""How much more memory is taken than a batch needs, since batches differ in length."""
-
 _OVERHEAD = 512
 """Bytes that keeping an array takes besides its values."""
-
-_WARM_BATCHES = 16
-"""After so many batches in a row that read nothing from disk, the kernel is not asked to read ahead any more."""
 
 # One lock for all caches, since nobody holds it for long; held while a process forks, or the child might never get it.
 _lock = threading.RLock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
-class Buffers:
-    """Hands out arrays, and takes their memory back when they are gone. Safe to use from several threads.
-
-    Training drops each batch for the next one, so two buffers are enough, and they need not be returned explicitly.
-
-    Args:
-        kept: The number of arrays whose memory is kept while nobody has it.
-    """
-
-    def __init__(self, kept: int = 2) -> None:
-        self._free: deque[NDArray[np.uint8]] = deque(maxlen=kept)
-
-    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """An array of any content.
-
-        Its memory is free again when this very object is gone: what is to outlive it must hold it, as a tensor
-        from `torch.from_numpy` does, and every view of that tensor; numpy's own views of it do not.
-        """
-        num_bytes = math.prod(shape) * dtype.itemsize
-        if num_bytes > _LARGEST_KEPT:
-            return np.empty(shape, dtype)
-        try:
-            memory = self._free.pop()
-        except IndexError:
-            memory = np.empty(0, np.uint8)
-        if len(memory) < num_bytes:
-            memory = np.empty(int(num_bytes * _SLACK), np.uint8)  # numpy's memory is in huge pages, torch's is not
-        array: NDArray[Any] = np.ndarray(shape, dtype, memory)
-        weakref.finalize(array, self._free.append, memory).atexit = False
-        return array
-
-
-def tensor_in(out: torch.Tensor | Buffers, shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
-    """A tensor of any content: the beginning of `out`, or one in its memory.
-
-    Raises:
-        ArgumentError: `out` is not a contiguous tensor in CPU memory, of this dtype and large enough.
-    """
-    if isinstance(out, Buffers):
-        return torch.from_numpy(out.take(shape, dtype))
-    wanted = torch.from_numpy(np.empty(0, dtype)).dtype
-    if not isinstance(out, torch.Tensor):
-        raise ArgumentError(f"out is a {type(out).__name__}: give a tensor")
-    if (out.dtype, out.device.type, out.is_contiguous()) != (wanted, "cpu", True):
-        raise ArgumentError(f"out is {out.dtype} on {out.device}: it must be {wanted}, contiguous, in CPU memory")
-    needed = math.prod(shape)
-    if out.numel() < needed:
-        raise ArgumentError(f"out has room for {out.numel():,} values: this batch has {needed:,}, {list(shape)}")
-    return out.view(-1)[:needed].view(shape)
-
-
-class Readahead:
-    """Requests all reads of a batch before the first is waited for, while batches come from a disk.
-
-    A disk does several at once. Requests cost a little even if everything is in memory, hence only "while".
-    """
-
-    def __init__(self) -> None:
-        self._patience = _WARM_BATCHES
-
-    @contextmanager
-    def over(self, arrays: Iterable[NDArray[Any]]) -> Iterator[None]:
-        """Request mapped arrays, and watch whether reading them, which is done within, takes the disk."""
-        before = _disk_reads()
-        if self._patience:
-            for array in arrays:
-                will_need(array)
-        yield
-        if _disk_reads() != before:
-            self._patience = _WARM_BATCHES
-        elif self._patience:
-            self._patience -= 1
-
-
 class HotUtterances:
-    """Reads utterances like the shards do, and keeps those that were read in this process's memory.
-
-    Args:
-        shards: The shards that hold the utterances.
-        limit: Bytes of memory, all included.
+    """Reads utterances as the shards do, and keeps them in this process's memory, `limit` bytes with all overhead.
 
     Raises:
         ArgumentError: The machine has less memory.
@@ -307,17 +211,3 @@ class Block:
         room = self._arena.memory[self._start : self._start + array.nbytes]
         room.view(array.dtype).reshape(array.shape)[...] = array
         return np.asarray(self)[: array.nbytes].view(array.dtype).reshape(array.shape)
-
-
-def cut(
-    utterances: list[NDArray[Any]], firsts: NDArray[np.int64] | None, counts: NDArray[np.int64]
-) -> list[NDArray[Any]]:
-    """Of all frames of several utterances, `counts` of each from `firsts` on, or from its beginning."""
-    begins = [0] * len(utterances) if firsts is None else firsts.tolist()
-    return [frames[first : first + n] for frames, first, n in zip(utterances, begins, counts.tolist(), strict=True)]
-
-
-def _disk_reads() -> int:
-    """A count that grows with what this thread reads from disks; some file systems count blocks, all count faults."""
-    usage = resource.getrusage(resource.RUSAGE_THREAD)
-    return usage.ru_inblock + usage.ru_majflt

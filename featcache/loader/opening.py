@@ -11,31 +11,26 @@ from featcache.arguments import refuse_url
 from featcache.errors import ArgumentError, FeatcacheWarning, MissingDependencyError, StoreError
 from featcache.loader.cache import Cache
 from featcache.loader.tiers import Tiers
+from featcache.store.selection import select_configured, select_version
 from featcache.store.unfinished import find_unfinished
-from featcache.store.version import select_configured, select_version
 
 __all__ = ["open"]
 
 
-class ConfigLike(Protocol):
+class _Config(Protocol):
     """The part of `featcache.config.Config` that `open` needs; training may lack the packages to import that."""
 
     @property
-    def name(self) -> str:
-        """The name of the config's version."""
-
-    def fingerprint(self) -> str:
-        """A hash of everything that decides the values."""
-
-    def resolved(self) -> dict[str, Any]:
-        """The config with every default filled in."""
+    def name(self) -> str: ...
+    def fingerprint(self) -> str: ...
+    def resolved(self) -> dict[str, Any]: ...
 
 
 def open(  # noqa: A001
     path: str | Path,
     name: str | None = None,
     *,
-    config: str | Path | ConfigLike | None = None,
+    config: str | Path | _Config | None = None,
     check: bool = False,
     strict: bool = False,
     ram: str | float | None = None,
@@ -83,7 +78,7 @@ def open(  # noqa: A001
     return cache
 
 
-def _load(config: str | Path | ConfigLike) -> ConfigLike:
+def _load(config: str | Path | _Config) -> _Config:
     if not isinstance(config, (str, Path)):
         if not hasattr(config, "fingerprint"):
             raise ArgumentError(f"config is {config!r}: give a YAML file, the name of a packaged config, or a Config")

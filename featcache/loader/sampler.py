@@ -187,8 +187,7 @@ class _Pass(Iterator[list[int]]):
     """One pass through an epoch, or through what is left of it.
 
     Args:
-        sampler: The sampler that the batches are for.
-        epoch: The epoch.
+        sampler, epoch: What the batches are for.
         before: For each part of the epoch that was seen under other rules, these rules and the number of its rounds.
         first: The round to begin with.
     """

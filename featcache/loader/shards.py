@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError, listing
-from featcache.loader.memory import Readahead
+from featcache.loader.buffers import Readahead
 from featcache.spec import QUANTIZATION
 from featcache.store import zarr3
 from featcache.store.index import Index
@@ -21,7 +21,7 @@ from featcache.store.version import Version
 if TYPE_CHECKING:
     from featcache.loader.local_copies import LocalCopies
 
-__all__ = ["Shards"]
+__all__ = ["Shards", "cut"]
 
 
 class Shards:
@@ -31,8 +31,7 @@ class Shards:
     read.
 
     Args:
-        version: The version to read.
-        index: The version's items.
+        version, index: The version to read, and its items.
         check: Whether to compare side arrays with their checksums.
         copies: Makes copies of shards on a local disk, which are read instead as soon as they are complete.
     """
@@ -166,3 +165,11 @@ class Shards:
             yield
         except OSError as error:
             raise StoreError(f"{error.filename or shard.folder}: cannot be read: {error.strerror}") from error
+
+
+def cut(
+    utterances: list[NDArray[Any]], firsts: NDArray[np.int64] | None, counts: NDArray[np.int64]
+) -> list[NDArray[Any]]:
+    """Of all frames of several utterances, `counts` of each from `firsts` on, or from its beginning."""
+    begins = [0] * len(utterances) if firsts is None else firsts.tolist()
+    return [frames[first : first + n] for frames, first, n in zip(utterances, begins, counts.tolist(), strict=True)]

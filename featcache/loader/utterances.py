@@ -162,11 +162,8 @@ def find_utterances(
 ) -> Utterances:
     """The utterances of a manifest, with all their copies; without one, those of the first version.
 
-    The copies of an utterance are next to each other, each with the columns of its row.
-
-    Args:
-        caches: The versions by name.
-        manifest, where, columns, copies, on_changed: As for `FeatureDataset`, which lists the errors.
+    The copies of an utterance are next to each other, each with the columns of its row. The arguments are those of
+    `FeatureDataset`, which lists the errors.
     """
     if not isinstance(manifest, (str, os.PathLike, Manifest, NoneType)):
         raise ArgumentError(f"manifest is a {type(manifest).__name__}: give a CSV, TSV or JSONL file")

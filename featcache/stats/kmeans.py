@@ -42,13 +42,10 @@ class Fit:
 
     centroids: torch.Tensor
     """The centroids, float32 `[k, D]` on the CPU."""
-
     sizes: NDArray[np.int64]
     """The number of frames of the sample that are nearest to each centroid, int64 `[k]`."""
-
     inertia: float
     """The mean squared distance of the sample's frames to their centroids."""
-
     iterations: int
     """The number of iterations of Lloyd's algorithm."""
 
@@ -148,13 +145,8 @@ def draw_frames(version: Version, index: Index, count: int, generator: np.random
 def cluster(frames: torch.Tensor, k: int, generator: np.random.Generator, threads: int = 1) -> Fit:
     """Lloyd's algorithm, starting from the centroids of k-means++.
 
-    A centroid to which no frame is nearest moves to one of the frames that are farthest from their centroids.
-
-    Args:
-        frames: At least `k` frames, float32 `[N, D]`.
-        k: The number of clusters.
-        generator: The random generator for the first centroids.
-        threads: The number of threads to compute with.
+    A centroid to which no frame is nearest moves to one of the frames that are farthest from their centroids. There are
+    at least `k` frames, float32 `[N, D]`; `generator` draws the first centroids.
     """
     chosen = generator.choice(len(frames), min(len(frames), _SEEDING_FRAMES_PER_UNIT * k), replace=False)
     centroids = first_centroids(frames[torch.from_numpy(np.sort(chosen)).to(frames.device)], k, generator)
@@ -208,13 +200,7 @@ def first_centroids(frames: torch.Tensor, k: int, generator: np.random.Generator
     """The greedy k-means++ of Arthur and Vassilvitskii (2007): each centroid is a frame, drawn with a probability
     proportional to its squared distance from those before it; of a few draws, the one that leaves the least distance.
 
-    Args:
-        frames: The frames, float32 `[n, D]`.
-        k: The number of centroids.
-        generator: The random generator for the draws.
-
-    Returns:
-        The centroids, float32 `[k, D]`.
+    Both `frames` `[n, D]` and the centroids `[k, D]` are float32.
     """
     centred = frames - frames.mean(0)
     squares = centred.square().sum(1)

@@ -221,10 +221,6 @@ class ExactSums:
     which is exact. R. M. Neal calls this a small superaccumulator (2015, "Fast exact summation using small and large
     superaccumulators", arXiv:1505.05571). Parts are at most 2^32, so 2^31 of them can be added before one would
     overflow, and no carry is ever moved.
-
-    Args:
-        groups: The number of groups.
-        columns: The number of columns.
     """
 
     def __init__(self, groups: int, columns: int) -> None:

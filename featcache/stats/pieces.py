@@ -33,10 +33,8 @@ class Selection:
 
     positions: NDArray[np.int64]
     """The utterances' positions in the index, int64 `[utterances]`."""
-
     groups: NDArray[np.int64]
     """The number of each utterance's group, int64 `[utterances]`."""
-
     names: list[str]
     """The groups' names, sorted; without groups, a single empty name."""
 
@@ -47,16 +45,12 @@ class ShardPieces:
 
     shard: int
     """The number of the shard in the index."""
-
     starts: NDArray[np.int64]
     """The first frame of each piece in the shard's features, int64 `[pieces]`."""
-
     counts: NDArray[np.int64]
     """The number of frames of each piece, int64 `[pieces]`."""
-
     positions: NDArray[np.int64]
     """The position in the index of each piece's utterance, int64 `[pieces]`."""
-
     groups: NDArray[np.int64]
     """The number of the group of each piece's utterance, int64 `[pieces]`."""
 
@@ -67,9 +61,6 @@ class ShardPieces:
 
     def read(self, cache: Cache) -> NDArray[Any]:
         """The shard's features from the first piece to the end of the last, `[frames, dims]`, read-only.
-
-        Args:
-            cache: The cache, opened with `check` if utterances are to be compared with their checksums.
 
         Raises:
             DamagedError: The shard is damaged.

@@ -29,40 +29,28 @@ class Stats:
 
     version: str
     """The name of the version's folder."""
-
     fingerprint: str
     """The version's fingerprint."""
-
     units: str
     """What a value means, for a reader."""
-
     frames: int
     """The number of frames that were counted."""
-
     utterances: int
     """The number of utterances that were counted."""
-
     mean: NDArray[np.float64]
     """The mean of every dimension, float64 `[*item_shape]`."""
-
     variance: NDArray[np.float64]
     """The variance of every dimension, float64 `[*item_shape]`."""
-
     by: str | None = None
     """The column of the manifest whose values are the groups; None if there are no groups."""
-
     groups: list[str] = field(default_factory=list)
     """The names of the groups, sorted."""
-
     group_frames: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """The number of frames of each group, int64 `[groups]`."""
-
     group_utterances: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """The number of utterances of each group, int64 `[groups]`."""
-
     group_mean: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     """The mean of every dimension of each group, float64 `[groups, *item_shape]`."""
-
     group_variance: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     """The variance of every dimension of each group, float64 `[groups, *item_shape]`."""
 

@@ -45,8 +45,7 @@ def check_shard(
     """Find what is wrong in a shard.
 
     Args:
-        shard: The shard.
-        spec: The spec of its version.
+        shard, spec: The shard, and the spec of its version.
         data: Whether to read every byte of the features; else only metadata and columns.
         stopped: Called now and then; once it returns True, the rest is not looked at.
 
@@ -241,10 +240,6 @@ def combined_crc32c(crcs: NDArray[np.uint32], num_bytes: NDArray[np.int64]) -> i
     through as many zero bytes as B has, exclusive or the CRC of B.
 
     Source: Mark Adler's `crc32_combine` in zlib's `crc32.c`; the polynomial is that of RFC 3720.
-
-    Args:
-        crcs: The checksum of each part, uint32 `[n]`.
-        num_bytes: The number of bytes of each part, int64 `[n]`.
     """
     states = crcs.astype(np.uint32)
     following = num_bytes.sum() - np.cumsum(num_bytes)

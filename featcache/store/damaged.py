@@ -35,12 +35,7 @@ from featcache.strings import Strings
 
 
 class DamagedShard(Shard):
-    """A damaged shard, read without the metadata of its arrays.
-
-    Args:
-        folder: The shard's folder.
-        fingerprint: The version's fingerprint.
-        spec: The version's spec.
+    """A damaged shard, read without the metadata of its arrays; the version's spec says what these are.
 
     Raises:
         DamagedError: From every property and method, if the seal or a column is not what was written.
@@ -164,16 +159,9 @@ def plan_repairs(
 def copy_sound_items(version: Version, damaged: DamagedShard, numbers: Sequence[int]) -> str:
     """Commit sound items of a damaged shard as a shard of their own, bit for bit; the damaged shard stays.
 
-    The new shard replaces these items of the damaged one, and whatever the damaged one had replaced. So it has another
-    name, even if it holds all the items. It takes over the damaged shard's provenance.
-
-    Args:
-        version: The version of the shard.
-        damaged: The damaged shard, which has passed its `check`.
-        numbers: The numbers of the items to copy, rising.
-
-    Returns:
-        The new shard's name.
+    The new shard replaces these items of the damaged one, which has passed its `check`, and whatever the damaged one
+    had replaced. So it has another name, which is returned, even if it holds all the items. It takes over the damaged
+    shard's provenance. The items' numbers rise.
 
     Raises:
         StoreError: The new shard cannot be written.

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from featcache.errors import StoreError
 from featcache.manifest import SegmentColumns
 from featcache.store import zarr3
-from featcache.store.files import publish_folder, remove_from_version
+from featcache.store.files import folder_to_write, publish_folder, remove_from_version
 from featcache.store.shard import Shard
 from featcache.store.version import Version
 from featcache.strings import Strings, hash_of
@@ -118,9 +118,7 @@ class Index:
 def open_index(version: Version, names: Sequence[str] | None = None) -> Index:
     """The index of the version's shards: the one on disk if it fits; else it is built, and kept on disk if possible.
 
-    Args:
-        version: The version.
-        names: The names of the shards that count, to see a version as it was; by default, all that are there now.
+    With the names of the shards that count, it is of the version as it was; by default, of all that are there now.
 
     Raises:
         DamagedError: A shard's metadata or columns are damaged.
@@ -130,7 +128,7 @@ def open_index(version: Version, names: Sequence[str] | None = None) -> Index:
         return index
     index = build_index(map(version.shard, names))
     with suppress(OSError, StoreError):  # a read-only cache, a full disk, a link in place of a folder
-        version.folder("index")
+        folder_to_write(version.path, "index")
         with version.claim("index") as claim:
             if claim.take():
                 if (kept := load_index(version, names)) is not None:  # by another process, in the meantime

@@ -127,11 +127,9 @@ def find_other_files(
     equal.
 
     Args:
-        manifest: The manifest.
+        manifest, version, index: The manifest, the version and its index.
         rows: Numbers of rows, int64 `[n]`.
-        positions: The positions of their items in the version's index, int64 `[n]`.
-        version: The version with the items.
-        index: The version's index.
+        positions: The positions of their items in the index, int64 `[n]`.
 
     Returns:
         Which of `rows`, as numbers below n, rising, int64; and how many files were looked at.
@@ -158,15 +156,7 @@ def find_other_files(
 
 
 def sources_of(version: Version, index: Index, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The audio files that items were extracted from: size in bytes, mtime in ns and sample rate in Hz.
-
-    Args:
-        version: The version with the items.
-        index: The version's index.
-        positions: The positions of the items in the index, int64 `[n]`.
-
-    Returns:
-        int64 `[n, 3]`.
+    """The audio files of the items at some positions: size in bytes, mtime in ns, sample rate in Hz; int64 `[n, 3]`.
 
     Raises:
         DamagedError: A shard is not what was written.
@@ -244,12 +234,7 @@ def missing_error(
 ) -> MissingItemError:
     """The error for ids that have no item, of `num_wanted` in all; it says whether, and why, they failed.
 
-    Args:
-        version: The version.
-        index: Its items.
-        failures: The failures that its ledger has, by id.
-        ids: The missing ids; at least one.
-        num_wanted: How many ids were asked for.
+    `failures` are those that the version's ledger has, by id.
     """
     failed = [failures[id_] for id_ in ids if id_ in failures]
     where = f"{version.path}, which holds {len(index):,}"

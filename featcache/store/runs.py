@@ -202,11 +202,7 @@ def _record(failure: Failure) -> dict[str, Any]:
 
 
 def _failure_of(record: dict[str, Any]) -> Failure:
-    """The failure that a line of the ledger records.
-
-    Raises:
-        TypeError: It is no record of a failure.
-    """
+    """The failure that a line of the ledger records; TypeError if it records none."""
     known = {field.name: record[field.name] for field in fields(Failure) if field.name in record}
     replaced = known.get("replaces")
     failure = Failure(**{**known, "replaces": None if replaced is None else ReplacedItem(**replaced)})

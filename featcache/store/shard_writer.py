@@ -83,8 +83,7 @@ class ShardWriter:
             features: The frames of all of them, one item after another: `[frames, *item_shape]` of the stored dtype,
                 C-contiguous.
             num_frames: The number of frames of each item.
-            side: Every side array of the version, by name: the entries of all items, one item after another, and how
-                many each item has.
+            side: The items' data for every side array of the version.
 
         Raises:
             ExtractorError: The data is not what the version holds. Nothing has been added.

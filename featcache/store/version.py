@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from featcache.errors import DamagedError, StoreError, listing
+from featcache.errors import DamagedError, StoreError
 from featcache.spec import FeatureSpec, SideSpec
 from featcache.store import zarr3
 from featcache.store.files import (
@@ -106,7 +106,10 @@ class VersionInfo:
 
 
 class Version:
-    """An opened version: its folder `path`, and its attributes `info`."""
+    """An opened version: its folder `path`, and its attributes `info`.
+
+    What writes in `work/` raises StoreError if that is a link, and OSError if it cannot be made.
+    """
 
     def __init__(self, path: Path, info: VersionInfo) -> None:
         self.path = path
@@ -217,7 +220,7 @@ class Version:
         """
         sealed = zarr3.seal({"probe": document, "checksum": zarr3.UNSEALED})
         try:
-            folder = self.folder("probes")
+            folder = folder_to_write(self.path, "probes")
             sync(self.path)
         except OSError as error:
             raise StoreError(f"{self.path / 'probes'}: cannot be written: {error.strerror}") from error
@@ -237,40 +240,26 @@ class Version:
                     documents.append(record["probe"])
         return documents
 
-    def folder(self, name: str) -> Path:
-        """One of the folders in the version's folder, to write in; it is made if it is missing.
-
-        Raises:
-            StoreError: It is a link, and what is written there would lie outside the cache.
-            OSError: It cannot be made.
-        """
-        return folder_to_write(self.path, name)
-
     def claim(self, work: str) -> Claim:
-        """A claim on a piece of work, by its name.
-
-        Raises:
-            StoreError, OSError: `work/` is a link, or cannot be made.
-        """
-        return Claim(self.folder("work") / f"{work}.lock")
+        """A claim on a piece of work, by its name."""
+        return Claim(self._work() / f"{work}.lock")
 
     def work_folder(self, work: str) -> Path:
-        """The path of a fresh folder for a piece of work; it is not made yet.
+        """The path of a fresh folder for a piece of work; it is not made yet."""
+        return self._work() / f"{work}.{uuid.uuid4().hex[:8]}"
 
-        Raises:
-            StoreError, OSError: `work/` is a link, or cannot be made.
-        """
-        return self.folder("work") / f"{work}.{uuid.uuid4().hex[:8]}"
+    def _work(self) -> Path:
+        return folder_to_write(self.path, "work")
 
     def remove_work(self, work: str) -> None:
         """Remove what killed processes have left of a piece of work, whose claim the caller holds."""
-        for entry in list(os.scandir(self.folder("work"))):
+        for entry in list(os.scandir(self._work())):
             if entry.name.partition(".")[0] == work:
                 remove_from_version(self.path, "work", entry.name)
 
     def sweep(self) -> None:
         """Remove what killed runs have left in `work/`: everything that nobody holds a claim on."""
-        for entry in list(os.scandir(self.folder("work"))):
+        for entry in list(os.scandir(self._work())):
             claim = self.claim(entry.name.partition(".")[0])
             with suppress(OSError):  # on a full disk it stays
                 if claim.take():
@@ -293,143 +282,3 @@ def _spec_of(document: dict[str, Any]) -> FeatureSpec:
     shapes = {key: tuple(document[key]) for key in ("item_shape", "codebook_sizes")}
     side = tuple(SideSpec(**{**array, "item_shape": tuple(array["item_shape"])}) for array in document.get("side", []))
     return FeatureSpec(**{**document, **shapes, "side": side})
-
-
-def version_folders(path: Path) -> list[Path]:
-    """The folder of the version at `path`, or of every version in the cache at `path`, sorted.
-
-    If there is no such folder, `path` may name a version by its config: `features/fbank80`.
-
-    Raises:
-        StoreError: There is no version, or several have that name.
-    """
-    if (path / "shards").is_dir():
-        return [path]
-    try:
-        folders = _folders_in(path)
-    except FileNotFoundError:
-        return [_named(path.parent, path.name)]
-    except NotADirectoryError as error:
-        raise StoreError(f"{path}: there is no such cache folder") from error
-    if not folders:
-        raise StoreError(f"{path}: holds no version: `featcache extract` creates one")
-    return folders
-
-
-def _named(cache: Path, name: str) -> Path:
-    """The folder of the only version in the cache whose config is called `name`."""
-    there: list[Path] = []
-    with suppress(OSError):
-        there = _folders_in(cache)
-    found = [folder for folder in there if _name_of(folder) == name]
-    if len(found) > 1:
-        raise _several(cache, found)
-    if not found:
-        hint = f"; {cache} holds {listing(folder.name for folder in there)}" if there else ""
-        raise StoreError(f"{cache / name}: there is no such cache folder{hint}")
-    return found[0]
-
-
-def _name_of(folder: Path) -> str:
-    """The name of a version's config; if the metadata is damaged, as the folder's name has it."""
-    try:
-        return Version.open(folder).info.name
-    except (StoreError, OSError):
-        return folder.name.rpartition("-")[0]
-
-
-def _several(cache: Path, folders: list[Path]) -> StoreError:
-    """The error to raise if there are several versions and a single one is wanted."""
-    hint = ""
-    with suppress(StoreError):  # some metadata may be damaged
-        first, second = (Version.open(folder).info.config for folder in folders[:2])
-        hint = f" (the first two differ in {listing(differing_keys(first, second)) or 'their weights or revision'})"
-    names = listing(folder.name for folder in folders)
-    return StoreError(f"{cache}: holds {len(folders)} versions: {names}; name one of these folders{hint}")
-
-
-def _folders_in(cache: Path) -> list[Path]:
-    entries = [Path(entry.path) for entry in os.scandir(cache) if not entry.name.startswith(".")]
-    return sorted(entry for entry in entries if (entry / "shards").is_dir())
-
-
-def select_versions(path: Path, name: str | None = None) -> list[Version]:
-    """The version at `path` (see `version_folders`), or every version in the cache at `path` that is called `name`.
-
-    Raises:
-        StoreError: There is no version.
-        DamagedError: The metadata of such a version is damaged.
-    """
-    versions = []
-    for folder in version_folders(path):
-        try:
-            version = Version.open(folder)
-        except DamagedError:
-            if name in (None, folder.name, _name_of(folder)):
-                raise
-            continue  # damage in a version that was not asked for
-        if name in (None, version.info.name, folder.name):
-            versions.append(version)
-    return versions
-
-
-def select_version(cache: Path, name: str | None = None) -> Version:
-    """The only version in the cache (that is called `name`).
-
-    Raises:
-        StoreError: There is none, or there are several; the message says how they differ.
-    """
-    versions = select_versions(cache, name)
-    if len(versions) == 1:
-        return versions[0]
-    if not versions:
-        there = [folder.name for folder in version_folders(cache)]
-        raise StoreError(f"{cache}: holds no version called {name!r}; it holds {listing(there)}")
-    raise _several(cache, [version.path for version in versions])
-
-
-def select_configured(
-    path: Path, name: str | None, config_name: str, fingerprint: str, resolved: dict[str, Any]
-) -> Version:
-    """The version in the cache (called `name`) that a config makes.
-
-    Args:
-        path: The cache, or a version in it.
-        name: The version's name; None for any.
-        config_name: The config's name.
-        fingerprint: The config's fingerprint.
-        resolved: The config with every default filled in.
-
-    Raises:
-        StoreError: There is none; says how the config of another one differs.
-    """
-    wanted = f"{config_name}-{fingerprint[:12]}"
-    versions = select_versions(path, name)
-    fitting = [version for version in versions if version.info.fingerprint == fingerprint]
-    namesakes = [version for version in versions if version.info.name == config_name]
-    if fitting:  # several differ in nothing but their names
-        return next((version for version in fitting if version in namesakes), fitting[0])
-    if not namesakes and len(versions) != 1:
-        there = listing(version.path.name for version in select_versions(path))
-        raise StoreError(f"{path}: holds no version of this config, which would be {wanted}; it holds {there}")
-    other = (namesakes or versions)[0]
-    keys = listing(differing_keys(other.info.config, resolved)) or "their weights or revision"
-    raise StoreError(f"{other.path}: made with another config; the given config makes {wanted}; they differ in {keys}")
-
-
-def differing_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """The dotted paths at which two resolved configs differ, with both values: `params.low_freq: 20.0 -> 0.0`."""
-
-    def shown(config: dict[str, Any]) -> str:
-        return json.dumps(config[key]) if key in config else "not given"
-
-    if not prefix and old.get("extractor") != new.get("extractor"):  # whose parameters have nothing in common
-        return [f"extractor: {json.dumps(old.get('extractor'))} -> {json.dumps(new.get('extractor'))}"]
-    lines = []
-    for key in sorted({*old, *new}):
-        path, was, now = f"{prefix}{key}", old.get(key), new.get(key)
-        if isinstance(was, dict) and isinstance(now, dict):
-            lines += differing_keys(was, now, f"{path}.")
-        elif was != now:
-            lines.append(f"{path}: {shown(old)} -> {shown(new)}")
-    return lines

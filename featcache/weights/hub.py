@@ -1,15 +1,14 @@
 """Downloads a model from a hub into the hub's cache on this machine; every error becomes one line that says what to do.
 
 `huggingface_hub` downloads each file, retries, and shows its progress bar on a terminal. The files are downloaded one
-after another in this thread, and not by `snapshot_download`: its threads finish their files before an interrupt takes
-effect, and in their order weights may arrive before the file that says how waveforms are prepared.
+after another in this thread, and not by `snapshot_download`: its threads, even a single one, finish their files before
+an interrupt takes effect, and if the hub cannot list its files, it returns what is there as if that were all.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from featcache.errors import ConfigError, ExtractorError, FeatcacheError
+from featcache.trust import may_download
 from featcache.weights.files import PREPROCESSING, first_line, folder_with_weights, has_all_weights
 
 if TYPE_CHECKING:
@@ -111,11 +111,17 @@ def download(model: HubModel) -> None:
     """Download the files that the model needs and the cache lacks.
 
     Raises:
-        ConfigError: The hub has no such model or commit, or does not give it to this user; or HF_HUB_OFFLINE is set.
+        ConfigError: The hub has no such model or commit, or does not give it to this user; or HF_HUB_OFFLINE is set; or
+            downloads are not allowed here.
         ExtractorError: The hub cannot be reached, or the files cannot be kept.
     """
     from huggingface_hub import HfApi, constants
 
+    if not may_download():
+        raise ConfigError(
+            f"{_is_not_there(model)}, and what only a cache names is not downloaded: "
+            f"`hf download {model.name} --revision {model.revision}` downloads it"
+        )
     with _quiet():
         with _errors_in_one_line(model, is_listing=True):
             timeout = constants.HF_HUB_ETAG_TIMEOUT
@@ -169,7 +175,7 @@ def _download_file(file: RepoSibling, model: HubModel) -> None:
     with path.open("rb") as opened:
         found = hashlib.file_digest(opened, "sha256").hexdigest()
     if found != file.lfs.sha256:
-        Path(os.path.realpath(path)).unlink(missing_ok=True)
+        path.resolve().unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         raise ExtractorError(
             f"params.weights: {model.name}: {file.rfilename} arrived damaged from {model.endpoint} and was removed: "
@@ -193,12 +199,16 @@ def _quiet() -> Iterator[None]:
 # Errors
 
 
-def not_to_be_downloaded(model: HubModel) -> ConfigError:
-    """The error to raise if a model is not on this machine, and only a cache asks for it."""
-    return ConfigError(
-        f"{_is_not_there(model)}, and what only a cache names is not downloaded: "
-        f"`hf download {model.name} --revision {model.revision}` downloads it"
-    )
+@contextmanager
+def _errors_in_one_line(model: HubModel, is_listing: bool) -> Iterator[None]:
+    try:
+        yield
+    except FeatcacheError:
+        raise
+    except Exception as error:  # the hub's own errors, and those of whatever HTTP library it uses now
+        if (found := to_one_line_error(error, model, is_listing)) is None:
+            raise
+        raise found from error
 
 
 def to_one_line_error(error: Exception, model: HubModel, is_listing: bool) -> FeatcacheError | None:
@@ -216,12 +226,13 @@ def to_one_line_error(error: Exception, model: HubModel, is_listing: bool) -> Fe
     what = f"params.weights: {model.name}"
     if not model.endpoint.startswith(("http://", "https://")):
         return ConfigError(f"{what}: HF_ENDPOINT is {model.endpoint!r}, and has to begin with https://")
-    for cause in _causes(error):
-        if found := _from_hub(cause, model, is_listing) or _from_disk(cause, model):
+    causes = [*_causes(error)]
+    for cause in causes:
+        if found := _known_error(cause, model, is_listing):
             return found
     if isinstance(error, _MISUSE):
         return None
-    reason = first_line([*_causes(error)][-1])
+    reason = first_line(causes[-1])
     if is_listing:
         return ExtractorError(
             f"{_is_not_there(model)}, and {_route(model)} cannot be reached ({reason}): {_remedy(model)}"
@@ -231,20 +242,8 @@ def to_one_line_error(error: Exception, model: HubModel, is_listing: bool) -> Fe
     )
 
 
-@contextmanager
-def _errors_in_one_line(model: HubModel, is_listing: bool) -> Iterator[None]:
-    try:
-        yield
-    except FeatcacheError:
-        raise
-    except Exception as error:  # the hub's own errors, and those of whatever HTTP library it uses now
-        if (found := to_one_line_error(error, model, is_listing)) is None:
-            raise
-        raise found from error
-
-
-def _from_hub(error: BaseException, model: HubModel, is_listing: bool) -> FeatcacheError | None:
-    """The error to raise for a hub's answer, or for what huggingface_hub says in its place."""
+def _known_error(error: BaseException, model: HubModel, is_listing: bool) -> FeatcacheError | None:
+    """The error to raise for a hub's answer, for what huggingface_hub says in its place, or for a fault of the disk."""
     from huggingface_hub import errors
 
     what, page = f"params.weights: {model.name}", f"{model.endpoint}/{model.name}"
@@ -255,37 +254,27 @@ def _from_hub(error: BaseException, model: HubModel, is_listing: bool) -> Featca
     if isinstance(error, errors.RevisionNotFoundError):
         return ConfigError(f"params.revision: {page} has no commit {model.revision}: see {page}/commits/main")
     if isinstance(error, errors.HfHubHTTPError):
-        return _from_status(error.response.status_code, error.server_message, model, is_listing)
+        status, message = error.response.status_code, error.server_message
+        if is_listing and status in (401, 404) and "credentials" not in (message or ""):
+            # To a user without access, a hub says the same of a private model as of one that does not exist.
+            what += f": {model.endpoint} has no public model of this name"
+            return ConfigError(f"{what}; for a private one, {_TOKEN}")
+        what += f": {_route(model)} answers {status}" + (f" ({first_line(message)})" if message else "")
+        if status in (401, 403):
+            return ConfigError(f"{what}: the token is not valid, or may not read this model; {_TOKEN}")
+        if status == 429:
+            return ExtractorError(f"{what}, too many requests: run it again later; for a higher limit, {_TOKEN}")
+        return ExtractorError(f"{what}: run it again later")
     if (is_listing and isinstance(error, _MISUSE)) or isinstance(error, errors.FileMetadataError | ValueError):
         reason = first_line(error).partition(". ")[0]
         return ConfigError(
             f"{what}: {_route(model)} does not answer as a hub does ({reason}): check HF_ENDPOINT, and what stands "
             "between this machine and the network"
         )
-    return None
-
-
-def _from_status(status: int, message: str | None, model: HubModel, is_listing: bool) -> FeatcacheError:
-    what = f"params.weights: {model.name}"
-    if is_listing and status in (401, 404) and "credentials" not in (message or ""):
-        # To a user without access, a hub says the same of a private model as of one that does not exist.
-        return ConfigError(f"{what}: {model.endpoint} has no public model of this name; for a private one, {_TOKEN}")
-    what += f": {_route(model)} answers {status}" + (f" ({first_line(message)})" if message else "")
-    if status in (401, 403):
-        return ConfigError(f"{what}: the token is not valid, or may not read this model; {_TOKEN}")
-    if status == 429:
-        return ExtractorError(f"{what}, too many requests: run it again later; for a higher limit, {_TOKEN}")
-    return ExtractorError(f"{what}: run it again later")
-
-
-def _from_disk(error: BaseException, model: HubModel) -> FeatcacheError | None:
     if isinstance(error, OSError) and error.errno in _FULL:
         return _no_space(model)
     if isinstance(error, OSError) and error.errno in _CLOSED and error.filename:
-        return ExtractorError(
-            f"params.weights: {model.name} cannot be kept in {model.cache}: {error.strerror}; HF_HOME names another "
-            "place"
-        )
+        return ExtractorError(f"{what} cannot be kept in {model.cache}: {error.strerror}; HF_HOME names another place")
     return None
 
 

@@ -34,11 +34,7 @@ def transformers_class(name: str, needed_for: str) -> Any:
         import transformers
 
         return getattr(transformers, name)
-    except (
-        ImportError,
-        AttributeError,
-        RuntimeError,
-    ) as error:  # RuntimeError: a backend does not import
+    except (ImportError, AttributeError, RuntimeError) as error:  # RuntimeError: a backend does not import
         raise MissingDependencyError("transformers", needed_for, extra="models") from error
 
 
@@ -106,18 +102,17 @@ def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
     raw = read_json(located, "config.json")
     if not raw:
         raise weights_error(located.folder, "holds no config.json, which says what the model is")
-    if raw.get("auto_map") and not remote_code_is_allowed():
+    own_code = raw.get("auto_map") or {}
+    if own_code and not remote_code_is_allowed():
         raise weights_error(
             located.folder, "the model comes with its own Python code: if you trust it, --trust-remote-code runs it"
         )
-    elsewhere = [name for name in (raw.get("auto_map") or {}).values() if "--" in str(name)]
-    if elsewhere:
+    if elsewhere := [name for name in own_code.values() if "--" in str(name)]:
         raise weights_error(
             located.folder, f"the model's code is in another repository, which is not pinned: {elsewhere[0]}"
         )
-    automatic = hasattr(model_class, "_model_mapping")
     try:
-        if not automatic:
+        if not hasattr(model_class, "_model_mapping"):  # not an auto class
             expected, found = model_class.config_class.model_type, raw.get("model_type", "")
             if found != expected:
                 what = f"holds a model of type {found!r}" if found else "config.json names no model_type"
@@ -129,8 +124,7 @@ def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
         config = AutoConfig.from_pretrained(
             located.folder, local_files_only=True, trust_remote_code=remote_code_is_allowed()
         )
-        reference = (raw.get("auto_map") or {}).get(model_class.__name__)
-        if reference:
+        if reference := own_code.get(model_class.__name__):
             return config, get_class_from_dynamic_module(reference, located.folder, local_files_only=True)
         return config, model_class._model_mapping[type(config)]
     except ConfigError:

@@ -7,9 +7,8 @@ import re
 from pathlib import Path
 
 from featcache.errors import ConfigError, MissingDependencyError, listing
-from featcache.trust import may_download
 from featcache.weights.files import SUFFIXES, Located, first_line, folder_with_weights, weights_error
-from featcache.weights.hub import HubModel, download, not_to_be_downloaded
+from featcache.weights.hub import HubModel, download
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -64,8 +63,6 @@ def _folder_of_hub_model(name: str, revision: str) -> Path:
     model = HubModel(name, revision, constants.ENDPOINT, Path(constants.HF_HUB_CACHE).expanduser())
     if complete := model.complete_folder():
         return complete
-    if not may_download():
-        raise not_to_be_downloaded(model)
     download(model)
     downloaded = folder_with_weights(model.snapshot)
     if downloaded is None:

@@ -21,7 +21,7 @@ from clock import median, remark, timed
 
 from featcache.loader import Cache
 from featcache.stats import moments
-from featcache.store.version import select_version
+from featcache.store.selection import select_version
 
 COPIED = 1 << 20
 

@@ -31,7 +31,8 @@ from load import BATCH, BINS, make_features, make_version, shuffled
 from open import anonymous_bytes, forget, in_child
 
 import featcache
-from featcache.loader.memory import Ram, Readahead
+from featcache.loader.buffers import Readahead
+from featcache.loader.memory import Ram
 
 LIMIT = 500_000_000
 SMALL, LARGE = 5_000, 1_000_000

@@ -62,9 +62,9 @@ def assert_alike(batch, expected):
         ours, theirs = batch[key], expected[key]
         assert type(ours) is type(theirs)
         if isinstance(theirs, tuple):
-            for one, other in zip(ours, theirs, strict=True):
-                assert one.dtype == other.dtype
-                assert torch.equal(one, other)
+            for mine, other in zip(ours, theirs, strict=True):
+                assert mine.dtype == other.dtype
+                assert torch.equal(mine, other)
         elif isinstance(theirs, torch.Tensor):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
         else:

@@ -11,7 +11,7 @@ from featcache.errors import AudioError
 from featcache.extract.from_version import StoredUtterance, open_source
 from featcache.manifest import read_manifest
 from featcache.stats.kmeans import fit_version
-from featcache.store.version import select_version
+from featcache.store.selection import select_version
 
 
 @pytest.fixture(scope="module")

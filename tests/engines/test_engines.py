@@ -20,8 +20,8 @@ from featcache.errors import DamagedError, StoreError
 from featcache.extract.extraction import ExtractionPlan, Options, plan_extraction, run_extraction
 from featcache.manifest import read_manifest
 from featcache.store.locks import Claim
+from featcache.store.selection import select_versions
 from featcache.store.shard_writer import ShardWriter
-from featcache.store.version import select_versions
 from featcache.store.zarr3 import ChunkWriter
 
 CONFIGS = "fbank80", "mfcc13"

@@ -9,7 +9,7 @@ from transformers import EncodecConfig, EncodecModel
 from transformers.models.encodec.modeling_encodec import EncodecEncoder
 
 from featcache.errors import ConfigError
-from featcache.extractors import Clip, encodec, seanet
+from featcache.extractors import Clip, seanet
 from featcache.extractors.codec import code_dtype
 from featcache.extractors.encodec import Encodec, EncodecParams
 from featcache.extractors.model import Chunk
@@ -248,7 +248,7 @@ def test_encoders_of_other_configs(pad_mode, causal):
     encoder = EncodecEncoder(config).eval().requires_grad_(False)
     lengths = torch.tensor([1, 2, 14, 15, 16, 31, 47])
     rows = torch.randn(len(lengths), 1, 47)
-    x, ends = seanet.run(seanet.layers(encoder.layers, encodec._convolution), rows, lengths)
+    x, ends = seanet.run(seanet.layers(encoder.layers), rows, lengths)
     for row, n in enumerate(lengths.tolist()):
         expected = encoder(rows[row : row + 1, :, :n])[0]
         assert expected.shape[1] == ends[row]

@@ -7,8 +7,9 @@ from typing import Any
 
 from featcache.health.verify import Report, verify
 from featcache.store.index import open_index
+from featcache.store.selection import version_folders
 from featcache.store.shard import Item
-from featcache.store.version import Version, version_folders
+from featcache.store.version import Version
 
 WORK = "work"
 """Where a version holds what is being written, and claims."""

@@ -214,8 +214,8 @@ class TestBatch:
 
     @pytest.mark.parametrize("keys", [["utt-3", "utt-1"], [3, 1]])
     def test_of_an_iterator_as_of_a_list(self, cache, keys):
-        for one, other in zip(cache.batch(iter(keys)), cache.batch(keys), strict=True):
-            assert torch.equal(one, other)
+        for found, other in zip(cache.batch(iter(keys)), cache.batch(keys), strict=True):
+            assert torch.equal(found, other)
 
 
 class TestMissing:

@@ -180,8 +180,8 @@ def test_an_iteration_stays_in_its_epoch(cache):
     loader.set_epoch(1)
     found += batches
     assert (len(found), dataset.epoch) == (len(expected), 1)
-    for one, other in zip(found, expected, strict=True):
-        same(one, other)
+    for batch, other in zip(found, expected, strict=True):
+        same(batch, other)
 
 
 def test_the_epochs_of_a_sampler_in_a_batch_sampler_are_gone_through(cache):
@@ -242,8 +242,8 @@ def test_goes_to_other_processes(dataset):
     small = len(pickle.dumps(DataLoader(dataset, BATCHES)))
     assert len(pickle.dumps(loader)) < small + 100  # not the memory of batches
     copy = pickle.loads(pickle.dumps(loader))
-    for one, other in zip(copy, expected, strict=True):
-        same(one, other)
+    for batch, other in zip(copy, expected, strict=True):
+        same(batch, other)
 
 
 def test_a_state_is_not_for_every_sampler(dataset):
@@ -318,10 +318,10 @@ class TestEnds:
 
     def test_two_loops_do_not_disturb_each_other(self, dataset):
         loader = DataLoader(dataset, BATCHES)
-        for one, other, rows in zip(loader, loader, BATCHES, strict=True):
-            assert one["ids"] == other["ids"] == [dataset.ids[row] for row in rows]
-            same(one, other)
-            same(one, dataset.batch(rows))
+        for batch, other, rows in zip(loader, loader, BATCHES, strict=True):
+            assert batch["ids"] == other["ids"] == [dataset.ids[row] for row in rows]
+            same(batch, other)
+            same(batch, dataset.batch(rows))
 
 
 @pytest.mark.parametrize(

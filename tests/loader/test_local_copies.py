@@ -161,9 +161,9 @@ class TestCopying:
 
 class TestFolder:
     def test_a_part_belongs_to_one_and_is_data_to_nobody(self, disk):
-        one, other = (LocalDisk(disk, 1000, "fbank80-0123456789ab", disk) for _ in range(2))
+        own, other = (LocalDisk(disk, 1000, "fbank80-0123456789ab", disk) for _ in range(2))
         name = "0123456789ab-01234567"
-        part = one.begin(name, 10)
+        part = own.begin(name, 10)
         assert other.is_under_way(name)
         assert other.begin(name, 10) is CopyRefused.UNDER_WAY
         assert other.find(name, 10) is None
@@ -175,8 +175,8 @@ class TestFolder:
         assert other.find(name, 9) is None
 
     def test_a_part_that_is_given_up_while_another_process_looks_at_it(self, disk, monkeypatch):
-        one, other = (LocalDisk(disk, 1000, "fbank80-0123456789ab", disk) for _ in range(2))
-        part = one.begin("0123456789ab-01234567", 10)
+        own, other = (LocalDisk(disk, 1000, "fbank80-0123456789ab", disk) for _ in range(2))
+        part = own.begin("0123456789ab-01234567", 10)
 
         def is_held(path):
             if path.suffix == ".part":
@@ -187,11 +187,11 @@ class TestFolder:
         assert isinstance(other.begin("0123456789ab-00000000", 10), PartialCopy)
 
     def test_what_is_being_written_counts_and_what_was_given_up_does_not(self, disk):
-        one = LocalDisk(disk, 100, "fbank80-0123456789ab", disk)
-        part = one.begin("0123456789ab-01234567", 60)
-        assert one.begin("0123456789ab-00000000", 60) is CopyRefused.FULL
+        own = LocalDisk(disk, 100, "fbank80-0123456789ab", disk)
+        part = own.begin("0123456789ab-01234567", 60)
+        assert own.begin("0123456789ab-00000000", 60) is CopyRefused.FULL
         part.discard()
-        part = one.begin("0123456789ab-00000000", 60)
+        part = own.begin("0123456789ab-00000000", 60)
         assert isinstance(part, PartialCopy)
         part.discard()
         assert parts_in(disk) == []

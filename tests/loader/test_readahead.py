@@ -5,8 +5,8 @@ import pytest
 from make_cache import make_features, make_version
 
 import featcache
-from featcache.loader import memory
-from featcache.loader.memory import Readahead
+from featcache.loader import buffers
+from featcache.loader.buffers import Readahead
 from featcache.store.zarr3 import map_file, will_need
 
 
@@ -14,7 +14,7 @@ from featcache.store.zarr3 import map_file, will_need
 def asked(monkeypatch):
     """The arrays that are asked for."""
     arrays = []
-    monkeypatch.setattr(memory, "will_need", arrays.append)
+    monkeypatch.setattr(buffers, "will_need", arrays.append)
     return arrays
 
 
@@ -31,7 +31,7 @@ def test_anything_may_be_asked_for_and_stays_as_it_is(tmp_path):
 
 def test_it_asks_while_the_disk_is_read_and_some_batches_longer(asked, monkeypatch):
     reads = 0
-    monkeypatch.setattr(memory, "_disk_reads", lambda: reads)
+    monkeypatch.setattr(buffers, "_disk_reads", lambda: reads)
     ahead, array = Readahead(), np.zeros(1)
 
     def batches(count, from_disk):
@@ -42,9 +42,9 @@ def test_it_asks_while_the_disk_is_read_and_some_batches_longer(asked, monkeypat
                 reads += from_disk
         return len(asked)
 
-    assert batches(100, from_disk=0) == memory._WARM_BATCHES
+    assert batches(100, from_disk=0) == buffers._WARM_BATCHES
     assert batches(10, from_disk=3) == 9  # the first one tells
-    assert batches(100, from_disk=0) == memory._WARM_BATCHES
+    assert batches(100, from_disk=0) == buffers._WARM_BATCHES
 
 
 @pytest.mark.parametrize("ram", [None, "1GB"])

@@ -39,8 +39,8 @@ def test_a_row_of_another_file_under_the_same_id_is_refused(cli, corpus, scratch
         dataset = featcache.FeatureDataset(featcache.open(cache), train, on_changed="warn")
     assert warned[0].filename == __file__
     used = dataset_of(cache, train, on_changed="use")
-    for one in (dataset, used):
-        assert one[0]["features"].equal(dataset_of(cache, dev)[0]["features"])
+    for read in (dataset, used):
+        assert read[0]["features"].equal(dataset_of(cache, dev)[0]["features"])
     assert cli("extract", train, "-o", cache).code == 0
     assert len(dataset_of(cache, train)) == 42
     with pytest.raises(ArgumentError, match="on_changed is 'ignore': choose 'error', 'warn', 'use'"):

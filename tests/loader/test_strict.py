@@ -142,7 +142,7 @@ class TestRecords:
         return run
 
     def missing(self, version):
-        return [(one.manifest, one.missing, one.failed) for one in find_unfinished(version, open_index(version))]
+        return [(run.manifest, run.missing, run.failed) for run in find_unfinished(version, open_index(version))]
 
     def test_versions_without_records_or_with_others_are_whole(self, version, tmp_path):
         assert opened(tmp_path) == []

@@ -23,7 +23,9 @@ def generator(seed=0):
 
 def squared_distances(features, centroids):
     """Float64 `[N, k]`, one difference after the other."""
-    return np.stack([np.square(features.astype(np.float64) - one).sum(1) for one in centroids.astype(np.float64)], 1)
+    return np.stack(
+        [np.square(features.astype(np.float64) - centroid).sum(1) for centroid in centroids.astype(np.float64)], 1
+    )
 
 
 def lloyd(features, centroids):
@@ -120,10 +122,10 @@ def test_what_it_says_of_its_centroids_is_so():
 
 def test_threads_and_blocks_change_no_bit_and_little(monkeypatch):
     features = torch.from_numpy(blobs(7, 500, apart=3)[0])
-    one = cluster(features, 30, generator())
-    assert torch.equal(cluster(features, 30, generator(), threads=3).centroids, one.centroids)
+    fit = cluster(features, 30, generator())
+    assert torch.equal(cluster(features, 30, generator(), threads=3).centroids, fit.centroids)
     monkeypatch.setattr(kmeans, "_BLOCK_FRAMES", 100)
-    assert cluster(features, 30, generator(), threads=2).inertia == pytest.approx(one.inertia, rel=1e-3)
+    assert cluster(features, 30, generator(), threads=2).inertia == pytest.approx(fit.inertia, rel=1e-3)
 
 
 def test_fewer_different_frames_than_clusters():
@@ -180,10 +182,10 @@ def test_shards_and_their_order_change_nothing(tmp_path):
     features = make_features(30, (4,), "float16")
     names = list(features)
     shards = [{name: features[name] for name in part} for part in (names[20:], names[:7], names[7:20])]
-    one = fit_version(make_version(tmp_path / "a", features), 8)[0]
+    codebook = fit_version(make_version(tmp_path / "a", features), 8)[0]
     other = fit_version(make_version(tmp_path / "b", *shards), 8, threads=2)[0]
-    assert one.to_bytes() == other.to_bytes()
-    assert fit_version(make_version(tmp_path / "a", features), 8, seed=1)[0].digest() != one.digest()
+    assert codebook.to_bytes() == other.to_bytes()
+    assert fit_version(make_version(tmp_path / "a", features), 8, seed=1)[0].digest() != codebook.digest()
 
 
 def test_from_a_version_as_from_memory(tmp_path):

@@ -25,9 +25,9 @@ HEADER_BYTES = 128
 """Of each of the `.npy` files below."""
 
 
-def same(one: Index, other: Index) -> bool:
-    return (one.shards, one.ids) == (other.shards, other.ids) and all(
-        np.array_equal(getattr(one, name), getattr(other, name)) for name in ARRAYS
+def same(index: Index, other: Index) -> bool:
+    return (index.shards, index.ids) == (other.shards, other.ids) and all(
+        np.array_equal(getattr(index, name), getattr(other, name)) for name in ARRAYS
     )
 
 
@@ -109,23 +109,23 @@ def reseal(folder, name):
 
 def test_the_index_of_another_version_is_not_believed(scratch):
     """Of one with the same shards' names and other frames: neither under its own name nor under this one's."""
-    one, other = (Version.create(scratch, replace(INFO, fingerprint=digit * 64)) for digit in "ab")
-    for version, frames in ((one, 2), (other, 3)):
+    own, other = (Version.create(scratch, replace(INFO, fingerprint=digit * 64)) for digit in "ab")
+    for version, frames in ((own, 2), (other, 3)):
         items = [item(name, frames, num_samples=480, size=7) for name in "xy"]
         values = np.arange(4 * frames, dtype=np.float32).reshape(-1, 2)
         write_frames(version, items, values, frames)
-    assert one.shard_names() == other.shard_names()
-    expected = open_index(one)
+    assert own.shard_names() == other.shard_names()
+    expected = open_index(own)
     foreign = open_index(other)
     assert foreign.first_frame.tolist() != expected.first_frame.tolist()
-    theirs, ours = (index_folder(version, version.shard_names()) for version in (other, one))
+    theirs, ours = (index_folder(version, version.shard_names()) for version in (other, own))
     assert theirs.name != ours.name
-    for copy in (one.path / "index" / theirs.name, ours):
-        shutil.rmtree(one.path / "index")
+    for copy in (own.path / "index" / theirs.name, ours):
+        shutil.rmtree(own.path / "index")
         copy.parent.mkdir()
         shutil.copytree(theirs, copy)
-        assert same(open_index(one), expected)
-        assert same(open_index(one), expected)
+        assert same(open_index(own), expected)
+        assert same(open_index(own), expected)
 
 
 def write_frames(version, items, values, frames):

@@ -60,10 +60,10 @@ def mend(version: Version, plain: Corpus) -> Repaired:
     return repair(version.path, read_manifest(plain.manifest()), Options("cpu", 1))
 
 
-def exchange(one: Path, other: Path) -> None:
-    one.rename(one.with_name("aside"))
-    other.rename(one)
-    one.with_name("aside").rename(other)
+def exchange(shard: Path, other: Path) -> None:
+    shard.rename(shard.with_name("aside"))
+    other.rename(shard)
+    shard.with_name("aside").rename(other)
 
 
 def test_an_exchanged_shard_is_noticed_by_all_that_read_it(cli, plain, two, pair):

@@ -79,10 +79,10 @@ def test_where_there_are_no_locks_every_claim_succeeds(scratch, monkeypatch):
     """Two runs may then do the same shard, and neither sweeps what it cannot know to be dead."""
     monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(95, "Operation not supported")))
     version = Version.create(scratch, INFO)
-    one, other = version.claim("x"), version.claim("x")
-    assert one.take()
+    claim, other = version.claim("x"), version.claim("x")
+    assert claim.take()
     assert other.take()
-    assert not one.locked
+    assert not claim.locked
     left = version.work_folder("y")
     left.mkdir()
     version.sweep()

@@ -16,7 +16,7 @@ import pytest
 from damage import flip
 
 import featcache
-from featcache.store.version import version_folders
+from featcache.store.selection import version_folders
 
 DATA = Path(__file__).parent / "data"
 VERSIONS = {"cache-0.1.0": ["fbank8"], "cache-7fc06bc": ["fbank8", "fbank8-uint8"]}

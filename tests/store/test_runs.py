@@ -32,7 +32,7 @@ def test_the_latest_record_of_an_utterance_counts(version, clock):
     with (second.folder / "failures.jsonl").open("a") as file:
         file.write(json.dumps({"id": "a", "path": "a.w"})[:-3])
     found = latest_failures(version)
-    assert {id_: one.reason for id_, one in found.items()} == {"a": "empty", "b": "truncated", "c": "empty"}
+    assert {id_: failure.reason for id_, failure in found.items()} == {"a": "empty", "b": "truncated", "c": "empty"}
     assert found["c"] == failure("c")
     assert request_of(version, first.id) == {"manifest": "a.csv"}
     (second.folder / "run.json").write_text("{")
@@ -46,7 +46,7 @@ def test_the_ledger_keeps_any_text(names):
     with scratch_folder() as folder:
         version = Version.create(folder, INFO)
         Run(version, {}).fail(failures)
-        assert latest_failures(version) == {one.id: one for one in failures}
+        assert latest_failures(version) == {failure.id: failure for failure in failures}
 
 
 def test_a_failure_stands_until_something_newer_is_extracted(version, clock):

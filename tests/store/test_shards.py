@@ -38,7 +38,7 @@ ITEMS = st.lists(
     ),
     min_size=1,
     max_size=6,
-    unique_by=lambda one: one.id,
+    unique_by=lambda item: item.id,
 )
 
 

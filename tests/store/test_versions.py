@@ -15,7 +15,8 @@ from small_shards import INFO, SIDED, elsewhere
 
 from featcache.errors import DamagedError, StoreError
 from featcache.store import zarr3
-from featcache.store.version import Version, differing_keys, select_version, select_versions, version_folders
+from featcache.store.selection import differing_keys, select_version, select_versions, version_folders
+from featcache.store.version import Version
 
 
 def test_a_version_is_found_again(scratch):
@@ -104,7 +105,7 @@ def test_a_path_may_name_a_version_by_its_config(scratch):
     made = Version.create(scratch, INFO)
     Version.create(scratch, replace(INFO, name="other"))
     assert version_folders(scratch / "mine") == [made.path]
-    assert [one.path for one in select_versions(scratch / "mine")] == [made.path]
+    assert [version.path for version in select_versions(scratch / "mine")] == [made.path]
     assert select_version(scratch / "mine").path == made.path
     damage = bytearray((made.path / "zarr.json").read_bytes())
     damage[-30] ^= 1

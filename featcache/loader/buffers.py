@@ -1,0 +1,113 @@
+"""Memory for batches, and reading into it from cold disks.
+
+New memory costs more than copying a batch into it: the kernel clears every page that is touched for the first time, and
+a batch of speech is larger than what `malloc` keeps. So batches take turns in the same memory.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from featcache.errors import ArgumentError
+from featcache.store.zarr3 import will_need
+
+__all__ = ["Buffers", "Readahead", "tensor_in"]
+
+_LARGEST_KEPT = 256 << 20
+"""Bytes of a batch beyond which its memory is given back: such batches are not those of training."""
+
+_SLACK = 1.25
+"""How much more memory is taken than a batch needs, since batches differ in length."""
+
+_WARM_BATCHES = 16
+"""After so many batches in a row that read nothing from disk, the kernel is not asked to read ahead any more."""
+
+
+class Buffers:
+    """Hands out arrays, and takes their memory back when they are gone. Safe to use from several threads.
+
+    Training drops each batch for the next one, so two buffers are enough, and they need not be returned explicitly.
+
+    Args:
+        kept: The number of arrays whose memory is kept while nobody has it.
+    """
+
+    def __init__(self, kept: int = 2) -> None:
+        self._free: deque[NDArray[np.uint8]] = deque(maxlen=kept)
+
+    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """An array of any content.
+
+        Its memory is free again when this very object is gone: what is to outlive it must hold it, as a tensor
+        from `torch.from_numpy` does, and every view of that tensor; numpy's own views of it do not.
+        """
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if num_bytes > _LARGEST_KEPT:
+            return np.empty(shape, dtype)
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = np.empty(0, np.uint8)
+        if len(memory) < num_bytes:
+            memory = np.empty(int(num_bytes * _SLACK), np.uint8)  # numpy's memory is in huge pages, torch's is not
+        array: NDArray[Any] = np.ndarray(shape, dtype, memory)
+        weakref.finalize(array, self._free.append, memory).atexit = False
+        return array
+
+
+def tensor_in(out: torch.Tensor | Buffers, shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
+    """A tensor of any content: the beginning of `out`, or one in its memory.
+
+    Raises:
+        ArgumentError: `out` is not a contiguous tensor in CPU memory, of this dtype and large enough.
+    """
+    if isinstance(out, Buffers):
+        return torch.from_numpy(out.take(shape, dtype))
+    wanted = torch.from_numpy(np.empty(0, dtype)).dtype
+    if not isinstance(out, torch.Tensor):
+        raise ArgumentError(f"out is a {type(out).__name__}: give a tensor")
+    if (out.dtype, out.device.type, out.is_contiguous()) != (wanted, "cpu", True):
+        raise ArgumentError(f"out is {out.dtype} on {out.device}: it must be {wanted}, contiguous, in CPU memory")
+    needed = math.prod(shape)
+    if out.numel() < needed:
+        raise ArgumentError(f"out has room for {out.numel():,} values: this batch has {needed:,}, {list(shape)}")
+    return out.view(-1)[:needed].view(shape)
+
+
+class Readahead:
+    """Requests all reads of a batch before the first is waited for, while batches come from a disk.
+
+    A disk does several at once. Requests cost a little even if everything is in memory, hence only "while".
+    """
+
+    def __init__(self) -> None:
+        self._patience = _WARM_BATCHES
+
+    @contextmanager
+    def over(self, arrays: Iterable[NDArray[Any]]) -> Iterator[None]:
+        """Request mapped arrays, and watch whether reading them, which is done within, takes the disk."""
+        before = _disk_reads()
+        if self._patience:
+            for array in arrays:
+                will_need(array)
+        yield
+        if _disk_reads() != before:
+            self._patience = _WARM_BATCHES
+        elif self._patience:
+            self._patience -= 1
+
+
+def _disk_reads() -> int:
+    """A count that grows with what this thread reads from disks; some file systems count blocks, all count faults."""
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return usage.ru_inblock + usage.ru_majflt
