@@ -67,11 +67,7 @@ class _Setup:
 
 
 class IsolatedProcess:
-    """Extracts utterances in another process, which starts when it is first needed, and again after each crash.
-
-    Args:
-        group: The versions that get the features.
-    """
+    """Extracts utterances in another process, which starts when it is first needed, and again after each crash."""
 
     def __init__(self, group: JobGroup) -> None:
         self._setup = _Setup.of(group)

@@ -104,14 +104,8 @@ def refuse_another_corpus(manifest: Manifest, status: RowStatus, index: Index, v
 def refuse_other_paths(manifest: Manifest, status: RowStatus, index: Index, version: Version, copies: int) -> None:
     """Refuse a manifest with other paths for the version's ids, which looks like another corpus.
 
-    A few per cent of the version's utterances may have other paths, and one may in any case.
-
-    Args:
-        manifest: The rows that the version should hold.
-        status: Which of them are to be extracted, and which items they replace.
-        index: The items that the version holds.
-        version: The version.
-        copies: The number of rows of each utterance, which differ in speed and noise.
+    A few per cent of the version's utterances may have other paths, and one may in any case. Each utterance has
+    `copies` rows, which differ in speed and noise.
 
     Raises:
         ManifestError: There are more.
@@ -151,11 +145,7 @@ def _have_other_paths(
 def would_fail_again(manifest: Manifest, failure: Failure, audio: AudioPolicy, max_seconds: float | None) -> bool:
     """Whether an utterance that failed would fail again: its file is the same, and is refused again if it was refused.
 
-    Args:
-        manifest: The manifest, whose root paths are relative to.
-        failure: The failure, of an earlier run.
-        audio: The config's audio policy now.
-        max_seconds: The longest recording that is allowed now; None for no limit.
+    `audio` and `max_seconds`, the longest recording that is allowed, are what the config says now.
     """
     path = manifest.resolve(failure.path)
     if failure.reason in _MAY_PASS or stat_of(path) != (failure.size, failure.mtime_ns):
@@ -174,9 +164,7 @@ def would_fail_again(manifest: Manifest, failure: Failure, audio: AudioPolicy, m
 def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]:
     """That none of the files to be extracted is there, as far as some of them tell.
 
-    Args:
-        manifest: The manifest.
-        rows: Which rows are to be extracted, bool `[rows]`.
+    `rows` says which are to be extracted.
 
     Raises:
         ManifestError: No other file of the manifest is there either, as far as some tell: the root is probably another

@@ -36,14 +36,6 @@ def extract_from_audio(
 ) -> Iterator[list[Extracted | PendingRows]]:
     """Extract a batch for every config, or hand out the rows that are to be computed for it.
 
-    Args:
-        root: The folder that paths are relative to.
-        configs: The configs of the versions.
-        device: The device that computes.
-        memory: The limit on decoded audio.
-        batch: The utterances.
-        times: Gets the worker's seconds.
-
     Yields:
         For one part of the batch after the other, the results of all configs in their order. A part holds about
         `device.batch_seconds`, however long the batch's files are. Parts with a large recording are computed here, with

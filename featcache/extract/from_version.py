@@ -52,9 +52,6 @@ class StoredUtterance:
 class SourceVersion:
     """A version from whose features others are made. Its methods may be called from several threads.
 
-    Args:
-        version: The version.
-
     Raises:
         DamagedError: The index has to be built, and a shard's metadata is damaged.
     """

@@ -149,12 +149,7 @@ class VersionPlan:
 
 
 def version_info(config: Config, spec: FeatureSpec) -> VersionInfo:
-    """The attributes of a config's version.
-
-    Args:
-        config: The config.
-        spec: The spec of its extractor's features.
-    """
+    """The attributes of a config's version, whose extractor makes features of this spec."""
     stored = stored_spec(spec, config.dtype)
     return VersionInfo(config.name, config.fingerprint(), config.resolved(), stored, library_versions())
 

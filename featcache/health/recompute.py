@@ -63,12 +63,7 @@ def recompute(
 ) -> Recomputed:
     """Extract the items at `positions` of the index again, one by one, from the files they came from.
 
-    Args:
-        version: The version.
-        index: The index of the version.
-        positions: The positions of the items in the index.
-        root: The folder that relative paths are relative to; None for that of the run that extracted each item.
-        device: The device to extract on.
+    Relative paths are relative to `root`, or if it is None to the root of the run that extracted the item.
 
     Raises:
         ConfigError: The version's config names an extractor that is not registered, or its weights are not here.
