@@ -30,11 +30,11 @@ class AudioPolicy(BaseModel):
     resample: Resampler = "soxr_hq"
     """Quality with which files at another rate are resampled; with `forbid`, such files fail."""
     max_seconds: float | None = Field(default=21600.0, gt=0)
-    """Longer utterances fail; null is no limit. This decides which utterances there are, not their values, so it is not
-    in the fingerprint."""
+    """Longer utterances fail; null is no limit. It decides which utterances are extracted, not their values, so the
+    fingerprint leaves it out."""
     min_source_rate: int = Field(default=1000, ge=1)
-    """Files at a lower sample rate, in Hz, fail: such a header is wrong, and would make hours of a few samples. Not in
-    the fingerprint either."""
+    """Files at a lower sample rate, in Hz, fail: such a header is wrong, and resampling would stretch a few samples to
+    hours. The fingerprint leaves it out, too."""
 
 
 class NoisePolicy(BaseModel):
@@ -48,9 +48,9 @@ class NoisePolicy(BaseModel):
     snr: tuple[float, ...]
     """Signal-to-noise ratios in dB, over the whole clip. There is one copy for each."""
     seed: int = Field(default=0, ge=0)
-    """The seed and the copy's id decide which noise a copy gets, and where the cut begins."""
+    """The seed and the copy's id decide which noise a copy gets, and from which sample of the noise it is taken."""
     content: str | None = Field(default=None, validate_default=True)
-    """A hash of the noise, which featcache fills in: leave it out. If it is given, any other noise is refused."""
+    """A hash of the noise. Leave it out: featcache fills it in. If it is given, any other noise is refused."""
 
     @field_validator("snr")
     @classmethod
@@ -67,7 +67,7 @@ class NoisePolicy(BaseModel):
     @field_validator("content")
     @classmethod
     def _holds(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if "manifest" not in info.data:  # the manifest is at fault, which is reported by itself
+        if "manifest" not in info.data:  # the manifest has a fault of its own, which pydantic reports
             return value
         manifest = info.data["manifest"]
         found = noise_content(read_noise(manifest))

@@ -21,8 +21,8 @@ class GaussianNoise(Augmentation):
     Args:
         std: The standard deviation of the noise; with `(low, high)`, drawn from that range for each row.
         snr_db: The signal-to-noise ratio in dB, exact for each row: the mean square of the row's values over that of
-            its noise. May be a range, like `std`. This is a ratio of feature values: log energies with noise at 20 dB
-            do not correspond to speech with noise at 20 dB. A row of zeros gets no noise.
+            its noise. May be a range, like `std`. The ratio is of feature values: 20 dB on log energies is not 20 dB
+            on speech. A row of zeros gets no noise.
         seed: The seed; see `featcache.augment`.
         probability: The probability that a row gets noise.
 
@@ -81,7 +81,7 @@ class GaussianNoise(Augmentation):
 
 
 def _power(values: Tensor, is_frame: Tensor | None) -> Tensor:
-    """The sum of squares of each row's values, `[batch]`, without a second tensor of the size of `values`."""
+    """The sum of squares of each row's values, `[batch]`, without copying `values`."""
     dtype = torch.promote_types(values.dtype, torch.float32)
     frames = values.unsqueeze(-1).flatten(1)[:, None] if is_frame is None else values.unsqueeze(-1).flatten(2)
     norms: Tensor = torch.linalg.vector_norm(frames, dim=2, dtype=dtype)

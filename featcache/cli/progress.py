@@ -23,7 +23,7 @@ class Display:
         self._total = plan.seconds_to_decode
         self._bar: tqdm[Never] | None = None
         if self._total and (columns := terminal_columns()):
-            # The bar fills what the words leave of the line; on a narrow terminal, the last words are left out.
+            # The bar takes the space that the text leaves; on a narrow terminal, the end of the text is cut.
             form = "{percentage:3.0f}%|{bar}| {desc}"
             self._bar = tqdm(total=self._total, bar_format=form, ncols=min(columns, _MOST_COLUMNS), file=sys.stderr)
         self._started = monotonic()

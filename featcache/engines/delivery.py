@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from featcache.engines.shards import OpenShard
+from featcache.engines.open_shards import OpenShard
 from featcache.extract.features import Extracted
 from featcache.extract.jobs import RunControl
 from featcache.extract.rows import PendingRows

@@ -18,7 +18,7 @@ from time import perf_counter
 
 from featcache.engines.delivery import Batch, Delivery
 from featcache.engines.isolated import IsolatedProcess
-from featcache.engines.shards import claim_shards
+from featcache.engines.open_shards import claim_shards
 from featcache.extract.decoding import WorkerTimes, batches
 from featcache.extract.jobs import BatchExtractor, JobGroup, RunControl, batch_extractor
 from featcache.extract.rows import PendingRows, Row, RowQueue, compute_rows

@@ -1,7 +1,7 @@
 """Repair: keeps the sound utterances of damaged shards, and extracts only the damaged ones again.
 
-Before a damaged shard is removed, its sound utterances have been committed as a shard of their own. So a kill at any
-moment leaves the damaged shard, or its sound utterances, or both; never neither.
+Before a damaged shard is removed, its sound utterances have been committed as a shard of their own. So at every
+moment, the damaged shard or a shard of its sound utterances is there.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Repaired:
     summary: Summary | None
     """The summary of the extraction that followed; None if nothing had to be extracted."""
     missing: int = 0
-    """The number of utterances of the manifest that were in no shard, damaged or not. `featcache extract` adds them."""
+    """The number of utterances of the manifest that no shard held, sound or damaged. `featcache extract` adds them."""
     interrupted: bool = False
     """Whether the repair was stopped before it removed anything."""
     kept: int = 0
@@ -103,7 +103,7 @@ def repair(
 
 
 def _claim(version: Version) -> Claim:
-    """The right to repair a version. While it is held, other runs do not sweep what is being copied."""
+    """The right to repair a version. While it is held, other runs do not remove what is being copied."""
     try:
         claim = version.claim("repair")
         is_ours = claim.take()
@@ -158,7 +158,7 @@ def _take_away(version: Version, shards: Iterable[Shard]) -> dict[str, str]:
             elif stated in (None, version.info.fingerprint) or _has_sound(version.path.parent, stated, shard.name):
                 gone = version.work_folder(shard.name)
                 shard.folder.rename(gone)
-                remove_from_version(version.path, "work", gone.name)  # or a run that begins just now removes it
+                remove_from_version(version.path, "work", gone.name)  # a run that has just begun may do it first
             else:
                 place = folder_to_write(version.path, "aside") / f"{shard.name}.{uuid.uuid4().hex[:8]}"
                 shard.folder.rename(place)
@@ -176,7 +176,7 @@ def _has_sound(cache: Path, fingerprint: str, name: str) -> bool:
 
 
 def _ids_to_extract(plans: Iterable[RepairPlan]) -> Strings | None:
-    """The ids to extract again; None, which stands for all that are missing, if a shard does not tell its own."""
+    """The ids to extract again; None, for all that are missing, if some shard's ids cannot be read."""
     parts = []
     for plan in plans:
         if plan.again is None:
@@ -201,7 +201,7 @@ def _config_for(version: Version, options: Options) -> Config:
         ConfigError: The config names an extractor that is not registered, or its weights are not here.
     """
     config = recorded_config(version.info.config, str(version.path))
-    # No stored utterance was too long, whatever limit the first run of the version had.
+    # The stored utterances were within the first run's limit, so no limit is needed.
     config = replace(config, audio=config.audio.model_copy(update={"max_seconds": None}))
     device = Device(options.device, options.threads)
     _refuse_another_version(version, version_info(config, config.build(device.torch_device).spec))

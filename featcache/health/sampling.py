@@ -35,8 +35,8 @@ class SampledClip:
 def utterances_by_length(manifest: Manifest, count: int) -> list[Utterance]:
     """Sample `count` utterances at even steps in the order of their lengths, from the shortest to the longest.
 
-    If the manifest does not give all durations, only rows whose files' headers are read take part: `_MOST_HEADERS`,
-    drawn at random from a fixed seed.
+    If the manifest does not give all durations, only rows whose headers are read can be chosen: `_MOST_HEADERS` of
+    them, drawn with a fixed seed.
     """
     rows = np.arange(len(manifest))
     seconds = manifest.duration
@@ -49,7 +49,7 @@ def utterances_by_length(manifest: Manifest, count: int) -> list[Utterance]:
 
 
 def items_at_random(index: Index, count: int, seed: int | None = None) -> list[int]:
-    """Sample positions of the index at random, all different, rising."""
+    """Sample positions of the index at random, distinct and sorted."""
     return sorted(random.Random(seed).sample(range(len(index)), min(count, len(index))))
 
 

@@ -2,8 +2,8 @@
 
 from featcache.loader.cache import Cache
 from featcache.loader.crop import Crop
+from featcache.loader.data_loader import DataLoader
 from featcache.loader.dataset import FeatureDataset
-from featcache.loader.loader import DataLoader
 from featcache.loader.opening import open  # noqa: A004
 from featcache.loader.sampler import BucketBatchSampler
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Literal, SupportsIndex, TypeVar
+from typing import Any, Literal, Self, SupportsIndex, TypeVar
 
 import numpy as np
 import torch
@@ -168,7 +168,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
     def __getitems__(self, rows: Sequence[int]) -> Items:
         """The items of several rows; torch's DataLoader calls this, and hands what it returns to its `collate_fn`."""
-        return Items(self, rows)
+        return Items.of(self, rows)
 
     @property
     def ids(self) -> Strings:
@@ -259,9 +259,15 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 class Items(UserList[dict[str, Any]]):
     """Items of a dataset, read when somebody looks into the list; `collate` does not, and gathers them instead."""
 
-    def __init__(self, dataset: FeatureDataset, rows: Sequence[int]) -> None:
-        self.dataset = dataset
-        self.rows = rows
+    dataset: FeatureDataset
+    rows: Sequence[int]
+
+    @classmethod
+    def of(cls, dataset: FeatureDataset, rows: Sequence[int]) -> Self:
+        """The items of some rows, not read yet. (Slices and sums of lists are made of items that were read.)"""
+        items = cls.__new__(cls)
+        items.dataset, items.rows = dataset, rows
+        return items
 
     @cached_property
     def data(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -272,3 +278,5 @@ class Items(UserList[dict[str, Any]]):
     def were_read(self) -> bool:
         """Whether somebody has looked, and may have changed something."""
         return "data" in vars(self)
+
+    __copy__ = UserList.copy

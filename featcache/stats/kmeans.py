@@ -1,8 +1,8 @@
 """k-means over the frames of a version, for the centroids of the extractor `units`.
 
 A sample of the frames is drawn and clustered in memory, as float32; the rest of the version is never in memory, so the
-size of the sample determines the memory needed. The sample is clustered by Lloyd's algorithm and not in mini-batches:
-on features of speech, this ends sooner and at a lower inertia (figures in docs/extractors.md).
+size of the sample determines the memory needed. The sample is clustered by Lloyd's algorithm: on features of
+speech, it ends sooner than mini-batches do, and at a lower inertia (figures in docs/extractors.md).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from featcache.store.index import Index, open_index
 from featcache.store.version import Version, library_versions
 
 FRAMES_PER_UNIT = 1000
-"""The default number of frames in the sample for each unit; with more, the inertia of other frames hardly falls."""
+"""The default number of frames in the sample for each unit; more hardly lower the inertia of other frames."""
 
 MAX_ITERATIONS = 100
 TOLERANCE = 1e-4
-"""Iterations end when one of them lowers the inertia by no more than this part of it."""
+"""Iterations end after one that lowers the inertia by at most this fraction."""
 
 _SEEDING_FRAMES_PER_UNIT = 40
 _BLOCK_FRAMES = 1 << 14
@@ -119,8 +119,8 @@ def write_codebook(codebook: Codebook, path: Path) -> None:
 def draw_frames(version: Version, index: Index, count: int, generator: np.random.Generator) -> NDArray[np.float32]:
     """Draw different frames of the version, each with the same probability: float32 `[count, D]`.
 
-    For the draw, frames are numbered in the order of the hashes of their utterances' ids, so that the shards that the
-    utterances lie in do not matter.
+    For the draw, frames are numbered in the order of the hashes of their utterances' ids, so the draw does not
+    depend on which shard holds an utterance.
     """
     utterances = index.by_hash.astype(np.int64)
     ends = np.cumsum(index.num_frames[utterances])
@@ -184,7 +184,7 @@ def _assign(
     sums = torch.zeros_like(centroids, dtype=torch.float64)
     sizes = torch.zeros(k, dtype=torch.int64, device=frames.device)
     distances = frames.new_empty(len(frames))
-    step = threads * _BLOCK_FRAMES  # the sums of as many blocks as there are threads are in memory
+    step = threads * _BLOCK_FRAMES  # in memory are the sums of one block for each thread
     for first in range(0, len(frames), step):
         part = frames[first : first + step]
         blocks = [part[start : start + _BLOCK_FRAMES] for start in range(0, len(part), _BLOCK_FRAMES)]

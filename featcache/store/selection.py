@@ -15,7 +15,7 @@ from featcache.store.version import Version
 def version_folders(path: Path) -> list[Path]:
     """The folder of the version at `path`, or of every version in the cache at `path`, sorted.
 
-    If there is no such folder, `path` may name a version by its config: `features/fbank80`.
+    If there is no such folder, the last part of `path` may be a config's name: `features/fbank80`.
 
     Raises:
         StoreError: There is no version, or several have that name.
@@ -119,7 +119,7 @@ def select_configured(
     versions = select_versions(path, name)
     fitting = [version for version in versions if version.info.fingerprint == fingerprint]
     namesakes = [version for version in versions if version.info.name == config_name]
-    if fitting:  # several differ in nothing but their names
+    if fitting:  # if there are several, only their names differ
         return next((version for version in fitting if version in namesakes), fitting[0])
     if not namesakes and len(versions) != 1:
         there = listing(version.path.name for version in select_versions(path))
@@ -135,7 +135,7 @@ def differing_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -
     def shown(config: dict[str, Any]) -> str:
         return json.dumps(config[key]) if key in config else "not given"
 
-    if not prefix and old.get("extractor") != new.get("extractor"):  # whose parameters have nothing in common
+    if not prefix and old.get("extractor") != new.get("extractor"):  # two extractors' parameters cannot be compared
         return [f"extractor: {json.dumps(old.get('extractor'))} -> {json.dumps(new.get('extractor'))}"]
     lines = []
     for key in sorted({*old, *new}):

@@ -52,7 +52,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FINGERPRINT = re.compile("[0-9a-f]{64}")
 _SHARD_NAME = re.compile("[0-9a-f]{12}")
 _ABANDONED_SECONDS = 3600.0
-"""The age at which a version that is not complete yet was abandoned: making one takes milliseconds."""
+"""An incomplete version of this age was abandoned: making one takes milliseconds."""
 
 _LIBRARIES = ("featcache", "numpy", "torch", "torchaudio", "transformers", "soundfile", "miniaudio", "soxr")
 

@@ -258,7 +258,7 @@ def test_a_state_is_not_for_every_sampler(dataset):
 
 def test_counts_the_seconds_that_training_waits(dataset, monkeypatch):
     times = iter([0, 1, 11, 13, 23, 26, 36])  # training waits for 1, 2 and 3 s, and takes 10 s after each
-    monkeypatch.setattr(featcache.loader.loader, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(featcache.loader.data_loader, "perf_counter", lambda: next(times))
     loader = DataLoader(dataset, [[1]] * 3)
     waited = [loader.waited for _ in loader]
     assert waited == [1, 3, 6]

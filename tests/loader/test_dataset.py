@@ -1,5 +1,6 @@
 """A dataset: features joined with a manifest's columns, alone and in torch's DataLoader."""
 
+import copy
 import subprocess
 import sys
 import textwrap
@@ -221,3 +222,13 @@ class TestFeatureDataset:
 
 def dataset_keys(cache, manifest, **options):
     return featcache.FeatureDataset(cache, manifest, **options)[0].keys()
+
+
+def test_what_a_collate_function_gets_is_a_list(cache):
+    """It may be sliced, added to, copied, sorted: whatever is done to it, the items are those of the rows."""
+    dataset = featcache.FeatureDataset(cache)
+    for change in (lambda items: items[:2], lambda items: items + items[:1], copy.copy, lambda items: items.copy()):
+        changed = change(dataset.__getitems__([3, 1, 2]))
+        ids = [dataset.ids[row] for row in change([3, 1, 2])]
+        assert [item["id"] for item in changed] == ids
+        assert dataset.collate(changed)["ids"] == ids
