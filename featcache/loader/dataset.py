@@ -206,7 +206,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         for version in self.versions:
             frames = [item["features"] if has_one else item["features"][version.name] for item in items]
             features.append(pad_sequence(frames, batch_first=True, padding_value=version.padding_value))
-            lengths.append(torch.tensor([len(each) for each in frames]))
+            lengths.append(torch.tensor([len(each) for each in frames], device="cpu"))
         return {
             "ids": [item["id"] for item in items],
             "features": self.named(features),
