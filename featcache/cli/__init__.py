@@ -6,6 +6,7 @@ before a command runs, so `featcache --help` answers at once.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import click
 
 from featcache import __version__
+from featcache.cli.common import note
 from featcache.cli.configs import configs
 from featcache.cli.extract import extract
 from featcache.cli.fit_kmeans import fit_kmeans
@@ -70,6 +72,13 @@ class _Commands(click.Group):
         return list(self.commands)
 
 
+class _Notes(logging.Handler):
+    """Shows on stderr what the library reports of its work."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(record.getMessage())
+
+
 def _drop_output() -> None:
     """Discard what stdout still holds, so that the process does not fail when it ends."""
     with suppress(OSError, ValueError):  # if stdout is not a file
@@ -98,6 +107,9 @@ def main() -> None:
     Exit codes: 0 success; 1 failed, or verify found damage; 2 wrong usage, config or manifest; 3
     finished, but some utterances failed (see the failure ledger); 130 interrupted.
     """
+    log = logging.getLogger("featcache")
+    log.setLevel(logging.INFO)
+    log.handlers = [_Notes()]
 
 
 for command in (extract, verify, repair, info, show, stats, probe, configs, fit_kmeans):

@@ -19,7 +19,15 @@ class _LocalPath(click.Path):
     """A path that is not empty (as an unset variable of the shell would make it) and not a URL.
 
     A leading `~/` is the home folder, even where the shell leaves it alone, as in `--root=~/audio`.
+
+    Args:
+        fault: Says what is wrong with a path, if anything.
+        settings: Those of `click.Path`.
     """
+
+    def __init__(self, fault: Callable[[str], str | None] = lambda path: None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._fault = fault
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         given = os.fspath(value)
@@ -28,34 +36,27 @@ class _LocalPath(click.Path):
         refuse_url(_name(param), given)
         if given == "~" or given.startswith("~/"):
             given = os.path.expanduser(given)
-        if (fault := self.fault(given)) is not None:
+        if (fault := self._fault(given)) is not None:
             raise ArgumentError(f"{_name(param)}: {fault}")
         return super().convert(given, param, ctx)
 
-    def fault(self, path: str) -> str | None:
-        """What is wrong with the path, if anything."""
+
+def _no_folder(path: str) -> str | None:
+    if os.path.isdir(path):
         return None
+    return f"{path} is not a folder" if os.path.exists(path) else f"there is no folder {path}"
 
 
-class _ExistingFolder(_LocalPath):
-    def fault(self, path: str) -> str | None:
-        if os.path.isdir(path):
-            return None
-        return f"{path} is not a folder" if os.path.exists(path) else f"there is no folder {path}"
+def _no_place_for_folder(path: str) -> str | None:
+    if os.path.isdir(path) or not os.path.lexists(path):
+        return None
+    if os.path.islink(path) and not os.path.exists(path):
+        return f"{path} is a link to {os.readlink(path)}, which is not there"
+    return f"{path} is not a folder"
 
 
-class _NewOrExistingFolder(_LocalPath):
-    def fault(self, path: str) -> str | None:
-        if os.path.isdir(path) or not os.path.lexists(path):
-            return None
-        if os.path.islink(path) and not os.path.exists(path):
-            return f"{path} is a link to {os.readlink(path)}, which is not there"
-        return f"{path} is not a folder"
-
-
-class _NewOrExistingFile(_LocalPath):
-    def fault(self, path: str) -> str | None:
-        return f"{path} is not a file" if os.path.exists(path) and not os.path.isfile(path) else None
+def _no_place_for_file(path: str) -> str | None:
+    return f"{path} is not a file" if os.path.exists(path) and not os.path.isfile(path) else None
 
 
 def _name(param: click.Parameter | None) -> str:
@@ -71,9 +72,9 @@ TEXT = _LocalPath()
 PATH = _LocalPath(path_type=Path)
 """A path that the command itself checks further."""
 
-_EXISTING_FOLDER = _ExistingFolder(file_okay=False, path_type=Path)
-_CACHE = _NewOrExistingFolder(file_okay=False, path_type=Path)
-_FILE = _NewOrExistingFile(dir_okay=False, path_type=Path)
+_EXISTING_FOLDER = _LocalPath(_no_folder, file_okay=False, path_type=Path)
+_CACHE = _LocalPath(_no_place_for_folder, file_okay=False, path_type=Path)
+_FILE = _LocalPath(_no_place_for_file, dir_okay=False, path_type=Path)
 
 
 manifest_argument = click.argument("manifest", type=TEXT)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from time import monotonic
-from types import TracebackType
 from typing import Never
 
 from tqdm import tqdm
@@ -51,9 +50,7 @@ class Display:
     def __enter__(self) -> Display:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.leave = False
             self._bar.close()

@@ -9,8 +9,6 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-__all__ = ["faults_of"]
-
 _SHOULD_BE = "Input should be "
 _KINDS = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "a whole number"),

@@ -8,7 +8,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from time import perf_counter
-from types import TracebackType
 
 from featcache.engines.shards import OpenShard
 from featcache.extract.features import Extracted
@@ -50,10 +49,10 @@ class Delivery:
         control: What to count in, and whom to tell.
         state: The engine's lock, notified whenever a batch has been appended.
         fail: Called with the error of a commit, in the thread that commits.
-
-    Attributes:
-        appended: The number of batches that have been appended; guarded by `state`.
     """
+
+    appended: int
+    """The number of batches that have been appended; guarded by `state`."""
 
     def __init__(self, control: RunControl, state: threading.Condition, fail: Callable[[BaseException], None]) -> None:
         self.appended = 0
@@ -70,9 +69,7 @@ class Delivery:
     def __enter__(self) -> Delivery:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._commits.shutdown()
         with ExitStack() as left:  # abandons all of them even if one raises: a full disk may refuse to close a file
             for shard in self._open:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 
 from featcache.config import Config
 from featcache.device import Device
@@ -68,11 +67,7 @@ class _Setup:
 
 
 class IsolatedProcess:
-    """Extracts utterances in another process, which starts when it is first needed, and again after each crash.
-
-    Args:
-        group: The versions that get the features.
-    """
+    """Extracts utterances in another process, which starts when it is first needed, and again after each crash."""
 
     def __init__(self, group: JobGroup) -> None:
         self._setup = _Setup.of(group)
@@ -86,9 +81,7 @@ class IsolatedProcess:
     def __enter__(self) -> IsolatedProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
     def extract(self, batch: Sequence[Utterance], times: WorkerTimes) -> Iterator[list[Extracted | PendingRows]]:

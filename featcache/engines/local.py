@@ -43,11 +43,6 @@ def run_locally(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl
     Marks in the runs' folders say what is in flight. What may have crashed an earlier run is extracted in a process of
     its own.
 
-    Args:
-        group: The versions; every task is for all of them.
-        tasks: The tasks.
-        control: How the run is watched, and stopped.
-
     Raises:
         StoreError: The cache cannot be written. What was committed stays.
         ExtractorError: The extractor broke its contract.

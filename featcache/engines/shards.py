@@ -6,7 +6,7 @@ Several runs share work through claims, without a coordinator.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from featcache.errors import StoreError
@@ -48,10 +48,8 @@ def _claim(task: ShardTask, jobs: Sequence[VersionJob]) -> ExitStack | None:
     with ExitStack() as claims:
         for job in jobs:
             claim = claims.enter_context(job.version.claim(task.name))
-            try:
+            with _writing(job.version):
                 is_ours = claim.take()
-            except OSError as error:
-                raise _cannot_write(job.version, error) from error
             if not is_ours:
                 return None
         return claims.pop_all()
@@ -88,9 +86,6 @@ class OpenShard:
         claims: The claims on it, held until it is committed or abandoned. If this raises, the caller closes them.
         jobs: The versions that get the shard.
 
-    Attributes:
-        task: As given.
-
     Raises:
         StoreError: The cache cannot be written.
     """
@@ -101,10 +96,8 @@ class OpenShard:
         self._shards: list[_VersionShard] = []
         for job in jobs:
             version, spec = job.version, job.version.info.spec
-            try:
+            with _writing(version):
                 writer = ShardWriter(version.work_folder(task.name), spec.item_shape, version.dtype, spec.side)
-            except OSError as error:
-                raise _cannot_write(version, error) from error
             claims.callback(writer.discard)
             self._shards.append(_VersionShard(job, writer))
         self._held = claims.pop_all()  # closing it discards what is not committed, then releases the claims
@@ -117,10 +110,8 @@ class OpenShard:
         """
         seconds: dict[str, float] = {}  # of each utterance, whichever version has it
         for shard, extracted in zip(self._shards, part, strict=True):
-            try:
+            with _writing(shard.job.version):
                 shard.writer.append(extracted.items, extracted.features, extracted.num_frames, extracted.side)
-            except OSError as error:
-                raise _cannot_write(shard.job.version, error) from error
             shard.failures += extracted.failures
             shard.counts.add(shard.job.count(extracted))
             progress.count_failures(extracted.failures)
@@ -140,7 +131,7 @@ class OpenShard:
             job.run.fail(shard.failures, self.task.replaces)
             if not writer.items:
                 continue
-            try:
+            with _writing(job.version):
                 name = writer.commit(
                     job.version.path / "shards",
                     sample_rate=job.plan.built.sample_rate,
@@ -148,8 +139,6 @@ class OpenShard:
                     supersedes=self.task.supersedes(writer.ids),
                     made_by={**job.made_by, "run": job.run.id, "fingerprint": job.version.info.fingerprint},
                 )
-            except OSError as error:
-                raise _cannot_write(job.version, error) from error
             job.concurrent.ignore(name)
             progress.shards += 1
         self._held.close()
@@ -163,9 +152,13 @@ class OpenShard:
         self._held.close()
 
 
-def _cannot_write(version: Version, error: OSError) -> StoreError:
-    """The disk is full, read-only or broken."""
-    return StoreError(
-        f"{version.path}: cannot be written: {error.strerror}; the shards committed so far are good: "
-        "make room or mend the disk, and run the same command again"
-    )
+@contextmanager
+def _writing(version: Version) -> Iterator[None]:
+    """Say what can be done about a disk that is full, read-only or broken."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{version.path}: cannot be written: {error.strerror}; the shards committed so far are good: "
+            "make room or mend the disk, and run the same command again"
+        ) from error

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from featcache.audio.decode import probe_rate, probe_seconds
 from featcache.config import AudioPolicy
 from featcache.errors import ManifestError, Reason, counted
-from featcache.extract.decoding import where_missing
+from featcache.extract.decoding import stat_of, where_missing
 from featcache.extract.tasks import RowStatus
 from featcache.manifest import Manifest, rows_at_even_steps
 from featcache.store.index import Index
@@ -104,14 +104,8 @@ def refuse_another_corpus(manifest: Manifest, status: RowStatus, index: Index, v
 def refuse_other_paths(manifest: Manifest, status: RowStatus, index: Index, version: Version, copies: int) -> None:
     """Refuse a manifest with other paths for the version's ids, which looks like another corpus.
 
-    A few per cent of the version's utterances may have other paths, and one may in any case.
-
-    Args:
-        manifest: The rows that the version should hold.
-        status: Which of them are to be extracted, and which items they replace.
-        index: The items that the version holds.
-        version: The version.
-        copies: The number of rows of each utterance, which differ in speed and noise.
+    A few per cent of the version's utterances may have other paths, and one may in any case. Each utterance has
+    `copies` rows, which differ in speed and noise.
 
     Raises:
         ManifestError: There are more.
@@ -151,11 +145,7 @@ def _have_other_paths(
 def would_fail_again(manifest: Manifest, failure: Failure, audio: AudioPolicy, max_seconds: float | None) -> bool:
     """Whether an utterance that failed would fail again: its file is the same, and is refused again if it was refused.
 
-    Args:
-        manifest: The manifest, whose root paths are relative to.
-        failure: The failure, of an earlier run.
-        audio: The config's audio policy now.
-        max_seconds: The longest recording that is allowed now; None for no limit.
+    `audio` and `max_seconds`, the longest recording that is allowed, are what the config says now.
     """
     path = manifest.resolve(failure.path)
     if failure.reason in _MAY_PASS or stat_of(path) != (failure.size, failure.mtime_ns):
@@ -171,21 +161,10 @@ def would_fail_again(manifest: Manifest, failure: Failure, audio: AudioPolicy, m
     return min(failure.duration or math.inf, seconds - (failure.start or 0.0)) > max_seconds
 
 
-def stat_of(path: Path) -> tuple[int | None, int | None]:
-    """A file's size in bytes and its mtime in ns; two Nones if there is no such file."""
-    try:
-        stat = os.stat(path)
-    except OSError:
-        return None, None
-    return stat.st_size, stat.st_mtime_ns
-
-
 def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]:
     """That none of the files to be extracted is there, as far as some of them tell.
 
-    Args:
-        manifest: The manifest.
-        rows: Which rows are to be extracted, bool `[rows]`.
+    `rows` says which are to be extracted.
 
     Raises:
         ManifestError: No other file of the manifest is there either, as far as some tell: the root is probably another
@@ -210,14 +189,13 @@ def _some_paths(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]:
 
 
 def _may_any_exist(manifest: Manifest, paths: Iterable[str]) -> bool:
-    return any(_may_exist(manifest.resolve(path)) for path in paths)
-
-
-def _may_exist(path: Path) -> bool:
-    try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:  # no permission, say, which is reported when the file is decoded
+    """Whether any of the files exists, or may not be looked at, which is reported when it is decoded."""
+    for path in paths:
+        try:
+            os.stat(manifest.resolve(path))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            pass
         return True
-    return True
+    return False

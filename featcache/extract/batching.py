@@ -67,19 +67,21 @@ def choose_batching(
             )
         return BatchingChoice(extractor.batching)
     measured = _measured(probes, device_label, precision_of(getattr(extractor, "params", None)))
+    disturbed = {batching: float(trial["disturbed"]) for batching, trial in measured.items()}
+    mismatch = {batching: float(trial["mismatch"]) for batching, trial in measured.items()}
     declared = declared_batchings(extractor)
-    clean = [batching for batching in declared if not _disturbed(measured, batching)] or ["single"]
+    clean = [batching for batching in declared if not disturbed.get(batching)] or ["single"]
     if requested is None:
         batching, loosest = clean[-1], declared[-1]
         note = None
         if batching != loosest:
-            share = _percent(_disturbed(measured, loosest))
+            share = _percent(disturbed[loosest])
             note = f"batching {batching}: by the probe of {device_label}, {loosest} changes {share} of the frames"
-        return BatchingChoice(batching, _mismatch(measured, batching), note)
+        return BatchingChoice(batching, mismatch.get(batching), note)
     if requested not in BATCHINGS:
         raise ConfigError(f"--batching {requested}: there is no such policy; choose from {listing(BATCHINGS)}")
     why = None
-    if share_disturbed := _disturbed(measured, requested):
+    if share_disturbed := disturbed.get(requested):
         why = f"the probe of {device_label} found that it changes {_percent(share_disturbed)} of the frames"
     elif requested not in declared:
         tested = "; a probe found no difference in its sample" if requested in measured else ""
@@ -88,7 +90,7 @@ def choose_batching(
         raise ConfigError(
             f"--batching {requested}: {why}: use --batching {clean[-1]}, or --allow-mismatch to accept that"
         )
-    return BatchingChoice(requested, _mismatch(measured, requested), why and f"batching {requested}: {why}")
+    return BatchingChoice(requested, mismatch.get(requested), why and f"batching {requested}: {why}")
 
 
 def _measured(probes: Iterable[Mapping[str, Any]], device_label: str, precision: str) -> dict[str, Mapping[str, Any]]:
@@ -102,14 +104,6 @@ def _measured(probes: Iterable[Mapping[str, Any]], device_label: str, precision:
         for trial in newest["measured"]
         if trial["precision"] == precision and trial["error"] is None
     }
-
-
-def _disturbed(measured: Mapping[str, Mapping[str, Any]], batching: str) -> float:
-    return float(measured[batching]["disturbed"]) if batching in measured else 0.0
-
-
-def _mismatch(measured: Mapping[str, Mapping[str, Any]], batching: str) -> float | None:
-    return float(measured[batching]["mismatch"]) if batching in measured else None
 
 
 def _name(extractor: object) -> str:

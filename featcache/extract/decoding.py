@@ -198,9 +198,6 @@ class Waveforms:
     Args:
         part: The decoded utterances.
         times: Gets the seconds that making waveforms takes.
-
-    Attributes:
-        part: As given.
     """
 
     def __init__(self, part: Sequence[Decoded], times: WorkerTimes) -> None:
@@ -242,21 +239,20 @@ def _at_speed(decoded: Decoded, waveform_maker: WaveformMaker) -> NDArray[np.flo
 
 def failure_of(utterance: Utterance, root: Path, error: AudioError) -> Failure:
     """The ledger's record of an utterance that failed."""
-    size: int | None
-    mtime_ns: int | None
-    try:
-        stat = os.stat(root / utterance.path)
-        size, mtime_ns = stat.st_size, stat.st_mtime_ns
-    except (OSError, ValueError):
-        size, mtime_ns = None, None
+    size, mtime_ns = stat_of(root / utterance.path)
     where = where_missing(utterance.path, root) if error.reason == Reason.FILE_MISSING else ""
     return Failure(
-        **utterance.row(),
-        reason=error.reason.value,
-        message=f"{error}{where}",
-        size=size,
-        mtime_ns=mtime_ns,
+        **utterance.row(), reason=error.reason.value, message=f"{error}{where}", size=size, mtime_ns=mtime_ns
     )
+
+
+def stat_of(path: Path) -> tuple[int | None, int | None]:
+    """A file's size in bytes and its mtime in ns; two Nones if there is no such file."""
+    try:
+        stat = os.stat(path)
+    except (OSError, ValueError):  # ValueError: the path has a zero byte
+        return None, None
+    return stat.st_size, stat.st_mtime_ns
 
 
 def where_missing(path: str, root: Path) -> str:

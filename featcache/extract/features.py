@@ -5,7 +5,8 @@ What does not fit into memory is computed again in smaller batches, and then wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from featcache.device import Device
 from featcache.errors import AudioError, ExtractorError, Reason, listing
 from featcache.extractors import Clip, Extractor, Params
-from featcache.quantize import is_quantized, quantize
+from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
 from featcache.store.runs import Failure
 from featcache.store.shard import Item
@@ -71,10 +72,10 @@ def compute_clips(
     extractor: Extractor[Params],
     ids: Sequence[str],
     waveforms: Sequence[NDArray[np.float32]],
-    dtype: str,
+    spec: FeatureSpec,
     device: Device,
 ) -> ClipFeatures:
-    """Extract clips, each long enough for a frame, and cast the features to `dtype`, or quantise them clip by clip.
+    """Extract clips, each long enough for a frame, and cast the features as `spec` says, or quantise them clip by clip.
 
     Raises:
         ExtractorError: The extractor returned other numbers of frames than its `num_frames` says.
@@ -84,14 +85,14 @@ def compute_clips(
         outcomes = _extract(extractor, [Clip(*pair) for pair in zip(ids, uploaded, strict=True)])
         extracted = {number: outcome for number, outcome in enumerate(outcomes) if not isinstance(outcome, AudioError)}
         num_frames = [len(clip) for clip in extracted.values()]
-        no_features = torch.empty(0, *extractor.spec.item_shape, device=device.torch_device)
+        no_features = torch.empty(0, *spec.item_shape, device=device.torch_device)
         features, parameters = torch.cat([*extracted.values()]) if extracted else no_features, None
-        if is_quantized(extractor.spec.dtype, dtype):
+        if spec.is_quantized:
             levels, scales_and_offsets = quantize(features, num_frames)
             stored, parameters = device.download(levels), device.download(scales_and_offsets)
         else:
-            stored = device.download(cast(features, dtype))
-    stored, non_finite = without_non_finite(stored, num_frames, dtype, parameters)
+            stored = device.download(cast(features, spec.dtype))
+    stored, non_finite = without_non_finite(stored, num_frames, spec.dtype, parameters)
     side = {}
     if parameters is not None:
         parameters = parameters[[error is None for error in non_finite]]
@@ -121,7 +122,7 @@ def without_non_finite(
     Args:
         stored: The features of items one after the other, `[sum(num_frames), *item_shape]`.
         num_frames: The number of frames of each item.
-        dtype: The stored dtype, for the message.
+        dtype: The dtype of the features when they are read, for the message.
         parameters: The scale and offset of each quantised item, `[items, 2, *item_shape]`, which show it instead.
 
     Returns:
@@ -130,7 +131,6 @@ def without_non_finite(
     errors: list[AudioError | None] = [None] * len(num_frames)
     if all_finite(stored if parameters is None else parameters):
         return stored, errors
-    dtype = dtype if parameters is None else "float32"
     kept = []
     for i, item in enumerate(np.split(stored, np.cumsum(num_frames)[:-1])):
         if all_finite(item if parameters is None else parameters[i]):
@@ -140,9 +140,20 @@ def without_non_finite(
     return np.concatenate(kept) if kept else stored[:0], errors
 
 
-def sys_exit_message(extractor: Extractor[Params], error: SystemExit, ids: Iterable[str]) -> str:
-    """Names the extractor that called `sys.exit`, which would end the process without a word."""
-    return f"{type(extractor).__name__} called sys.exit({error.code!r}) while it extracted {listing(ids)}"
+@contextmanager
+def naming_clips(extractor: Extractor[Params], ids: Iterable[str]) -> Iterator[None]:
+    """Have errors of an extractor say what it was extracting, and `sys.exit` not end the process without a word."""
+    name = type(extractor).__name__
+    try:
+        yield
+    except AudioError:
+        raise
+    except SystemExit as error:
+        message = f"{name} called sys.exit({error.code!r}) while it extracted {listing(ids)}"
+        raise ExtractorError(message) from error
+    except Exception as error:
+        error.add_note(f"featcache: while {name} extracted {listing(ids)}")
+        raise
 
 
 def _extract(extractor: Extractor[Params], clips: Sequence[Clip]) -> list[torch.Tensor | AudioError]:
@@ -150,14 +161,10 @@ def _extract(extractor: Extractor[Params], clips: Sequence[Clip]) -> list[torch.
     if not clips:
         return []
     try:
-        features = extractor.extract(clips)
+        with naming_clips(extractor, (clip.id for clip in clips)):
+            features = extractor.extract(clips)
     except AudioError as error:
         return [error] if len(clips) == 1 else [_extract(extractor, [clip])[0] for clip in clips]
-    except SystemExit as error:
-        raise ExtractorError(sys_exit_message(extractor, error, (clip.id for clip in clips))) from error
-    except Exception as error:
-        error.add_note(f"featcache: while {type(extractor).__name__} extracted {listing(clip.id for clip in clips)}")
-        raise
     expected = [extractor.num_frames(len(clip.waveform)) for clip in clips]
     if (returned := [len(clip) for clip in features]) != expected:
         raise ExtractorError(

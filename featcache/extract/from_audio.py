@@ -36,14 +36,6 @@ def extract_from_audio(
 ) -> Iterator[list[Extracted | PendingRows]]:
     """Extract a batch for every config, or hand out the rows that are to be computed for it.
 
-    Args:
-        root: The folder that paths are relative to.
-        configs: The configs of the versions.
-        device: The device that computes.
-        memory: The limit on decoded audio.
-        batch: The utterances.
-        times: Gets the worker's seconds.
-
     Yields:
         For one part of the batch after the other, the results of all configs in their order. A part holds about
         `device.batch_seconds`, however long the batch's files are. Parts with a large recording are computed here, with
@@ -111,12 +103,10 @@ class _BatchOfConfig:
                 clips.append(waveform)
                 utterances.append(decoded.utterance)
         resampled = self._resampled(items)
-        result: Extracted | PendingRows
         if config.row_extractor is not None:
-            result = PendingRows(
+            pending = PendingRows(
                 extractor=config.row_extractor,
                 spec=config.spec,
-                dtype=config.dtype,
                 items=items,
                 waveforms=clips,
                 failures=failures,
@@ -124,26 +114,26 @@ class _BatchOfConfig:
                 resampled=resampled,
             )
             if at_once:
-                result.compute(self._device)
-            if result.is_complete:
-                result = result.extracted()
-                self._times.extract += result.seconds
-        else:
-            started = perf_counter()
-            computed = compute_clips(config.extractor, [item.id for item in items], clips, config.dtype, self._device)
-            seconds = perf_counter() - started
-            self._times.extract += seconds
-            result = Extracted(
-                items=[item for item, error in zip(items, computed.errors, strict=True) if not error],
-                num_frames=[count for count in computed.num_frames if count],
-                features=computed.features,
-                failures=failures
-                + [self._fail(row, error) for row, error in zip(utterances, computed.errors, strict=True) if error],
-                side=computed.side,
-                seconds=seconds,
-                resampled=resampled,
-            )
-        return result
+                pending.compute(self._device)
+            if not pending.is_complete:
+                return pending
+            extracted = pending.extracted()
+            self._times.extract += extracted.seconds
+            return extracted
+        started = perf_counter()
+        computed = compute_clips(config.extractor, [item.id for item in items], clips, config.spec, self._device)
+        seconds = perf_counter() - started
+        self._times.extract += seconds
+        failures += [self._fail(row, error) for row, error in zip(utterances, computed.errors, strict=True) if error]
+        return Extracted(
+            items=[item for item, error in zip(items, computed.errors, strict=True) if not error],
+            num_frames=[count for count in computed.num_frames if count],
+            features=computed.features,
+            failures=failures,
+            side=computed.side,
+            seconds=seconds,
+            resampled=resampled,
+        )
 
     def extract_if_it_fits(self, decoded: Decoded) -> Extracted | PendingRows:
         """Extract one clip; it fails if there is not enough memory for it."""

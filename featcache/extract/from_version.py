@@ -52,9 +52,6 @@ class StoredUtterance:
 class SourceVersion:
     """A version from whose features others are made. Its methods may be called from several threads.
 
-    Args:
-        version: The version.
-
     Raises:
         DamagedError: The index has to be built, and a shard's metadata is damaged.
     """
@@ -179,10 +176,10 @@ def extract_from_version(
 def _from_features(config: BuiltConfig, features: Sequence[NDArray[Any]], device: Device) -> NDArray[Any]:
     """What the config makes of some utterances' features, one after the other."""
     if not features:
-        return np.empty((0, *config.spec.item_shape), config.dtype)
+        return np.empty((0, *config.spec.item_shape), config.spec.stored_dtype)
     with device.slot():
         frames = torch.from_numpy(np.concatenate(features)).to(device.torch_device)
-        made: NDArray[Any] = device.download(cast(config.extractor.from_features(frames), config.dtype))
+        made: NDArray[Any] = device.download(cast(config.extractor.from_features(frames), config.spec.stored_dtype))
     return made
 
 

@@ -17,18 +17,18 @@ import torch
 from numpy.typing import NDArray
 
 from featcache.device import Device
-from featcache.errors import AudioError, ExtractorError, listing
+from featcache.errors import AudioError, ExtractorError
 from featcache.extract.features import (
     DoesNotFitError,
     Extracted,
     OutOfMemoryRetry,
     cast,
-    sys_exit_message,
+    naming_clips,
     without_non_finite,
 )
 from featcache.extractors import Params
 from featcache.extractors.rows import Piece, RowExtractor
-from featcache.quantize import is_quantized, quantize
+from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.store.runs import Failure
 from featcache.store.shard import Item
@@ -82,25 +82,20 @@ class PendingRows:
     Args:
         extractor: The extractor.
         spec: The spec of the stored features.
-        dtype: The stored dtype that the config asks for.
         items: The utterances.
         waveforms: The waveform of each utterance, `[num_samples]`.
         failures: The utterances of the part that have failed before.
         fail: Makes the failure of an utterance, by its number in `items`.
         resampled: The ids of utterances that were resampled, without the suffixes of copies.
-
-    Attributes:
-        extractor: As given.
-        dtype: As given.
-        items: As given.
-        rows: The rows to be computed; empty once all are.
     """
+
+    rows: list[Row]
+    """The rows to be computed; empty once all are."""
 
     def __init__(
         self,
         extractor: RowExtractor[Params],
         spec: FeatureSpec,
-        dtype: str,
         items: list[Item],
         waveforms: Sequence[NDArray[np.float32]],
         failures: list[Failure],
@@ -108,10 +103,9 @@ class PendingRows:
         resampled: Sequence[str] = (),
     ) -> None:
         self.extractor = extractor
-        self.dtype = dtype
+        self.spec = spec
         self.items = items
-        self.rows: list[Row] = []
-        self._spec = spec
+        self.rows = []
         self._failures = failures
         self._fail = fail
         self._resampled = resampled
@@ -161,7 +155,7 @@ class PendingRows:
 
     def extracted(self) -> Extracted:
         """The results of all rows, in the order of the clips, once they are complete."""
-        spec = self._spec
+        spec = self.spec
         whole = [clip for clip in range(len(self.items)) if clip not in self._errors]
         results = {clip: [result for result in self._results[clip] if result is not None] for clip in whole}
         parameters = None
@@ -170,9 +164,9 @@ class PendingRows:
             parameters = np.stack([rows[0].side[QUANTIZATION][0] for rows in results.values()]) if results else None
         rows = [result.features for clip in whole for result in results[clip]]
         features, non_finite = without_non_finite(
-            np.concatenate(rows) if rows else np.empty((0, *spec.item_shape), self.dtype),
+            np.concatenate(rows) if rows else np.empty((0, *spec.item_shape), spec.stored_dtype),
             [sum(len(result.features) for result in results[clip]) for clip in whole],
-            self.dtype,
+            spec.dtype,
             parameters,
         )
         errors = self._errors | {clip: error for clip, error in zip(whole, non_finite, strict=True) if error}
@@ -253,14 +247,13 @@ def compute_rows(rows: Sequence[Row], device: Device) -> list[RowResult | AudioE
     Returns:
         What each row gave, in their order.
     """
-    pending = rows[0].pending
     results: list[RowResult | AudioError] = []
 
     def compute_next(count: int, alone: bool) -> list[RowResult | AudioError]:
         batch = rows[len(results) : len(results) + count]
-        return _compute_batch(batch, count, pending.extractor, pending.dtype, device, alone)
+        return _compute_batch(batch, count, device, alone)
 
-    retry = OutOfMemoryRetry(pending.extractor, [rows[0].padded_length], device)
+    retry = OutOfMemoryRetry(rows[0].pending.extractor, [rows[0].padded_length], device)
     while len(results) < len(rows):
         try:
             results += retry.run(compute_next)
@@ -269,18 +262,17 @@ def compute_rows(rows: Sequence[Row], device: Device) -> list[RowResult | AudioE
     return results
 
 
-def _compute_batch(
-    rows: Sequence[Row], count: int, extractor: RowExtractor[Params], dtype: str, device: Device, alone: bool
-) -> list[RowResult | AudioError]:
+def _compute_batch(rows: Sequence[Row], count: int, device: Device, alone: bool) -> list[RowResult | AudioError]:
     """Compute rows in a batch of `count` rows; one by one if one of their clips cannot be extracted."""
+    extractor, spec = rows[0].pending.extractor, rows[0].pending.spec
     try:
-        with device.slot(alone):
+        with naming_clips(extractor, (row.id for row in rows)), device.slot(alone):
             waveforms = [row.waveform for row in rows]
             encoded = extractor.run(*device.upload_rows(waveforms, count, rows[0].padded_length))
             _check_frames(extractor, rows, encoded.features.shape[1])
             side = {name: array[: len(rows)] for name, array in encoded.side.items()}
-            if not is_quantized(extractor.spec.dtype, dtype):
-                stored = cast(encoded.features[: len(rows)], dtype)
+            if not spec.is_quantized:
+                stored = cast(encoded.features[: len(rows)], spec.dtype)
             elif all(row.is_whole for row in rows):
                 stored, side[QUANTIZATION] = _quantized_rows(encoded.features, rows)
             else:  # quantised by `PendingRows`, once the clips' other pieces are there
@@ -290,12 +282,7 @@ def _compute_batch(
     except AudioError as error:
         if len(rows) == 1:
             return [error]
-        return [result for row in rows for result in _compute_batch([row], count, extractor, dtype, device, alone)]
-    except SystemExit as error:
-        raise ExtractorError(sys_exit_message(extractor, error, (row.id for row in rows))) from error
-    except Exception as error:
-        error.add_note(f"featcache: while {type(extractor).__name__} extracted {listing(row.id for row in rows)}")
-        raise
+        return [result for row in rows for result in _compute_batch([row], count, device, alone)]
     return [
         # Copies, because a view would keep the padding in memory.
         RowResult(features[i][row.frames].copy(), {name: array[i].copy() for name, array in downloaded.items()})

@@ -90,17 +90,7 @@ def summarize(
     seconds: float,
     interrupted: bool,
 ) -> Summary:
-    """Sum up a run.
-
-    Args:
-        plans: What was planned for each version.
-        jobs: The versions that were filled.
-        progress: What the run did.
-        device: The device that extracted.
-        utterances: The number of utterances in the manifest.
-        seconds: Seconds from start to end.
-        interrupted: Whether the run was stopped before its end.
-    """
+    """Sum up a run; the keyword arguments are those of `Summary`."""
     counts_of = {job.plan: job.counts for job in jobs}
     versions = [_version_summary(plan, counts_of.get(plan, VersionCounts())) for plan in plans]
     total = sum(progress.stages.values())
@@ -115,7 +105,7 @@ def summarize(
         device=device.label,
         threads=device.threads,
         stages=stages,
-        bottleneck=max(stages, key=lambda stage: stages[stage]) if stages else "",
+        bottleneck=max(stages, key=stages.__getitem__) if stages else "",
         elsewhere=progress.elsewhere,
         interrupted=interrupted,
     )

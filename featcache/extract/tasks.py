@@ -115,13 +115,7 @@ def shard_tasks(
 ) -> Iterator[ShardTask]:
     """The shards to make, as far as possible in the manifest's order.
 
-    Args:
-        manifest: The rows that the version should hold.
-        index: The items that the version holds.
-        status: Which rows are to be extracted.
-        seconds: The durations of the rows, known or estimated, float64 `[rows]`. They decide only which shard a row is
-            in.
-        seconds_per_shard: Seconds of audio in a shard, approximately.
+    The durations `seconds` of the rows, known or estimated, decide only which shard a row is in.
     """
     rows = np.flatnonzero(status.missing)
     if not len(rows):

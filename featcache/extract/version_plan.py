@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
 from featcache.errors import ArgumentError, ConfigError, FeatcacheError, counted, listing
-from featcache.extract.audio_files import stat_of
 from featcache.extract.batching import BatchingChoice
+from featcache.extract.decoding import stat_of
 from featcache.extract.tasks import RowStatus
 from featcache.extractors import Extractor, Params, find
 from featcache.extractors.rows import RowExtractor
@@ -59,11 +59,6 @@ class BuiltConfig:
         return self.config.name
 
     @property
-    def dtype(self) -> str:
-        """The stored dtype that the config asks for."""
-        return self.config.dtype
-
-    @property
     def sample_rate(self) -> int:
         """The sample rate of the waveforms, in Hz."""
         return self.config.audio.sample_rate
@@ -71,7 +66,7 @@ class BuiltConfig:
     @cached_property
     def spec(self) -> FeatureSpec:
         """The spec of the features as they are stored."""
-        return stored_spec(self.extractor.spec, self.dtype)
+        return stored_spec(self.extractor.spec, self.config.dtype)
 
     @cached_property
     def row_extractor(self) -> RowExtractor[Params] | None:
@@ -154,12 +149,7 @@ class VersionPlan:
 
 
 def version_info(config: Config, spec: FeatureSpec) -> VersionInfo:
-    """The attributes of a config's version.
-
-    Args:
-        config: The config.
-        spec: The spec of its extractor's features.
-    """
+    """The attributes of a config's version, whose extractor makes features of this spec."""
     stored = stored_spec(spec, config.dtype)
     return VersionInfo(config.name, config.fingerprint(), config.resolved(), stored, library_versions())
 

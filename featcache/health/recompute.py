@@ -26,8 +26,8 @@ from featcache.extractors import Extractor, Params
 from featcache.health.compare import largest_difference, tied_frames
 from featcache.health.results import extract_results
 from featcache.health.sampling import SampledClip, decode_waveform
-from featcache.quantize import dequantize_array, is_quantized, quantize
-from featcache.spec import QUANTIZATION
+from featcache.quantize import dequantize_array, quantize
+from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.store.check import Problem
 from featcache.store.index import Index
 from featcache.store.runs import request_of
@@ -63,12 +63,7 @@ def recompute(
 ) -> Recomputed:
     """Extract the items at `positions` of the index again, one by one, from the files they came from.
 
-    Args:
-        version: The version.
-        index: The index of the version.
-        positions: The positions of the items in the index.
-        root: The folder that relative paths are relative to; None for that of the run that extracted each item.
-        device: The device to extract on.
+    Relative paths are relative to `root`, or if it is None to the root of the run that extracted the item.
 
     Raises:
         ConfigError: The version's config names an extractor that is not registered, or its weights are not here.
@@ -90,7 +85,7 @@ def recompute(
         )
         try:
             clip = SampledClip(item.id, decode_waveform(item, root or _root_of(shard, version), waveform_maker))
-            again = _extract_again(clip, config.dtype, extractor, shard, device)
+            again = _extract_again(clip, version.info.spec, extractor, shard, device)
         except DoesNotFitError:
             message = f"{item.id}: {item.path}: cannot be extracted again: it does not fit on {device.label}"
             problems.append(Problem("recompute", message, shard.name, item.id))
@@ -159,7 +154,7 @@ class _Features:
 
 
 def _extract_again(
-    clip: SampledClip, dtype: str, extractor: Extractor[Params], shard: Shard, device: Device
+    clip: SampledClip, spec: FeatureSpec, extractor: Extractor[Params], shard: Shard, device: Device
 ) -> _Features:
     """Extract an item alone, in a batch of the shape that it was extracted in, or in a smaller one that fits.
 
@@ -169,7 +164,7 @@ def _extract_again(
     row_extractor = extractor.as_row_extractor()
     if row_extractor is None:
         retry = OutOfMemoryRetry(extractor, [len(clip.waveform)], device)
-        computed = retry.run(lambda *_: compute_clips(extractor, [clip.id], [clip.waveform], dtype, device))
+        computed = retry.run(lambda *_: compute_clips(extractor, [clip.id], [clip.waveform], spec, device))
         if computed.errors[0] is not None:
             raise computed.errors[0]
         return _Features(computed.features, computed.side[QUANTIZATION][0] if computed.side else None)
@@ -180,10 +175,10 @@ def _extract_again(
         with device.slot(alone):
             (found,) = extract_results(extractor, [clip], device)
             side = {name: array.cpu().numpy() for name, array in found.side.items()}
-            if is_quantized(extractor.spec.dtype, dtype):
+            if spec.is_quantized:
                 levels, parameters = quantize(found.features, [len(found.features)])
                 return _Features(levels.cpu().numpy(), parameters.cpu().numpy(), side)
-            return _Features(cast(found.features, dtype).cpu().numpy(), None, side, found.latents)
+            return _Features(cast(found.features, spec.dtype).cpu().numpy(), None, side, found.latents)
 
     pieces = row_extractor.pieces(len(clip.waveform))
     lengths = [row_extractor.padded_length(piece.num_samples) for piece in pieces]

@@ -92,12 +92,7 @@ def try_batchings(
 ) -> tuple[list[Measured], Alone]:
     """Measure the batchings that an extractor declares, and in fp32 the others too.
 
-    Args:
-        extractor: The extractor, at this precision.
-        clips: The sampled utterances.
-        device: The device to measure on.
-        precision: The name of the precision.
-        reference: The results in fp32; None if this precision is fp32.
+    `reference` holds the results in fp32; it is None if this precision is fp32.
 
     Returns:
         What was measured for each batching, and the results of the clips alone.

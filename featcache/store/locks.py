@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -116,16 +116,20 @@ class Claim:
     def take(self, *, wait: bool = False) -> bool:
         """Try to take the claim; with `wait`, until whoever has it lets go. Returns whether it is ours."""
         while True:
-            lock, is_locked = Lock(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW), True
-            try:
-                if not lock.take(wait=wait):
-                    return False
-            except OSError:  # no locks on this file system
-                is_locked = False
-            if not is_locked or _is_still(self._path, lock.descriptor):
+            with ExitStack() as opened:
+                lock = Lock(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+                opened.callback(lock.release)
+                is_locked = True
+                try:
+                    if not lock.take(wait=wait):
+                        return False
+                except OSError:  # no locks on this file system
+                    is_locked = False
+                if is_locked and not _is_still(self._path, lock.descriptor):
+                    continue  # its last holder removed the file before we got the lock: once more
                 self._lock, self.locked = lock, is_locked
+                opened.pop_all()
                 return True
-            lock.release()  # its last holder removed the file before we got the lock: once more
 
     def release(self) -> None:
         """Let go, and remove the file, if it can be removed: what holds the claim is the lock."""

@@ -11,16 +11,10 @@ import pytest
 import torch
 
 from featcache.config import Config, config_from
-from featcache.extractors.base import Batching, Extractor, Params
+from featcache.extract.batching import BATCHINGS
+from featcache.extractors.base import Extractor, Params
 from featcache.spec import FeatureSpec
 from featcache.testing.base import Checks, with_params
-
-ALLOWED_BATCHINGS: dict[Batching, list[Batching]] = {
-    "padded": ["padded", "equal_length", "single"],
-    "equal_length": ["equal_length", "single"],
-    "single": ["single"],
-}
-"""The batchings that a declared batching allows."""
 
 
 class DeclaredChecks(Checks):
@@ -46,7 +40,7 @@ class DeclaredChecks(Checks):
         """`Params`, `revision`, `batching` and `max_seconds` are valid."""
         assert issubclass(extractor.Params, Params), "Params does not inherit featcache.extractors.Params"
         assert isinstance(extractor.revision, int), f"revision: {extractor.revision!r} is not a whole number"
-        known = ["frames", *ALLOWED_BATCHINGS]
+        known = ["frames", *BATCHINGS]
         assert extractor.batching in known, f"batching: {extractor.batching!r} is none of {', '.join(known)}"
         limit = extractor.max_seconds
         assert limit is None or limit > 0, f"max_seconds: {limit!r} refuses every clip"

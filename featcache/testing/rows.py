@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from featcache.config import Config
 from featcache.errors import ConfigError
+from featcache.extract.batching import declared_batchings
 from featcache.extractors.base import Clip, Extractor, Params
 from featcache.extractors.rows import RowExtractor, Rows, pad_rows
 from featcache.testing.base import Checks, check_features, extract, with_params
 from featcache.testing.clips import assert_same, label, largest_error
-from featcache.testing.declared import ALLOWED_BATCHINGS
 
 
 class RowChecks(Checks):
@@ -34,7 +34,7 @@ class RowChecks(Checks):
     def test_batching_policies(self, row_extractor: RowExtractor[Params], around: list[Clip]) -> None:
         """Padded rows and rows of equal length have the values of a row alone."""
         found = {}
-        for batching in ALLOWED_BATCHINGS[row_extractor.batching]:
+        for batching in declared_batchings(row_extractor):
             row_extractor.chosen_batching = batching
             found[batching] = extract(row_extractor, around)
         for batching, features in found.items():

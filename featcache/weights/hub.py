@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from featcache.errors import ConfigError, ExtractorError, FeatcacheError
+from featcache.errors import ConfigError, ExtractorError, FeatcacheError, counted
 from featcache.trust import may_download
 from featcache.weights.files import PREPROCESSING, first_line, folder_with_weights, has_all_weights
 
@@ -35,6 +36,8 @@ _NAMES_OF_WEIGHTS = (
     r".*\.(bin|pt|pth|ckpt)",
 )
 """Names of weights in a hub's repository, best first. Only files that match the first name found are downloaded."""
+
+_log = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
 """How often the download of a file is tried after a connection was reset. In each attempt, huggingface_hub itself
@@ -128,7 +131,11 @@ def download(model: HubModel) -> None:
             info = HfApi().model_info(model.name, revision=model.revision, files_metadata=True, timeout=timeout)
             files = {file.rfilename: file for file in info.siblings or []}
             missing = [files[name] for name in wanted_files(list(files)) if not (model.snapshot / name).exists()]
-            require_space(model, sum((file.lfs.size if file.lfs else file.size) or 0 for file in missing))
+            num_bytes = sum((file.lfs.size if file.lfs else file.size) or 0 for file in missing)
+            require_space(model, num_bytes)
+        source = f"{model.name} at {model.revision[:12]} from {model.endpoint}"
+        size = f"{counted(len(missing), 'file')}, {num_bytes / 1e6:,.1f} MB"
+        _log.info("downloading %s to %s: %s", source, model.cache, size)
         with _errors_in_one_line(model, is_listing=False):
             for file in missing:
                 _download_file(file, model)

@@ -44,6 +44,7 @@ from featcache.extract.decoding import batches, decode_all
 from featcache.extract.extraction import Options, plan_extraction, run_extraction
 from featcache.extract.features import compute_clips
 from featcache.manifest import Manifest, Utterance, read_manifest
+from featcache.quantize import stored_spec
 from featcache.store.shard import Item
 from featcache.store.shard_writer import ShardWriter
 
@@ -66,6 +67,7 @@ class Stages:
         self._device = Device("cpu", 1)
         self._device.configure_torch()
         self._extractor = config.build(self._device.torch_device)
+        self._spec = stored_spec(self._extractor.spec, config.dtype)
         utterances = [manifest[row] for row in range(len(manifest))]
         self._batches = list(batches(utterances, manifest.duration.tolist(), self._device.batch_seconds))
 
@@ -97,7 +99,7 @@ class Stages:
 
     def _compute(self, batch: Sequence[Utterance], waveforms: Sequence[np.ndarray]) -> tuple[np.ndarray, list[int]]:
         ids = [utterance.id for utterance in batch]
-        found = compute_clips(self._extractor, ids, waveforms, self._config.dtype, self._device)
+        found = compute_clips(self._extractor, ids, waveforms, self._spec, self._device)
         return found.features, found.num_frames
 
     def _write(self, features: Sequence[tuple[np.ndarray, list[int]]]) -> None:

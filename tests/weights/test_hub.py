@@ -74,15 +74,20 @@ def fetch(cli, scratch, home, hub):
 
 
 def require_fetched(done):
-    """The weights are there, and stderr says nothing but that the manifest is missing."""
+    """The weights are there, and stderr says what was downloaded, if anything, and that the manifest is missing."""
     assert done.code == 2, done.err
-    (line,) = done.err.splitlines()
+    *downloads, line = done.err.splitlines()
     assert "gone.csv" in line
+    assert len(downloads) <= 1
+    assert all(
+        re.fullmatch(r"downloading \S+ at \w{12} from http\S+ to \S+: \d+ files?, \d+\.\d MB", told)
+        for told in downloads
+    )
 
 
 def refused(done, code):
-    """The one line on stderr."""
-    lines = done.err.splitlines()
+    """The one line on stderr, but for that of a download that has begun."""
+    lines = [line for line in done.err.splitlines() if not line.startswith("downloading ")]
     assert (done.code, done.out, len(lines)) == (code, "", 1), done.err
     assert "params." in lines[0]
     return lines[0]
@@ -104,7 +109,9 @@ def test_a_model_is_downloaded_once_and_then_used_without_network(cli, plain, sc
         here = environment(hub, home)
         first = cli("extract", manifest, "-c", config, "-o", scratch / "hub", env=here)
     assert first.code == 0, first.err
-    assert first.err == ""
+    size = sum(path.stat().st_size for path in model.iterdir() if path.suffix in (".json", ".safetensors"))
+    what = rf"{hub.name} at {hub.commit[:12]} from \S+ to {home}\S+: 3 files, {size / 1e6:.1f} MB"
+    assert re.fullmatch(f"downloading {what}\n", first.err)
     assert len(hub.asked_for("GET /large/")) == 1
     assert not hub.asked_for("README")
 
@@ -198,7 +205,7 @@ def test_a_download_can_be_interrupted(fetch, hub, home):
     running.wait_until(lambda: left_over(home) and hub.asked_for("GET /large/"))
     running.send(signal.SIGINT)
     done = running.wait()
-    assert (done.code, done.err) == (130, "featcache: interrupted\n")
+    assert (done.code, done.err.splitlines()[1:]) == (130, ["featcache: interrupted"])
     assert not left_over(home)
 
 
