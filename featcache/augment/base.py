@@ -113,13 +113,14 @@ def frame_mask(features: Tensor, lengths: Tensor | None, *, dimensions: int | No
         raise ArgumentError(f"features is {list(features.shape)}: give {shape}")
     if lengths is None:
         return torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
-    is_frame = padding_mask(lengths, features.shape[1])
+    if not isinstance(lengths, Tensor):
+        raise ArgumentError(f"lengths is a {type(lengths).__name__}: give a tensor")
     if lengths.shape != features.shape[:1] or lengths.device != features.device:
         raise ArgumentError(
             f"lengths is {list(lengths.shape)} on {lengths.device}, and features {list(features.shape)} on "
             f"{features.device}: give one length for each row, on the features' device"
         )
-    return is_frame
+    return padding_mask(lengths, features.shape[1])
 
 
 def check_floats(features: Tensor) -> None:
