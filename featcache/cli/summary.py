@@ -110,13 +110,13 @@ def _by_reason(failed: Mapping[str, int]) -> str:
 def _print_stages(summary: Summary) -> None:
     """Print where the time went, and what would help."""
     shares = ", ".join(f"{stage} {share:.0%}" for stage, share in summary.stages.items() if share >= 0.005)
-    click.echo(f"time in stages: {shares}; bottleneck: {_bottleneck(summary)}")
+    click.echo(f"time in stages: {shares}; bottleneck: {_remedy(summary)}")
     if len(summary.versions) > 1:
         parts = ", ".join(f"{version.name} {version.seconds:.1f} s" for version in summary.versions)
         click.echo(f"threads' time in extracting: {parts}")
 
 
-def _bottleneck(summary: Summary) -> str:
+def _remedy(summary: Summary) -> str:
     """The slowest stage of a run, and what would help."""
     on_cpu = summary.device == "cpu"
     remedy = {

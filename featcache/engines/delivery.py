@@ -12,7 +12,7 @@ from time import perf_counter
 from featcache.engines.open_shards import OpenShard
 from featcache.extract.features import Extracted
 from featcache.extract.jobs import RunControl
-from featcache.extract.rows import PendingRows
+from featcache.extract.padded_rows import PendingRows
 from featcache.manifest import Utterance
 
 _WAITING_COMMITS = 2

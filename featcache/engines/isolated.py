@@ -22,11 +22,12 @@ from pathlib import Path
 from featcache.config import Config
 from featcache.device import Device
 from featcache.errors import AudioError, ExtractorError, FeatcacheError, Reason
-from featcache.extract.decoding import WorkerTimes, failure_of
+from featcache.extract.decoding import WorkerTimes
+from featcache.extract.failures import failure_of
 from featcache.extract.features import Extracted
 from featcache.extract.from_version import SourceVersion
 from featcache.extract.jobs import JobGroup, batch_extractor
-from featcache.extract.rows import PendingRows
+from featcache.extract.padded_rows import PendingRows
 from featcache.extract.version_plan import BuiltConfig
 from featcache.extractors.base import Batching
 from featcache.manifest import Utterance

@@ -21,7 +21,7 @@ from featcache.engines.isolated import IsolatedProcess
 from featcache.engines.open_shards import claim_shards
 from featcache.extract.decoding import WorkerTimes, batches
 from featcache.extract.jobs import BatchExtractor, JobGroup, RunControl, batch_extractor
-from featcache.extract.rows import PendingRows, Row, RowQueue, compute_rows
+from featcache.extract.padded_rows import PendingRows, Row, RowQueue, compute_rows
 from featcache.extract.tasks import ShardTask
 from featcache.manifest import Utterance
 from featcache.store.in_flight import InFlight

@@ -14,15 +14,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.audio.decode import probe_rate, probe_seconds
-from featcache.config import AudioPolicy
-from featcache.errors import ManifestError, Reason, counted
-from featcache.extract.decoding import stat_of, where_missing
+from featcache.audio.decode import probe_seconds
+from featcache.errors import ManifestError, counted
+from featcache.extract.failures import stat_of, where_missing
 from featcache.extract.tasks import RowStatus
 from featcache.manifest import Manifest, rows_at_even_steps
 from featcache.store.index import Index
 from featcache.store.join import find_other_files, item_at, sources_of
-from featcache.store.runs import Failure
 from featcache.store.version import Version
 
 _PROBED = 256
@@ -30,8 +28,6 @@ _PROBED = 256
 
 _STAT_THREADS = 16
 
-_MAY_PASS = frozenset({Reason.FILE_UNREADABLE, Reason.NOT_IN_SOURCE, Reason.OUT_OF_MEMORY})
-"""Reasons that may no longer hold on another disk or machine, or with another source version."""
 
 _FEW = 0.05
 """The share of a version's utterances that may get another file without a word from the user."""
@@ -140,25 +136,6 @@ def _have_other_paths(
         paths = version.shard(index.shards[number]).paths.take(index.item[positions[inside]].astype(np.int64))
         differ[inside] = paths.hashes() != manifest.paths.take(rows[inside]).hashes()
     return differ
-
-
-def would_fail_again(manifest: Manifest, failure: Failure, audio: AudioPolicy, max_seconds: float | None) -> bool:
-    """Whether an utterance that failed would fail again: its file is the same, and is refused again if it was refused.
-
-    `audio` and `max_seconds`, the longest recording that is allowed, are what the config says now.
-    """
-    path = manifest.resolve(failure.path)
-    if failure.reason in _MAY_PASS or stat_of(path) != (failure.size, failure.mtime_ns):
-        return False
-    if failure.reason == Reason.RATE_REFUSED and audio.resample != "forbid":
-        rate = probe_rate(path)
-        return rate is not None and rate < audio.min_source_rate
-    if failure.reason != Reason.TOO_LONG:
-        return True
-    seconds = math.inf if failure.duration else probe_seconds(path)  # the file is at least as long as the duration
-    if max_seconds is None or seconds is None:
-        return False
-    return min(failure.duration or math.inf, seconds - (failure.start or 0.0)) > max_seconds
 
 
 def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,9 +15,8 @@ from numpy.typing import NDArray
 
 from featcache.audio.decode import Cut, FileIdentity, decode
 from featcache.audio.waveform import WaveformMaker
-from featcache.errors import AudioError, Reason
+from featcache.errors import AudioError
 from featcache.manifest import Utterance
-from featcache.store.runs import Failure
 from featcache.store.shard import Item
 
 _SMALLEST = 8
@@ -28,7 +25,6 @@ _SMALLEST = 8
 SMALL_BYTES = 64 << 20
 """Decoded audio that a worker may hold without reserving it."""
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _DECODED_FROM_START = frozenset({".mp3", ".ogg", ".opus"})
 
 
@@ -235,30 +231,3 @@ def _at_speed(decoded: Decoded, waveform_maker: WaveformMaker) -> NDArray[np.flo
         return waveform_maker.at_speed(decoded.samples, rate, row.id, row.channel)
     except AudioError as error:
         return error
-
-
-def failure_of(utterance: Utterance, root: Path, error: AudioError) -> Failure:
-    """The ledger's record of an utterance that failed."""
-    size, mtime_ns = stat_of(root / utterance.path)
-    where = where_missing(utterance.path, root) if error.reason == Reason.FILE_MISSING else ""
-    return Failure(
-        **utterance.row(), reason=error.reason.value, message=f"{error}{where}", size=size, mtime_ns=mtime_ns
-    )
-
-
-def stat_of(path: Path) -> tuple[int | None, int | None]:
-    """A file's size in bytes and its mtime in ns; two Nones if there is no such file."""
-    try:
-        stat = os.stat(path)
-    except (OSError, ValueError):  # ValueError: the path has a zero byte
-        return None, None
-    return stat.st_size, stat.st_mtime_ns
-
-
-def where_missing(path: str, root: Path) -> str:
-    """The end of a message about a path without a file: where it was looked for, or why it cannot be a file."""
-    if _URL.match(path):
-        return ": URLs are not read, only files"
-    if path.startswith("~"):
-        return ": ~ stands for no folder in a manifest"
-    return "" if os.path.isabs(path) else f": {root / path}"

@@ -23,9 +23,9 @@ from featcache.extract.audio_files import (
     refuse_other_paths,
     row_seconds,
     with_changed_files,
-    would_fail_again,
 )
 from featcache.extract.batching import choose_batching
+from featcache.extract.failures import would_fail_again
 from featcache.extract.from_version import SourceVersion, find_source
 from featcache.extract.jobs import ConcurrentRuns, Engine, JobGroup, Progress, RunControl, VersionJob
 from featcache.extract.summary import Summary, summarize

@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from featcache.audio.resample import error_if_too_long
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
-from featcache.extract.decoding import AudioMemory, Decoded, Waveforms, WorkerTimes, decode_all, failure_of, parts
-from featcache.extract.features import Extracted, compute_clips, is_out_of_memory
-from featcache.extract.rows import PendingRows
+from featcache.extract.decoding import AudioMemory, Decoded, Waveforms, WorkerTimes, decode_all, parts
+from featcache.extract.failures import failure_of
+from featcache.extract.features import Extracted, compute_clips
+from featcache.extract.out_of_memory import is_out_of_memory
+from featcache.extract.padded_rows import PendingRows
 from featcache.extract.version_plan import BuiltConfig
 from featcache.manifest import Utterance
 from featcache.store.runs import Failure

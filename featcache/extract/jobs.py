@@ -15,7 +15,7 @@ from featcache.extract.decoding import AudioMemory, WorkerTimes
 from featcache.extract.features import Extracted
 from featcache.extract.from_audio import extract_from_audio
 from featcache.extract.from_version import SourceVersion, extract_from_version
-from featcache.extract.rows import PendingRows
+from featcache.extract.padded_rows import PendingRows
 from featcache.extract.tasks import ShardTask
 from featcache.extract.version_plan import BuiltConfig, VersionPlan
 from featcache.manifest import Segment, Utterance

@@ -14,7 +14,7 @@ from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
 from featcache.errors import ArgumentError, ConfigError, FeatcacheError, counted, listing
 from featcache.extract.batching import BatchingChoice
-from featcache.extract.decoding import stat_of
+from featcache.extract.failures import stat_of
 from featcache.extract.tasks import RowStatus
 from featcache.extractors import Extractor, Params, find
 from featcache.extractors.rows import RowExtractor

@@ -21,7 +21,8 @@ from featcache.config import recorded_config
 from featcache.device import Device
 from featcache.errors import AudioError
 from featcache.extract.batching import BATCHINGS
-from featcache.extract.features import DoesNotFitError, OutOfMemoryRetry, cast, compute_clips
+from featcache.extract.features import cast, compute_clips
+from featcache.extract.out_of_memory import DoesNotFitError, OutOfMemoryRetry
 from featcache.extractors import Extractor, Params
 from featcache.health.compare import largest_difference, tied_frames
 from featcache.health.results import extract_results

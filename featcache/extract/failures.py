@@ -1,0 +1,65 @@
+"""Utterances that fail: the ledger's record of one, and whether one that failed before would fail again."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from pathlib import Path
+
+from featcache.audio.decode import probe_rate, probe_seconds
+from featcache.audio.sections import AudioPolicy
+from featcache.errors import AudioError, Reason
+from featcache.manifest import Manifest, Utterance
+from featcache.store.runs import Failure
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+_MAY_PASS = frozenset({Reason.FILE_UNREADABLE, Reason.NOT_IN_SOURCE, Reason.OUT_OF_MEMORY})
+"""Reasons that may no longer hold on another disk or machine, or with another source version."""
+
+
+def failure_of(utterance: Utterance, root: Path, error: AudioError) -> Failure:
+    """The ledger's record of an utterance that failed."""
+    size, mtime_ns = stat_of(root / utterance.path)
+    where = where_missing(utterance.path, root) if error.reason == Reason.FILE_MISSING else ""
+    return Failure(
+        **utterance.row(), reason=error.reason.value, message=f"{error}{where}", size=size, mtime_ns=mtime_ns
+    )
+
+
+def stat_of(path: Path) -> tuple[int | None, int | None]:
+    """A file's size in bytes and its mtime in ns; two Nones if there is no such file."""
+    try:
+        stat = os.stat(path)
+    except (OSError, ValueError):  # ValueError: the path has a zero byte
+        return None, None
+    return stat.st_size, stat.st_mtime_ns
+
+
+def where_missing(path: str, root: Path) -> str:
+    """The end of a message about a path without a file: where it was looked for, or why it cannot be a file."""
+    if _URL.match(path):
+        return ": URLs are not read, only files"
+    if path.startswith("~"):
+        return ": ~ stands for no folder in a manifest"
+    return "" if os.path.isabs(path) else f": {root / path}"
+
+
+def would_fail_again(manifest: Manifest, failure: Failure, audio: AudioPolicy, max_seconds: float | None) -> bool:
+    """Whether an utterance that failed would fail again: its file is the same, and is refused again if it was refused.
+
+    `audio` and `max_seconds`, the longest recording that is allowed, are what the config says now.
+    """
+    path = manifest.resolve(failure.path)
+    if failure.reason in _MAY_PASS or stat_of(path) != (failure.size, failure.mtime_ns):
+        return False
+    if failure.reason == Reason.RATE_REFUSED and audio.resample != "forbid":
+        rate = probe_rate(path)
+        return rate is not None and rate < audio.min_source_rate
+    if failure.reason != Reason.TOO_LONG:
+        return True
+    seconds = math.inf if failure.duration else probe_seconds(path)  # the file is at least as long as the duration
+    if max_seconds is None or seconds is None:
+        return False
+    return min(failure.duration or math.inf, seconds - (failure.start or 0.0)) > max_seconds

@@ -1,0 +1,80 @@
+"""What happens if memory runs out: padded rows are computed in smaller batches, and then alone on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TypeVar
+
+import torch
+
+from featcache.device import Device
+from featcache.errors import AudioError, Reason
+from featcache.extractors import Extractor, Params
+
+T = TypeVar("T")
+
+
+_OUT_OF_MEMORY = ("_STATUS_ALLOC_FAILED", "DefaultCPUAllocator")
+"""Parts of the messages of cuBLAS and cuDNN, and of torch on the CPU, when memory runs out."""
+
+
+class DoesNotFitError(AudioError):
+    """A clip, or a chunk of a clip, does not fit into the device's memory even with nothing beside it."""
+
+    def __init__(self, seconds: float, device: Device) -> None:
+        super().__init__(
+            Reason.TOO_LONG,
+            f"{seconds:.0f} s do not fit on {device.label} at once: params.chunk of the config would cut them",
+        )
+
+
+class OutOfMemoryRetry:
+    """Computes batches again that did not fit into memory: in smaller batches, and at last with nothing beside them.
+
+    Args:
+        extractor: The extractor. If a batch of rows does not fit, its batches are smaller from then on, in all threads.
+            An extractor that takes no rows gets one clip at a time.
+        lengths: The numbers of samples of the rows, with their padding. Batches of the shortest rows have the most:
+            once these have one row, no other batch has more.
+        device: The device that computes.
+    """
+
+    def __init__(self, extractor: Extractor[Params], lengths: Collection[int], device: Device) -> None:
+        self._row_extractor = extractor.as_row_extractor()
+        self._sample_rate = extractor.spec.sample_rate
+        self._lengths = lengths
+        self._device = device
+        self._alone = False
+
+    def run(self, compute: Callable[[int, bool], T]) -> T:
+        """Call `compute` until it fits into memory, and return its result.
+
+        Args:
+            compute: Gets the number of rows of a batch of the shortest, and whether to have the device for itself. It
+                may be called several times.
+
+        Raises:
+            DoesNotFitError: A single row does not fit.
+        """
+        rows, device, shortest = self._row_extractor, self._device.torch_device, min(self._lengths)
+        while True:
+            count = 1 if rows is None else rows.rows(shortest, device)
+            try:
+                return compute(count, self._alone)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            # The exception is gone by now, and with it what the batch held.
+            torch.cuda.empty_cache()
+            if rows is not None and rows.shrink(count, shortest, device):
+                continue
+            if self._alone:
+                raise DoesNotFitError(max(self._lengths) / self._sample_rate, self._device)
+            self._alone = True
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the memory of the device or of the machine has run out; torch's libraries say so in different words."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
