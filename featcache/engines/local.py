@@ -240,9 +240,9 @@ class _Workers:
                 continue
             self._delivery.begin(shard)
             cut = batches(shard.task.utterances, shard.task.seconds, self._device.batch_seconds)
-            parts = list(_with_suspects_alone(cut, self._suspects))
-            for utterances, is_suspect in parts:
-                yield Batch(number, shard, utterances, utterances is parts[-1][0], is_suspect)
+            cut_alone = list(_with_suspects_alone(cut, self._suspects))
+            for nth, (utterances, is_suspect) in enumerate(cut_alone, 1):
+                yield Batch(number, shard, utterances, is_last=nth == len(cut_alone), is_suspect=is_suspect)
                 number += 1
 
 

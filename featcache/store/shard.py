@@ -50,7 +50,9 @@ FEATURES = Column("features", "", "f", "the frames of all items, one item after 
 
 COLUMNS = (
     Column(
-        *("offsets", "uint64", "n + 1"),
+        "offsets",
+        "uint64",
+        "n + 1",
         "item `i` is `features[offsets[i]:offsets[i + 1]]`; strictly increasing from 0 to `f`",
         delimits="features",
     ),
@@ -63,7 +65,9 @@ COLUMNS = (
     Column("segments", "float64", "n", "the row's start and duration in seconds; NaN if not given", (2,)),
     Column("channels", "int32", "n", "the row's channel; -1 if not given"),
     Column(
-        *("sources", "int64", "n"),
+        "sources",
+        "int64",
+        "n",
         "the audio file when it was decoded: size in bytes, mtime in ns since 1970, sample rate in Hz",
         (3,),
     ),
@@ -73,7 +77,9 @@ COLUMNS = (
 SIDE_COLUMNS = (
     Column("side_<name>", "", "e", "the entries of all items, one item after another"),
     Column(
-        *("side_<name>_offsets", "uint64", "n + 1"),
+        "side_<name>_offsets",
+        "uint64",
+        "n + 1",
         "item `i` has `side_<name>[offsets[i]:offsets[i + 1]]`; non-decreasing from 0 to `e`",
         delimits="side_<name>",
         min_entries=0,
