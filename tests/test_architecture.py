@@ -163,10 +163,9 @@ def test_the_library_neither_prints_nor_ends_the_process(path):
 
 
 def test_the_architecture_page_names_every_room_and_only_files_that_are_there():
-    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    checkout = Path(__file__).parents[1]
+    page = (checkout / "docs" / "architecture.md").read_text(encoding="utf-8")
     names = set(re.findall(r"`([\w/]+(?:/|\.py))`", page))
     assert {unit for unit in LAYER_OF if not {f"{unit}/", f"{unit}.py"} & names} == {"__main__"}
     files = {name for name in names if "/" in name.rstrip("/") and name.endswith(".py")}
-    assert {
-        name for name in files if not any((folder / name).exists() for folder in (PACKAGE, PACKAGE.parent))
-    } == set()
+    assert {name for name in files if not any((folder / name).exists() for folder in (PACKAGE, checkout))} == set()

@@ -188,6 +188,8 @@ def new_version_notes(cache: Path, info: VersionInfo) -> list[str]:
     locations = tuple(f"params.{name}:" for name in find(info.config["extractor"]).Params.locations)
     notes = []
     for sibling in siblings:
+        if sibling.path.name == info.folder_name:
+            continue  # another run has created the version meanwhile
         if sibling.info.fingerprint == info.fingerprint:
             raise ArgumentError(
                 f"{sibling.path} has this config's fingerprint, but another folder name: rename it back to "

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import torch
 import zarr
 from cache_contents import check, chunk_files, items, only_version, shard_folders
 from extractions import TINY, extract_here, extracted, write_config
@@ -22,11 +23,14 @@ import featcache
 from featcache.config import load_config
 from featcache.device import BATCH_SECONDS
 from featcache.engines.local import run_locally
+from featcache.errors import ArgumentError
 from featcache.extract import decoding
 from featcache.extract.extraction import Options, plan_extraction, run_extraction
+from featcache.extract.version_plan import BuiltConfig, new_version_notes, version_info
 from featcache.manifest import read_manifest
 from featcache.store.files import SYNC_THREADS
 from featcache.store.index import open_index
+from featcache.store.version import Version
 
 # A value depends on nothing but the audio and the config
 
@@ -289,3 +293,13 @@ def test_an_interrupted_run_counts_what_it_has_committed(plain, gate, gated_conf
     assert summary.audio_hours * 3600 == pytest.approx(
         sum(version.shard(name).info.seconds for name in version.shard_names())
     )
+
+
+def test_a_version_that_another_run_creates_meanwhile_is_not_one_that_was_renamed(tmp_path):
+    built = BuiltConfig.build(load_config("fbank80"), torch.device("cpu"))
+    info = version_info(built.config, built.extractor.spec)
+    version = Version.create(tmp_path, info)
+    assert new_version_notes(tmp_path, info) == []
+    version.path.rename(tmp_path / "other")
+    with pytest.raises(ArgumentError, match=f"rename it back to {info.folder_name}"):
+        new_version_notes(tmp_path, info)

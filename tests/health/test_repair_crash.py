@@ -105,11 +105,11 @@ def test_an_interrupt_before_anything_is_removed_leaves_the_damaged_shard(plain,
     flip(victim(cache).folder / FEATURES, 100)
     before, stop = only_version(cache).shard_names(), threading.Event()
 
-    def find_sound(*_):
+    def plan_repairs(*_):
         stop.set()
         return []
 
-    monkeypatch.setattr("featcache.health.repair.find_sound", find_sound)
+    monkeypatch.setattr("featcache.health.repair.plan_repairs", plan_repairs)
     done = repair(only_version(cache).path, read_manifest(plain.manifest()), Options("cpu", 1), stop=stop)
     assert done.interrupted
     assert only_version(cache).shard_names() == before
