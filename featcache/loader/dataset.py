@@ -37,7 +37,6 @@ class FrameRanges:
     """The frames that a batch holds of one version."""
 
     version: DatasetVersion
-    """The version."""
     positions: NDArray[np.int64]
     """The positions of the utterances in its cache; int64 `[batch]`."""
     firsts: NDArray[np.int64] | None
@@ -160,10 +159,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             raise ArgumentError(f"{row!r}: give the position of an utterance; batch takes several") from None
         at = int(rows[0])
         features = self.named([each.gather()[0] for each in self.frame_ranges(rows, self.epoch)])
-        columns = {
-            name: column[at] if isinstance(column, Strings) else column[at].item()
-            for name, column in self.columns.items()
-        }
+        values = {name: column[at] for name, column in self.columns.items()}
+        columns = {name: value if isinstance(value, str) else value.item() for name, value in values.items()}
         return {"id": self.ids[at], "features": features, **columns}
 
     def __getitems__(self, rows: Sequence[int]) -> Items:
@@ -196,7 +193,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Make a batch of items: the `collate_fn` for a DataLoader. Without items, the batch is empty."""
-        if isinstance(items, Items) and not items.were_read:
+        if isinstance(items, Items) and "data" not in vars(items):  # nobody has looked, and changed something
             return items.dataset.batch(items.rows)
         if not items:
             return self.batch([])
@@ -217,9 +214,9 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     def batch(self, rows: Sequence[int]) -> dict[str, Any]:
         """The batch of the given rows, gathered straight into padded tensors. Without rows, the batch is empty."""
         versions, ids, columns = self.select(rows, self.epoch)
-        features = self.named([ranges.gather() for ranges in versions])
-        lengths = self.named([torch.from_numpy(ranges.counts) for ranges in versions])
-        return {"ids": ids, "features": features, "lengths": lengths, **columns}
+        features = [ranges.gather() for ranges in versions]
+        lengths = [torch.from_numpy(ranges.counts) for ranges in versions]
+        return {"ids": ids, "features": self.named(features), "lengths": self.named(lengths), **columns}
 
     def select(self, rows: Sequence[int], epoch: int) -> tuple[list[FrameRanges], list[str], dict[str, Any]]:
         """What a batch of some rows holds in an epoch: the frames of each version, the ids, and the columns."""
@@ -273,10 +270,5 @@ class Items(UserList[dict[str, Any]]):
     def data(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """The items."""
         return [self.dataset[row] for row in self.rows]
-
-    @property
-    def were_read(self) -> bool:
-        """Whether somebody has looked, and may have changed something."""
-        return "data" in vars(self)
 
     __copy__ = UserList.copy
