@@ -166,13 +166,13 @@ def _some_paths(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]:
 
 
 def _may_any_exist(manifest: Manifest, paths: Iterable[str]) -> bool:
-    """Whether any of the files exists, or may not be looked at, which is reported when it is decoded."""
-    for path in paths:
-        try:
-            os.stat(manifest.resolve(path))
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError:
-            pass
-        return True
-    return False
+    """Whether any of the files exists, or may exist: what else hides a file is reported when it is decoded."""
+    return any(map(_may_exist, map(manifest.resolve, paths)))
+
+
+def _may_exist(path: Path) -> bool:
+    try:
+        os.stat(path)
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError | NotADirectoryError)
+    return True

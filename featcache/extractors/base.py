@@ -176,7 +176,10 @@ class Extractor(ABC, Generic[P]):
         return None
 
     def from_features(self, features: torch.Tensor) -> torch.Tensor:
-        """Make features from frames `[N, D]` of the version `source_fingerprint`, on the device."""
+        """Make features from frames `[N, D]` of the version `source_fingerprint`, on the device.
+
+        An extractor that sets `source_fingerprint` must override this; it is never called for others.
+        """
         raise NotImplementedError(f"{type(self).__name__} makes features from audio only")
 
     @classmethod
