@@ -171,8 +171,11 @@ def write_array(folder: Path, array: NDArray[Any]) -> bytes:
     metadata = array_metadata(little.shape, little.dtype)
     if little.size:
         writer = ChunkWriter(chunk_path(folder, little.ndim))
-        writer.append(little)
-        writer.close()
+        try:
+            writer.append(little)
+            writer.close()
+        finally:
+            writer.discard()  # closes the file if the disk is full; else it is closed
     else:
         folder.mkdir(parents=True)
     (folder / "zarr.json").write_bytes(metadata)

@@ -21,6 +21,8 @@ import traceback
 import warnings
 from typing import NoReturn
 
+import shim
+
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # A few threads of native libraries are harmless to a fork that happens before they have any work.
 warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
@@ -73,18 +75,22 @@ def handle(request: dict, stream) -> None:
     pid = os.fork()
     if pid == 0:
         become(request)
-        leave(run(request["args"]))
+        leave(run(request["args"], request["entry"]))
     print(pid, file=stream, flush=True)
     _, status = os.waitpid(pid, 0)
     print(os.waitstatus_to_exitcode(status), file=stream, flush=True)
     os._exit(0)
 
 
-def run(args: list[str]) -> int:
+def run(args: list[str], entry: str) -> int:
     from featcache.cli import main
 
     try:
-        main(args, prog_name="featcache")
+        if entry:
+            module, _, function = entry.partition(":")
+            getattr(importlib.import_module(module), function)(*args)
+        else:
+            main(args, prog_name="featcache")
     except SystemExit as end:
         return end.code
     except BaseException:  # noqa: BLE001 - as the interpreter does
@@ -120,6 +126,8 @@ def become(request: dict) -> None:
         drop_privileges()
     if request["fault"]:
         sys.addaudithook(saboteur(**request["fault"]))
+    if request["faults"]:
+        shim.become(**request["faults"])
 
 
 def drop_privileges() -> None:

@@ -18,7 +18,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shim import Faults
 
 TESTS = Path(__file__).parent
 POLL_SECONDS = 0.002
@@ -55,6 +58,9 @@ class Running:
     def err(self) -> str:
         return (self._folder / "err").read_text(errors="surrogateescape")
 
+    def has_ended(self) -> bool:
+        return self._code is not None or bool(select.select([self._stream], [], [], 0)[0])
+
     def wait_until(self, condition, seconds: float = MOST_SECONDS) -> None:
         """Wait for something that the process does; also in folders that it renames meanwhile."""
         for _ in range(int(seconds / POLL_SECONDS)):  # not by the clock, which goes on while the machine does not
@@ -64,14 +70,14 @@ class Running:
             time.sleep(POLL_SECONDS)
         raise AssertionError(f"it never happened; stderr: {self.err()}")
 
-    def wait(self) -> Finished:
+    def wait(self, seconds: float = MOST_SECONDS) -> Finished:
         if self._code is None:
-            ready, _, _ = select.select([self._stream], [], [], MOST_SECONDS)
+            ready, _, _ = select.select([self._stream], [], [], seconds)
             if not ready:
                 self.send(signal.SIGKILL)
             self._code = int(self._stream.readline())
             self._stream.close()
-            assert ready, f"it did not end in {MOST_SECONDS} s; stderr: {self.err()}"
+            assert ready, f"it did not end in {seconds} s; stderr: {self.err()}"
         out = (self._folder / "out").read_text(errors="surrogateescape")
         return Finished(self._code, out, self.err())
 
@@ -107,6 +113,8 @@ class Cli:
         limits: dict[str, int] | None = None,
         fault: dict[str, Any] | None = None,
         powerless: bool = False,
+        faults: Faults | None = None,
+        entry: str = "",
     ) -> Running:
         """Start a command.
 
@@ -118,6 +126,8 @@ class Cli:
             limits: Resource limits, `FSIZE` for `RLIMIT_FSIZE` and so on.
             fault: What goes wrong; see `saboteur` in `cli_server.py`.
             powerless: Whether permissions count even if the tests run as root.
+            faults: What is different for it, if the shim is loaded; see `shim.py`.
+            entry: The function that it runs with `args`, as `module:function`, in place of a command.
         """
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         for name in ("out", "err"):  # a kill may come before it has opened them
@@ -132,6 +142,8 @@ class Cli:
             "limits": limits or {},
             "fault": fault,
             "powerless": powerless,
+            "faults": faults and faults.request(),
+            "entry": entry,
         }
         with self._connect() as connection:
             connection.sendall(json.dumps(request).encode() + b"\n")

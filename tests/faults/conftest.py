@@ -1,0 +1,157 @@
+"""What the tests of faults share: processes with the shim loaded, and scenarios: commands that change a small cache."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import shim
+import soundfile
+from cache_contents import check, items, only_version
+from corpora import Corpus, speech
+from damage import CHUNKS, flip
+from processes import Cli
+from promises import CACHE, Scenario
+from scratch import scratch_folder
+
+from featcache.store.index import open_index
+from featcache.store.runs import standing_failures
+
+SHARD_SIZE = "0.0012"
+"""MB: two of the utterances in a shard."""
+
+FIGURES = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture
+def tell(request):
+    """Notes a figure, to be shown at the end."""
+    return request.config.stash.setdefault(FIGURES, []).append
+
+
+def pytest_terminal_summary(terminalreporter, config) -> None:
+    if figures := config.stash.get(FIGURES, []):
+        terminalreporter.section("faults")
+        for line in figures:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def faulty():
+    """Runs commands as `cli` does, with the shim loaded: `faulty(..., faults=Faults(...))`."""
+    folder = Path(tempfile.mkdtemp(prefix="featcache-"))  # short: a socket's path is limited to 100 characters
+    try:
+        cli = Cli(folder, env={"LD_PRELOAD": str(shim.build(folder))})
+        yield cli
+        cli.stop()
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def kept():
+    """A folder in memory that lives as long as the tests."""
+    with scratch_folder() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def small(kept) -> Corpus:
+    """Six clips of 0.3 s, of which one is not there."""
+    corpus = Corpus(kept / "audio")
+    corpus.folder.mkdir()
+    for i in range(6):
+        soundfile.write(corpus.folder / f"{i}.wav", speech(0.3, seed=i), 16000)
+        corpus.add(f"utt-{i}", f"{i}.wav", duration=0.3)
+    corpus.rows[1]["path"] = "nowhere.wav"
+    return corpus
+
+
+@pytest.fixture(scope="session")
+def config(kept) -> Path:
+    """The extractor of a small version: four values for each frame."""
+    path = kept / "tiny.yaml"
+    path.write_text("name: tiny\nextractor: fbank\nparams: {num_mel_bins: 4}\n")
+    return path
+
+
+def extract(manifest: Path, config: Path) -> tuple:
+    """The command that extracts a manifest, two utterances a shard."""
+    return ("extract", manifest, "-c", config, "-o", CACHE, "--shard-size", SHARD_SIZE, "--threads", 1)
+
+
+def undisturbed(cli: Cli, scenario: Scenario, folder: Path) -> Scenario:
+    """The scenario, with what its command makes of the cache if nothing happens."""
+    cache = scenario.prepare(folder / scenario.name)
+    before = items(cache) if scenario.base else {}
+    finished = cli(*scenario.arguments(cache))
+    assert finished.code == scenario.code, finished
+    version = only_version(cache)
+    failed = frozenset(standing_failures(version, open_index(version)))
+    shards = frozenset(version.shard_names()) if scenario.changes_items else frozenset()
+    return replace(scenario, before=before, after=items(cache), failed=failed, shards=shards)
+
+
+@pytest.fixture(scope="session")
+def from_nothing(faulty, small, config, kept) -> Scenario:
+    """A first extraction, of two shards; one utterance fails."""
+    manifest = small.manifest(small.rows[:4], "four.csv")
+    return undisturbed(faulty, Scenario("extract", manifest, None, extract(manifest, config), code=3), kept)
+
+
+@pytest.fixture(scope="session")
+def extraction_of_more(faulty, small, config, kept, from_nothing) -> Scenario:
+    """A longer manifest, in which a row has another file: two shards more, of which one supersedes an item."""
+    rows = [dict(row) for row in small.rows]
+    rows[2]["path"] = "5.wav"
+    manifest = small.manifest(rows, "six.csv")
+    command = (*extract(manifest, config), "--replace")
+    return undisturbed(faulty, Scenario("more", manifest, kept / "extract", command, code=3), kept)
+
+
+@pytest.fixture(scope="session")
+def repair(faulty, small, config, kept) -> Scenario:
+    """Three shards, of which two have a damaged utterance."""
+    rows = [small.rows[0], *small.rows[2:]]
+    manifest = small.manifest(rows, "sound.csv")
+    sound = undisturbed(faulty, Scenario("sound", manifest, None, extract(manifest, config)), kept)
+    spoilt = Path(shutil.copytree(kept / "sound", kept / "spoilt"))
+    version = only_version(spoilt)
+    for name in open_index(version).shards[:2]:
+        flip(version.shard(name).folder / CHUNKS["features"], 9)
+    damaged = frozenset(problem.id for problem in check(spoilt).problems)
+    assert len(damaged) == 2
+    command = ("repair", CACHE, "--manifest", manifest, "--threads", 1)
+    scenario = Scenario("repair", manifest, spoilt, command, (command, extract(manifest, config)), damaged=damaged)
+    made = undisturbed(faulty, scenario, kept)
+    assert made.after == sound.after
+    return made
+
+
+@pytest.fixture(scope="session")
+def indexing(faulty, kept, from_nothing) -> Scenario:
+    """A cache without its index, which the command builds."""
+    base = Path(shutil.copytree(kept / "extract", kept / "without-index"))
+    for index in base.glob("*/index"):
+        shutil.rmtree(index)
+    scenario = Scenario("index", from_nothing.manifest, base, ("info", CACHE), changes_items=False)
+    return undisturbed(faulty, scenario, kept)
+
+
+@pytest.fixture(params=["from_nothing", "extraction_of_more", "repair", "indexing"])
+def scenario(request) -> Scenario:
+    """Each of the scenarios."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def trials(kept):
+    """A folder in memory for the caches of one test's trials."""
+    folder = kept / f"trials-{os.getpid()}"
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder)

@@ -1,0 +1,93 @@
+"""Any call of the file system fails: one clear line and exit code 1, what was committed is good, and the same command
+finishes when the fault is gone. Faults that callers are to get over, such as short writes, are not noticed at all.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+
+import pytest
+from promises import TRIAL_SECONDS, assert_finishes, assert_is_after, assert_old_or_new
+from shim import CHANGES, KINDS, Faults, Strike
+
+GROWS = ("open", "write", "truncate", "allocate", "sync", "rename", "mkdir", "link")
+"""The calls that need room on the disk."""
+
+OPENS = ("open", "read_open", "list")
+
+FAULTS = {
+    "no space from then on": ("error", GROWS, errno.ENOSPC, -1),
+    "no space once": ("error", GROWS, errno.ENOSPC, 1),
+    "no quota from then on": ("error", GROWS, errno.EDQUOT, -1),
+    "read-only from then on": ("error", ("open", "write", "rename", "mkdir", "unlink", "rmdir"), errno.EROFS, -1),
+    "broken once": ("error", CHANGES, errno.EIO, 1),
+    "broken from then on": ("error", KINDS, errno.EIO, -1),
+    "a read that fails once": ("error", ("read", "read_open", "list"), errno.EIO, 1),
+    "a flush that fails once and loses the bytes": ("lost", ("sync",), errno.EIO, 1),
+    "too many files once": ("error", OPENS, errno.EMFILE, 1),
+    "no memory once": ("error", ("mkdir", "rename", "read", *OPENS), errno.ENOMEM, 1),
+}
+"""By name: what happens, to which calls, with which errno, and how often."""
+
+UNNOTICED = {
+    "interrupted once": ("error", ("open", "read_open", "read", "sync", "truncate"), errno.EINTR, 1),
+    "writes interrupted once": ("error", ("write",), errno.EINTR, 1),
+    "every write is short": ("short", ("write",), 0, -1),
+}
+
+
+def fail(cli, scenario, trials, fault, at) -> str:
+    """One trial; returns the line on stderr, empty if the command did everything."""
+    action, kinds, error, times = fault
+    strike = Strike(at, action, kinds, error, times)
+    where = f"{errno.errorcode.get(error, 'short')} at call {at} of {', '.join(kinds)}, {times} times"
+    cache = scenario.prepare(trials / "cache")
+    ended = cli.start(*scenario.arguments(cache), faults=Faults(cache, strike)).wait(TRIAL_SECONDS)
+    assert "Traceback" not in ended.err, f"{where}: {ended.err}"
+    if ended.code == scenario.code:
+        assert not ended.err, f"{where}: {ended.err}"
+        assert_is_after(scenario, cache, where)
+    else:
+        assert ended.code == 1, f"{where}: {ended}"
+        (line,) = ended.err.splitlines()
+        assert line.startswith("featcache: "), f"{where}: {line}"
+    assert_old_or_new(scenario, cache, where)
+    assert_finishes(cli, scenario, cache, where)
+    return ended.err
+
+
+def count_calls(cli, scenario, trials, kinds) -> int:
+    """How many such calls the undisturbed command makes: the first one that nothing would strike."""
+    low, high = 0, 4096
+    while low < high:  # a call that is struck kills
+        at = (low + high) // 2
+        cache = scenario.prepare(trials / "cache")
+        ended = cli(*scenario.arguments(cache), faults=Faults(cache, Strike(at, "kill", kinds)))
+        low, high = (at + 1, high) if ended.code < 0 else (low, at)
+    return low
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_call_fails(faulty, from_nothing, repair, indexing, trials, name):
+    """At two calls of each command."""
+    chance = random.Random(name)
+    for scenario, calls in ((from_nothing, 300), (repair, 300), (indexing, 40)):
+        fail(faulty, scenario, trials, FAULTS[name], chance.randrange(calls // (1 + 2 * (FAULTS[name][0] == "lost"))))
+
+
+@pytest.mark.parametrize("name", UNNOTICED)
+def test_what_callers_get_over_is_not_noticed(faulty, from_nothing, repair, trials, name):
+    for scenario in (from_nothing, repair):
+        assert not fail(faulty, scenario, trials, UNNOTICED[name], 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS | UNNOTICED)
+def test_every_call_fails(faulty, scenario, trials, name, tell):
+    """One after another, until none is left that would fail."""
+    fault = (FAULTS | UNNOTICED)[name]
+    total = count_calls(faulty, scenario, trials, fault[1]) + 1
+    noticed = sum(bool(fail(faulty, scenario, trials, fault, at)) for at in range(total))
+    tell(f"{scenario.name}: {name}: {total} trials, noticed in {noticed}")
+    assert not noticed or name in FAULTS

@@ -1,0 +1,211 @@
+"""What featcache promises of a cache in which something went wrong, held against a cache on disk.
+
+A `Scenario` is a command that changes a cache. Whatever happens to the command, `assert_old_or_new` must hold at once,
+and `assert_finishes` when the command is run again with nothing in its way.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from cache_contents import check, chunk_files, items, only_version, provenance
+from processes import Cli, Finished
+
+import featcache
+from featcache.errors import FeatcacheWarning, StoreError
+from featcache.health.verify import Report
+from featcache.manifest import Manifest, read_manifest
+from featcache.store.index import index_folder, load_index, open_index
+from featcache.store.runs import standing_failures
+from featcache.store.selection import version_folders
+from featcache.store.version import Version
+
+TRIAL_SECONDS = 120
+"""That a command in a trial may take: a limit for what hangs."""
+
+_RUN_FILES = {"run.json", "failures.jsonl", "shards.jsonl"}
+"""What a run leaves in its folder."""
+
+Features = Mapping[str, tuple]
+"""Items as `cache_contents.items` gives them."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A command that changes a cache, and what it makes of it if nothing happens."""
+
+    name: str
+    manifest: Path
+    base: Path | None
+    """The cache that it begins with; None for none."""
+    command: tuple
+    """The command; the cache is `CACHE` in it."""
+    finish: tuple[tuple, ...] = ()
+    """The commands that complete what it did not, after a fault; by default, the same once more."""
+    code: int = 0
+    """The exit code of the command if nothing happens."""
+    damaged: frozenset[str] = frozenset()
+    """The ids of utterances that are damaged in `base`."""
+    changes_items: bool = True
+    """Whether it makes or removes shards."""
+    before: Features = field(default_factory=dict)
+    after: Features = field(default_factory=dict)
+    """The items when it has finished; those of `before` are there until then."""
+    failed: frozenset[str] = frozenset()
+    """The ids in the failure ledger then."""
+    shards: frozenset[str] = frozenset()
+    """The names of the shards then."""
+
+    def arguments(self, cache: Path, command: Sequence[object] | None = None) -> list[object]:
+        """The command's arguments for a cache."""
+        return [cache if argument == CACHE else argument for argument in command or self.command]
+
+    def prepare(self, cache: Path) -> Path:
+        """The cache as it is before the command; what was there is removed."""
+        shutil.rmtree(cache, ignore_errors=True)
+        if self.base is not None:
+            shutil.copytree(self.base, cache)
+        return cache
+
+
+CACHE = "{cache}"
+
+
+def version_in(cache: Path) -> Version | None:
+    """The version in a cache; None if there is none yet."""
+    try:
+        version_folders(cache)
+    except StoreError:
+        return None
+    return only_version(cache)
+
+
+def assert_old_or_new(scenario: Scenario, cache: Path, where: object = "") -> set[str]:
+    """What is in the cache is what was there or what the command makes, bit for bit, and verify says which.
+
+    Returns:
+        The ids of the items that are as the command makes them.
+    """
+    if (version := version_in(cache)) is None:
+        assert not scenario.before, f"{where}: the version is gone"
+        return set()
+    there = items(cache)
+    for id_, features in there.items():
+        assert features in (scenario.before.get(id_), scenario.after.get(id_)), f"{where}: {id_} is neither old nor new"
+    lost = scenario.before.keys() - scenario.damaged - there.keys()
+    assert not lost, f"{where}: {lost} are gone"
+    standing = standing_failures(version, open_index(version))
+    assert standing.keys() <= scenario.failed, f"{where}: {standing}"
+    _assert_failures_before_shards(scenario, version, standing.keys(), where)
+    new = {id_ for id_, features in there.items() if features == scenario.after.get(id_)}
+    manifest = read_manifest(scenario.manifest)
+    _assert_verified(scenario, check(cache, manifest=manifest), new, standing.keys(), where)
+    _assert_opens(scenario, cache, there, standing.keys(), where)
+    return new
+
+
+def _assert_failures_before_shards(scenario: Scenario, version: Version, standing: set[str], where: object) -> None:
+    """What a shard lacks, because it has failed, was in the ledger before the shard was there."""
+    if scenario.shards and not scenario.damaged and scenario.shards == {*version.shard_names()}:
+        assert standing == scenario.failed, f"{where}: {scenario.failed} are in no ledger"
+
+
+def _assert_verified(scenario: Scenario, report: Report, new: set[str], standing: set[str], where: object) -> None:
+    """Verify names what is damaged still, and what is lacking or old, and nothing else."""
+    kinds: dict[str, set[str]] = {}
+    for problem in report.problems:
+        assert problem.id is not None, f"{where}: {problem}"
+        kinds.setdefault(problem.kind, set()).add(problem.id)
+    damaged = kinds.pop("checksum", set())
+    assert damaged <= scenario.damaged - new, f"{where}: verify finds {damaged} damaged"
+    not_yet = scenario.after.keys() - new
+    named = kinds.pop("missing", set()) | kinds.pop("changed", set())
+    assert not kinds, f"{where}: {report.problems}"
+    assert not_yet <= named | damaged, f"{where}: verify does not name {not_yet - named}"
+    if not report.damaged_shards:  # verify counts the sound items of damaged shards among those that are missing
+        assert named <= not_yet | (scenario.failed - standing), f"{where}: verify names {named - not_yet}"
+
+
+def _assert_opens(scenario: Scenario, cache: Path, there: Features, standing: set[str], where: object) -> None:
+    """Training reads what is there; if the command was to add more, it is told so, and `strict` refuses."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", FeatcacheWarning)
+        opened = featcache.open(cache)
+    for id_, (_, shape, data) in there.items():
+        found = np.asarray(opened[id_])
+        assert (found.shape, found.tobytes()) == (shape, data), f"{where}: reading {id_} gives something else"
+    has_begun = bool(there.keys() - scenario.before.keys())
+    is_lacking = bool(scenario.after.keys() - there.keys() | scenario.failed - standing)
+    if "PENDING" not in os.environ and has_begun and is_lacking and not scenario.damaged:
+        assert told, f"{where}: open does not say that utterances are missing"
+        try:
+            featcache.open(cache, strict=True)
+        except StoreError:
+            return
+        raise AssertionError(f"{where}: strict accepts a version that lacks utterances")
+
+
+def assert_finishes(cli: Cli, scenario: Scenario, cache: Path, where: object = "") -> None:
+    """The command once more does the rest: the cache is as if nothing had happened, and nothing is left over."""
+    _age_hidden(cache)
+    finished: Finished | None = None
+    for command in scenario.finish or (scenario.command,):
+        finished = cli.start(*scenario.arguments(cache, command)).wait(TRIAL_SECONDS)
+        assert finished.code in (0, scenario.code), f"{where}: {finished}"
+    assert finished is not None
+    assert finished.code == scenario.code, f"{where}: {finished}"
+    assert_is_after(scenario, cache, where)
+    assert_no_leftovers(cache, where)
+
+
+def assert_is_after(scenario: Scenario, cache: Path, where: object = "") -> None:
+    """Item by item, the cache is what the undisturbed command made, and verify finds nothing."""
+    version = only_version(cache)
+    assert items(cache) == scenario.after, f"{where}: other items than of an undisturbed run"
+    if scenario.shards and not scenario.damaged:
+        assert {*version.shard_names()} == scenario.shards, f"{where}: other shards than of an undisturbed run"
+    index = open_index(version)
+    assert standing_failures(version, index).keys() == scenario.failed, where
+    report = check(cache, manifest=read_manifest(scenario.manifest))
+    assert (report.problems, report.repeated, report.surplus) == ([], 0, 0), f"{where}: {report}"
+    names = version.shard_names()
+    if index_folder(version, names).exists():
+        assert load_index(version, names) is not None, f"{where}: the index is damaged"
+
+
+def assert_no_leftovers(cache: Path, where: object = "") -> None:
+    """Nothing is left of what was killed: no work, no names that begin with a dot, no marks of what was in flight."""
+    if "PENDING" in os.environ:
+        return
+    hidden = [str(path) for path in cache.rglob(".*")]
+    assert not hidden, f"{where}: left over: {hidden}"
+    for folder in version_folders(cache):
+        work = [entry.name for entry in os.scandir(folder / "work")]
+        assert not work, f"{where}: left over in work: {work}"
+        for run in os.scandir(folder / "runs"):
+            marks = {entry.name for entry in os.scandir(run.path)} - _RUN_FILES
+            assert not marks, f"{where}: left over in {run.name}: {marks}"
+
+
+def _age_hidden(cache: Path) -> None:
+    """Versions that were being made were so an hour ago: only then are they known to be abandoned."""
+    long_ago = time.time() - 7200
+    for path in cache.glob(".*"):
+        os.utime(path, (long_ago, long_ago))
+
+
+def contents(cache: Path) -> tuple:
+    """Everything that a cache says of its items."""
+    return items(cache), provenance(cache), chunk_files(cache)
+
+
+def rows_of(manifest: Path) -> Manifest:
+    """A manifest, read."""
+    return read_manifest(manifest)
