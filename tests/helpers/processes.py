@@ -100,6 +100,11 @@ class Cli:
         command = [sys.executable, TESTS / "cli_server.py", self._socket, str(os.getpid()), *modules]
         self._server = subprocess.Popen(command, env=environment)
 
+    @property
+    def pid(self) -> int:
+        """The process that all others are forked from."""
+        return self._server.pid
+
     def __call__(self, *args: object, **options: Any) -> Finished:
         """Run a command to its end; the options are those of `start`."""
         return self.start(*args, **options).wait()
