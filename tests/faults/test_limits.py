@@ -1,0 +1,61 @@
+"""Too few files, too little memory, too small files: one clear line, or none and everything is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from promises import TRIAL_SECONDS, assert_finishes, assert_is_after, assert_old_or_new
+
+FILES = range(3, 40)
+SIZES = (0, 100, 500, 1000, 1500, 3000)
+MEGABYTES = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+
+def limited(cli, scenario, trials, **limits) -> bool:
+    """One trial; returns whether the command could do it all."""
+    cache = scenario.prepare(trials / "cache")
+    ended = cli.start(*scenario.arguments(cache), limits=limits).wait(TRIAL_SECONDS)
+    if ended.code == scenario.code:
+        assert not ended.err, f"{limits}: {ended}"
+        assert_is_after(scenario, cache, limits)
+    else:
+        assert ended.code == 1, f"{limits}: {ended}"
+        (line,) = ended.err.splitlines()
+        assert line.startswith("featcache: "), f"{limits}: {line}"
+    assert_old_or_new(scenario, cache, limits)
+    assert_finishes(cli, scenario, cache, limits)
+    return ended.code == scenario.code
+
+
+def address_space(cli) -> int:
+    """The bytes that a process has mapped before it begins."""
+    (kilobytes,) = re.findall(r"VmSize:\s+(\d+) kB", Path(f"/proc/{cli.pid}/status").read_text())
+    return int(kilobytes) * 1024
+
+
+def test_few_files_may_be_open(faulty, from_nothing, trials):
+    assert not limited(faulty, from_nothing, trials, NOFILE=8)
+    assert limited(faulty, from_nothing, trials, NOFILE=60)
+
+
+def test_files_may_not_grow(faulty, from_nothing, repair, trials):
+    for scenario in (from_nothing, repair):
+        assert not limited(faulty, scenario, trials, FSIZE=500)
+
+
+def test_little_memory(faulty, from_nothing, trials):
+    assert not limited(faulty, from_nothing, trials, AS=address_space(faulty) + (1 << 20))
+    assert limited(faulty, from_nothing, trials, AS=address_space(faulty) + (2 << 30))
+
+
+@pytest.mark.slow
+def test_any_limit(faulty, scenario, trials, tell):
+    done = {
+        "NOFILE": [limited(faulty, scenario, trials, NOFILE=count) for count in FILES],
+        "FSIZE": [limited(faulty, scenario, trials, FSIZE=size) for size in SIZES],
+        "AS": [limited(faulty, scenario, trials, AS=address_space(faulty) + (more << 20)) for more in MEGABYTES],
+    }
+    for name, could in done.items():
+        tell(f"{scenario.name}: RLIMIT_{name}: {len(could)} trials, enough in {sum(could)}")

@@ -1,0 +1,58 @@
+"""Two runs at once where locks do not work as they should: missing, always granted, or those of each host alone."""
+
+from __future__ import annotations
+
+import errno
+import random
+
+import pytest
+from promises import TRIAL_SECONDS, assert_is_after, assert_no_leftovers, assert_old_or_new
+from shim import Faults
+
+LOCKS = {
+    "real": {},
+    "of each host": {"locks": "host"},
+    "always granted": {"locks": "granted"},
+    "none (ENOLCK)": {"locks": "fail", "lock_error": errno.ENOLCK},
+    "none (ENOSYS)": {"locks": "fail", "lock_error": errno.ENOSYS},
+}
+
+
+def two_hosts(cli, scenario, trials, locks, chance) -> bool:
+    """One trial; the second run starts somewhere in the first. Returns whether it did: the first may have ended."""
+    cache, record = scenario.prepare(trials / "cache"), trials / "record"
+    record.unlink(missing_ok=True)
+    moment = chance.randrange(60_000)
+    hosts = [
+        Faults(cache, record=record if host == "a" else None, host=host, shared=str(trials), **locks) for host in "ab"
+    ]
+    first = cli.start(*scenario.arguments(cache), faults=hosts[0])
+    first.wait_until(lambda: first.has_ended() or (record.exists() and record.stat().st_size >= moment))
+    is_together = not first.has_ended()
+    second = cli.start(*scenario.arguments(cache), faults=hosts[1])
+    for one in (first, second):
+        ended = one.wait(TRIAL_SECONDS)
+        where = f"second begins at byte {moment} of the first's record: {ended}"
+        assert ended.code in (0, scenario.code), where
+        assert not ended.err, where
+    assert_old_or_new(scenario, cache, where)
+    assert_is_after(scenario, cache, where)
+    assert_no_leftovers(cache, where)
+    return is_together
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_two_runs_at_once_do_no_harm(faulty, from_nothing, trials, name):
+    chance = random.Random(3)
+    together = [two_hosts(faulty, from_nothing, trials, LOCKS[name], chance) for _ in range(3)]
+    assert any(together)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOCKS)
+def test_many_pairs_of_runs_do_no_harm(faulty, from_nothing, extraction_of_more, trials, name, tell):
+    seed = random.randrange(1 << 32)
+    chance = random.Random(seed)
+    for scenario in (from_nothing, extraction_of_more):
+        together = [two_hosts(faulty, scenario, trials, LOCKS[name], chance) for _ in range(30)]
+        tell(f"{scenario.name}: locks {name}: 30 trials, together in {sum(together)}, seed {seed}")
