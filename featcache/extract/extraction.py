@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from featcache.arguments import refuse_url
 from featcache.config import Config
 from featcache.device import Device
-from featcache.errors import ConfigError
+from featcache.errors import ConfigError, StoreError
 from featcache.extract.audio_files import (
     missing_file_notes,
     refuse_another_corpus,
@@ -170,6 +171,9 @@ def run_extraction(
     """
     control = RunControl(Progress(), report, stop or threading.Event())
     jobs: list[VersionJob] = []
+    for planned in plan.versions:
+        if not (planned.num_missing or planned.is_new):
+            _sweep(planned.path)
     for versions in group_versions(plan.versions):
         if not control.stop.is_set():
             jobs += _fill(plan, versions, engine, control)
@@ -352,6 +356,12 @@ def _fill(
     for job in jobs:
         job.finish(interrupted=control.stop.is_set())
     return jobs
+
+
+def _sweep(path: Path) -> None:
+    """Remove what killed runs have left in a version that lacks nothing, if it can be written."""
+    with suppress(OSError, StoreError):
+        Version.open(path).sweep()
 
 
 def _tasks(versions: Sequence[VersionPlan], shard_megabytes: float) -> Iterator[ShardTask]:

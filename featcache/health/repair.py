@@ -92,13 +92,13 @@ def repair(
     found = verify(version, threads=options.threads or 1, manifest=manifest, stop=stop)
     if stop.is_set():
         return Repaired(str(path), [], restored, None, interrupted=True)
+    with suppress(OSError, StoreError):  # on a full disk, or a read-only one, they stay
+        version.sweep()
     if not found.damaged_shards:
         open_index(version)  # builds it if it is damaged
         missing = sum(problem.kind == "missing" for problem in found.problems)
         return Repaired(str(path), [], restored, None, missing)
-    with _claim(version) as claim:
-        if claim.locked:
-            version.remove_work("repair")
+    with _claim(version):
         return _replace_damaged_shards(version, found, restored, manifest, options, report, stop)
 
 

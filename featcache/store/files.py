@@ -2,6 +2,7 @@
 
 Whatever is to appear is written under another name beside its place, flushed to disk, and renamed. The rename is
 flushed as well. So neither a kill nor a power cut leaves half of it, and a reader that sees the name sees everything.
+What is to be removed is renamed first, too: a removal never follows a folder to its place.
 
 A link inside a cache may lead anywhere, and a cache may be a stranger's. So nothing is written through a link, and
 nothing that a link leads to is removed. A cache's own folder and a version's may be links, since users put them on
@@ -13,12 +14,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import uuid
+import stat
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 from featcache.errors import StoreError
+from featcache.store.leftovers import leftovers, temporary_name, what_of
 
 WRITTEN = ("shards", "runs", "probes", "work")
 """The folders of a version that must be writable to add anything to it."""
@@ -29,8 +32,11 @@ SYNC_THREADS = 8
 _IN_VERSION = {"index": re.compile(r"[0-9a-f]{12}"), "work": re.compile(r"[^.].*\.[0-9a-f]{8}")}
 """The names of the folders that may be removed again, by the folder of the version that they are in."""
 
-_BEING_MADE = re.compile(r"\..+-[0-9a-f]{12}\.[0-9a-f]{8}")
+_BEING_MADE = re.compile(r"\..+-[0-9a-f]{12}(\.[\w-]+)?\.[0-9a-f]{8}")
 """The name of a version's folder before it is complete."""
+
+_SMALL_FILE = re.compile(r"\..+\.json(\.[\w-]+)?\.[0-9a-f]{8}")
+"""The name of a small file before it is complete."""
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -53,16 +59,32 @@ def write_file(path: Path, data: bytes) -> None:
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def publish_folder(folder: Path, place: Path) -> bool:
+def publish_folder(folder: Path, place: Path, written: Mapping[str, int]) -> bool:
     """Flush a folder with everything in it, and rename it to `place`.
+
+    Args:
+        folder: The folder.
+        place: Where it is to be, on the same file system.
+        written: The size of each file that was written in it, by the path in the folder.
 
     Returns:
         Whether it was renamed. If not, there is another folder at `place`, and both stay.
 
     Raises:
+        StoreError: A file is not there any more, or has another size.
         OSError: It cannot be flushed or renamed.
     """
     sync_tree(folder)
+    for name, num_bytes in written.items():
+        try:
+            found = (folder / name).stat().st_size
+        except FileNotFoundError:
+            found = 0
+        if found != num_bytes:
+            raise StoreError(
+                f"{folder / name}: has {found} of the {num_bytes} bytes that were written: something has removed it "
+                "or cut it off. It has not been committed: run the same command again"
+            )
     is_first = True
     try:
         folder.rename(place)
@@ -76,7 +98,20 @@ def publish_folder(folder: Path, place: Path) -> bool:
 
 def name_beside(path: Path) -> Path:
     """A fresh temporary name in the same folder; readers ignore names that begin with a dot."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    return path.with_name(f".{temporary_name(path.name)}")
+
+
+def make_folders(path: Path) -> None:
+    """Make a folder, and those that it is in, so that they stay after a power cut.
+
+    Raises:
+        OSError: One cannot be made.
+    """
+    if path.is_dir():
+        return
+    make_folders(path.parent)
+    path.mkdir(exist_ok=True)
+    sync(path.parent)
 
 
 def sync_tree(folder: Path) -> None:
@@ -111,7 +146,7 @@ def folder_to_write(version: Path, name: str) -> Path:
     """
     refuse_links(version, name)
     path = version / name
-    path.mkdir(exist_ok=True)
+    make_folders(path)
     return path
 
 
@@ -135,26 +170,39 @@ def is_being_made(name: str) -> bool:
     return bool(_BEING_MADE.fullmatch(name))
 
 
+def sweep_small_files(folder: Path) -> None:
+    """Remove small files that killed processes have not completed, as far as that is possible."""
+    with suppress(OSError):
+        for name in leftovers(folder, lambda name: bool(_SMALL_FILE.fullmatch(name))):
+            with suppress(OSError):
+                (folder / name).unlink()
+
+
 def remove_from_version(version: Path, place: str, name: str) -> None:
     """Remove the folder `place/name` of a version, as far as that is possible.
 
     Nothing happens if its name is not one that featcache gives to folders there, or if it or `place` is a link.
     """
     if _IN_VERSION[place].fullmatch(name):
-        _remove(version / place, name, os.O_NOFOLLOW)
+        gone = temporary_name(what_of(name)) if place == "work" else name
+        _remove(version / place, name, gone, os.O_NOFOLLOW)
 
 
 def remove_from_cache(cache: Path, name: str) -> None:
     """Remove the folder of a version that is not complete, as far as that is possible."""
     if is_being_made(name):
-        _remove(cache, name)
+        _remove(cache, name, temporary_name(what_of(name)))
 
 
-def _remove(parent: Path, name: str, flags: int = 0) -> None:
+def _remove(parent: Path, name: str, gone: str, flags: int = 0) -> None:
+    """Remove a folder, under the name `gone`, by which nobody renames it to its place."""
     with suppress(OSError):
         descriptor = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | flags)
         try:
-            # With a folder's descriptor, rmtree follows no link on its way, and refuses to remove a link itself.
-            shutil.rmtree(name, ignore_errors=True, dir_fd=descriptor)
+            if stat.S_ISDIR(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
+                if gone != name:
+                    os.rename(name, gone, src_dir_fd=descriptor, dst_dir_fd=descriptor)
+                # With a folder's descriptor, rmtree follows no link on its way, and refuses to remove a link itself.
+                shutil.rmtree(gone, ignore_errors=True, dir_fd=descriptor)
         finally:
             os.close(descriptor)

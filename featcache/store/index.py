@@ -129,12 +129,11 @@ def open_index(version: Version, names: Sequence[str] | None = None) -> Index:
     index = build_index(map(version.shard, names))
     with suppress(OSError, StoreError):  # a read-only cache, a full disk, a link in place of a folder
         folder_to_write(version.path, "index")
+        version.sweep_work()
         with version.claim("index") as claim:
             if claim.take():
                 if (kept := load_index(version, names)) is not None:  # by another process, in the meantime
                     return kept
-                if claim.locked:
-                    version.remove_work("index")
                 _save(index, version, index_folder(version, names))
                 index = load_index(version, names) or index
     return index
@@ -262,8 +261,9 @@ def _save(index: Index, version: Version, folder: Path) -> None:
         checksums = {name: _write(work / f"{name}.npy", array) for name, array in arrays.items()}
         document = {"fingerprint": version.info.fingerprint, "shards": index.shards, "crc32c": checksums}
         (work / "index.json").write_bytes(zarr3.seal({**document, "checksum": zarr3.UNSEALED}))
+        written = {path.name: path.stat().st_size for path in work.iterdir()}
         remove_from_version(version.path, "index", folder.name)
-        publish_folder(work, folder)
+        publish_folder(work, folder, written)
         # Training may still have an older index mapped, so the latest few stay.
         others = [entry for entry in os.scandir(folder.parent) if entry.name != folder.name]
         by_age = sorted(others, key=lambda entry: entry.stat(follow_symlinks=False).st_mtime_ns)

@@ -67,7 +67,11 @@ class ShardWriter:
     @property
     def num_bytes(self) -> int:
         """The bytes of features and of side arrays' entries so far."""
-        return self._offsets[-1] * math.prod(self._item_shape) * self._dtype.itemsize + self._side.num_bytes
+        return self._num_feature_bytes + self._side.num_bytes
+
+    @property
+    def _num_feature_bytes(self) -> int:
+        return self._offsets[-1] * math.prod(self._item_shape) * self._dtype.itemsize
 
     def append(
         self,
@@ -127,12 +131,14 @@ class ShardWriter:
             The shard's name.
 
         Raises:
-            StoreError: There is a shard of other items, or of another version, under this name.
+            StoreError: There is a shard of other items, or of another version, under this name; or something has
+                removed what was written.
         """
         self._features.close()
         metadata = {"features": zarr3.array_metadata((self._offsets[-1], *self._item_shape), self._dtype)}
         (self._folder / "features" / "zarr.json").write_bytes(metadata["features"])
-        for name, column in {**self._columns(), **self._side.columns()}.items():
+        columns = {**self._columns(), **self._side.columns()}
+        for name, column in columns.items():
             metadata[name] = zarr3.write_array(self._folder / name, column)
         info = ShardInfo(
             items=len(self._items),
@@ -144,9 +150,16 @@ class ShardWriter:
             metadata={name: zarr3.hex_crc32c(data) for name, data in metadata.items()},
             made_by=dict(made_by),
         )
-        (self._folder / "zarr.json").write_bytes(zarr3.group_metadata(asdict(info)))
+        group = zarr3.group_metadata(asdict(info))
+        (self._folder / "zarr.json").write_bytes(group)
+        written = {"zarr.json": len(group), **{f"{name}/zarr.json": len(data) for name, data in metadata.items()}}
+        chunks = {name: (column.ndim, column.nbytes) for name, column in columns.items() if column.size}
+        chunks["features"] = 1 + len(self._item_shape), self._num_feature_bytes
+        for name, (num_dimensions, num_bytes) in chunks.items():
+            chunk = zarr3.chunk_path(Path(name), num_dimensions)
+            written[str(chunk)] = num_bytes + zarr3.CHECKSUM_BYTES
         place = shards / info.digest[:12]
-        if not publish_folder(self._folder, place):
+        if not publish_folder(self._folder, place, written):
             if Shard(place, info.made_by.get("fingerprint")).info.digest != info.digest:
                 raise StoreError(f"{place}: holds other items under the same name: move it away and run again")
             self._remove()

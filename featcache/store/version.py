@@ -17,8 +17,6 @@ import os
 import platform
 import re
 import secrets
-import time
-import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -36,14 +34,17 @@ from featcache.store.files import (
     WRITTEN,
     folder_to_write,
     is_being_made,
+    make_folders,
     name_beside,
     publish_folder,
     refuse_links,
     remove_from_cache,
     remove_from_version,
+    sweep_small_files,
     sync,
     write_file,
 )
+from featcache.store.leftovers import leftovers, temporary_name, what_of
 from featcache.store.locks import Claim
 from featcache.store.shard import Shard, check_side_specs
 
@@ -51,8 +52,6 @@ FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FINGERPRINT = re.compile("[0-9a-f]{64}")
 _SHARD_NAME = re.compile("[0-9a-f]{12}")
-_ABANDONED_SECONDS = 3600.0
-"""An incomplete version of this age was abandoned: making one takes milliseconds."""
 
 _LIBRARIES = ("featcache", "numpy", "torch", "torchaudio", "transformers", "soundfile", "miniaudio", "soxr")
 
@@ -171,12 +170,15 @@ class Version:
         """Make an empty version beside its place and rename it, so that it is there whole or not at all."""
         beside = name_beside(path)
         try:
+            make_folders(path.parent)
             for folder in ("shards", "runs", "work"):
                 (beside / folder).mkdir(parents=True)
-            (beside / "shards" / "zarr.json").write_bytes(zarr3.group_metadata())
-            (beside / "zarr.json").write_bytes(zarr3.group_metadata(info.attributes()))
+            files = {"zarr.json": zarr3.group_metadata(info.attributes()), "shards/zarr.json": zarr3.group_metadata()}
+            for name, data in files.items():
+                (beside / name).write_bytes(data)
+            written = {name: len(data) for name, data in files.items()}
             # The folder may be there already: another run was first, or the metadata was lost.
-            if not publish_folder(beside, path) and not (path / "zarr.json").exists():
+            if not publish_folder(beside, path, written) and not (path / "zarr.json").exists():
                 (beside / "zarr.json").rename(path / "zarr.json")
                 sync(path)
         finally:
@@ -221,7 +223,6 @@ class Version:
         sealed = zarr3.seal({"probe": document, "checksum": zarr3.UNSEALED})
         try:
             folder = folder_to_write(self.path, "probes")
-            sync(self.path)
         except OSError as error:
             raise StoreError(f"{self.path / 'probes'}: cannot be written: {error.strerror}") from error
         write_file(folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}Z-{secrets.token_hex(2)}.json", sealed)
@@ -246,35 +247,35 @@ class Version:
 
     def work_folder(self, work: str) -> Path:
         """The path of a fresh folder for a piece of work; it is not made yet."""
-        return self._work() / f"{work}.{uuid.uuid4().hex[:8]}"
+        return self._work() / temporary_name(work)
 
     def _work(self) -> Path:
         return folder_to_write(self.path, "work")
 
-    def remove_work(self, work: str) -> None:
-        """Remove what killed processes have left of a piece of work, whose claim the caller holds."""
-        for entry in list(os.scandir(self._work())):
-            if entry.name.partition(".")[0] == work:
-                remove_from_version(self.path, "work", entry.name)
-
     def sweep(self) -> None:
-        """Remove what killed runs have left in `work/`: everything that nobody holds a claim on."""
-        for entry in list(os.scandir(self._work())):
-            claim = self.claim(entry.name.partition(".")[0])
+        """Remove what killed processes have left: in `work/`, and small files that they did not complete."""
+        self.sweep_work()
+        for folder in (self.path, self.path / "shards", self.path / "probes", *(self.path / "runs").glob("*/")):
+            if not folder.is_symlink():
+                sweep_small_files(folder)
+
+    def sweep_work(self) -> None:
+        """Remove everything in `work/` whose process is dead, and that nobody holds a claim on."""
+        work = self._work()
+        locks = [entry.name for entry in os.scandir(work) if entry.name.endswith(".lock")]
+        for name in (*locks, *leftovers(work, lambda name: not name.endswith(".lock"))):
+            claim = self.claim(what_of(name).partition(".")[0])
             with suppress(OSError):  # on a full disk it stays
                 if claim.take():
-                    if claim.locked:
-                        remove_from_version(self.path, "work", entry.name)
+                    remove_from_version(self.path, "work", name)
                     claim.release()
 
 
 def _sweep_cache(cache: Path) -> None:
     """Remove incomplete versions that killed processes have left."""
     with suppress(OSError):  # there is no cache yet, or it is read-only
-        for entry in list(os.scandir(cache)):
-            age = time.time() - entry.stat(follow_symlinks=False).st_mtime
-            if is_being_made(entry.name) and age > _ABANDONED_SECONDS:
-                remove_from_cache(cache, entry.name)
+        for name in leftovers(cache, is_being_made):
+            remove_from_cache(cache, name)
 
 
 def _spec_of(document: dict[str, Any]) -> FeatureSpec:

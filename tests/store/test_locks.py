@@ -89,20 +89,24 @@ def test_where_there_are_no_locks_every_claim_succeeds(scratch, monkeypatch):
     assert left.is_dir()
 
 
-def test_a_sweep_takes_what_nobody_claims(version):
-    """What a killed run left goes; what a living one writes stays."""
-    dead, living = version.work_folder("dead"), version.work_folder("living")
-    for folder in (dead, living):
+def test_a_sweep_takes_what_the_dead_have_left_and_nobody_claims(version):
+    """What a killed run left goes, unless another does the same work now; what a living one writes stays."""
+    code = "print(*(Version.open(Path(sys.argv[1])).work_folder(work) for work in ('dead', 'done again')), sep='\\n')"
+    child = elsewhere(code, version.path)
+    dead, again = (Path(line) for line in child.communicate()[0].splitlines())
+    living = version.work_folder("living")
+    for folder in (dead, again, living):
         (folder / "features").mkdir(parents=True)
     (version.path / "work" / "dead.lock").write_text("")
-    with version.claim("living") as claim:
+    with version.claim("done again") as claim:
         assert claim.take()
         version.sweep()
         assert not dead.exists()
         assert living.is_dir()
-        assert [path.name for path in (version.path / "work").glob("*.lock")] == ["living.lock"]
+        assert again.is_dir()
+        assert [path.name for path in (version.path / "work").glob("*.lock")] == ["done again.lock"]
     version.sweep()
-    assert list((version.path / "work").iterdir()) == []
+    assert list((version.path / "work").iterdir()) == [living]
 
 
 def test_folders_that_are_no_shards_are_left_alone(version):

@@ -44,17 +44,20 @@ def test_a_version_says_what_its_side_arrays_are(scratch):
 
 
 def test_what_a_kill_left_of_a_version_goes_when_it_is_old(scratch):
-    """With the next version that is opened for writing; what another process may be at work on stays."""
+    """A day old, for a name that does not say who made it; what another process may be at work on stays."""
+    day = 86400 + 60
     old, young = scratch / ".mine-0123456789ab.00ff00ff", scratch / ".mine-0123456789ab.11ff00ff"
     others = [scratch / ".mine-0123456789ab", scratch / ".snapshot", scratch / "mine-0123456789ab.00ff00ff"]
     for folder in (old, young, *others):
         (folder / "shards").mkdir(parents=True)
         if folder != young:
-            os.utime(folder, (time.time() - 7200,) * 2)
+            os.utime(folder / "shards", (time.time() - day,) * 2)
+            os.utime(folder, (time.time() - day,) * 2)
     for _ in range(2):
         path = Version.create(scratch, INFO).path
         assert sorted(scratch.iterdir()) == sorted([path, young, *others])
-    os.utime(young, (time.time() - 7200,) * 2)
+    os.utime(young / "shards", (time.time() - day,) * 2)
+    os.utime(young, (time.time() - day,) * 2)
     Version.create(scratch, INFO)
     assert not young.exists()
 
