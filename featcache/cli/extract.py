@@ -96,6 +96,9 @@ def extract(
     rows whose path, start, duration or channel has changed. Each config gets a version of its own.
     Utterances that cannot be extracted are listed, with the reason, in the version's failure ledger.
 
+    Ctrl-C, SIGTERM or SIGHUP: what is under way is finished, all that was extracted is committed, and the
+    exit code is 130. A second signal stops at once, and loses the shards being written, as a kill does.
+
     A manifest that names other files for more than 5% of a version's utterances (and more than one) is
     refused: it looks like another corpus with the same ids. So is one of whose files none is there.
 

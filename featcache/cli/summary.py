@@ -82,7 +82,11 @@ def print_summary(summary: Summary) -> None:
         click.echo(f"why utterances failed: featcache info {shlex.quote(where)} --failures")
     left = max(version.left for version in summary.versions) - summary.elsewhere
     if summary.interrupted and left > 0:
-        click.echo(f"interrupted: {counted(left, 'utterance')} left: run the same command again")
+        kept = sum(version.extracted for version in summary.versions)
+        click.echo(
+            f"interrupted: {counted(kept, 'extracted utterance is', 'extracted utterances are')} kept, {left:,} left: "
+            "run the same command again"
+        )
 
 
 def _outcome(version: VersionSummary, interrupted: bool) -> str:

@@ -163,7 +163,7 @@ def run_extraction(
         plan: What to do.
         engine: Does the shard tasks: `featcache.engines.local.run_locally`, for example.
         report: Called with the progress now and then, from worker threads, by one at a time.
-        stop: Set it to end the run after the shards that are complete.
+        stop: Set it to end the run: what has been taken is finished and committed, and nothing more is taken.
 
     Raises:
         StoreError: The cache cannot be written. What was committed stays.

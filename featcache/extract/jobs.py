@@ -95,7 +95,7 @@ class RunControl:
     report: Callable[[Progress], None]
     """Called with the progress, from worker threads, by one at a time."""
     stop: threading.Event
-    """Once it is set, complete shards are still committed, and no others are begun."""
+    """Once it is set, nothing more is taken; what was is finished and committed."""
 
 
 class ConcurrentRuns:
@@ -198,8 +198,8 @@ class JobGroup:
 
 
 Engine = Callable[[JobGroup, Iterator[ShardTask], RunControl], None]
-"""Does shard tasks for a group of versions, and returns when all are committed or the run was stopped. It writes the
-failures of a task into the jobs' ledgers before it commits the shard that lacks them."""
+"""Does shard tasks for a group of versions, and returns when all are committed; or if the run was stopped, what was done
+of them. It writes the failures of a task into the jobs' ledgers before it commits the shard that lacks them."""
 
 BatchExtractor = Callable[[Sequence[Utterance], WorkerTimes], Iterable[list[Extracted | PendingRows]]]
 """Extracts a batch of utterances: for one part of it after the other, what each version gets."""
