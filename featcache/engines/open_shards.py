@@ -107,6 +107,11 @@ class OpenShard:
         """Whether anything has been appended: an item or a failure."""
         return any(shard.writer.items or shard.failures for shard in self._shards)
 
+    @property
+    def counts(self) -> list[VersionCounts]:
+        """What the run has added to each version, these shards included."""
+        return [shard.job.counts for shard in self._shards]
+
     def append(self, part: Iterable[Extracted], progress: Progress) -> None:
         """Write what each version gets from a part of a batch, and count it.
 

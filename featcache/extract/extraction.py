@@ -25,7 +25,7 @@ from featcache.extract.audio_files import (
     with_changed_files,
 )
 from featcache.extract.batching import choose_batching
-from featcache.extract.failures import would_fail_again
+from featcache.extract.failures import FailureLimit, would_fail_again
 from featcache.extract.from_version import SourceVersion, find_source
 from featcache.extract.jobs import ConcurrentRuns, Engine, JobGroup, Progress, RunControl, VersionJob
 from featcache.extract.summary import Summary, summarize
@@ -75,6 +75,8 @@ class Options:
     """How rows are put together: `single`, `equal_length`, `padded`; None for the loosest that is known to be clean."""
     allow_mismatch: bool = False
     """Accept that batching even if it was neither declared nor found to be clean."""
+    max_failures: FailureLimit | None = None
+    """How many utterances of a version may fail before the run stops; None for any number."""
 
 
 @dataclass(frozen=True)
@@ -168,11 +170,13 @@ def run_extraction(
     Raises:
         StoreError: The cache cannot be written. What was committed stays.
     """
-    control = RunControl(Progress(), report, stop or threading.Event())
+    control = RunControl(Progress(), report, stop or threading.Event(), plan.options.max_failures)
     jobs: list[VersionJob] = []
     for versions in group_versions(plan.versions):
         if not control.stop.is_set():
             jobs += _fill(plan, versions, engine, control)
+    interrupted = control.stop.is_set()
+    control.check_failures((job.counts for job in jobs), is_end=not interrupted)
     return summarize(
         plan.versions,
         jobs,
@@ -180,7 +184,7 @@ def run_extraction(
         plan.device,
         utterances=len(plan.manifest),
         seconds=perf_counter() - plan.started,
-        interrupted=control.stop.is_set(),
+        interrupted=interrupted,
     )
 
 

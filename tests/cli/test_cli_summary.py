@@ -229,7 +229,7 @@ def test_an_interrupted_run_says_what_is_left(cli, plain, gated_config, gate, sc
     assert ended.code == 130
     kept = len(items(scratch / "c"))
     left = 12 - kept
-    last = f"interrupted: {kept} extracted utterances are kept, {left} left: run the same command again\n"
+    last = f"interrupted: {kept} extracted utterances kept, {left} left: run the same command again\n"
     assert ended.out.endswith(last)
     finished = cli(*command, "-o", scratch / "c")
     assert finished.code == 0

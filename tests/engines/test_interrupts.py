@@ -70,7 +70,7 @@ def test_of_the_shard_under_way_what_is_extracted_is_kept(by_ones, job, plain, g
     running = stand_at(gate, 5, by_ones, *job)
     ended = interrupt(running, gate, number)
     assert ended.code == 130, ended.err
-    assert "interrupted: 6 extracted utterances are kept, 6 left: run the same command again" in ended.out
+    assert "interrupted: 6 extracted utterances kept, 6 left: run the same command again" in ended.out
     assert items(scratch / "cache") == {row["id"]: whole[row["id"]] for row in plain.rows[:6]}
     assert check(scratch / "cache").problems == []
     resumed = by_ones(*job, "--json")
