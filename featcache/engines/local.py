@@ -22,6 +22,7 @@ from time import perf_counter
 from featcache.engines.delivery import Batch, Delivery
 from featcache.engines.isolated import IsolatedProcess
 from featcache.engines.open_shards import claim_shards
+from featcache.engines.waiting import Waiting
 from featcache.extract.decoding import WorkerTimes, batches
 from featcache.extract.jobs import BatchExtractor, JobGroup, RunControl, batch_extractor
 from featcache.extract.padded_rows import PendingRows, Row, RowQueue, compute_rows
@@ -79,6 +80,7 @@ class _Workers:
         self._progress = control.progress
         self._stop = control.stop
         self._batches: Iterator[Batch | None] = iter(())  # one worker at a time takes from it
+        self._waiting = Waiting(group.jobs)  # that worker's, too
         per_worker = _AHEAD_PER_WORKER * device.workers
         self._ahead = max(device.workers + 2, min(per_worker, int(_AHEAD_SECONDS / device.batch_seconds)))
         # Guards what follows, and the times in `Progress`. Its counts, and those of the versions, have one writer each:
@@ -191,6 +193,10 @@ class _Workers:
         if self._is_starved:
             self._stop.wait(_POLL_SECONDS)
         batch = next(self._batches, _END)
+        if batch is None:
+            self._waiting.go_on()
+        else:
+            self._waiting.end()
         with self._state:
             self._is_taking = False
             self._is_exhausted = self._is_exhausted or batch is _END

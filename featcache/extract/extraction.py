@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -377,6 +379,8 @@ def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> Vers
         "held": len(planned.index),
         "only": plan.only is not None,
         "config": planned.config.resolved(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
         "device": str(plan.device.torch_device),
         "threads": plan.device.threads,
         "from": None if plan.source is None else str(plan.source.version.path),
