@@ -25,8 +25,9 @@ from featcache.cli.info import info
 from featcache.cli.probe import probe
 from featcache.cli.repair import repair
 from featcache.cli.show import show
-from featcache.cli.signals import INTERRUPTED, sigterm_interrupts
+from featcache.cli.signals import INTERRUPTED, signals_interrupt
 from featcache.cli.stats import stats
+from featcache.cli.streams import standard_streams
 from featcache.cli.verify import verify
 from featcache.errors import FeatcacheError, MissingDependencyError
 
@@ -40,9 +41,13 @@ _NOBODY_READS = 128 + signal.SIGPIPE
 class _Commands(click.Group):
     """Turns errors into one clear line and their exit code; lists commands in the order in which they were added."""
 
+    def main(self, *args: Any, **settings: Any) -> Any:
+        with standard_streams():
+            return super().main(*args, **settings)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with sigterm_interrupts():
+            with signals_interrupt():
                 return super().invoke(ctx)
         except FeatcacheError as error:
             click.echo(f"featcache: {error}", err=True)

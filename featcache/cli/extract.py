@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from dataclasses import asdict
@@ -47,6 +48,12 @@ FAILURES_LEFT = 3
     help="Retry utterances that failed in earlier runs, even if their files are unchanged.",
 )
 @click.option(
+    "--max-failures",
+    metavar="N|P%",
+    help="Stop, and exit with 1, when more than N utterances have failed in this run, or more than P% of those tried "
+    "(of 100 or more, or of all). What was extracted is kept.  [default: no limit]",
+)
+@click.option(
     "--from",
     "source",
     type=options.PATH,
@@ -79,6 +86,7 @@ def extract(
     threads: int | None,
     shard_size: float | None,
     retry_failed: bool,
+    max_failures: str | None,
     source: Path | None,
     batching: str | None,
     allow_mismatch: bool,
@@ -96,6 +104,9 @@ def extract(
     rows whose path, start, duration or channel has changed. Each config gets a version of its own.
     Utterances that cannot be extracted are listed, with the reason, in the version's failure ledger.
 
+    Ctrl-C, SIGTERM or SIGHUP: what is under way is finished, all that was extracted is committed, and the
+    exit code is 130. A second signal stops at once, and loses the shards being written, as a kill does.
+
     A manifest that names other files for more than 5% of a version's utterances (and more than one) is
     refused: it looks like another corpus with the same ids. So is one of whose files none is there.
 
@@ -111,6 +122,7 @@ def extract(
     from featcache.config import load_config
     from featcache.engines.local import run_locally
     from featcache.extract.extraction import SHARD_MEGABYTES, Options, plan_extraction, run_extraction
+    from featcache.extract.failures import FailureLimit
     from featcache.manifest import read_manifest
 
     chosen = Options(
@@ -123,6 +135,7 @@ def extract(
         source=source,
         batching=batching,
         allow_mismatch=allow_mismatch,
+        max_failures=None if max_failures is None else FailureLimit.parse(max_failures),
     )
     loaded = [load_config(config) for config in configs]
     if sys.stderr.isatty():
@@ -143,6 +156,9 @@ def extract(
         print_json({**asdict(summary), "times_real_time": round(summary.times_real_time, 1)})
     else:
         print_summary(summary)
+    if summary.too_many_failures:
+        note(f"featcache: {summary.too_many_failures}; why: featcache info {shlex.quote(str(cache))} --failures")
+        ctx.exit(1)
     ctx.exit(INTERRUPTED if summary.interrupted else FAILURES_LEFT if summary.failed else 0)
 
 

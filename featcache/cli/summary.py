@@ -82,7 +82,9 @@ def print_summary(summary: Summary) -> None:
         click.echo(f"why utterances failed: featcache info {shlex.quote(where)} --failures")
     left = max(version.left for version in summary.versions) - summary.elsewhere
     if summary.interrupted and left > 0:
-        click.echo(f"interrupted: {counted(left, 'utterance')} left: run the same command again")
+        kept = counted(sum(version.extracted for version in summary.versions), "extracted utterance")
+        how = "stopped" if summary.too_many_failures else "interrupted"
+        click.echo(f"{how}: {kept} kept, {left:,} left: run the same command again")
 
 
 def _outcome(version: VersionSummary, interrupted: bool) -> str:

@@ -1,4 +1,7 @@
-"""Appends extracted batches to their shards in order, and commits complete shards in a thread of its own."""
+"""Appends extracted batches to their shards in order, and commits complete shards in a thread of its own.
+
+If the run is stopped, shards that are not complete are committed as they are: see `Delivery.commit_parts`.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ class Delivery:
     """Appends batches to their shards in order, and commits shards once they are complete.
 
     The worker that completes a batch appends it. Commits have a thread of their own, which mostly waits for the disk.
-    Leaving the `with` block waits for that thread, and abandons the shards that are not complete.
+    Leaving the `with` block waits for that thread, and abandons the shards that have not been committed.
 
     Args:
         control: What to count in, and whom to tell.
@@ -70,10 +73,26 @@ class Delivery:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._commits.shutdown()
+        self.wait()
         with ExitStack() as left:  # abandons all of them even if one raises: a full disk may refuse to close a file
             for shard in self._open:
                 left.callback(shard.abandon, self._progress)
+
+    def wait(self) -> None:
+        """Wait until the complete shards are committed, or have failed to be; no batch may be appended any more."""
+        self._commits.shutdown()
+
+    def commit_parts(self) -> None:
+        """Commit of each shard that is not complete what has been appended, after `wait`.
+
+        Batches are appended whole and in order, so this is the beginning of the shard that was to be.
+
+        Raises:
+            StoreError: The cache cannot be written.
+        """
+        for shard in sorted(self._open, key=lambda shard: shard.task.row):
+            if shard.has_begun:
+                self._commit(shard)
 
     def begin(self, shard: OpenShard) -> None:
         """Take over a shard before its first batch, to commit or abandon it in the end."""
@@ -110,6 +129,7 @@ class Delivery:
             part = batch.parts.pop(0)
             extracted = (result.extracted() if isinstance(result, PendingRows) else result for result in part)
             batch.shard.append(extracted, self._progress)
+        self._control.check_failures(batch.shard.counts)
         self._control.report(self._progress)
         if batch.is_last:
             self._commit_slots.acquire()

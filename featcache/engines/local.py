@@ -5,6 +5,9 @@ decode it and, unless it becomes rows, extract it; otherwise, if no more utteran
 a batch. The worker that completes a batch appends it to its shard, with whatever comes next in order (`delivery.py`),
 so there is no writer thread. One thread beyond the budget waits for the disk, flushing finished shards while the
 workers go on.
+
+When the run is stopped, no more utterances are taken, and those that were are finished. Then the shards that have begun
+are committed with what is in them.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from time import perf_counter
 from featcache.engines.delivery import Batch, Delivery
 from featcache.engines.isolated import IsolatedProcess
 from featcache.engines.open_shards import claim_shards
+from featcache.engines.waiting import Waiting
 from featcache.extract.decoding import WorkerTimes, batches
 from featcache.extract.jobs import BatchExtractor, JobGroup, RunControl, batch_extractor
 from featcache.extract.padded_rows import PendingRows, Row, RowQueue, compute_rows
@@ -76,6 +80,7 @@ class _Workers:
         self._progress = control.progress
         self._stop = control.stop
         self._batches: Iterator[Batch | None] = iter(())  # one worker at a time takes from it
+        self._waiting = Waiting(group.jobs)  # that worker's, too
         per_worker = _AHEAD_PER_WORKER * device.workers
         self._ahead = max(device.workers + 2, min(per_worker, int(_AHEAD_SECONDS / device.batch_seconds)))
         # Guards what follows, and the times in `Progress`. Its counts, and those of the versions, have one writer each:
@@ -85,7 +90,7 @@ class _Workers:
         self._queue = RowQueue(device.torch_device)
         self._batch_of: dict[PendingRows, Batch] = {}
         self._is_taking = False
-        self._is_exhausted = False
+        self._is_exhausted = False  # no more utterances are taken
         self._is_starved = False  # other runs are doing what is left to take
         self._taken = 0
         self._decoding = 0
@@ -93,7 +98,7 @@ class _Workers:
         self._delivery = Delivery(control, self._state, self._fail)
 
     def run(self, tasks: Iterator[ShardTask]) -> None:
-        """Do the tasks; returns when all are committed, or when those that were complete at the stop are."""
+        """Do the tasks; returns when all are committed, or when what had been taken at the stop is."""
         self._batches = self._cut(tasks)
         workers = [
             threading.Thread(target=self._work, args=[_Worker(number)], name=f"featcache-{number}")
@@ -113,8 +118,11 @@ class _Workers:
                 for worker in workers:
                     if worker.ident is not None:  # it has been started
                         worker.join()
-        if self._error is not None:
-            raise self._error
+            self._delivery.wait()
+            if self._error is not None:
+                raise self._error
+            if self._stop.is_set():
+                self._delivery.commit_parts()
 
     def _work(self, worker: _Worker) -> None:
         try:
@@ -138,7 +146,8 @@ class _Workers:
         started = perf_counter()
         with self._state:
             try:
-                while self._error is None and not self._stop.is_set():
+                while self._error is None:
+                    self._is_exhausted = self._is_exhausted or self._stop.is_set()
                     if (rows := self._rows_to_compute()) is not None:
                         self._computing += 1
                         return partial(self._compute, rows)
@@ -184,9 +193,13 @@ class _Workers:
         if self._is_starved:
             self._stop.wait(_POLL_SECONDS)
         batch = next(self._batches, _END)
+        if batch is None:
+            self._waiting.go_on()
+        else:
+            self._waiting.end()
         with self._state:
             self._is_taking = False
-            self._is_exhausted = batch is _END
+            self._is_exhausted = self._is_exhausted or batch is _END
             self._is_starved = batch is None
             if isinstance(batch, Batch):
                 self._taken += 1

@@ -102,6 +102,16 @@ class OpenShard:
             self._shards.append(_VersionShard(job, writer))
         self._held = claims.pop_all()  # closing it discards what is not committed, then releases the claims
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything has been appended: an item or a failure."""
+        return any(shard.writer.items or shard.failures for shard in self._shards)
+
+    @property
+    def counts(self) -> list[VersionCounts]:
+        """What the run has added to each version, these shards included."""
+        return [shard.job.counts for shard in self._shards]
+
     def append(self, part: Iterable[Extracted], progress: Progress) -> None:
         """Write what each version gets from a part of a batch, and count it.
 
@@ -122,6 +132,8 @@ class OpenShard:
 
     def commit(self, progress: Progress) -> None:
         """Record the failures, make the shards visible, count them, and release the task.
+
+        What has not been appended is no part of the shards, and still to be done.
 
         Raises:
             StoreError: The cache cannot be written.

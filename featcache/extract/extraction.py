@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +28,7 @@ from featcache.extract.audio_files import (
     with_changed_files,
 )
 from featcache.extract.batching import choose_batching
-from featcache.extract.failures import would_fail_again
+from featcache.extract.failures import FailureLimit, would_fail_again
 from featcache.extract.from_version import SourceVersion, find_source
 from featcache.extract.jobs import ConcurrentRuns, Engine, JobGroup, Progress, RunControl, VersionJob
 from featcache.extract.summary import Summary, summarize
@@ -76,6 +78,8 @@ class Options:
     """How rows are put together: `single`, `equal_length`, `padded`; None for the loosest that is known to be clean."""
     allow_mismatch: bool = False
     """Accept that batching even if it was neither declared nor found to be clean."""
+    max_failures: FailureLimit | None = None
+    """How many utterances of a version may fail before the run stops; None for any number."""
 
 
 @dataclass(frozen=True)
@@ -164,12 +168,12 @@ def run_extraction(
         plan: What to do.
         engine: Does the shard tasks: `featcache.engines.local.run_locally`, for example.
         report: Called with the progress now and then, from worker threads, by one at a time.
-        stop: Set it to end the run after the shards that are complete.
+        stop: Set it to end the run: what has been taken is finished and committed, and nothing more is taken.
 
     Raises:
         StoreError: The cache cannot be written. What was committed stays.
     """
-    control = RunControl(Progress(), report, stop or threading.Event())
+    control = RunControl(Progress(), report, stop or threading.Event(), plan.options.max_failures)
     jobs: list[VersionJob] = []
     for planned in plan.versions:
         if not (planned.num_missing or planned.is_new):
@@ -177,6 +181,8 @@ def run_extraction(
     for versions in group_versions(plan.versions):
         if not control.stop.is_set():
             jobs += _fill(plan, versions, engine, control)
+    interrupted = control.stop.is_set()
+    control.check_failures((job.counts for job in jobs), is_end=not interrupted)
     return summarize(
         plan.versions,
         jobs,
@@ -184,7 +190,7 @@ def run_extraction(
         plan.device,
         utterances=len(plan.manifest),
         seconds=perf_counter() - plan.started,
-        interrupted=control.stop.is_set(),
+        interrupted=interrupted,
     )
 
 
@@ -383,6 +389,8 @@ def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> Vers
         "held": len(planned.index),
         "only": plan.only is not None,
         "config": planned.config.resolved(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
         "device": str(plan.device.torch_device),
         "threads": plan.device.threads,
         "from": None if plan.source is None else str(plan.source.version.path),

@@ -12,6 +12,7 @@ from typing import Any
 
 from featcache.device import Device
 from featcache.extract.decoding import AudioMemory, WorkerTimes
+from featcache.extract.failures import FailureLimit
 from featcache.extract.features import Extracted
 from featcache.extract.from_audio import extract_from_audio
 from featcache.extract.from_version import SourceVersion, extract_from_version
@@ -72,6 +73,8 @@ class Progress:
     """Committed shards."""
     elsewhere: int = 0
     """Utterances that another run has extracted in the meantime."""
+    too_many_failures: str = ""
+    """That more utterances have failed than were allowed, and how many; empty if not."""
     stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     """Seconds of worker threads in each stage; complete once the run has ended."""
 
@@ -95,7 +98,19 @@ class RunControl:
     report: Callable[[Progress], None]
     """Called with the progress, from worker threads, by one at a time."""
     stop: threading.Event
-    """Once it is set, complete shards are still committed, and no others are begun."""
+    """Once it is set, nothing more is taken; what was is finished and committed."""
+    max_failures: FailureLimit | None = None
+    """How many utterances of a version may fail; None for any number."""
+
+    def check_failures(self, counts: Iterable[VersionCounts], is_end: bool = False) -> None:
+        """Stop the run if too many utterances have failed in one of the versions; `is_end` if nothing more follows."""
+        if self.max_failures is None or self.progress.too_many_failures:
+            return
+        for one in counts:
+            if fault := self.max_failures.fault(one.failed, one.failed + one.extracted, is_end):
+                self.progress.too_many_failures = fault
+                self.stop.set()
+                return
 
 
 class ConcurrentRuns:
@@ -198,8 +213,8 @@ class JobGroup:
 
 
 Engine = Callable[[JobGroup, Iterator[ShardTask], RunControl], None]
-"""Does shard tasks for a group of versions, and returns when all are committed or the run was stopped. It writes the
-failures of a task into the jobs' ledgers before it commits the shard that lacks them."""
+"""Does shard tasks for a group of versions, and returns when all are committed; or if the run was stopped, when what
+was done of them is. It writes the failures of a task into the ledgers before it commits the shard that lacks them."""
 
 BatchExtractor = Callable[[Sequence[Utterance], WorkerTimes], Iterable[list[Extracted | PendingRows]]]
 """Extracts a batch of utterances: for one part of it after the other, what each version gets."""

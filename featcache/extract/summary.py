@@ -68,6 +68,8 @@ class Summary:
     """Utterances that another run extracted in the meantime."""
     interrupted: bool = False
     """Whether the run was stopped before its end."""
+    too_many_failures: str = ""
+    """That more utterances have failed than were allowed, and how many; empty if not."""
 
     @property
     def times_real_time(self) -> float:
@@ -108,6 +110,7 @@ def summarize(
         bottleneck=max(stages, key=stages.__getitem__) if stages else "",
         elsewhere=progress.elsewhere,
         interrupted=interrupted,
+        too_many_failures=progress.too_many_failures,
     )
 
 

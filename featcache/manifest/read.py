@@ -44,6 +44,8 @@ def read_manifest(
         refuse_url("root", root)
     is_stdin = str(source) == "-"
     name = "<stdin>" if is_stdin else str(source)
+    if is_stdin and sys.stdin is None:
+        raise ManifestError(f"{name}: standard input is closed: give a manifest's path, or pipe a manifest in")
     required = ("id", "path") if audio else ("id",)
     faults = Faults(name)
     try:

@@ -24,7 +24,7 @@ def reader_of(path):
     return None
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 @pytest.mark.parametrize(
     "args",
     [
@@ -49,20 +49,23 @@ def test_a_signal_ends_a_command_with_130_while_it_only_reads(cli, cache, pipe, 
     assert ended.err.endswith("featcache: interrupted\n")  # python may have said that a file was not closed
 
 
-def test_a_signal_that_is_ignored_stays_ignored(cache, tmp_path, pipe):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_that_is_ignored_stays_ignored(cache, tmp_path, pipe, number):
     """As `nohup` and its like have it: the command goes on, and ends by what it reads."""
     code = """
 import os, signal, sys, threading
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+number = int(sys.argv[3])
+signal.signal(number, signal.SIG_IGN)
 from featcache.cli import main
 def write():
     with open(sys.argv[2], "w") as file:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         file.write("id,path\\n")
 threading.Thread(target=write).start()
 main(["verify", sys.argv[1], "--manifest", sys.argv[2]])
 """
-    ended = subprocess.run([sys.executable, "-c", code, cache, pipe], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", code, cache, pipe, str(int(number))]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert "there are no rows" in ended.stderr
 

@@ -227,8 +227,10 @@ def test_an_interrupted_run_says_what_is_left(cli, plain, gated_config, gate, sc
     running.wait_until(lambda: len(shard_folders(scratch / "c")) == 3)
     ended = interrupt(running, gate)
     assert ended.code == 130
-    left = 12 - len(items(scratch / "c"))
-    assert ended.out.endswith(f"interrupted: {left} utterances left: run the same command again\n")
+    kept = len(items(scratch / "c"))
+    left = 12 - kept
+    last = f"interrupted: {kept} extracted utterances kept, {left} left: run the same command again\n"
+    assert ended.out.endswith(last)
     finished = cli(*command, "-o", scratch / "c")
     assert finished.code == 0
     assert f"{left} extracted" in finished.out

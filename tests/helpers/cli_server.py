@@ -110,6 +110,7 @@ def leave(code: int) -> NoReturn:
 def become(request: dict) -> None:
     """Turn this fork into the process that was asked for."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored where tests run in the background
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # likewise, where they run under nohup
     os.setsid()
     os.chdir(request["cwd"])
     os.environ.update(request["env"])

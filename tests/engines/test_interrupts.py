@@ -1,0 +1,262 @@
+"""Interrupted runs: what had been extracted is kept, of every shard, and the next run does the rest."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import odd_extractors
+import pytest
+import soundfile
+from cache_contents import check, items, only_version, shard_folders
+from corpora import speech
+from extractions import write_config
+from pausing import interrupt
+from processes import TESTS, Cli
+
+from featcache.config import load_config
+from featcache.device import BATCH_SECONDS
+from featcache.engines.local import run_locally
+from featcache.extract.extraction import Options, plan_extraction, run_extraction
+from featcache.manifest import read_manifest
+from featcache.store.runs import latest_failures
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.fixture(scope="module")
+def by_ones():
+    """Runs `featcache` commands; a batch is one utterance, and all are in one shard."""
+    folder = Path(tempfile.mkdtemp(prefix="featcache-"))
+    cli = Cli(folder, modules=["small_batches"])
+    yield cli
+    cli.stop()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def job(plain, gated_config, scratch) -> tuple:
+    return ("extract", plain.manifest(), "-c", gated_config, "-o", scratch / "cache", "--threads", 1)
+
+
+@pytest.fixture
+def whole(by_ones, plain, gated_config, scratch) -> dict[str, tuple]:
+    """What an uninterrupted run makes, in one shard."""
+    assert by_ones("extract", plain.manifest(), "-c", gated_config, "-o", scratch / "whole").code == 0
+    assert len(shard_folders(scratch / "whole")) == 1
+    return items(scratch / "whole")
+
+
+def stand_at(gate: Path, count: int, cli: Cli, *job: object):
+    """A run that has extracted so many utterances, and stands still at the next."""
+    gate.write_text(str(count))
+    running = cli.start(*job)
+    entered = Path(f"{gate}.{running.pid}")
+    running.wait_until(lambda: entered.stat().st_size == count + 1)
+    return running
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_of_the_shard_under_way_what_is_extracted_is_kept(by_ones, job, plain, gate, whole, scratch, number):
+    """And what is being extracted, too; the next run adds the rest, bit by bit as an uninterrupted run would."""
+    running = stand_at(gate, 5, by_ones, *job)
+    ended = interrupt(running, gate, number)
+    assert ended.code == 130, ended.err
+    assert "interrupted: 6 extracted utterances kept, 6 left: run the same command again" in ended.out
+    assert items(scratch / "cache") == {row["id"]: whole[row["id"]] for row in plain.rows[:6]}
+    assert check(scratch / "cache").problems == []
+    resumed = by_ones(*job, "--json")
+    assert (resumed.code, resumed.json()["versions"][0]["extracted"]) == (0, 6)
+    assert items(scratch / "cache") == whole
+    report = check(scratch / "cache", manifest=read_manifest(plain.manifest()))
+    assert (report.problems, report.repeated, report.items) == ([], 0, len(whole))
+
+
+def test_interrupted_again_and_again_it_ends_as_if_it_had_not_been(by_ones, job, gate, whole, scratch):
+    """Each run adds two utterances, in shards of their own."""
+    for there in range(0, len(whole) - 2, 2):
+        ended = interrupt(stand_at(gate, 1, by_ones, *job), gate, signal.SIGTERM)
+        assert (ended.code, len(items(scratch / "cache"))) == (130, there + 2)
+    assert by_ones(*job).code == 0
+    assert items(scratch / "cache") == whole
+    assert (check(scratch / "cache").problems, check(scratch / "cache").repeated) == ([], 0)
+
+
+def test_versions_that_are_filled_together_get_the_same_part(by_ones, job, slow_config, gate, whole, scratch):
+    running = stand_at(gate, 3, by_ones, *job, "-c", slow_config)
+    assert interrupt(running, gate).code == 130
+    documents = by_ones("info", scratch / "cache", "--json").json()["versions"]
+    assert [document["utterances"] for document in documents] == [4, 4]
+    assert by_ones(*job, "-c", slow_config).code == 0
+    documents = by_ones("info", scratch / "cache", "--json").json()["versions"]
+    assert [document["utterances"] for document in documents] == [len(whole)] * 2
+
+
+def test_what_failed_before_the_signal_is_in_the_ledger_and_the_rest_is_not(
+    by_ones, plain, gated_config, gate, scratch
+):
+    """The second of each three rows fails. Nothing is known of those that were not tried."""
+    rows = [{**row, "path": "nowhere.wav"} if i % 3 == 1 else row for i, row in enumerate(plain.rows)]
+    job = ("extract", plain.manifest(rows, "failing.csv"), "-c", gated_config, "-o", scratch, "--threads", 1)
+    assert interrupt(stand_at(gate, 3, by_ones, *job), gate).code == 130
+    assert {*items(scratch)} == {rows[i]["id"] for i in (0, 2, 3, 5)}
+    assert {*latest_failures(only_version(scratch))} == {rows[i]["id"] for i in (1, 4)}
+    assert by_ones(*job).code == 3
+    assert len(items(scratch)) == 8
+    assert len(latest_failures(only_version(scratch))) == 4
+
+
+def test_of_rows_that_are_replaced_those_that_were_not_reached_keep_their_items(
+    by_ones, plain, gated_config, gate, whole, scratch
+):
+    """Every row now names the file of the next one; the run is interrupted after the third."""
+    cache = scratch / "whole"
+    paths = [row["path"] for row in plain.rows]
+    rows = [{"id": row["id"], "path": paths[i - 1]} for i, row in enumerate(plain.rows)]
+    job = ("extract", plain.manifest(rows, "next.csv"), "-c", gated_config, "-o", cache, "--threads", 1, "--replace")
+    assert interrupt(stand_at(gate, 2, by_ones, *job), gate).code == 130
+    ids = [row["id"] for row in rows]
+    new = {ids[i]: whole[ids[i - 1]] for i in range(len(ids))}
+    assert items(cache) == whole | {id_: new[id_] for id_ in ids[:3]}
+    assert check(cache).problems == []
+    assert by_ones(*job).code == 0
+    assert items(cache) == new
+    assert (check(cache).problems, check(cache).repeated) == ([], 0)
+
+
+def test_a_run_that_waits_for_the_shard_does_only_the_rest(by_ones, job, gate, whole, scratch):
+    running = stand_at(gate, 3, by_ones, *job)
+    waiting = by_ones.start(*job, "--json")
+    claims = f"/proc/{waiting.pid}/fd"
+    waiting.wait_until(lambda: any("/runs/" in os.readlink(f"{claims}/{number}") for number in os.listdir(claims)))
+    assert interrupt(running, gate).code == 130
+    ended = waiting.wait()
+    assert (ended.code, ended.json()["versions"][0]["extracted"], ended.json()["elsewhere"]) == (0, 8, 4)
+    assert items(scratch / "cache") == whole
+    assert check(scratch / "cache").repeated == 0
+
+
+def test_with_nohup_a_hang_up_changes_nothing(by_ones, plain, gated_config, gate, scratch):
+    gate.write_text("2")
+    command = ["nohup", sys.executable, "-m", "featcache", "extract", plain.manifest(), "-c", gated_config]
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with subprocess.Popen(
+        [*map(str, command), "-o", scratch, "--threads", "1"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as process:
+        while not Path(f"{gate}.{process.pid}").exists():
+            assert process.poll() is None
+        process.send_signal(signal.SIGHUP)
+        gate.unlink()
+    assert process.returncode == 0
+    assert len(items(scratch)) == len(plain.rows)
+
+
+def test_a_terminal_that_is_closed_loses_nothing(plain, gated_config, gate, whole, scratch):
+    """The shell's window goes, and with it stdout and stderr: what was extracted is committed all the same."""
+    gate.write_text("4")
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    pid, terminal = pty.fork()
+    if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        os.environ["PYTHONPATH"] = path
+        code = "import small_batches, featcache.cli; featcache.cli.main()"
+        args = ["extract", plain.manifest(), "-c", gated_config, "-o", scratch / "cache", "--threads", 1]
+        os.execv(sys.executable, [sys.executable, "-c", code, *map(str, args)])
+    entered = Path(f"{gate}.{pid}")
+    while not (entered.exists() and entered.stat().st_size == 5):
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+    os.close(terminal)
+    gate.unlink()
+    os.waitpid(pid, 0)  # its exit code says that the summary could not be printed
+    there = items(scratch / "cache")
+    assert 5 <= len(there) <= len(whole)
+    assert there == {id_: whole[id_] for id_ in [*whole][: len(there)]}
+
+
+# Stopped after each batch
+
+
+@pytest.fixture
+def clips(plain, tmp_path) -> Path:
+    """Ten clips of four lengths."""
+    rows = []
+    for number in range(10):
+        soundfile.write(tmp_path / f"{number}.wav", speech(0.11 + 0.1 * (number % 4), seed=number), 16000)
+        rows.append(f"{number},{number}.wav,{0.11 + 0.1 * (number % 4):.2f}")
+    path = tmp_path / "clips.csv"
+    path.write_text("id,path,duration\n" + "\n".join(rows) + "\n")
+    return path
+
+
+def run(manifest: Path, config: Path, cache: Path, threads: int, stop_after: int | None = None):
+    """Extract in this process; the run is stopped when so many batches have been appended."""
+    plan = plan_extraction(read_manifest(manifest), [load_config(config)], cache, Options("cpu", threads))
+    stop, reports = threading.Event(), []
+
+    def report(progress):
+        reports.append(progress.audio_seconds)
+        if len(reports) == stop_after:
+            stop.set()
+
+    return run_extraction(plan, run_locally, report, stop)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize(
+    ("extractor", "module", "augment"),
+    [
+        ("Slow", "odd_extractors", ""),
+        ("Moments", "row_extractors", ""),
+        ("Moments", "row_extractors", "augment: {speed: [0.9, 1.0, 1.1]}\n"),
+    ],
+    ids=["clips", "rows", "copies"],
+)
+def test_stopped_after_any_batch_a_run_keeps_a_beginning(
+    clips, tmp_path, scratch, monkeypatch, extractor, module, augment, threads
+):
+    """Whatever rows wait for others: no batch that was taken is lost, and the copies of an utterance stay together."""
+    monkeypatch.setitem(BATCH_SECONDS, "cpu", 0.01)
+    config = write_config(tmp_path, extractor, module=module)
+    config.write_text(config.read_text() + augment)
+    run(clips, config, scratch / "whole", threads)
+    whole = items(scratch / "whole")
+    for number in (1, 2, 5, 9):
+        cache = scratch / str(number)
+        summary = run(clips, config, cache, threads, stop_after=number)
+        there, copies = items(cache), len(whole) // 10
+        assert summary.interrupted
+        assert number * copies <= len(there) == summary.versions[0].extracted
+        assert there == {id_: whole[id_] for id_ in [*whole][: len(there)]}
+        assert len(there) % copies == 0
+        assert summary.versions[0].left == len(whole) - len(there)
+        run(clips, config, cache, threads)
+        assert items(cache) == whole
+        assert (check(cache).problems, check(cache).repeated) == ([], 0)
+
+
+def test_a_run_that_ends_by_an_error_commits_no_part_of_a_shard(clips, tmp_path, scratch, monkeypatch):
+    """Three clips have been appended when the extractor fails at the fourth."""
+    monkeypatch.setitem(BATCH_SECONDS, "cpu", 0.01)
+    extract_clip, calls = odd_extractors.Slow.extract_clip, itertools.count(1)
+
+    def breaks(extractor, clip):
+        if next(calls) == 4:
+            raise RuntimeError("a bug")
+        return extract_clip(extractor, clip)
+
+    monkeypatch.setattr(odd_extractors.Slow, "extract_clip", breaks)
+    with pytest.raises(RuntimeError, match="a bug"):
+        run(clips, write_config(tmp_path, "Slow"), scratch, 1)
+    assert shard_folders(scratch) == []
