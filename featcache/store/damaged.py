@@ -28,7 +28,7 @@ from featcache.spec import FeatureSpec, all_finite
 from featcache.store import zarr3
 from featcache.store.check import check_columns
 from featcache.store.index import Index, build_index, load_index
-from featcache.store.shard import Shard, columns_of
+from featcache.store.shard import Column, Shard, columns_of
 from featcache.store.shard_writer import ShardWriter, digest_of
 from featcache.store.version import Version
 from featcache.strings import Strings
@@ -44,7 +44,10 @@ class DamagedShard(Shard):
     def __init__(self, folder: Path, fingerprint: str | None, spec: FeatureSpec) -> None:
         super().__init__(folder, fingerprint)
         self._spec = spec
-        self._columns = columns_of(spec)
+
+    @property
+    def _columns(self) -> dict[str, Column]:
+        return columns_of(self._spec, self.info.metadata)
 
     def column(self, name: str) -> NDArray[Any]:
         """Any array but the features, read whole; the size of its chunk file tells its length."""
@@ -75,7 +78,8 @@ class DamagedShard(Shard):
             OSError: It cannot be read.
         """
         self._check_form("features", self.info.frames)
-        problems = list(check_columns(self, self._spec))
+        arrays = {name: self.column(name) for name in self._columns if name != "features"}
+        problems = list(check_columns(self, self._spec, arrays))
         for problem in problems:
             if problem.id is None:
                 raise DamagedError(problem.message)

@@ -7,7 +7,7 @@ docs/format.md. Side arrays, an extractor's outputs besides the features, have t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,6 +44,8 @@ class Column:
     """The array whose entries these offsets deal out to items; empty if it holds no offsets."""
     min_entries: int = 1
     """How many entries of that array an item has at least."""
+    is_optional: bool = False
+    """Whether shards that earlier code has written lack it."""
 
 
 FEATURES = Column("features", "", "f", "the frames of all items, one item after another")
@@ -103,11 +105,12 @@ def _side_columns(spec: SideSpec) -> tuple[Column, Column]:
     )
 
 
-def columns_of(spec: FeatureSpec) -> dict[str, Column]:
-    """All arrays of a version's shards, by name, the features first."""
+def columns_of(spec: FeatureSpec, there: Collection[str]) -> dict[str, Column]:
+    """The arrays of a version's shard, by name, the features first; optional ones only if they are among `there`."""
     features = replace(FEATURES, dtype=spec.stored_dtype, entry_shape=spec.item_shape)
     of_side_arrays = (column for side in spec.side for column in _side_columns(side))
-    return {column.name: column for column in (features, *COLUMNS, *of_side_arrays)}
+    columns = (features, *COLUMNS, *of_side_arrays)
+    return {column.name: column for column in columns if not column.is_optional or column.name in there}
 
 
 def check_side_specs(specs: Sequence[SideSpec]) -> None:

@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import google_crc32c
+import crc32c as icrar
 import numpy as np
 from numpy.typing import NDArray
 
@@ -49,16 +49,17 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _FAILED = ctypes.c_void_p(-1).value
 
 
-def crc32c(data: NDArray[Any], crc: int = 0) -> int:
-    """CRC-32C (RFC 3720) of an array's bytes, continued from `crc`; the array is C-contiguous."""
-    data = data.view()
-    data.flags.writeable = False  # google_crc32c takes read-only buffers only
-    return int(google_crc32c.extend(crc, data))
+def crc32c(data: NDArray[Any] | bytes, crc: int = 0) -> int:
+    """CRC-32C (RFC 3720) of bytes or of an array's, continued from `crc`; the array is C-contiguous.
+
+    From 32 KiB on, other threads run meanwhile.
+    """
+    return int(icrar.crc32c(data, crc))
 
 
 def hex_crc32c(data: bytes) -> str:
     """CRC-32C of bytes, as eight hex digits."""
-    return f"{google_crc32c.value(data):08x}"
+    return f"{crc32c(data):08x}"
 
 
 def chunk_path(folder: Path, num_dimensions: int) -> Path:
