@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from featcache.errors import DamagedError, StoreError
 from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
 from featcache.store import zarr3
+from featcache.store.documents import open_file, read_bytes
 from featcache.store.shard import FEATURES, SIDE_COLUMNS, Column, Shard, columns_of, side_names
 
 _BLOCK_BYTES = 2 << 20
@@ -77,7 +78,7 @@ def _check_structure(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
         yield Problem("metadata", f"{shard.folder}: holds the shard {info.digest[:12]}", shard.name)
     for name, column in columns_of(spec).items():
         try:
-            metadata = (shard.folder / name / "zarr.json").read_bytes()
+            metadata = read_bytes(shard.folder / name / "zarr.json")
             if zarr3.hex_crc32c(metadata) != info.metadata.get(name):
                 message = f"{shard.folder / name}/zarr.json: damaged: its checksum does not match"
                 yield Problem("metadata", message, shard.name)
@@ -200,7 +201,7 @@ def _check_features(shard: Shard, stopped: Callable[[], bool]) -> Iterator[Probl
 
 
 def _stored_checksum(shard: Shard, num_dimensions: int) -> int:
-    with zarr3.chunk_path(shard.folder / "features", num_dimensions).open("rb") as file:
+    with open_file(zarr3.chunk_path(shard.folder / "features", num_dimensions)) as file:
         file.seek(-zarr3.CHECKSUM_BYTES, os.SEEK_END)
         return int.from_bytes(file.read(), "little")
 
@@ -216,7 +217,7 @@ def _blocks(folder: Path, array: NDArray[Any], offsets: NDArray[np.int64]) -> It
     frame_bytes = array[:1].nbytes
     item, count = 0, len(offsets) - 1
     buffer = np.empty(0, array.dtype)
-    with zarr3.chunk_path(folder / "features", array.ndim).open("rb", buffering=0) as file:
+    with open_file(zarr3.chunk_path(folder / "features", array.ndim)) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         while item < count:
             limit = int(offsets[item]) + max(1, _BLOCK_BYTES // frame_bytes)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 from featcache.errors import StoreError
 from featcache.manifest import SegmentColumns
 from featcache.store import zarr3
+from featcache.store.documents import open_file, parse_object, read_bytes
 from featcache.store.files import folder_to_write, publish_folder, remove_from_version
 from featcache.store.shard import Shard
 from featcache.store.version import Version
@@ -289,8 +289,8 @@ def load_index(version: Version, names: Sequence[str]) -> Index | None:
     if folder.is_symlink() or folder.parent.is_symlink():  # nothing is kept there, see `featcache.store.files`
         return None
     try:
-        data = (folder / "index.json").read_bytes()
-        document = json.loads(data)
+        data = read_bytes(folder / "index.json")
+        document = parse_object(data, folder / "index.json")
         if not zarr3.is_sealed(data, document["checksum"]) or document["fingerprint"] != version.info.fingerprint:
             return None
         if sorted(document["shards"]) != sorted(names) or any(
@@ -330,7 +330,7 @@ def _fits_together(index: Index) -> bool:
 def _checksum(path: Path) -> str:
     """CRC-32C of a whole file. It is read and not mapped, so that 10^7 items do not stay in a process's memory."""
     crc, block = 0, np.empty(_BLOCK_BYTES, np.uint8)
-    with path.open("rb", buffering=0) as file:
+    with open_file(path) as file:
         while got := file.readinto(block.data):
             crc = zarr3.crc32c(block[:got], crc)
     return f"{crc:08x}"

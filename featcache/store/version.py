@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -32,6 +31,7 @@ import numpy as np
 from featcache.errors import DamagedError, StoreError
 from featcache.spec import FeatureSpec, SideSpec
 from featcache.store import zarr3
+from featcache.store.documents import parse_object, read_bytes
 from featcache.store.files import (
     WRITTEN,
     folder_to_write,
@@ -233,9 +233,9 @@ class Version:
         """
         documents = []
         for path in sorted((self.path / "probes").glob("*.json")):
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                data = path.read_bytes()
-                record = json.loads(data)
+            with suppress(OSError, DamagedError, ValueError, KeyError, TypeError):
+                data = read_bytes(path)
+                record = parse_object(data, path)
                 if zarr3.is_sealed(data, record["checksum"]):
                     documents.append(record["probe"])
         return documents

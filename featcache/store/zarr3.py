@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError
+from featcache.store.documents import open_file, parse_object, read_bytes, read_object
 
 CHECKSUM_BYTES = 4
 UNSEALED = "00000000"
@@ -104,15 +105,28 @@ def read_group(folder: Path) -> dict[str, Any]:
         DamagedError: The file is not what was written.
     """
     path = folder / "zarr.json"
-    data = path.read_bytes()
+    data = read_bytes(path)
+    document = parse_object(data, path)
     try:
-        attributes: dict[str, Any] = json.loads(data)["attributes"]["featcache"]
+        attributes: dict[str, Any] = document["attributes"]["featcache"]
         is_sound = is_sealed(data, attributes.pop("checksum"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"{path}: damaged: not the metadata of a featcache group ({error})") from error
     if not is_sound:
         raise DamagedError(f"{path}: damaged: its checksum does not match")
     return attributes
+
+
+def is_plain_group(folder: Path) -> bool:
+    """Whether a folder has the metadata of a group without attributes.
+
+    Raises:
+        OSError: The metadata cannot be read.
+    """
+    try:
+        return read_bytes(folder / "zarr.json") == group_metadata()
+    except (FileNotFoundError, DamagedError):
+        return False
 
 
 def seal(document: dict[str, Any]) -> bytes:
@@ -254,7 +268,7 @@ def _chunk(folder: Path) -> Iterator[tuple[BinaryIO | None, tuple[int, ...], np.
     The file is None if the array has no value, and therefore no chunk.
     """
     try:
-        metadata = json.loads((folder / "zarr.json").read_bytes())
+        metadata = read_object(folder / "zarr.json")
         shape, dtype = tuple(metadata["shape"]), np.dtype(metadata["data_type"]).newbyteorder("<")
         chunk = chunk_path(folder, len(shape))
         if 0 in shape:
@@ -262,7 +276,7 @@ def _chunk(folder: Path) -> Iterator[tuple[BinaryIO | None, tuple[int, ...], np.
                 raise DamagedError(f"{chunk}: damaged: a chunk of an array without values")
             yield None, shape, dtype
             return
-        with chunk.open("rb", buffering=0) as file:
+        with open_file(chunk) as file:
             expected = math.prod(shape) * dtype.itemsize + CHECKSUM_BYTES
             found = os.fstat(file.fileno()).st_size
             if found != expected:
