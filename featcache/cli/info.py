@@ -104,7 +104,7 @@ def _print(document: dict[str, Any], failures: bool) -> None:
     for side in side_arrays.values():
         entry = ", ".join(["entries", *map(str, side["item_shape"])])
         click.echo(f"  side array {side['name']}, {side['dtype']} [{entry}]: {side['units']}")
-    click.echo(f"  extractor {config['extractor']}, audio at {spec['sample_rate']:,} Hz")
+    click.echo(f"  extractor {config.get('extractor')}, audio at {spec['sample_rate']:,} Hz")
     if "augment" in config:
         click.echo(f"  copies {_copies(config['augment'])}")
     click.echo(f"  fingerprint {document['fingerprint']}")

@@ -16,7 +16,7 @@ from featcache.errors import DamagedError, StoreError
 from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
 from featcache.store import zarr3
 from featcache.store.documents import open_file, read_bytes
-from featcache.store.shard import FEATURES, SIDE_COLUMNS, Column, Shard, columns_of, side_names
+from featcache.store.shard import FEATURES, SIDE_COLUMNS, Column, Shard, are_rising, columns_of, side_names
 
 _BLOCK_BYTES = 2 << 20
 
@@ -59,6 +59,8 @@ def check_shard(
             problems = list(check_columns(shard, spec))
         if data and not problems:
             problems = list(_check_features(shard, stopped))
+    except DamagedError as error:  # sealed, and odd all the same
+        problems = [Problem("structure", error.what, shard.name)]
     except PermissionError as error:
         raise StoreError(f"{error.filename}: cannot be read: {error.strerror}") from error
     except OSError as error:  # a bad sector, a folder in place of a file
@@ -86,7 +88,7 @@ def _check_structure(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
             if name == "features":  # their checksum is computed on the way through the items
                 array = shard.features
             else:
-                array, checksum = zarr3.read_array(shard.folder / name)
+                array, checksum = zarr3.read_array(shard.folder / name, shard.form(name))
                 if zarr3.crc32c(array) != checksum:
                     message = f"{shard.folder / name}: damaged: its checksum does not match"
                     yield Problem("checksum", message, shard.name)
@@ -130,9 +132,7 @@ def check_columns(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
         if not column.delimits:
             continue
         last = shard.info.frames if column.delimits == "features" else len(shard.column(column.delimits))
-        offsets = shard.column(column.name).astype(np.int64)
-        is_rising = (np.diff(offsets) >= column.min_entries).all()
-        if len(offsets) != items + 1 or offsets[0] != 0 or offsets[-1] != last or not is_rising:
+        if not are_rising(shard.column(column.name), last, column.min_entries):
             message = f"{shard.folder / column.name}: do not increase from 0 to {last} in {items} steps"
             yield Problem("offsets", message, shard.name)
             return
@@ -143,9 +143,10 @@ def check_columns(shard: Shard, spec: FeatureSpec) -> Iterator[Problem]:
         if len(shard.column(name)) != items:
             yield Problem("structure", f"{shard.folder / name}: not one entry for each of {items} items", shard.name)
             return
-    ids = shard.ids
-    if not ids.are_utf8():
-        yield Problem("ids", f"{shard.folder / 'ids'}: not UTF-8", shard.name)
+    try:
+        ids, _ = shard.ids, shard.paths
+    except DamagedError as error:
+        yield Problem("ids", error.what, shard.name)
         return
     if len(np.unique(ids.hashes())) < items and len(set(ids)) < items:
         yield Problem("ids", f"{shard.folder / 'ids'}: an id occurs twice", shard.name)
