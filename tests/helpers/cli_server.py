@@ -73,18 +73,22 @@ def handle(request: dict, stream) -> None:
     pid = os.fork()
     if pid == 0:
         become(request)
-        leave(run(request["args"]))
+        leave(run(request["args"], request["call"]))
     print(pid, file=stream, flush=True)
     _, status = os.waitpid(pid, 0)
     print(os.waitstatus_to_exitcode(status), file=stream, flush=True)
     os._exit(0)
 
 
-def run(args: list[str]) -> int:
+def run(args: list[str], call: str | None) -> int:
     from featcache.cli import main
 
     try:
-        main(args, prog_name="featcache")
+        if call is None:
+            main(args, prog_name="featcache")
+        else:
+            module, _, function = call.partition(":")
+            getattr(importlib.import_module(module), function)(*args)
     except SystemExit as end:
         return end.code
     except BaseException:  # noqa: BLE001 - as the interpreter does

@@ -107,6 +107,7 @@ class Cli:
         limits: dict[str, int] | None = None,
         fault: dict[str, Any] | None = None,
         powerless: bool = False,
+        call: str | None = None,
     ) -> Running:
         """Start a command.
 
@@ -118,6 +119,7 @@ class Cli:
             limits: Resource limits, `FSIZE` for `RLIMIT_FSIZE` and so on.
             fault: What goes wrong; see `saboteur` in `cli_server.py`.
             powerless: Whether permissions count even if the tests run as root.
+            call: A function to call with the arguments instead of the command line, as `module:function`.
         """
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         for name in ("out", "err"):  # a kill may come before it has opened them
@@ -132,6 +134,7 @@ class Cli:
             "limits": limits or {},
             "fault": fault,
             "powerless": powerless,
+            "call": call,
         }
         with self._connect() as connection:
             connection.sendall(json.dumps(request).encode() + b"\n")
