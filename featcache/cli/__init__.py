@@ -50,14 +50,14 @@ class _Commands(click.Group):
             with signals_interrupt():
                 return super().invoke(ctx)
         except FeatcacheError as error:
-            click.echo(f"featcache: {error}", err=True)
+            note(f"featcache: {error}")
             ctx.exit(error.exit_code)
         except ImportError as error:
             package = (error.name or "").partition(".")[0]
             if package not in _EXTRACT_ONLY:
                 raise
             missing = MissingDependencyError(package, f"featcache {ctx.invoked_subcommand}")
-            click.echo(f"featcache: {missing}", err=True)
+            note(f"featcache: {missing}")
             ctx.exit(missing.exit_code)
         except BrokenPipeError:
             _drop_output()
@@ -67,10 +67,10 @@ class _Commands(click.Group):
             if _is_from_printing(error):
                 where = "standard output: "
                 _drop_output()
-            click.echo(f"featcache: {where}{error.strerror or error}", err=True)
+            note(f"featcache: {where}{error.strerror or error}")
             ctx.exit(1)
         except KeyboardInterrupt:
-            click.echo("featcache: interrupted", err=True)
+            note("featcache: interrupted")
             ctx.exit(INTERRUPTED)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,8 @@ from featcache.errors import StoreError
 if TYPE_CHECKING:
     from featcache.store.version import Version
 
+
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 FIRST_SECONDS = 5.0
 """The time before the first line of progress if stderr is not a terminal: shorter work is done silently."""
@@ -38,9 +42,23 @@ def terminal_columns() -> int:
         return 0
 
 
+def printable(text: str) -> str:
+    """Text without what a terminal would obey, or show as something else: control characters, also line ends, marks
+    that turn the direction of writing, and halves of characters are written as Python's escapes.
+
+    Ids, paths, units and messages may come from a stranger's cache or manifest.
+    """
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def say(*columns: object) -> None:
+    """Print a line for people on stdout; of several columns, with tabs between them."""
+    click.echo("\t".join(printable(str(column)) for column in columns))
+
+
 def note(message: str) -> None:
-    """Print a line for people on stderr."""
-    click.echo(message, err=True)
+    """Print a message for people on stderr. Where it has several lines, all but the first are indented."""
+    click.echo("\n  ".join(printable(line) for line in message.split("\n  ")), err=True)
 
 
 def note_unfinished(version: Version) -> None:
@@ -71,7 +89,18 @@ def refuse_output(path: Path, force: bool) -> None:
 
 def print_json(document: Any) -> None:
     """Print the one document of `--json` on stdout."""
-    click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    text = json.dumps(_without_nan(document), indent=2, ensure_ascii=False, allow_nan=False)
+    # JSON itself escapes the first 32 characters; what it leaves is escaped its way, so that it is the same when read.
+    click.echo("\n".join(_UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in text.split("\n")))
+
+
+def _without_nan(value: Any) -> Any:
+    """A document with null for NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def megabytes(num_bytes: float) -> str:

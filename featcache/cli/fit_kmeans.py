@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from featcache.cli import options
-from featcache.cli.common import note, note_unfinished, print_json, refuse_output
+from featcache.cli.common import note, note_unfinished, print_json, refuse_output, say
 
 
 @click.command("fit-kmeans", short_help="Fit k-means to a version's frames, for the extractor `units`.")
@@ -82,13 +82,11 @@ def fit_kmeans(
     if as_json:
         print_json(document)
         return
-    click.echo(f"{output}: {k:,} units of {version.path}, {document['dimensions']:,} dimensions")
-    click.echo(
+    say(f"{output}: {k:,} units of {version.path}, {document['dimensions']:,} dimensions")
+    say(
         f"  inertia {fit.inertia:.6g} per frame, over {document['frames']:,} frames; "
         f"{fit.iterations} iterations in {document['seconds']:.1f} s on {used.label}"
     )
-    click.echo(
-        f"  frames in a cluster: {document['smallest']:,} to {document['largest']:,}; {document['empty']:,} are empty"
-    )
+    say(f"  frames in a cluster: {document['smallest']:,} to {document['largest']:,}; {document['empty']:,} are empty")
     if document["empty"]:
         note("there are fewer distinct frames than units: choose a smaller -k")

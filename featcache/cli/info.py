@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import describe_fastest, hours, megabytes, note, print_json
+from featcache.cli.common import describe_fastest, hours, megabytes, note, print_json, say
 from featcache.errors import DamagedError, counted
 
 if TYPE_CHECKING:
@@ -86,41 +86,41 @@ def _print(document: dict[str, Any], failures: bool) -> None:
 
     spec, config = document["spec"], document["config"]
     shape = ", ".join(["frames", *map(str, spec["item_shape"])])
-    click.echo(document["path"])
+    say(document["path"])
     utterances, shards = counted(document["utterances"], "utterance"), counted(document["shards"], "shard")
-    click.echo(
+    say(
         f"  {utterances}, {hours(document['seconds'])} of audio, {megabytes(document['bytes'])} of features in "
         f"{shards}, {megabytes(document['bytes_on_disk'])} on disk in all; {len(document['failures']):,} failed"
     )
     if replaced := document["replaced"]:
         older = counted(replaced, "older item")
-        click.echo(f"  among these, {older} of utterances that were extracted again: not read, but not removed")
+        say(f"  among these, {older} of utterances that were extracted again: not read, but not removed")
     for run in document["unfinished"]:
-        click.echo(f"  {run['message']}")
+        say(f"  {run['message']}")
     side_arrays = {side["name"]: side for side in spec["side"]}
     quantized = ", quantised to uint8 with a scale and an offset for each utterance and dimension"
     stored = quantized if side_arrays.pop(QUANTIZATION, None) else ""
-    click.echo(f"  {spec['dtype']} [{shape}], {spec['frame_rate']:g} frames/s: {spec['units']}{stored}")
+    say(f"  {spec['dtype']} [{shape}], {spec['frame_rate']:g} frames/s: {spec['units']}{stored}")
     for side in side_arrays.values():
         entry = ", ".join(["entries", *map(str, side["item_shape"])])
-        click.echo(f"  side array {side['name']}, {side['dtype']} [{entry}]: {side['units']}")
-    click.echo(f"  extractor {config['extractor']}, audio at {spec['sample_rate']:,} Hz")
+        say(f"  side array {side['name']}, {side['dtype']} [{entry}]: {side['units']}")
+    say(f"  extractor {config.get('extractor')}, audio at {spec['sample_rate']:,} Hz")
     if "augment" in config:
-        click.echo(f"  copies {_copies(config['augment'])}")
-    click.echo(f"  fingerprint {document['fingerprint']}")
-    click.echo("  made by " + ", ".join(f"{name} {version}" for name, version in document["made_by"].items()))
+        say(f"  copies {_copies(config['augment'])}")
+    say(f"  fingerprint {document['fingerprint']}")
+    say("  made by " + ", ".join(f"{name} {version}" for name, version in document["made_by"].items()))
     for batching in document["batching"]:
         mismatch = batching["mismatch"]
         if mismatch is None and batching["policy"] == "frames":
             continue  # frame by frame, batching changes nothing, so there is no probe
         measured = "not probed" if mismatch is None else f"{100 * mismatch:.2g} % mismatched when probed"
-        click.echo(f"  batching {batching['policy']}: {measured}")
+        say(f"  batching {batching['policy']}: {measured}")
     for probe in document["probes"]:
-        click.echo(f"  probed on {probe['device']}, {probe['date']}: {describe_fastest(probe['fastest'])}")
+        say(f"  probed on {probe['device']}, {probe['date']}: {describe_fastest(probe['fastest'])}")
     if failures:
         for failure in document["failures"]:
             older = "" if failure["replaces"] is None else "; an older item of this id is there, and stays"
-            click.echo(f"  {failure['id']}\t{failure['reason']}\t{failure['path']}\t{failure['message']}{older}")
+            say(f"  {failure['id']}", failure["reason"], failure["path"], f"{failure['message']}{older}")
 
 
 def _copies(augment: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from featcache.cli import options
-from featcache.cli.common import describe_fastest, note, print_json
+from featcache.cli.common import describe_fastest, note, print_json, say
 from featcache.errors import counted
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def probe(
         print_json({**result.document(), "kept": str(version.path) if version else None})
     else:
         _print(result)
-        click.echo(f"saved in {version.path}" if version else "not saved: with -o CACHE, extract will use it")
+        say(f"saved in {version.path}" if version else "not saved: with -o CACHE, extract will use it")
 
 
 def _version(config: Config, cache: Path | None, result: Probe) -> Version | None:
@@ -98,42 +98,42 @@ def _print(result: Probe) -> None:
     values = counted(result.frames, "frame")
     if result.spec.codebook_sizes:
         values += f" of {len(result.spec.codebook_sizes)} codes"
-    click.echo(
+    say(
         f"{result.config}: {counted(result.utterances, 'utterance')} of {result.shortest:.2f} to "
         f"{result.longest:.2f} s, {result.seconds:.1f} s in all, {values}; on {result.device}, "
         f"{counted(result.threads, 'thread')}"
     )
     for fault in result.skipped:
-        click.echo(f"skipped: {fault}")
+        say(f"skipped: {fault}")
     if result.rounding:
         rounding = ", ".join(f"{size:.1g} in {precision}" for precision, size in result.rounding.items())
-        click.echo(f"compared with each utterance alone in fp32; rounding, relative to a frame: {rounding}")
+        say(f"compared with each utterance alone in fp32; rounding, relative to a frame: {rounding}")
     else:
-        click.echo("compared, bit for bit, with each utterance alone")
+        say("compared, bit for bit, with each utterance alone")
     header = ("precision", "batching", "differ", "ties", "mismatches", "largest", "disturbed", "× real time", "")
     rows = [header, *(_row(measured) for measured in result.measured)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    click.echo()
+    say()
     for row in rows:
         cells = [
             cell.rjust(width) if 2 <= column <= 7 else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        click.echo("  ".join(cells).rstrip())
-    click.echo()
+        say("  ".join(cells).rstrip())
+    say()
     shares = "codes" if result.spec.codebook_sizes else "frames"
-    click.echo(f"shares of {shares}; largest: the largest difference of a frame, relative to its norm")
-    click.echo("disturbed: frames that batching changes by more than rounding, whether or not a code changes")
+    say(f"shares of {shares}; largest: the largest difference of a frame, relative to its norm")
+    say("disturbed: frames that batching changes by more than rounding, whether or not a code changes")
     if any(measured.policy == "equal_length" for measured in result.measured):
-        click.echo(
+        say(
             "equal_length batches are only as full as the sample has utterances of equal length; padded batches are "
             "full"
         )
     batched = [measured.repeatable for measured in result.measured if measured.repeatable is not None]
     if batched:
-        click.echo(f"bit-identical whatever the neighbours: {'yes' if all(batched) else 'no'}")
+        say(f"bit-identical whatever the neighbours: {'yes' if all(batched) else 'no'}")
     _print_chunks(result)
-    click.echo(describe_fastest(result.document()["fastest"]))
+    say(describe_fastest(result.document()["fastest"]))
 
 
 def _row(measured: Measured) -> tuple[str, ...]:
@@ -168,9 +168,9 @@ def _print_chunks(result: Probe) -> None:
         return
     promise = "exact by the model's receptive field" if chunks.exact else "not exact by the model's receptive field"
     if not chunks.utterances:
-        click.echo(f"chunks: {promise}; no utterance of the sample is longer than a chunk")
+        say(f"chunks: {promise}; no utterance of the sample is longer than a chunk")
         return
-    click.echo(
+    say(
         f"chunks: {promise}; of {chunks.utterances:,} utterances, {_percent(chunks.differing)} differs from the whole "
         "clip, "
         f"{_percent(chunks.mismatch)} by more than rounding"

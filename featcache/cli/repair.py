@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from featcache.cli import options
-from featcache.cli.common import print_json
+from featcache.cli.common import print_json, say
 from featcache.cli.extract import FAILURES_LEFT
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.cli.summary import print_summary
@@ -62,25 +62,25 @@ def repair(
     else:
         for version in repaired:
             if version.interrupted:
-                click.echo(f"{version.path}: interrupted before any shard was removed")
+                say(f"{version.path}: interrupted before any shard was removed")
                 continue
             if version.metadata:
-                click.echo(f"{version.path}: metadata restored")
+                say(f"{version.path}: metadata restored")
             if version.removed:
                 shards, kept = counted(len(version.removed), "damaged shard"), counted(version.kept, "utterance")
-                click.echo(f"{version.path}: {shards}: {kept} kept, {version.extracted:,} extracted again")
+                say(f"{version.path}: {shards}: {kept} kept, {version.extracted:,} extracted again")
             for folder, fingerprint in version.aside.items():
-                click.echo(
+                say(
                     f"{version.path}: set aside {folder}: this shard belongs to the version {fingerprint[:12]}, which "
                     "has no sound one of its name in this cache: move it there, into shards, or remove it"
                 )
             if version.summary:
                 print_summary(version.summary)
             elif not version.metadata and not version.removed:
-                click.echo(f"{version.path}: no damage found")
+                say(f"{version.path}: no damage found")
             if version.missing:
                 missing = counted(version.missing, "utterance is", "utterances are")
-                click.echo(f"{version.path}: {missing} in no shard: featcache extract adds them")
+                say(f"{version.path}: {missing} in no shard: featcache extract adds them")
     summaries = [version.summary for version in repaired if version.summary]
     interrupted = any(version.interrupted for version in repaired) or any(summary.interrupted for summary in summaries)
     ctx.exit(INTERRUPTED if interrupted else FAILURES_LEFT if any(summary.failed for summary in summaries) else 0)

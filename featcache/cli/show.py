@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import print_json
+from featcache.cli.common import print_json, say
 from featcache.errors import MissingItemError, counted
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def show(path: Path, utterance: str, as_json: bool) -> None:
         return
     for number, document in enumerate(documents):
         if number:
-            click.echo()
+            say()
         _print(document)
 
 
@@ -102,7 +102,7 @@ def _print(document: dict[str, Any]) -> None:
     for name, summary in document["side"].items():
         lines[name] = ", ".join(f"{key} {value}" for key, value in summary.items() if value is not None)
     for name, value in lines.items():
-        click.echo(f"{name:12} {value}")
+        say(f"{name:12} {value}")
 
 
 def _quantized(cache: Cache, utterance: str) -> dict[str, Any]:

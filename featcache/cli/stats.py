@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import default_threads, note, note_unfinished, print_json, refuse_output, terminal_columns
+from featcache.cli.common import (
+    default_threads,
+    note,
+    note_unfinished,
+    print_json,
+    refuse_output,
+    say,
+    terminal_columns,
+)
 from featcache.errors import ArgumentError, counted
 
 if TYPE_CHECKING:
@@ -87,18 +95,18 @@ def _show(cache: Cache, found: Stats, output: Path | None, as_json: bool) -> Non
         return
     _headline(cache, found)
     for what, values in (("means", found.mean), ("standard deviations", found.std)):
-        click.echo(f"  {what} of the dimensions from {values.min():.6g} to {values.max():.6g}")
+        say(f"  {what} of the dimensions from {values.min():.6g} to {values.max():.6g}")
     if still := found.still:
         shown = ", ".join(map(str, still[:_SHOWN])) + (" …" if len(still) > _SHOWN else "")
-        click.echo(f"  {len(still):,} of {found.mean.size:,} dimensions hardly vary: {shown}")
+        say(f"  {len(still):,} of {found.mean.size:,} dimensions hardly vary: {shown}")
     if found.by is not None:
         few, many = int(found.group_frames.argmin()), int(found.group_frames.argmax())
-        click.echo(
+        say(
             f"  {len(found.groups):,} groups by {found.by}, from {found.group_frames[few]:,} frames "
             f"({found.groups[few]}) to {found.group_frames[many]:,} ({found.groups[many]})"
         )
     if output is not None:
-        click.echo(f"  saved to {output}")
+        say(f"  saved to {output}")
     else:
         note("not saved; -o FILE saves them for featcache.Cmvn.load")
 
@@ -136,7 +144,7 @@ def _show_usage(cache: Cache, found: Usage, as_json: bool) -> None:
         return
     _headline(cache, found)
     for number, (size, used, entropy, perplexity) in enumerate(columns):
-        click.echo(
+        say(
             f"  codebook {number}: {used:,} of {size:,} codes are used; entropy {entropy:.2f} bits, "
             f"perplexity {perplexity:,.1f}"
         )
@@ -144,4 +152,4 @@ def _show_usage(cache: Cache, found: Usage, as_json: bool) -> None:
 
 def _headline(cache: Cache, found: Stats | Usage) -> None:
     utterances, frames = counted(found.utterances, "utterance"), counted(found.frames, "frame")
-    click.echo(f"{cache.version.path}: {utterances}, {frames}: {cache.spec.units}")
+    say(f"{cache.version.path}: {utterances}, {frames}: {cache.spec.units}")

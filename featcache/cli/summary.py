@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from featcache.cli.common import hours, megabytes, print_json
+from featcache.cli.common import hours, megabytes, print_json, say
 from featcache.errors import counted
 
 if TYPE_CHECKING:
@@ -44,33 +42,31 @@ def print_plan(plan: ExtractionPlan, as_json: bool) -> None:
     for row in versions:
         changed = f", {row['changed']:,} of them changed" if row["changed"] else ""
         amount = f": about {hours(row['hours'] * 3600)} of audio, {megabytes(row['bytes'])} of features"
-        click.echo(
+        say(
             f"{row['path']}: {row['missing']:,} of {counted(row['utterances'], 'utterance')} to extract{changed}"
             f"{amount if row['missing'] else ''}; {row['present']:,} are there, {row['failed']:,} have failed before"
         )
         if row["failed_before"]:
-            click.echo(f"  {_not_tried_again(row['failed_before'])}")
+            say(f"  {_not_tried_again(row['failed_before'])}")
 
 
 def print_summary(summary: Summary) -> None:
     """Print what a run did, for people."""
     for version in summary.versions:
-        click.echo(version.path)
-        click.echo(f"  {_outcome(version, summary.interrupted)}")
+        say(version.path)
+        say(f"  {_outcome(version, summary.interrupted)}")
         if version.failed_before:
-            click.echo(f"  {_not_tried_again(version.failed_before)}")
+            say(f"  {_not_tried_again(version.failed_before)}")
     if summary.elsewhere:
-        click.echo(
-            counted(summary.elsewhere, "utterance was", "utterances were") + " done by another run in the meantime"
-        )
+        say(counted(summary.elsewhere, "utterance was", "utterances were") + " done by another run in the meantime")
     if summary.resampled:
         resampled = counted(summary.resampled, "utterance was", "utterances were")
-        click.echo(f"{resampled} resampled to the config's rate")
+        say(f"{resampled} resampled to the config's rate")
     if summary.failures:
-        click.echo(f"failures: {_by_reason(summary.failures)}")
+        say(f"failures: {_by_reason(summary.failures)}")
     if summary.stages and summary.audio_hours:
         with_copies = any(version.utterances != summary.utterances for version in summary.versions)
-        click.echo(
+        say(
             f"{hours(summary.audio_hours * 3600)} of audio{', with its copies,' if with_copies else ''} in "
             f"{summary.seconds:.1f} s: {summary.times_real_time:,.0f} × real time on {summary.device}, "
             f"{counted(summary.threads, 'thread')}"
@@ -79,12 +75,12 @@ def print_summary(summary: Summary) -> None:
             _print_stages(summary)
     if with_failures := [version.path for version in summary.versions if version.failed]:
         where = with_failures[0] if len(with_failures) == 1 else str(Path(with_failures[0]).parent)
-        click.echo(f"why utterances failed: featcache info {shlex.quote(where)} --failures")
+        say(f"why utterances failed: featcache info {shlex.quote(where)} --failures")
     left = max(version.left for version in summary.versions) - summary.elsewhere
     if summary.interrupted and left > 0:
         kept = counted(sum(version.extracted for version in summary.versions), "extracted utterance")
         how = "stopped" if summary.too_many_failures else "interrupted"
-        click.echo(f"{how}: {kept} kept, {left:,} left: run the same command again")
+        say(f"{how}: {kept} kept, {left:,} left: run the same command again")
 
 
 def _outcome(version: VersionSummary, interrupted: bool) -> str:
@@ -112,10 +108,10 @@ def _by_reason(failed: Mapping[str, int]) -> str:
 def _print_stages(summary: Summary) -> None:
     """Print where the time went, and what would help."""
     shares = ", ".join(f"{stage} {share:.0%}" for stage, share in summary.stages.items() if share >= 0.005)
-    click.echo(f"time in stages: {shares}; bottleneck: {_remedy(summary)}")
+    say(f"time in stages: {shares}; bottleneck: {_remedy(summary)}")
     if len(summary.versions) > 1:
         parts = ", ".join(f"{version.name} {version.seconds:.1f} s" for version in summary.versions)
-        click.echo(f"threads' time in extracting: {parts}")
+        say(f"threads' time in extracting: {parts}")
 
 
 def _remedy(summary: Summary) -> str:

@@ -15,7 +15,7 @@ import click
 from tqdm import tqdm
 
 from featcache.cli import options
-from featcache.cli.common import default_threads, megabytes, note, print_json, terminal_columns
+from featcache.cli.common import default_threads, megabytes, note, print_json, say, terminal_columns
 from featcache.errors import DamagedError, MissingDependencyError, counted
 
 if TYPE_CHECKING:
@@ -133,23 +133,23 @@ def _print(result: Report, again: Recomputed | None, manifest: str | None) -> No
     problems = [*result.problems, *(again.problems if again else [])]
     for problem in problems[:_SHOWN]:
         where = f" (shard {problem.shard})" if problem.shard else ""
-        click.echo(f"  {problem.message}{where}")
+        say(f"  {problem.message}{where}")
     if len(problems) > _SHOWN:
-        click.echo(f"  … and {len(problems) - _SHOWN:,} more: --json has them all")
+        say(f"  … and {len(problems) - _SHOWN:,} more: --json has them all")
     if again:
         found = f"largest difference {again.largest_difference:.3g}"
         if again.codes:
             found = f"{again.differing:,} of {again.codes:,} codes differ, {again.tied:,} of them by rounding (ties)"
-        click.echo(f"  extracted {again.utterances:,} again: {again.identical:,} bit-identical, {found}")
+        say(f"  extracted {again.utterances:,} again: {again.identical:,} bit-identical, {found}")
     for line in result.notes:
-        click.echo(f"  {line}")
+        say(f"  {line}")
     if result.surplus:
-        click.echo(f"  {counted(result.surplus, 'utterance is', 'utterances are')} not in the manifest")
+        say(f"  {counted(result.surplus, 'utterance is', 'utterances are')} not in the manifest")
     if result.repeated:
-        click.echo(f"  {counted(result.repeated, 'utterance is', 'utterances are')} there twice, with equal values")
+        say(f"  {counted(result.repeated, 'utterance is', 'utterances are')} there twice, with equal values")
     if result.failed:
         failed = counted(result.failed, "utterance is", "utterances are")
-        click.echo(f"  {failed} in the failure ledger: featcache info {shlex.quote(result.path)} --failures")
+        say(f"  {failed} in the failure ledger: featcache info {shlex.quote(result.path)} --failures")
     damaged = result.damaged_shards
     repair = f"featcache repair {shlex.quote(result.path)} --manifest {'MANIFEST' if manifest is None else manifest}"
     if damaged:
@@ -158,7 +158,7 @@ def _print(result: Report, again: Recomputed | None, manifest: str | None) -> No
     elif any(problem.kind == "metadata" for problem in problems):
         note(f"the metadata of the version is damaged: {repair}")
     elif not problems:
-        click.echo("  no damage found")
+        say("  no damage found")
     lacking = Counter(problem.kind for problem in problems if problem.kind in ("missing", "changed"))
     if lacking and manifest is not None:
         counts = ", ".join(f"{count:,} {kind}" for kind, count in lacking.items())
@@ -171,14 +171,14 @@ def _print_counts(result: Report) -> None:
     shards = counted(result.shards, "shard")
     sound = f"{counted(result.items, 'utterance')}, {counted(result.frames, 'frame')}, {megabytes(result.num_bytes)}"
     if not damaged:
-        click.echo(f"{result.path}: {shards}, {sound}; {checked}")
+        say(f"{result.path}: {shards}, {sound}; {checked}")
     elif damaged < result.shards:
-        click.echo(f"{result.path}: {shards}, {damaged:,} of them damaged; the others hold {sound}; {checked}")
+        say(f"{result.path}: {shards}, {damaged:,} of them damaged; the others hold {sound}; {checked}")
     else:
-        click.echo(f"{result.path}: {shards}, {'all ' if damaged > 1 else ''}damaged; {checked}")
+        say(f"{result.path}: {shards}, {'all ' if damaged > 1 else ''}damaged; {checked}")
     if damaged and result.damaged_items:
         are = "shard holds" if damaged == 1 else "shards hold"
-        click.echo(f"  the damaged {are} {counted(result.damaged_items, 'utterance')}: repair keeps the sound ones")
+        say(f"  the damaged {are} {counted(result.damaged_items, 'utterance')}: repair keeps the sound ones")
 
 
 def _extract_again(version: Path, manifest: str) -> str:

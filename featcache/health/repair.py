@@ -6,7 +6,6 @@ moment, the damaged shard or a shard of its sound utterances is there.
 
 from __future__ import annotations
 
-import json
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +30,7 @@ from featcache.manifest.copies import expand
 from featcache.store import zarr3
 from featcache.store.check import check_shard
 from featcache.store.damaged import DamagedShard, RepairPlan, copy_sound_items, plan_repairs
+from featcache.store.documents import read_object
 from featcache.store.files import WRITTEN, folder_to_write, refuse_links, remove_from_version, write_file
 from featcache.store.index import open_index
 from featcache.store.locks import Claim
@@ -216,7 +216,7 @@ def restore_metadata(path: Path) -> bool:
         ConfigError: The config's weights are not here.
     """
     group = path / "shards" / "zarr.json"
-    is_group_damaged = not group.exists() or group.read_bytes() != zarr3.group_metadata()
+    is_group_damaged = not zarr3.is_plain_group(path / "shards")
     if is_group_damaged:
         write_file(group, zarr3.group_metadata())
     with suppress(DamagedError):  # the version's own file is damaged too: it is restored below
@@ -225,12 +225,12 @@ def restore_metadata(path: Path) -> bool:
     faults: list[str] = []
     for record in sorted((path / "runs").glob("*/run.json"), reverse=True):
         try:
-            config = recorded_config(json.loads(record.read_text(encoding="utf-8"))["asked"]["config"], str(record))
+            config = recorded_config(read_object(record)["asked"]["config"], str(record))
+        except (OSError, DamagedError, KeyError, TypeError):
+            continue  # the record is damaged
         except FeatcacheError as error:
             faults.append(str(error))
             continue  # the config cannot be loaded here: an older run's record may have another
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # the record is damaged
         extractor = config.build(torch.device("cpu"))
         info = version_info(config, extractor.spec)
         if info.folder_name == path.name:

@@ -14,6 +14,9 @@ import numpy as np
 
 from featcache.strings import Strings
 
+_LONGEST = 4000
+"""The most bytes of an id or a path, less than Linux opens (4,095) and than a shard has place for (4,096)."""
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -28,7 +31,7 @@ def _id(cell: Any) -> str:
         return str(cell)
     if not _text(cell).isprintable() and _CONTROL.search(cell):
         raise ValueError(f"has a control character: {shown(cell)}")
-    return _text(cell)
+    return _not_too_long(cell)
 
 
 def _path(cell: Any) -> str:
@@ -36,7 +39,13 @@ def _path(cell: Any) -> str:
         raise ValueError(f"is a pipe, and pipes are never run: {shown(cell)}")
     if "\0" in cell:
         raise ValueError(f"has a NUL character: {shown(cell)}")
-    return _text(cell)
+    return _not_too_long(cell)
+
+
+def _not_too_long(cell: str) -> str:
+    if 4 * len(cell) > _LONGEST and (num_bytes := len(cell.encode())) > _LONGEST:
+        raise ValueError(f"has {num_bytes:,} bytes, and may have {_LONGEST:,}: {shown(cell)}")
+    return cell
 
 
 def _number(cell: Any) -> float:

@@ -86,12 +86,13 @@ def usage(
         np.add.at(steps, pieces.starts - pieces.first + pieces.counts, -1)
         codes = codes[steps[:-1].cumsum() > 0]
         for number, column in enumerate(codes.T):
+            for code in (column.min(initial=0), column.max(initial=0)):
+                if not 0 <= code < len(counts[number]):  # else counting would take memory for all codes up to it
+                    raise StoreError(
+                        f"{path}: holds code {code} of codebook {number}, which has {len(counts[number])}: "
+                        "`featcache verify` says where"
+                    )
             found = np.bincount(column, minlength=len(counts[number]))
-            if len(found) > len(counts[number]):
-                raise StoreError(
-                    f"{path}: holds code {len(found) - 1} of codebook {number}, which has {len(counts[number])}: "
-                    "`featcache verify` says where"
-                )
             with adding:
                 counts[number] += found
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from featcache.errors import DamagedError, StoreError
 from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
 from featcache.store import zarr3
-from featcache.store.shard import FEATURES, SIDE_COLUMNS, Column, Shard, columns_of, side_names
+from featcache.store.documents import open_file, read_bytes
+from featcache.store.shard import FEATURES, SIDE_COLUMNS, Column, Shard, are_rising, columns_of, side_names
 from featcache.strings import Strings
 
 _PIECE_BYTES = 512 << 10
@@ -62,6 +63,8 @@ def check_shard(
             problems = list(check_columns(shard, spec, arrays))
         if data and not problems:
             problems = list(_check_features(shard, arrays, stopped))
+    except DamagedError as error:  # sealed, and odd all the same
+        problems = [Problem("structure", error.what, shard.name)]
     except PermissionError as error:
         raise StoreError(f"{error.filename}: cannot be read: {error.strerror}") from error
     except OSError as error:  # a bad sector, a folder in place of a file
@@ -84,7 +87,7 @@ def _check_structure(shard: Shard, spec: FeatureSpec, arrays: dict[str, NDArray[
         yield Problem("metadata", f"{shard.folder}: holds the shard {info.digest[:12]}", shard.name)
     for name, column in columns_of(spec, info.metadata).items():
         try:
-            metadata = (shard.folder / name / "zarr.json").read_bytes()
+            metadata = read_bytes(shard.folder / name / "zarr.json")
             if zarr3.hex_crc32c(metadata) != info.metadata.get(name):
                 message = f"{shard.folder / name}/zarr.json: damaged: its checksum does not match"
                 yield Problem("metadata", message, shard.name)
@@ -92,7 +95,7 @@ def _check_structure(shard: Shard, spec: FeatureSpec, arrays: dict[str, NDArray[
             if name == "features":  # their checksum is computed on the way through the items
                 array = shard.features
             else:
-                array, checksum = zarr3.read_array(shard.folder / name)
+                array, checksum = zarr3.read_array(shard.folder / name, shard.form(name))
                 if zarr3.crc32c(array) != checksum:
                     message = f"{shard.folder / name}: damaged: its checksum does not match"
                     yield Problem("checksum", message, shard.name)
@@ -135,9 +138,7 @@ def check_columns(shard: Shard, spec: FeatureSpec, arrays: Mapping[str, NDArray[
         if not column.delimits:
             continue
         last = shard.info.frames if column.delimits == "features" else len(arrays[column.delimits])
-        offsets = arrays[column.name].astype(np.int64)
-        is_rising = (np.diff(offsets) >= column.min_entries).all()
-        if len(offsets) != items + 1 or offsets[0] != 0 or offsets[-1] != last or not is_rising:
+        if not are_rising(arrays[column.name], last, column.min_entries):
             message = f"{shard.folder / column.name}: do not increase from 0 to {last} in {items} steps"
             yield Problem("offsets", message, shard.name)
             return
@@ -149,9 +150,11 @@ def check_columns(shard: Shard, spec: FeatureSpec, arrays: Mapping[str, NDArray[
             yield Problem("structure", f"{shard.folder / name}: not one entry for each of {items} items", shard.name)
             return
     ids = Strings(arrays["ids"], arrays["id_offsets"].astype(np.int64))
-    if not ids.are_utf8():
-        yield Problem("ids", f"{shard.folder / 'ids'}: not UTF-8", shard.name)
-        return
+    paths = Strings(arrays["paths"], arrays["path_offsets"].astype(np.int64))
+    for name, strings in (("ids", ids), ("paths", paths)):
+        if not strings.are_utf8():
+            yield Problem("ids", f"{shard.folder / name}: damaged: not UTF-8", shard.name)
+            return
     hashes = np.sort(ids.hashes())
     if (hashes[1:] == hashes[:-1]).any() and len(set(ids)) < items:
         yield Problem("ids", f"{shard.folder / 'ids'}: an id occurs twice", shard.name)
@@ -177,7 +180,7 @@ def _check_features(shard: Shard, arrays: Mapping[str, NDArray[Any]], stopped: C
     offsets = arrays["offsets"].astype(np.int64) * features[:1].nbytes
     num_bytes = offsets[1:] - offsets[:-1]
     crc, is_finite = 0, True
-    with zarr3.chunk_path(shard.folder / "features", features.ndim).open("rb", buffering=0) as file:
+    with open_file(zarr3.chunk_path(shard.folder / "features", features.ndim)) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         for piece in _pieces(file, features):
             if stopped():

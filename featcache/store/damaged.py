@@ -27,6 +27,7 @@ from featcache.errors import DamagedError, StoreError
 from featcache.spec import FeatureSpec, all_finite
 from featcache.store import zarr3
 from featcache.store.check import check_columns
+from featcache.store.documents import open_file
 from featcache.store.index import Index, build_index, load_index
 from featcache.store.shard import Column, Shard, columns_of
 from featcache.store.shard_writer import ShardWriter, digest_of
@@ -55,7 +56,8 @@ class DamagedShard(Shard):
         dtype = np.dtype(self._columns[name].dtype).newbyteorder("<")
         chunk = zarr3.chunk_path(self.folder / name, 1 + len(entry_shape))
         try:
-            data = chunk.read_bytes()
+            with open_file(chunk) as file:
+                data = file.readall()
         except FileNotFoundError:
             data = bytes(zarr3.CHECKSUM_BYTES)  # right if the array has no value, which its metadata proves
         values = max(0, len(data) - zarr3.CHECKSUM_BYTES) // dtype.itemsize
@@ -97,8 +99,8 @@ class DamagedShard(Shard):
         frame_bytes = math.prod(self._spec.item_shape) * dtype.itemsize
         offsets, checksums = self.offsets.tolist(), self.column("crc32c")
         try:
-            file = zarr3.chunk_path(self.folder / "features", 1 + len(self._spec.item_shape)).open("rb", buffering=0)
-        except OSError:
+            file = open_file(zarr3.chunk_path(self.folder / "features", 1 + len(self._spec.item_shape)))
+        except (OSError, DamagedError):
             return
         with file:
             for number in numbers:

@@ -26,7 +26,8 @@ from io import FileIO
 from pathlib import Path
 from types import TracebackType
 
-from featcache.errors import Reason, StoreError
+from featcache.errors import DamagedError, Reason, StoreError
+from featcache.store.documents import parse_object, read_bytes
 from featcache.store.index import Index
 from featcache.store.runs import Failure, extracted_by, failures_of, is_running, runs_with_failures
 from featcache.store.version import Version
@@ -162,8 +163,8 @@ def _dead_runs(version: Version) -> list[Path]:
 
 def _marks(run: Path) -> Iterator[_Mark]:
     for path in sorted(run.glob(f"{_MARK}*")):
-        with suppress(OSError, ValueError, KeyError, TypeError):  # it is cleared, or not as we write it
-            document = json.loads(path.read_bytes().partition(b"\n")[0])
+        with suppress(OSError, DamagedError, KeyError, TypeError):  # it is cleared, or not as we write it
+            document = parse_object(read_bytes(path).partition(b"\n")[0], path)
             yield _Mark([str(id_) for id_ in document["ids"]], bool(document["apart"]))
 
 

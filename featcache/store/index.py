@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -28,8 +27,10 @@ from numpy.typing import NDArray
 from featcache.errors import StoreError
 from featcache.manifest import SegmentColumns
 from featcache.store import zarr3
+from featcache.store.documents import open_file, parse_object, read_bytes
+from featcache.store.fields import MOST
 from featcache.store.files import folder_to_write, publish_folder, remove_from_version
-from featcache.store.shard import Shard
+from featcache.store.shard import Shard, are_rising
 from featcache.store.version import Version
 from featcache.strings import Strings, hash_of
 
@@ -203,18 +204,20 @@ class _Items:
 
     def __init__(self, shards: Iterable[Shard]) -> None:
         self.shards = sorted(shards, key=lambda shard: (shard.info.row, shard.name))
+        # The ids are read first: if there are as many as the shards say, memory for that many is no more than theirs.
+        self.ids = Strings.concatenate([shard.ids for shard in self.shards])
         self.counts = np.array([shard.info.items for shard in self.shards], np.int64)
         starts = np.cumsum(self.counts) - self.counts
         self.item = np.arange(self.counts.sum()) - np.repeat(starts, self.counts)
-        self.ids = Strings.concatenate([shard.ids for shard in self.shards])
         self.id_hash = self.ids.hashes()
         self.row_hash = _joined([_row_hashes(shard) for shard in self.shards], np.uint64)
         self.superseded = np.zeros(len(self.ids), bool)
-        start_of = {shard.name: start for shard, start in zip(self.shards, starts.tolist(), strict=True)}
+        number_of = {shard.name: number for number, shard in enumerate(self.shards)}
         for shard in self.shards:
             for other, numbers in shard.info.supersedes.items():
-                if other in start_of:
-                    self.superseded[start_of[other] + np.array(numbers)] = True
+                if (at := number_of.get(other)) is not None:
+                    items = np.array(numbers, np.int64)
+                    self.superseded[starts[at] + items[items < self.counts[at]]] = True
 
     def duplicates(self) -> list[tuple[int, int]]:
         """Pairs of items that have the same id and are not superseded: an earlier one and the next, by position, in the
@@ -289,8 +292,8 @@ def load_index(version: Version, names: Sequence[str]) -> Index | None:
     if folder.is_symlink() or folder.parent.is_symlink():  # nothing is kept there, see `featcache.store.files`
         return None
     try:
-        data = (folder / "index.json").read_bytes()
-        document = json.loads(data)
+        data = read_bytes(folder / "index.json")
+        document = parse_object(data, folder / "index.json")
         if not zarr3.is_sealed(data, document["checksum"]) or document["fingerprint"] != version.info.fingerprint:
             return None
         if sorted(document["shards"]) != sorted(names) or any(
@@ -305,6 +308,9 @@ def load_index(version: Version, names: Sequence[str]) -> Index | None:
 
 
 def _map(path: Path) -> NDArray[Any]:
+    with open_file(path) as file:
+        if np.lib.format.read_magic(file) != (1, 0):  # the header of other versions may be as long as 4 GB
+            raise ValueError("not as `_write` writes it")
     array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")  # refuses dtypes that hold objects: no pickle
     return np.asarray(array)
 
@@ -320,8 +326,10 @@ def _fits_together(index: Index) -> bool:
     expected = [(np.dtype(np.uint8), 1), (np.dtype(np.int64), (count + 1,))]
     expected += [(np.dtype(dtype), (count,)) for dtype in _ARRAYS.values()]
     return found == expected and bool(
-        offsets[0] == 0
-        and offsets[-1] == len(ids)
+        are_rising(offsets, len(ids), 0)
+        and index.first_frame.min(initial=0) >= 0
+        and index.num_frames.min(initial=1) >= 1
+        and max(index.first_frame.max(initial=0), index.num_frames.max(initial=0)) <= MOST
         and index.shard.max(initial=0) < max(1, len(index.shards))
         and index.by_hash.max(initial=0) < max(1, count)
     )
@@ -330,7 +338,7 @@ def _fits_together(index: Index) -> bool:
 def _checksum(path: Path) -> str:
     """CRC-32C of a whole file. It is read and not mapped, so that 10^7 items do not stay in a process's memory."""
     crc, block = 0, np.empty(_BLOCK_BYTES, np.uint8)
-    with path.open("rb", buffering=0) as file:
+    with open_file(path) as file:
         while got := file.readinto(block.data):
             crc = zarr3.crc32c(block[:got], crc)
     return f"{crc:08x}"

@@ -38,7 +38,7 @@ class Lock:
         self.descriptor = -1
         """The open file's descriptor; -1 after `release`, and in a forked child that does not inherit the lock."""
         with _opening:
-            self.descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+            self.descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
             if not is_inherited:
                 _own.add(self)
 

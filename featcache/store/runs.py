@@ -26,6 +26,7 @@ from typing import Any
 
 from featcache.errors import DamagedError, StoreError
 from featcache.manifest import Utterance
+from featcache.store.documents import parse_object, read_lines, read_object
 from featcache.store.files import refuse_links, write_file
 from featcache.store.index import Index, Place
 from featcache.store.locks import Lock, is_held
@@ -135,15 +136,11 @@ def is_running(version: Version, run: str) -> bool:
 
 def failures_of(version: Version, run: str) -> Iterator[Failure]:
     """What a run, by its name, has recorded in the ledger, in order; there may be nothing."""
-    try:
-        text = (version.path / "runs" / run / "failures.jsonl").read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return
-    for line in text.split("\n"):
-        try:
-            yield _failure_of(json.loads(line))
-        except (ValueError, TypeError):
-            continue  # torn by a kill: its utterance is in no shard, and will be tried again
+    path = version.path / "runs" / run / "failures.jsonl"
+    with suppress(FileNotFoundError):
+        for line in read_lines(path):
+            with suppress(DamagedError, TypeError):  # torn by a kill: its utterance is in no shard, and is tried again
+                yield _failure_of(parse_object(line, path))
 
 
 def latest_failures(version: Version) -> dict[str, Failure]:
@@ -181,7 +178,7 @@ def outdated_items(version: Version, index: Index) -> dict[str, Failure]:
     If no failure has left an item in place, this reads the ledger's bytes and nothing else.
     """
     ledgers = (version.path / "runs" / run / "failures.jsonl" for run in runs_with_failures(version))
-    if not any(b'"replaces"' in ledger.read_bytes() for ledger in ledgers):
+    if not any(b'"replaces"' in line for ledger in ledgers for line in read_lines(ledger)):
         return {}
     standing = standing_failures(version, index)
     there = index.find(Strings.of(standing)) >= 0
@@ -229,8 +226,7 @@ def manifest_roots(version: Version) -> set[str]:
 def request_of(version: Version, run: str) -> dict[str, Any]:
     """What a run was to do, by its name; empty if there is no record of it."""
     try:
-        text = (version.path / "runs" / run / "run.json").read_text(encoding="utf-8")
-        asked: dict[str, Any] = json.loads(text)["asked"]
-    except (OSError, ValueError, KeyError):
+        asked: dict[str, Any] = read_object(version.path / "runs" / run / "run.json")["asked"]
+    except (OSError, DamagedError, KeyError):
         return {}
     return asked

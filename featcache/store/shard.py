@@ -20,10 +20,14 @@ from featcache.errors import DamagedError, ExtractorError, listing
 from featcache.manifest import Utterance
 from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
 from featcache.store import zarr3
+from featcache.store.fields import any_of, fields, listed, mapped, number, optional, text, whole
 from featcache.strings import Strings
 
-SIDE_DTYPES = ("float16", "float32", "float64", "uint8", "uint16", "uint32", "uint64", "int32", "int64")
-_SIDE_NAME = re.compile("[a-z][a-z0-9_]*")
+SIDE_NAME = "[a-z][a-z0-9_]*"
+"""The names that side arrays may have, as a pattern."""
+
+_TEXT_BYTES = 4096
+"""The longest id or path, on the average over a shard. Linux opens no file with a longer path."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,9 @@ SIDE_COLUMNS = (
 """The two arrays of a side array, its entries and their offsets."""
 
 
+_BY_NAME = {column.name: column for column in COLUMNS}
+
+
 def side_names(name: str) -> tuple[str, str]:
     """The names of a side array's two columns: its entries, and their offsets."""
     entries, offsets = (column.name.replace("<name>", name) for column in SIDE_COLUMNS)
@@ -120,10 +127,10 @@ def check_side_specs(specs: Sequence[SideSpec]) -> None:
         ExtractorError: Says which name, dtype or shape is wrong.
     """
     for spec in specs:
-        if not _SIDE_NAME.fullmatch(spec.name):
+        if not re.fullmatch(SIDE_NAME, spec.name):
             raise ExtractorError(f"side array {spec.name!r}: a name is lower-case letters, digits and _")
-        if spec.dtype not in SIDE_DTYPES:
-            raise ExtractorError(f"side array {spec.name}: {spec.dtype!r} is none of {', '.join(SIDE_DTYPES)}")
+        if spec.dtype not in zarr3.DTYPES:
+            raise ExtractorError(f"side array {spec.name}: {spec.dtype!r} is none of {', '.join(zarr3.DTYPES)}")
         if min(spec.item_shape, default=1) < 1:
             raise ExtractorError(f"side array {spec.name}: entries of shape {list(spec.item_shape)} hold no value")
     names = [name for spec in specs for name in side_names(spec.name)]
@@ -176,6 +183,38 @@ class ShardInfo:
     0.1.0 lack.
     """
 
+    @classmethod
+    def of(cls, attributes: dict[str, Any]) -> ShardInfo:
+        """The attributes as JSON has them, checked.
+
+        Raises:
+            ValueError: Says which of them is not what format 1 allows.
+        """
+        return cls(**_SHARD(attributes))
+
+
+_ITEMS = 2**32 - 1
+_MADE_BY = fields(
+    {},
+    or_not={"run": text(), "fingerprint": text(), "batching": optional(text()), "mismatch": optional(number(0, 1))},
+    others=optional(any_of(text(), number())),
+)
+_SHARD = fields(
+    {
+        "items": whole(1, _ITEMS),
+        "frames": whole(1),
+        "seconds": number(0),
+        "digest": text("[0-9a-f]{64}"),
+        "row": whole(),
+    },
+    or_not={
+        "supersedes": mapped(text("[0-9a-f]{12}"), listed(whole(0, _ITEMS), _ITEMS)),
+        "metadata": mapped(text(), text("[0-9a-f]{8}")),
+        "made_by": _MADE_BY,
+    },
+)
+"""The attributes of a shard's group."""
+
 
 @dataclass(frozen=True)
 class SideArray:
@@ -225,12 +264,12 @@ class Shard:
     def _read_info(self) -> ShardInfo:
         with self._naming_remedy():
             try:
-                info = ShardInfo(**zarr3.read_group(self.folder))
+                info = ShardInfo.of(zarr3.read_group(self.folder))
             except FileNotFoundError as error:
                 raise DamagedError(f"{error.filename}: damaged: the file is missing") from error
-            except TypeError as error:
+            except ValueError as error:
                 path = self.folder / "zarr.json"
-                raise DamagedError(f"{path}: damaged: not a shard of format 1 ({error})") from error
+                raise DamagedError(f"{path}: damaged: not a shard of format 1: {error}") from error
             stated = info.made_by.get("fingerprint")
             if stated is not None and self.fingerprint not in (None, stated):
                 raise DamagedError(
@@ -256,23 +295,23 @@ class Shard:
     @property
     def offsets(self) -> NDArray[np.int64]:
         """int64 `[items + 1]`: item `i` is `features[offsets[i]:offsets[i + 1]]`."""
-        return self.column("offsets").astype(np.int64)
+        return self._offsets("offsets", self.info.frames)
 
     @property
     def ids(self) -> Strings:
         """The items' ids."""
-        return Strings(self.column("ids"), self.column("id_offsets").astype(np.int64))
+        return self._strings("ids", "id_offsets")
 
     @property
     def paths(self) -> Strings:
         """The paths of the items' audio files, as the manifest had them."""
-        return Strings(self.column("paths"), self.column("path_offsets").astype(np.int64))
+        return self._strings("paths", "path_offsets")
 
     def column(self, name: str) -> NDArray[Any]:
         """Any array but the features, read whole and held against its checksum."""
         self._require_own()
         with self._naming_remedy():
-            array, checksum = zarr3.read_array(self.folder / name)
+            array, checksum = zarr3.read_array(self.folder / name, self.form(name))
             if zarr3.crc32c(array) != checksum:
                 raise DamagedError(f"{self.folder / name}: damaged: its checksum does not match")
         return array
@@ -283,11 +322,31 @@ class Shard:
         """
         entries_name, offsets_name = side_names(name)
         entries = self.column(entries_name) if check else self._map(entries_name)
-        offsets = self.column(offsets_name).astype(np.int64)
-        with self._naming_remedy():
-            if offsets[-1] != len(entries):
-                raise DamagedError(f"{self.folder / offsets_name}: damaged: does not end at {len(entries)} entries")
-        return SideArray(entries, offsets)
+        return SideArray(entries, self._offsets(offsets_name, len(entries), min_entries=0))
+
+    def form(self, name: str) -> zarr3.Form | None:
+        """What an array besides the features must be, by its name; None for the entries of side arrays."""
+        items = self.info.items
+        if name.startswith("side_"):
+            return zarr3.Form("uint64", (), items + 1) if name.endswith("_offsets") else None
+        column = _BY_NAME[name]
+        length = {"n": items, "n + 1": items + 1}.get(column.length)
+        at_most = items * _TEXT_BYTES if column.length == "bytes" else None
+        return zarr3.Form(column.dtype, column.entry_shape, length, at_most)
+
+    def _offsets(self, name: str, last: int, min_entries: int = 1) -> NDArray[np.int64]:
+        """A column of offsets, which rise from 0 to `last`, by `min_entries` at least for each item."""
+        offsets = self.column(name)
+        if not are_rising(offsets, last, min_entries):
+            raise DamagedError(f"{self.folder / name}: damaged: does not rise from 0 to {last}", self._version)
+        return offsets.astype(np.int64)
+
+    def _strings(self, name: str, offsets_name: str) -> Strings:
+        blob = self.column(name)
+        strings = Strings(blob, self._offsets(offsets_name, len(blob), min_entries=0))
+        if not strings.are_utf8():
+            raise DamagedError(f"{self.folder / name}: damaged: not UTF-8", self._version)
+        return strings
 
     def num_bytes(self, spec: FeatureSpec) -> int:
         """The stored bytes of features and of side arrays' entries; everything else is small beside them."""
@@ -299,10 +358,12 @@ class Shard:
         ids, paths = self.ids, self.paths
         names = ("segments", "channels", "num_samples", "sources")
         segments, channels, num_samples, sources = (self.column(name) for name in names)
-        for number in range(len(ids)) if numbers is None else numbers:
-            start, duration = segments[number].tolist()
-            row = Utterance.of_columns(ids[number], paths[number], start, duration, int(channels[number]))
-            yield Item.of(row, int(num_samples[number]), sources[number].tolist())
+        for at in range(len(ids)) if numbers is None else numbers:
+            if at >= len(ids):  # an index that is sealed, and wrong all the same
+                raise DamagedError(f"{self.folder}: damaged: has no item {at}", self._version)
+            start, duration = segments[at].tolist()
+            row = Utterance.of_columns(ids[at], paths[at], start, duration, int(channels[at]))
+            yield Item.of(row, int(num_samples[at]), sources[at].tolist())
 
     def _map(self, name: str) -> NDArray[Any]:
         self._require_own()
@@ -320,4 +381,16 @@ class Shard:
         try:
             yield
         except DamagedError as error:
-            raise DamagedError(error.what, version=self.folder.parent.parent) from error
+            raise DamagedError(error.what, self._version) from error
+
+    @property
+    def _version(self) -> Path:
+        return self.folder.parent.parent
+
+
+def are_rising(offsets: NDArray[Any], last: int, min_entries: int) -> bool:
+    """Whether offsets, `[n + 1]`, rise from 0 to `last`, by `min_entries` at least each time."""
+    if not len(offsets) or int(offsets[0]) != 0 or int(offsets[-1]) != last:
+        return False
+    before, after = offsets[:-1], offsets[1:]
+    return bool((before <= after).all() and (after - before >= min_entries).all())

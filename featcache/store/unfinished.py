@@ -7,11 +7,12 @@ difference. A version that has fewer items than a run once found there has lost 
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from typing import Any
 
+from featcache.errors import DamagedError
+from featcache.store.documents import read_object
 from featcache.store.index import Index
 from featcache.store.runs import failures_of, is_running, standing_failures
 from featcache.store.version import Version
@@ -122,12 +123,12 @@ class _Run:
     @classmethod
     def of(cls, version: Version, name: str) -> _Run | None:
         try:
-            record = json.loads((version.path / "runs" / name / "run.json").read_bytes())
+            record = read_object(version.path / "runs" / name / "run.json")
             asked, outcome = dict(record["asked"]), dict(record.get("outcome", {}))
             if not all(isinstance(asked.get(key), int) for key in ("utterances", "new", "held")):
                 return None
             return cls(version, name, asked, str(record["started"]), str(record.get("finished", "")), outcome)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, DamagedError, ValueError, KeyError, TypeError):
             return None
 
     @property

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
@@ -23,13 +24,16 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from pathlib import Path
+from reprlib import repr as shown
 from typing import Any
 
 import numpy as np
 
-from featcache.errors import DamagedError, StoreError
-from featcache.spec import FeatureSpec, SideSpec
+from featcache.errors import DamagedError, ExtractorError, StoreError
+from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
 from featcache.store import zarr3
+from featcache.store.documents import parse_object, read_bytes
+from featcache.store.fields import Check, fields, listed, mapped, number, one_of, optional, text, whole
 from featcache.store.files import (
     WRITTEN,
     folder_to_write,
@@ -46,12 +50,45 @@ from featcache.store.files import (
 )
 from featcache.store.leftovers import leftovers, temporary_name, what_of
 from featcache.store.locks import Claim
-from featcache.store.shard import Shard, check_side_specs
+from featcache.store.shard import SIDE_NAME, Shard, check_side_specs
 
 FORMAT = 1
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_FINGERPRINT = re.compile("[0-9a-f]{64}")
 _SHARD_NAME = re.compile("[0-9a-f]{12}")
+
+_FRAME_VALUES = 1 << 22
+_CODES = 1 << 24
+_SHAPE = listed(whole(1, _FRAME_VALUES), 8)
+_ANYTHING: Check = lambda value: value  # noqa: E731
+_NOISE = {"manifest": text(), "snr": listed(number(-1000, 1000), 100), "seed": whole(0, 2**64)}
+_AUGMENT = {"speed": listed(number(0.01, 100), 100), "noise": optional(fields(_NOISE, others=_ANYTHING))}
+_SIDE = {"name": text(SIDE_NAME), "item_shape": _SHAPE, "dtype": one_of(zarr3.DTYPES), "units": text()}
+_VERSION = fields(
+    {
+        "format": whole(FORMAT, FORMAT),
+        "name": text("[A-Za-z0-9][A-Za-z0-9._-]*", at_most=200),
+        "fingerprint": text("[0-9a-f]{64}"),
+        "config": fields(
+            {}, or_not={"extractor": text(), "augment": optional(fields(_AUGMENT, others=_ANYTHING))}, others=_ANYTHING
+        ),
+        "spec": fields(
+            {
+                "item_shape": _SHAPE,
+                "dtype": one_of(zarr3.DTYPES),
+                "frame_rate": number(1e-6, 1e9),
+                "frame_length": whole(0, 2**40),
+                "sample_rate": whole(1, 10**9),
+                "units": text(),
+                "codebook_sizes": listed(whole(1, _CODES), 4096),
+            },
+            or_not={
+                "padded_to": whole(0, 2**40),
+                "side": listed(fields(_SIDE), 64),
+            },
+        ),
+        "made_by": mapped(text(), text()),
+    }
+)
+"""The attributes of a version's group."""
 
 _LIBRARIES = ("featcache", "numpy", "torch", "torchaudio", "transformers", "soundfile", "miniaudio", "soxr")
 
@@ -88,6 +125,16 @@ class VersionInfo:
     """The versions of featcache and of the libraries that made the version."""
     format: int = FORMAT
     """The format of everything below the version's folder."""
+
+    @classmethod
+    def of(cls, attributes: dict[str, Any]) -> VersionInfo:
+        """The attributes as JSON has them, checked.
+
+        Raises:
+            ValueError: Says which of them is not what format 1 allows.
+        """
+        checked = _VERSION(attributes)
+        return cls(**{**checked, "spec": _spec_of(checked["spec"])})
 
     @property
     def folder_name(self) -> str:
@@ -130,15 +177,13 @@ class Version:
             raise DamagedError(error.what, path) from error
         if attributes.get("format") != FORMAT:
             raise StoreError(
-                f"{path}: has format {attributes.get('format')!r}; this featcache reads format {FORMAT}: upgrade it"
+                f"{path}: has format {shown(attributes.get('format'))}; this featcache reads format {FORMAT}: "
+                "upgrade it"
             )
         try:
-            info = VersionInfo(**{**attributes, "spec": _spec_of(attributes["spec"])})
-            if not (_NAME.fullmatch(info.name) and _FINGERPRINT.fullmatch(info.fingerprint)):
-                raise ValueError(f"its name is {info.name!r}, its fingerprint {info.fingerprint!r}")
-            return cls(path, info)
-        except (TypeError, KeyError, ValueError) as error:
-            raise DamagedError(f"{path / 'zarr.json'}: damaged: not a version of format 1 ({error})", path) from error
+            return cls(path, VersionInfo.of(attributes))
+        except ValueError as error:
+            raise DamagedError(f"{path / 'zarr.json'}: damaged: not a version of format 1: {error}", path) from error
 
     @classmethod
     def create(cls, cache: Path, info: VersionInfo) -> Version:
@@ -147,9 +192,12 @@ class Version:
         Raises:
             StoreError: The cache cannot be written, the version in that folder has another fingerprint, or a folder of
                 the version is a link.
-            ExtractorError: The side arrays cannot be stored.
+            ExtractorError: What the extractor says of its features cannot be stored.
         """
-        check_side_specs(info.spec.side)
+        try:
+            VersionInfo.of(json.loads(json.dumps(info.attributes())))
+        except ValueError as error:
+            raise ExtractorError(f"config {info.name}: features that cannot be stored: {error}") from error
         path = cache / info.folder_name
         refuse_links(path, *WRITTEN)
         _sweep_cache(cache)
@@ -234,9 +282,9 @@ class Version:
         """
         documents = []
         for path in sorted((self.path / "probes").glob("*.json")):
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                data = path.read_bytes()
-                record = json.loads(data)
+            with suppress(OSError, DamagedError, ValueError, KeyError, TypeError):
+                data = read_bytes(path)
+                record = parse_object(data, path)
                 if zarr3.is_sealed(data, record["checksum"]):
                     documents.append(record["probe"])
         return documents
@@ -279,7 +327,22 @@ def _sweep_cache(cache: Path) -> None:
 
 
 def _spec_of(document: dict[str, Any]) -> FeatureSpec:
-    """A version's spec from JSON, which has lists for tuples."""
+    """A version's spec from JSON, which has lists for tuples; ValueError if its fields contradict each other."""
     shapes = {key: tuple(document[key]) for key in ("item_shape", "codebook_sizes")}
     side = tuple(SideSpec(**{**array, "item_shape": tuple(array["item_shape"])}) for array in document.get("side", []))
-    return FeatureSpec(**{**document, **shapes, "side": side})
+    spec = FeatureSpec(**{**document, **shapes, "side": side})
+    try:
+        check_side_specs(side)
+    except ExtractorError as error:
+        raise ValueError(str(error)) from error
+    for name, shape in [("frame", spec.item_shape), *((f"entry of {one.name}", one.item_shape) for one in side)]:
+        if math.prod(shape) > _FRAME_VALUES:
+            raise ValueError(f"one {name} has {math.prod(shape):,} values, and may have {_FRAME_VALUES:,}")
+    if spec.is_quantized and spec.dtype != "float32":
+        raise ValueError(f"quantised features of dtype {spec.dtype}")
+    scales = [(one.dtype, one.item_shape) for one in side if one.name == QUANTIZATION]
+    if scales not in ([], [("float32", (2, *spec.item_shape))]):
+        raise ValueError("scales and offsets of another form than the features")
+    if sum(spec.codebook_sizes) > _CODES or (spec.codebook_sizes and spec.dtype.startswith("float")):
+        raise ValueError(f"codes of {sum(spec.codebook_sizes):,} values, of dtype {spec.dtype}")
+    return spec

@@ -25,19 +25,28 @@ import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import crc32c as icrar
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError
+from featcache.store.documents import open_file, parse_object, read_bytes, read_object
+from featcache.store.fields import fields, listed, one_of, whole
 
 CHECKSUM_BYTES = 4
+DTYPES = ("float16", "float32", "float64", "uint8", "uint16", "uint32", "uint64", "int32", "int64")
+"""What `data_type` may be in format 1."""
+
 UNSEALED = "00000000"
 """Stands for the checksum of a document that `seal` is to seal."""
 
+_DIMENSIONS = 16
+_METADATA = fields({"shape": listed(whole(), _DIMENSIONS), "data_type": one_of(DTYPES)}, others=lambda value: value)
 _PIECE_BYTES = 8 << 20
 _NOTHING = np.frombuffer(b"", np.uint8)
 
@@ -105,15 +114,28 @@ def read_group(folder: Path) -> dict[str, Any]:
         DamagedError: The file is not what was written.
     """
     path = folder / "zarr.json"
-    data = path.read_bytes()
+    data = read_bytes(path)
+    document = parse_object(data, path)
     try:
-        attributes: dict[str, Any] = json.loads(data)["attributes"]["featcache"]
+        attributes: dict[str, Any] = document["attributes"]["featcache"]
         is_sound = is_sealed(data, attributes.pop("checksum"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"{path}: damaged: not the metadata of a featcache group ({error})") from error
     if not is_sound:
         raise DamagedError(f"{path}: damaged: its checksum does not match")
     return attributes
+
+
+def is_plain_group(folder: Path) -> bool:
+    """Whether a folder has the metadata of a group without attributes.
+
+    Raises:
+        OSError: The metadata cannot be read.
+    """
+    try:
+        return read_bytes(folder / "zarr.json") == group_metadata()
+    except (FileNotFoundError, DamagedError):
+        return False
 
 
 def seal(document: dict[str, Any]) -> bytes:
@@ -128,6 +150,34 @@ def is_sealed(data: bytes, checksum: str) -> bool:
     """Whether `data` is what `seal` gave, by the checksum that was found in it."""
     head, mark, tail = data.rpartition(_entry(checksum))
     return bool(mark) and hex_crc32c(head + _entry(UNSEALED) + tail) == checksum
+
+
+@dataclass(frozen=True)
+class Form:
+    """What an array must be; what is not known of it is None."""
+
+    dtype: str
+    """The name of its dtype."""
+    entry_shape: tuple[int, ...]
+    """The shape of one entry."""
+    length: int | None = None
+    """The number of entries."""
+    at_most: int | None = None
+    """The largest number of entries."""
+
+    def fits(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+        """Whether an array of that shape and dtype is what it must be."""
+        return (
+            dtype.name == self.dtype
+            and len(shape) == 1 + len(self.entry_shape)
+            and shape[1:] == self.entry_shape
+            and self.length in (None, shape[0])
+            and (self.at_most is None or shape[0] <= self.at_most)
+        )
+
+    def __str__(self) -> str:
+        length = f"at most {self.at_most}" if self.length is None else str(self.length)
+        return f"{self.dtype} [{', '.join([length, *map(str, self.entry_shape)])}]"
 
 
 class ChunkWriter:
@@ -183,14 +233,17 @@ def write_array(folder: Path, array: NDArray[Any]) -> bytes:
     return metadata
 
 
-def read_array(folder: Path) -> tuple[NDArray[Any], int]:
+def read_array(folder: Path, form: Form | None = None) -> tuple[NDArray[Any], int]:
     """Read an array: its values, and the checksum that is stored with them. They are not compared.
 
     Raises:
-        DamagedError: A file is missing, its size is wrong, or its metadata is not what format 1 writes.
+        DamagedError: A file is missing, its size is wrong, its metadata is not what format 1 writes, or the array is
+            not what `form` says.
     """
-    with _chunk(folder) as (file, shape, dtype):
-        data = file.read() if file else bytes(CHECKSUM_BYTES)  # the checksum of nothing is 0
+    with _chunk(folder, form) as (file, shape, dtype):
+        data = file.readall() if file else bytes(CHECKSUM_BYTES)  # the checksum of nothing is 0
+        if len(data) != math.prod(shape) * dtype.itemsize + CHECKSUM_BYTES:
+            raise DamagedError(f"{folder}: damaged: {len(data)} bytes could be read")
     array = np.frombuffer(data, dtype, count=math.prod(shape)).reshape(shape)
     return array, int.from_bytes(data[-CHECKSUM_BYTES:], "little")
 
@@ -252,21 +305,26 @@ class _Map:
 
 
 @contextmanager
-def _chunk(folder: Path) -> Iterator[tuple[BinaryIO | None, tuple[int, ...], np.dtype[Any]]]:
+def _chunk(folder: Path, form: Form | None = None) -> Iterator[tuple[FileIO | None, tuple[int, ...], np.dtype[Any]]]:
     """The open chunk file of an array, which has the right size, and the array's shape and dtype.
 
     The file is None if the array has no value, and therefore no chunk.
     """
     try:
-        metadata = json.loads((folder / "zarr.json").read_bytes())
+        try:
+            metadata = _METADATA(read_object(folder / "zarr.json"))
+        except ValueError as error:
+            raise DamagedError(f"{folder / 'zarr.json'}: damaged: not an array of format 1: {error}") from error
         shape, dtype = tuple(metadata["shape"]), np.dtype(metadata["data_type"]).newbyteorder("<")
+        if form is not None and not form.fits(shape, dtype):
+            raise DamagedError(f"{folder}: damaged: is {dtype.name} {list(shape)}, not {form}")
         chunk = chunk_path(folder, len(shape))
         if 0 in shape:
             if chunk.exists():
                 raise DamagedError(f"{chunk}: damaged: a chunk of an array without values")
             yield None, shape, dtype
             return
-        with chunk.open("rb", buffering=0) as file:
+        with open_file(chunk) as file:
             expected = math.prod(shape) * dtype.itemsize + CHECKSUM_BYTES
             found = os.fstat(file.fileno()).st_size
             if found != expected:
@@ -274,8 +332,6 @@ def _chunk(folder: Path) -> Iterator[tuple[BinaryIO | None, tuple[int, ...], np.
             yield file, shape, dtype
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DamagedError(f"{error.filename}: damaged: the file is missing") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"{folder / 'zarr.json'}: damaged: not an array of format 1 ({error})") from error
 
 
 def _to_json(value: dict[str, Any]) -> bytes:

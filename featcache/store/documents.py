@@ -1,0 +1,130 @@
+"""Reads the files of a cache that are JSON. A cache may come from a stranger, so nothing in such a file is trusted.
+
+Only regular files are opened: a pipe in place of one would wait for its writer for ever, and a device never ends.
+Before a document is parsed, its size, its depth, and the number of its lists and objects are bounded: so none takes
+more than some 500 MB of memory, and none ends the process by Python's recursion. What is beyond these bounds, or is no
+JSON, is a `DamagedError` that names the file. What its values may be, `featcache.store.fields` says.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+from typing import Any, Never
+
+from featcache.errors import DamagedError
+
+DOCUMENT_BYTES = 32 << 20
+"""The largest document. A shard that replaces two million items of other shards comes near it."""
+
+LINE_BYTES = 4 << 20
+"""The longest line of a file that has a document on each."""
+
+_DEPTH = 64
+"""How deep lists and objects are nested at most; those that featcache writes, less than ten."""
+
+_CONTAINERS = 1 << 18
+"""How many lists and objects a document has at most, counted by brackets, also those in text. Empty ones take the most
+memory for their length."""
+
+_NO_BRACKETS = re.compile(r'"[^"]*"|[^][{}"]+')
+
+
+def open_file(path: Path) -> FileIO:
+    """Open a regular file for reading, or one that a link leads to.
+
+    Raises:
+        DamagedError: It is something else: a pipe, a device, a socket, a folder.
+        OSError: It is missing, or cannot be opened.
+    """
+    try:
+        # With O_NONBLOCK, a pipe opens at once. To reading a regular file it makes no difference.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket; a device that is not there
+            raise DamagedError(f"{path}: damaged: not a regular file") from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DamagedError(f"{path}: damaged: not a regular file")
+    file = FileIO(descriptor)
+    file.name = path  # for messages, as if `open` had opened it
+    return file
+
+
+def read_bytes(path: Path, at_most: int = DOCUMENT_BYTES) -> bytes:
+    """All bytes of a regular file.
+
+    Raises:
+        DamagedError: It is not a regular file, or has more bytes than `at_most`.
+        OSError: It is missing, or cannot be read.
+    """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > at_most:
+            raise DamagedError(f"{path}: damaged: {size:,} bytes, and at most {at_most:,} are expected")
+        return file.read(size + 1) if size else b""
+
+
+def read_lines(path: Path, at_most: int = LINE_BYTES) -> Iterator[bytes]:
+    """The lines of a regular file, each with its newline; only the last may lack it.
+
+    Raises:
+        DamagedError: It is not a regular file, or a line has more bytes than `at_most`.
+        OSError: It is missing, or cannot be read.
+    """
+    with os.fdopen(os.dup((file := open_file(path)).fileno()), "rb") as lines, file:
+        number = 0
+        while line := lines.readline(at_most + 1):
+            number += 1
+            if len(line) > at_most:
+                raise DamagedError(f"{path}: damaged: line {number} has more than {at_most:,} bytes")
+            yield line
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object that a regular file holds.
+
+    Raises:
+        DamagedError: It is not a regular file, or no JSON object within the bounds of this module.
+        OSError: It is missing, or cannot be read.
+    """
+    return parse_object(read_bytes(path), path)
+
+
+def parse_object(data: bytes, where: object) -> dict[str, Any]:
+    """Parse the JSON object that a file, or a line of one, holds; `where` names it in messages.
+
+    Raises:
+        DamagedError: The bytes are not a JSON object within the bounds of this module.
+    """
+    try:
+        text = data.decode()
+        _refuse_too_deep(text)
+        document = json.loads(text, parse_constant=_refuse_constant)
+    except ValueError as error:  # also an integer of more digits than Python converts
+        raise DamagedError(f"{where}: damaged: not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise DamagedError(f"{where}: damaged: not a JSON object")
+    return document
+
+
+def _refuse_too_deep(text: str) -> None:
+    """Raise ValueError if lists and objects are nested too deep, or are too many; linear in time and memory."""
+    if text.count("[") + text.count("{") > _CONTAINERS:
+        raise ValueError(f"more than {_CONTAINERS:,} lists and objects")
+    depth = 0
+    for bracket in _NO_BRACKETS.sub("", text.replace("\\\\", "").replace('\\"', "")):
+        depth += 1 if bracket in "[{" else -1
+        if depth > _DEPTH:
+            raise ValueError(f"nested more than {_DEPTH} deep")
+
+
+def _refuse_constant(name: str) -> Never:
+    raise ValueError(f"{name} is no JSON")

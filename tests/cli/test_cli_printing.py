@@ -1,0 +1,88 @@
+"""What others have written into caches, manifests and file names does nothing to a terminal, and breaks no line."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import soundfile
+
+from featcache.cli.common import print_json, printable
+
+ODD = "\x1b[31mred\x1b]0;title\x07\r\n\x7f\x9b5m\u202egnirts\u2028"
+ESCAPED = r"\x1b[31mred\x1b]0;title\x07\r\n\x7f\x9b5m\u202egnirts\u2028"
+OBEYED = {*map(chr, range(32)), "\x7f", *map(chr, range(0x80, 0xA0)), "\u202e", "\u2028"} - {"\n"}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (ODD, ESCAPED),
+        ("a\tb\0", r"a\tb\x00"),
+        ("half \udcff \ud800", r"half \udcff \ud800"),
+        ("ünï-ço∂é 日本語 العربية 🎤", "ünï-ço∂é 日本語 العربية 🎤"),
+        ("", ""),
+    ],
+)
+def test_what_a_terminal_would_obey_is_escaped(text, shown):
+    assert printable(text) == shown
+
+
+def test_json_is_valid_whatever_it_holds_and_reads_as_it_was(capsys):
+    document = {ODD: [ODD, "\udcff", float("nan"), float("-inf"), (1.5, None)]}
+    print_json(document)
+    printed = capsys.readouterr().out
+    assert not OBEYED & {*printed}
+    assert json.loads(printed) == {ODD: [ODD, "\udcff", None, None, [1.5, None]]}
+    assert "NaN" not in printed
+
+
+ID = "dlo \u202enew\u2066"
+"""A manifest may have such an id: there are no control characters in it."""
+
+
+@pytest.fixture
+def odd_corpus(tmp_path):
+    """A manifest with a file of an odd name under an odd id, and one that is not there."""
+    soundfile.write(tmp_path / "plain.wav", np.full(8000, 0.1), 16000)
+    (tmp_path / "plain.wav").rename(tmp_path / "odd\x1b[2J.wav")
+    manifest = tmp_path / "manifest.csv"
+    with manifest.open("w", newline="") as file:
+        writer = csv.writer(file)
+        rows = [("id", "path"), (ID, "odd\x1b[2J.wav"), (f"gone {ID}", "gone\x1b[2J.wav")]
+        writer.writerows(rows)
+    return manifest
+
+
+def test_files_and_ids_with_escapes_work_and_reach_no_terminal(cli, odd_corpus, scratch):
+    cache = scratch / "features\x1b[31m"
+    made = cli("extract", odd_corpus, "-o", cache)
+    assert made.code == 3, made.err
+    printed = [
+        made,
+        cli("info", cache, "--failures"),
+        cli("info", cache, "--failures", "--json"),
+        cli("show", cache, ID),
+        cli("show", cache, f"gone {ID}"),
+        cli("show", cache, f"no such {ID}"),
+        cli("verify", cache, "--manifest", odd_corpus),
+        cli("stats", cache),
+        cli("extract", odd_corpus, "-o", cache, "--dry-run"),
+        cli("extract", scratch / ODD, "-o", cache),
+    ]
+    assert [one.code for one in printed] == [3, 0, 0, 0, 1, 1, 3, 0, 0, 2]
+    for one in printed:
+        assert not (OBEYED - {"\t"}) & {*one.out, *one.err}
+    _, failures, as_json, shown, failed, missing, *_ = printed
+    assert r"gone dlo \u202enew\u2066" + "\tfile_missing\t" + r"gone\x1b[2J.wav" + "\t" in failures.out
+    assert as_json.json()["versions"][0]["failures"][0]["id"] == f"gone {ID}"
+    assert r"id           dlo \u202enew\u2066" + "\n" in shown.out
+    assert failed.err.count("\n") == missing.err.count("\n") == 1
+
+
+def test_a_manifest_whose_lines_are_odd_gets_one_line_for_each_fault(cli, written, scratch):
+    manifest = written(f'id,path\n"{ODD}",a.wav\n"{ODD}",b.wav\n')
+    refused = cli("extract", manifest, "-o", scratch / "cache")
+    assert refused.code == 2
+    assert not OBEYED & {*refused.err}
+    assert refused.err.count("\n") == 3  # how many errors, and the two

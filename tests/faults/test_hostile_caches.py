@@ -1,0 +1,103 @@
+"""Whatever a stranger has put into a cache, every command ends soon, with a result or with one clear line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import soundfile
+from corpora import Corpus, speech
+from every_command import _copy
+from hostile_caches import EDITS, put
+from scratch import scratch_folder
+
+COMMANDS = 8 + 3
+EXIT_CODES = {0, 1, 2, 3}
+QUICK = 3
+"""Every so many edits are tried each time; all of them with `-m slow`."""
+
+
+@pytest.fixture(scope="module")
+def audio(tmp_path_factory) -> Corpus:
+    made = Corpus(tmp_path_factory.mktemp("audio"))
+    for number in range(5):
+        soundfile.write(made.folder / f"{number}.wav", speech(0.2 + 0.05 * number, seed=number), 16000)
+        made.add(f"utt-{number}", f"{number}.wav")
+    made.add("utt-gone", "gone.wav")
+    return made
+
+
+@pytest.fixture(scope="module")
+def made(cli, audio, tmp_path_factory) -> Path:
+    """A cache of several shards, with a failure in its ledger and an index."""
+    cache = tmp_path_factory.mktemp("made") / "cache"
+    assert cli("extract", audio.manifest(), "-o", cache, "--shard-size", "0.01").code == 3
+    assert cli("info", cache).code == 0
+    return cache
+
+
+@pytest.fixture
+def outside():
+    """A folder in which the cache lies beside what nothing may touch."""
+    with scratch_folder() as folder:
+        (folder / "outside").mkdir()
+        (folder / "outside" / "precious").write_text("precious")
+        yield folder
+
+
+def contents(folder: Path, without: str) -> dict[str, object]:
+    """Every file below a folder with its bytes, but for what lies below folders of that name."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if not path.relative_to(folder).parts[0].startswith(without):
+            found[str(path)] = path.read_bytes() if path.is_file() and not path.is_symlink() else None
+    return found
+
+
+def try_everything(cli, outside: Path, audio: Corpus) -> list[dict]:
+    """Run every command on the cache in `outside`, and check what holds for all of them."""
+    before = contents(outside, "cache"), contents(audio.folder, "nothing")
+    ended = cli.start(outside / "cache", audio.manifest(), entry="every_command:run").wait()
+    found = [json.loads(line) for line in ended.out.splitlines()]
+    assert ended.code == 0, f"code {ended.code} in {ended.err}"
+    assert len(found) == COMMANDS
+    for one in found:
+        assert one["trace"] is None, f"{one['name']}: {one['trace']}"
+        assert one["code"] in EXIT_CODES, one
+        assert "Traceback" not in one["err"] + one["out"], one
+        assert not one["code"] or one["err"] or one["out"], f"{one['name']}: exit code {one['code']} without a word"
+        for text in (one["out"], one["err"]):
+            assert not [character for character in text if ord(character) < 32 and character not in "\n\t"], one
+            assert not set(text) & {"\x7f", "\x9b", "\u202e", "\u2028"}, one
+        if one["name"].endswith("json") and one["code"] != 2 and one["out"]:
+            json.loads(one["out"])
+    assert (contents(outside, "cache"), contents(audio.folder, "nothing")) == before
+    return found
+
+
+def test_nothing_is_wrong_with_the_cache_that_is_edited(cli, made, audio, outside):
+    shutil.copytree(made, outside / "cache")
+    found = {one["name"]: one["code"] for one in try_everything(cli, outside, audio)}
+    assert found.pop("verify") == found.pop("verify --manifest") == 3  # an utterance has failed
+    assert found.pop("extract") == 3
+    assert set(found.values()) == {0}, found
+
+
+def edits():
+    for number, name in enumerate(EDITS):
+        yield pytest.param(name, marks=[] if number % QUICK == 0 else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [*edits()])
+def test_every_command_ends_well_on_a_hostile_cache(cli, made, audio, outside, name):
+    shutil.copytree(made, outside / "cache")
+    EDITS[name](outside / "cache")
+    try_everything(cli, outside, audio)
+
+
+def test_the_list_is_long():
+    assert len(EDITS) >= 70
+    assert put
+    assert _copy

@@ -1,0 +1,128 @@
+"""Runs every command, and what Python users do, on a cache that may be hostile: in this process, which is limited.
+
+Called by `cli(..., entry="every_command:run")`. A line of JSON on stdout tells of each: its name, its exit code, what
+it printed, and the traceback of an error that is none of featcache's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+MORE_BYTES = 1 << 30
+"""The memory that all of it may take besides what the process has to begin with."""
+
+SECONDS = 60
+"""The time that one command may take: a limit for what hangs."""
+
+
+def run(cache: str, manifest: str, *only: str) -> None:
+    """Run everything, or the commands of the given names."""
+    from click.testing import CliRunner
+
+    from featcache.cli import main
+    from featcache.errors import FeatcacheError, FeatcacheWarning
+
+    warnings.simplefilter("ignore", FeatcacheWarning)
+    _limit_memory()
+    report = os.fdopen(os.dup(1), "w")  # what a command prints past Python does not get into it
+    for name, arguments in _commands(cache, manifest).items():
+        if only and name not in only:
+            continue
+        signal.alarm(SECONDS)
+        sys.stderr.write(f"{name}\n")  # the last of these is the one that hangs
+        sys.stderr.flush()
+        found = CliRunner().invoke(main, arguments, prog_name="featcache", catch_exceptions=True)
+        trace = None
+        if found.exception is not None and not isinstance(found.exception, SystemExit):
+            trace = "".join(traceback.format_exception(found.exception))
+        document = {"name": name, "code": found.exit_code, "out": found.stdout, "err": found.stderr, "trace": trace}
+        print(json.dumps(document), file=report, flush=True)
+    for name, use in _uses(cache, manifest).items():
+        if only and name not in only:
+            continue
+        signal.alarm(SECONDS)
+        sys.stderr.write(f"{name}\n")
+        sys.stderr.flush()
+        code, message, trace = 0, "", None
+        try:
+            use()
+        except FeatcacheError as error:
+            code, message = error.exit_code, str(error)
+        except Exception:  # noqa: BLE001
+            code, trace = 1, traceback.format_exc()
+        print(
+            json.dumps({"name": name, "code": code, "out": "", "err": message, "trace": trace}), file=report, flush=True
+        )
+    signal.alarm(0)
+
+
+def _commands(cache: str, manifest: str) -> dict[str, list[str]]:
+    repaired, added = (f"{cache}.{name}" for name in ("repaired", "added"))
+    for copy in (repaired, added):
+        _copy(Path(cache), Path(copy))
+    return {
+        "info": ["info", cache, "--failures"],
+        "info --json": ["info", cache, "--json"],
+        "show": ["show", cache, "utt-1"],
+        "verify": ["verify", cache, "--threads", "1"],
+        "verify --manifest": ["verify", cache, "--manifest", manifest, "--json", "--threads", "1"],
+        "stats": ["stats", cache, "--threads", "1"],
+        "repair": ["repair", repaired, "--manifest", manifest, "--threads", "1", "--device", "cpu"],
+        "extract": ["extract", manifest, "-o", added, "--threads", "1", "--device", "cpu"],
+    }
+
+
+def _uses(cache: str, manifest: str):
+    import featcache
+
+    def items() -> None:
+        opened = featcache.open(cache)
+        repr(opened), opened.spec, opened.lengths.sum()
+        for id_ in opened.ids[:3]:
+            opened.item(id_), id_ in opened
+
+    def batch() -> None:
+        opened = featcache.open(cache, check=True)
+        opened.batch(opened.ids[:2])
+        opened.batch(range(len(opened)))
+
+    def load() -> None:
+        dataset = featcache.FeatureDataset(featcache.open(cache), manifest, skip_missing=True)
+        sampler = featcache.BucketBatchSampler(dataset.lengths, batch_size=2)
+        for _ in featcache.DataLoader(dataset, sampler):
+            pass
+
+    return {"items": items, "batch": batch, "load": load}
+
+
+def _copy(cache: Path, copy: Path) -> None:
+    """A copy of a cache with whatever is in it: pipes, links, and sparse files as they are."""
+    for parent, folders, names in os.walk(cache):
+        there = copy / Path(parent).relative_to(cache)
+        there.mkdir(exist_ok=True)
+        for name in [*folders, *names]:
+            source = Path(parent, name)
+            if source.is_symlink():
+                (there / name).symlink_to(os.readlink(source))
+            elif source.is_fifo():
+                os.mkfifo(there / name)
+            elif source.is_file():
+                if source.stat().st_size > 1 << 30:
+                    with (there / name).open("wb") as file:
+                        file.truncate(source.stat().st_size)
+                else:
+                    shutil.copy2(source, there / name)
+
+
+def _limit_memory() -> None:
+    with open("/proc/self/statm") as file:
+        has = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (has + MORE_BYTES, resource.RLIM_INFINITY))
