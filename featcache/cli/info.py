@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,8 @@ def info(ctx: click.Context, path: Path, failures: bool, as_json: bool) -> None:
     documents, is_damaged = [], False
     for folder in version_folders(path):
         try:
-            documents.append(_describe(Version.open(folder)))
+            version = Version.open(folder)
+            documents.append(version.reading(partial(_describe, version)))
         except DamagedError as error:
             note(f"featcache: {error}")
             is_damaged = True

@@ -19,13 +19,14 @@ import re
 import secrets
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -46,6 +47,8 @@ from featcache.store.files import (
 )
 from featcache.store.locks import Claim
 from featcache.store.shard import Shard, check_side_specs
+
+_T = TypeVar("_T")
 
 FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -197,6 +200,30 @@ class Version:
                 f"{error.filename}: damaged: the folder is missing, and every shard with it: move {self.path} away, "
                 "and extract again"
             ) from error
+
+    def shard_folders(self) -> dict[str, tuple[int, int]]:
+        """The names of all committed shards, each with what tells its folder from a later one of the same name."""
+        folders = {}
+        for name in self.shard_names():
+            with suppress(FileNotFoundError):  # it has just been taken away
+                stat = os.stat(self.path / "shards" / name)
+                folders[name] = stat.st_ino, stat.st_mtime_ns
+        return folders
+
+    def reading(self, read: Callable[[], _T]) -> _T:
+        """What `read` returns, which lists the shards and reads them. If one of them is taken away meanwhile, it is
+        called again: `featcache repair` has put what was sound in that shard into another.
+
+        Raises:
+            DamagedError: As `read` raises it while all shards are still there.
+        """
+        while True:
+            there = self.shard_folders()
+            try:
+                return read()
+            except DamagedError:
+                if there.items() <= self.shard_folders().items():
+                    raise
 
     def shard(self, name: str) -> Shard:
         """A committed shard."""
