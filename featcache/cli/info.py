@@ -66,6 +66,7 @@ def _describe(version: Version) -> dict[str, Any]:
     newest = {probe["device"]: probe for probe in version.probes() if {"device", "date", "fastest"} <= probe.keys()}
     return {
         "path": str(version.path),
+        "original_name": version.original_name,
         **asdict(version.info),
         "utterances": len(index),
         "replaced": sum(shard.info.items for shard in shards) - len(index),
@@ -94,6 +95,8 @@ def _print(document: dict[str, Any], failures: bool) -> None:
         f"  {utterances}, {hours(document['seconds'])} of audio, {megabytes(document['bytes'])} of features in "
         f"{shards}, {megabytes(document['bytes_on_disk'])} on disk in all; {len(document['failures']):,} failed"
     )
+    if name := document["original_name"]:
+        click.echo(f"  this folder is a copy of {name}, or was renamed: extract adds to a version only under that name")
     if replaced := document["replaced"]:
         older = counted(replaced, "older item")
         click.echo(f"  among these, {older} of utterances that were extracted again: not read, but not removed")

@@ -189,15 +189,15 @@ def _count_items(shards: Iterable[Shard]) -> int | None:
 
 
 def _check_version(version: Version) -> Iterator[Problem]:
-    if version.path.resolve().name != version.info.folder_name:
-        yield Problem("metadata", f"{version.path}: holds the version {version.info.folder_name}")
     group = version.path / "shards" / "zarr.json"
     if not group.exists() or group.read_bytes() != zarr3.group_metadata():
         yield Problem("metadata", f"{group}: damaged: not the metadata of a Zarr group")
 
 
 def _notes(version: Version) -> Iterator[str]:
-    """Whether the version's config still has the version's fingerprint, if extraction is installed."""
+    """Whether the version's folder has its name; and its config still its fingerprint, if extraction is installed."""
+    if (name := version.original_name) is not None:
+        yield f"its folder is a copy of {name}, or was renamed: extract adds to a version only under that name"
     try:
         from featcache.config import recorded_config
     except ImportError:

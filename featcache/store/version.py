@@ -145,8 +145,8 @@ class Version:
             raise DamagedError(f"{path / 'zarr.json'}: damaged: not a version of format 1 ({error})", path) from error
 
     @classmethod
-    def create(cls, cache: Path, info: VersionInfo) -> Version:
-        """Open the version that `info` describes, and make it if there is none yet.
+    def create(cls, cache: Path, info: VersionInfo, folder: str | None = None) -> Version:
+        """Open the version that `info` describes, and make it if there is none yet; `folder` if it has been renamed.
 
         Raises:
             StoreError: The cache cannot be written, the version in that folder has another fingerprint, or a folder of
@@ -154,7 +154,7 @@ class Version:
             ExtractorError: The side arrays cannot be stored.
         """
         check_side_specs(info.spec.side)
-        path = cache / info.folder_name
+        path = cache / (folder or info.folder_name)
         refuse_links(path, *WRITTEN)
         _sweep_cache(cache)
         try:
@@ -184,6 +184,12 @@ class Version:
                 sync(path)
         finally:
             remove_from_cache(beside.parent, beside.name)
+
+    @property
+    def original_name(self) -> str | None:
+        """The name that the folder was made with, if it has another one now: it was renamed, or is a copy."""
+        name = self.info.folder_name
+        return None if name in (self.path.name, self.path.resolve().name) else name
 
     @property
     def dtype(self) -> np.dtype[Any]:
