@@ -70,6 +70,12 @@ class Running:
             time.sleep(POLL_SECONDS)
         raise AssertionError(f"it never happened; stderr: {self.err()}")
 
+    def poll(self) -> int | None:
+        """How it ended; None while it runs."""
+        if self._code is None and select.select([self._stream], [], [], 0)[0]:
+            self.wait()
+        return self._code
+
     def wait(self, seconds: float = MOST_SECONDS) -> Finished:
         if self._code is None:
             ready, _, _ = select.select([self._stream], [], [], seconds)
