@@ -37,6 +37,9 @@ _EXTRACT_ONLY = {"pydantic", "soundfile", "soxr", "torchaudio", "yaml"}
 _NOBODY_READS = 128 + signal.SIGPIPE
 """The exit code if the reader of our output has gone: what a shell reports of most programs then."""
 
+_NO_THREAD = "can't start new thread"
+"""What a RuntimeError says if there is no room for another thread."""
+
 
 class _Commands(click.Group):
     """Turns errors into one clear line and their exit code; lists commands in the order in which they were added."""
@@ -68,6 +71,12 @@ class _Commands(click.Group):
                 where = "standard output: "
                 _drop_output()
             note(f"featcache: {where}{error.strerror or error}")
+            ctx.exit(1)
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and _NO_THREAD not in str(error):
+                raise
+            reason = str(error) or "out of memory"
+            click.echo(f"featcache: {reason}: give the process more (ulimit -v, ulimit -u), or --threads 1", err=True)
             ctx.exit(1)
         except KeyboardInterrupt:
             note("featcache: interrupted")

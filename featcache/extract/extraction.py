@@ -43,7 +43,7 @@ from featcache.extract.version_plan import (
 )
 from featcache.manifest import Manifest
 from featcache.manifest.copies import Copies, expand
-from featcache.store.in_flight import Suspects, find_suspects
+from featcache.store.in_flight import Suspects, find_suspects, forget_suspects
 from featcache.store.index import Index, build_index, open_index
 from featcache.store.runs import Failure, Run, standing_failures
 from featcache.store.version import Version, library_versions
@@ -184,7 +184,7 @@ def run_extraction(
     jobs: list[VersionJob] = []
     for planned in plan.versions:
         if not (planned.num_missing or planned.is_new):
-            _sweep(planned.path)
+            _sweep(planned.path, planned.index)
     for versions in group_versions(plan.versions):
         if not control.stop.is_set():
             jobs += _fill(plan, versions, engine, control)
@@ -377,10 +377,12 @@ def _fill(
     return jobs
 
 
-def _sweep(path: Path) -> None:
+def _sweep(path: Path, index: Index) -> None:
     """Remove what killed runs have left in a version that lacks nothing, if it can be written."""
     with suppress(OSError, StoreError):
-        Version.open(path).sweep()
+        version = Version.open(path)
+        version.sweep()
+        forget_suspects(version, index)
 
 
 def _tasks(versions: Sequence[VersionPlan], shard_megabytes: float) -> Iterator[ShardTask]:

@@ -31,7 +31,7 @@ from featcache.store import zarr3
 from featcache.store.check import check_shard
 from featcache.store.damaged import DamagedShard, RepairPlan, copy_sound_items, plan_repairs
 from featcache.store.documents import read_object
-from featcache.store.files import WRITTEN, folder_to_write, refuse_links, remove_from_version, write_file
+from featcache.store.files import WRITTEN, folder_to_write, refuse_links, remove_from_version, sync, write_file
 from featcache.store.index import open_index
 from featcache.store.locks import Claim
 from featcache.store.selection import select_versions
@@ -158,6 +158,8 @@ def _take_away(version: Version, shards: Iterable[Shard]) -> dict[str, str]:
             elif stated in (None, version.info.fingerprint) or _has_sound(version.path.parent, stated, shard.name):
                 gone = version.work_folder(shard.name)
                 shard.folder.rename(gone)
+                sync(gone.parent)  # else, after a power cut, half of it may be back in its place
+                sync(shard.folder.parent)
                 remove_from_version(version.path, "work", gone.name)  # a run that has just begun may do it first
             else:
                 place = folder_to_write(version.path, "aside") / f"{shard.name}.{uuid.uuid4().hex[:8]}"

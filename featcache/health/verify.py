@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -143,7 +144,12 @@ def _report(version: Version, checked: list[_CheckedShard], data: bool, manifest
         failed=failed,
         surplus=surplus,
         repeated=sum(repeat.same_row for repeat in repeats),
-        notes=[*_notes(version), *_notes_on_shards(sound), *_notes_on_index(version, names)],
+        notes=[
+            *_notes(version),
+            *_notes_on_shards(sound),
+            *_notes_on_index(version, names),
+            *_notes_on_probes(version),
+        ],
         damaged_items=_count_items(shard for shard, found in checked if found),
     )
 
@@ -169,6 +175,7 @@ def _check_shards(
 
     limits = {"async.concurrency": threads, "threading.max_workers": threads}
     with zarr.config.set(limits), ThreadPoolExecutor(threads) as pool:
+        _start_zarr()
         try:
             for shard, found in pool.map(check, names):
                 if stop.is_set():
@@ -178,6 +185,24 @@ def _check_shards(
         finally:
             ended.set()  # after an error or an interrupt, the pool waits for threads that are still checking
     return checked
+
+
+def _start_zarr() -> None:
+    """Have zarr-python start the thread in which it reads. If it cannot, its next call would wait for that thread for
+    ever; so nothing else calls it meanwhile.
+
+    Raises:
+        MemoryError: There is no memory for another thread.
+    """
+    could = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of the coroutine that then is never awaited
+        try:
+            zarr.open_group({}, mode="w")
+        except RuntimeError:
+            could = False
+    if not could:
+        raise MemoryError("can't start new thread")
 
 
 def _count_items(shards: Iterable[Shard]) -> int | None:
@@ -240,6 +265,13 @@ def _notes_on_index(version: Version, names: list[str]) -> Iterator[str]:
             return
     if os.path.lexists(folder) and load_index(version, names) is None:
         yield f"{folder}: damaged: this index is built anew when the version is opened next"
+
+
+def _notes_on_probes(version: Version) -> Iterator[str]:
+    """That measurements cannot be read, which costs no more than to measure again."""
+    there = len([*version.path.glob("probes/*.json")])
+    if damaged := there - len(version.probes()):
+        yield f"{version.path / 'probes'}: damaged: {damaged} of {counted(there, 'record')}: they count for nothing"
 
 
 def _lacking(manifest: Manifest, rows: NDArray[np.bool_], kind: str, what: str) -> Iterator[Problem]:

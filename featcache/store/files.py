@@ -123,9 +123,13 @@ def sync_tree(folder: Path) -> None:
     for parent, _, names in os.walk(folder):
         folders.append(Path(parent))
         files += [Path(parent, name) for name in names]
-    with ThreadPoolExecutor(SYNC_THREADS, "featcache-sync") as pool:
-        list(pool.map(sync, files))
-        list(pool.map(sync, folders))
+    try:
+        with ThreadPoolExecutor(SYNC_THREADS, "featcache-sync") as pool:
+            list(pool.map(sync, files))
+            list(pool.map(sync, folders))
+    except RuntimeError:  # no more threads can be started
+        for path in (*files, *folders):
+            sync(path)
 
 
 def sync(path: Path) -> None:

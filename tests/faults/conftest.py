@@ -138,7 +138,9 @@ def indexing(faulty, kept, from_nothing) -> Scenario:
     base = Path(shutil.copytree(kept / "extract", kept / "without-index"))
     for index in base.glob("*/index"):
         shutil.rmtree(index)
-    scenario = Scenario("index", from_nothing.manifest, base, ("info", CACHE), changes_items=False)
+    command = ("info", CACHE)
+    finish = (command, from_nothing.command)  # which removes what a killed one has left
+    scenario = Scenario("index", from_nothing.manifest, base, command, finish, changes_items=False)
     return undisturbed(faulty, scenario, kept)
 
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from cache_contents import check, chunk_files, items, only_version, provenance
-from processes import Cli, Finished
+from cache_contents import check, items, only_version
+from processes import Cli
 
 import featcache
 from featcache.errors import FeatcacheWarning, StoreError
 from featcache.health.verify import Report
-from featcache.manifest import Manifest, read_manifest
+from featcache.manifest import read_manifest
 from featcache.store.index import index_folder, load_index, open_index
 from featcache.store.runs import standing_failures
 from featcache.store.selection import version_folders
@@ -143,7 +143,7 @@ def _assert_opens(scenario: Scenario, cache: Path, there: Features, standing: se
         assert (found.shape, found.tobytes()) == (shape, data), f"{where}: reading {id_} gives something else"
     has_begun = bool(there.keys() - scenario.before.keys())
     is_lacking = bool(scenario.after.keys() - there.keys() | scenario.failed - standing)
-    if "PENDING" not in os.environ and has_begun and is_lacking and not scenario.damaged:
+    if has_begun and is_lacking and not scenario.damaged:
         assert told, f"{where}: open does not say that utterances are missing"
         try:
             featcache.open(cache, strict=True)
@@ -155,12 +155,9 @@ def _assert_opens(scenario: Scenario, cache: Path, there: Features, standing: se
 def assert_finishes(cli: Cli, scenario: Scenario, cache: Path, where: object = "") -> None:
     """The command once more does the rest: the cache is as if nothing had happened, and nothing is left over."""
     _age_hidden(cache)
-    finished: Finished | None = None
     for command in scenario.finish or (scenario.command,):
         finished = cli.start(*scenario.arguments(cache, command)).wait(TRIAL_SECONDS)
-        assert finished.code in (0, scenario.code), f"{where}: {finished}"
-    assert finished is not None
-    assert finished.code == scenario.code, f"{where}: {finished}"
+        assert finished.code == (3 if scenario.failed and command[0] == "extract" else 0), f"{where}: {finished}"
     assert_is_after(scenario, cache, where)
     assert_no_leftovers(cache, where)
 
@@ -182,16 +179,14 @@ def assert_is_after(scenario: Scenario, cache: Path, where: object = "") -> None
 
 def assert_no_leftovers(cache: Path, where: object = "") -> None:
     """Nothing is left of what was killed: no work, no names that begin with a dot, no marks of what was in flight."""
-    if "PENDING" in os.environ:
-        return
     hidden = [str(path) for path in cache.rglob(".*")]
     assert not hidden, f"{where}: left over: {hidden}"
     for folder in version_folders(cache):
-        work = [entry.name for entry in os.scandir(folder / "work")]
+        work = os.listdir(folder / "work")
         assert not work, f"{where}: left over in work: {work}"
-        for run in os.scandir(folder / "runs"):
-            marks = {entry.name for entry in os.scandir(run.path)} - _RUN_FILES
-            assert not marks, f"{where}: left over in {run.name}: {marks}"
+        for run in os.listdir(folder / "runs"):
+            marks = {*os.listdir(folder / "runs" / run)} - _RUN_FILES
+            assert not marks, f"{where}: left over in {run}: {marks}"
 
 
 def _age_hidden(cache: Path) -> None:
@@ -199,13 +194,3 @@ def _age_hidden(cache: Path) -> None:
     long_ago = time.time() - 7200
     for path in cache.glob(".*"):
         os.utime(path, (long_ago, long_ago))
-
-
-def contents(cache: Path) -> tuple:
-    """Everything that a cache says of its items."""
-    return items(cache), provenance(cache), chunk_files(cache)
-
-
-def rows_of(manifest: Path) -> Manifest:
-    """A manifest, read."""
-    return read_manifest(manifest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -16,6 +17,9 @@ KINDS = (
     "read_open", "read", "lock", "list",
 )  # fmt: skip
 """The kinds of calls, as shim.c numbers them: `open` is one that may change something, `read_open` any other."""
+
+STEP = int(os.environ.get("FAULTS_STEP", "1"))
+"""A long run tries call number 0, `STEP`, 2 * `STEP` …: all of them, unless the environment says otherwise."""
 
 CHANGES = KINDS[:10]
 """The kinds that change files, or make a change last."""

@@ -1,0 +1,81 @@
+"""Whole shards are taken away, exchanged, or there twice: verify says which, and repair and extract restore them."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cache_contents import check, items, only_version
+from promises import assert_is_after
+
+from featcache.manifest import read_manifest
+
+
+@pytest.fixture(scope="module")
+def other(faulty, from_nothing, config, kept) -> Path:
+    """A shard of the same name, of another config."""
+    path = kept / "other.yaml"
+    path.write_text(config.read_text().replace("tiny", "other").replace("4}", "4, high_freq: -100}"))
+    command = [path if argument == config else argument for argument in from_nothing.command]
+    made = faulty(*from_nothing.arguments(kept / "other", command))
+    assert made.code == 3, made
+    return only_version(kept / "other").path / "shards"
+
+
+def gone(shard: Path, other: Path) -> None:
+    shutil.rmtree(shard)
+
+
+def emptied(shard: Path, other: Path) -> None:
+    shutil.rmtree(shard)
+    shard.mkdir()
+
+
+def twice(shard: Path, other: Path) -> None:
+    shutil.copytree(shard, shard.with_name("0123456789ab"))
+
+
+def exchanged_inside(shard: Path, other: Path) -> None:
+    first, second = sorted(path for path in shard.parent.iterdir() if path.is_dir())
+    first.rename(shard.parent / ".aside")
+    second.rename(first)
+    (shard.parent / ".aside").rename(second)
+
+
+def exchanged_with_another_version(shard: Path, other: Path) -> None:
+    shutil.rmtree(shard)
+    shutil.copytree(other / shard.name, shard)
+
+
+def cut_off(shard: Path, other: Path) -> None:
+    for path in shard.rglob("0"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("spoil", [gone, emptied, twice, exchanged_inside, exchanged_with_another_version, cut_off])
+def test_a_shard_that_is_not_in_its_place(faulty, from_nothing, other, trials, spoil):
+    """The items of it, and no others, are named; afterwards the cache is as it was."""
+    cache = from_nothing.prepare(trials / "cache")
+    assert faulty(*from_nothing.arguments(cache)).code == 3
+    version = only_version(cache)
+    names, sound = version.shard_names(), items(cache)
+    shard = version.shard(names[0])
+    ids = set(shard.ids)
+    spoil(shard.folder, other)
+    report = check(cache, manifest=read_manifest(from_nothing.manifest))
+    assert report.problems
+    if spoil is gone:
+        assert {problem.id for problem in report.problems if problem.id} == ids
+    elif spoil is twice:
+        assert report.damaged_shards == ["0123456789ab"]
+    else:
+        assert {shard.name} <= {*report.damaged_shards} <= {*names}
+    for command in (("repair", cache, "--manifest", from_nothing.manifest), from_nothing.arguments(cache)):
+        ended = faulty(*command)
+        assert ended.code in (0, 3), ended
+    assert items(cache) == sound
+    # what is kept of a damaged shard is in a shard of another name
+    assert_is_after(replace(from_nothing, shards=frozenset()), cache, spoil.__name__)

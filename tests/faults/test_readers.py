@@ -1,0 +1,157 @@
+"""Readers, trainers and verify while repair takes shards away and extract adds some: they get what was written, or an
+error that says what to do. Local copies on a disk that fails: they get what was written.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+import warnings
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from cache_contents import check
+from promises import TRIAL_SECONDS, assert_finishes
+from reading import REMEDY, Reading, as_they_are
+from shim import STEP, Faults, Strike
+from torch.utils.data import DataLoader
+
+import featcache
+from featcache.errors import FeatcacheWarning
+
+
+def opened(cache: Path, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FeatcacheWarning)
+        return featcache.open(cache, **options)
+
+
+def count(scenario, read, where: object) -> Counter:
+    """How many of what was read is right, and how many are errors; nothing else is possible."""
+    found = Counter()
+    for id_, data, message in read:
+        if message:
+            assert REMEDY.search(message), f"{where}: {message}"
+            found["errors"] += 1
+        else:
+            allowed = [items[id_][2] for items in (scenario.before, scenario.after) if id_ in items]
+            assert data in allowed, f"{where}: {id_} is neither old nor new"
+            found["right"] += 1
+    return found
+
+
+def epochs(cache, scenario, method: str | None):
+    """Endless epochs of a DataLoader, by `method`: fork, spawn, or None for this process."""
+    ids = [id_ for id_ in cache.ids if id_ not in scenario.damaged]
+    options = {"num_workers": 2, "multiprocessing_context": method, "persistent_workers": True} if method else {}
+    loader = DataLoader(Reading(cache, ids), batch_size=2, collate_fn=as_they_are, **options)
+    while True:
+        yield [item for batch in loader for item in batch]
+
+
+def read_during(cli, scenario, trials, method, tier) -> Counter:
+    """Read from before the command until after it."""
+    cache = scenario.prepare(trials / "cache")
+    options = {} if tier is None else {tier: trials / "disk" if tier == "copy_to" else "1MB"}
+    with closing(epochs(opened(cache, **options), scenario, method)) as reads:
+        found = count(scenario, next(reads), "before")
+        assert not found["errors"]
+        running = cli.start(*scenario.arguments(cache))
+        while not running.has_ended():
+            found += count(scenario, next(reads), "during")
+        assert running.wait(TRIAL_SECONDS).code == scenario.code
+        found += count(scenario, next(reads), "after")
+    with closing(epochs(opened(cache), scenario, None)) as reads:
+        again = count(scenario, next(reads), "opened again")
+    assert not again["errors"]
+    assert_finishes(cli, scenario, cache)
+    return found
+
+
+@pytest.mark.parametrize("method", [None, "fork"])
+@pytest.mark.parametrize("name", ["extraction_of_more", "repair"])
+def test_reading_while_shards_come_and_go(faulty, request, trials, name, method):
+    assert read_during(faulty, request.getfixturevalue(name), trials, method, None)["right"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tier", [None, "copy_to", "ram"])
+@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+@pytest.mark.parametrize("name", ["extraction_of_more", "repair"])
+def test_reading_while_shards_come_and_go_often(faulty, request, trials, name, method, tier, tell):
+    scenario, found = request.getfixturevalue(name), Counter()
+    for _ in range(3 if method == "spawn" else 10):
+        found += read_during(faulty, scenario, trials, method, tier)
+    tell(
+        f"{name} while {method or 'this process'} reads, tier {tier}: {found['right']} right, {found['errors']} errors"
+    )
+
+
+def test_opening_while_shards_come_and_go(faulty, extraction_of_more, repair, trials):
+    """Whoever opens the cache meanwhile sees all that was there, old or new, and nothing else."""
+    for scenario in (extraction_of_more, repair):
+        cache = scenario.prepare(trials / "cache")
+        running = faulty.start(*scenario.arguments(cache))
+        while not running.has_ended():
+            version = opened(cache)
+            ids = [id_ for id_ in version.ids if id_ not in scenario.damaged]
+            assert {*scenario.before} - scenario.damaged <= {*ids}
+            count(scenario, [Reading(version, ids)[number] for number in range(len(ids))], scenario.name)
+        assert running.wait().code == scenario.code
+
+
+def test_verify_while_shards_come_and_go(faulty, extraction_of_more, repair, trials):
+    """It finds no damage but what there is; a shard that is being taken away is not missing."""
+    for scenario in (extraction_of_more, repair):
+        cache = scenario.prepare(trials / "cache")
+        running = faulty.start(*scenario.arguments(cache))
+        while not running.has_ended():
+            damaged = [problem for problem in check(cache).problems if problem.shard]
+            assert {problem.id for problem in damaged} <= scenario.damaged, damaged
+        assert running.wait().code == scenario.code
+
+
+# Local copies
+
+COPY_FAULTS = [
+    Strike(0, action, kinds, error, times)
+    for action, kinds, error, times in (
+        ("error", ("open", "write", "allocate", "mkdir", "rename", "sync", "truncate"), errno.ENOSPC, -1),
+        ("error", ("open", "write", "allocate", "mkdir", "rename", "sync", "truncate", "unlink"), errno.EIO, 1),
+        ("error", ("open", "write", "mkdir", "rename", "unlink"), errno.EROFS, -1),
+        ("error", ("open", "read_open", "list"), errno.EMFILE, 1),
+        ("error", ("lock",), errno.ENOLCK, -1),
+        ("short", ("write",), 0, -1),
+        ("lost", ("sync",), errno.EIO, 1),
+    )
+]
+
+
+def copy(cli, scenario, trials, fault, at) -> None:
+    """One trial: everything is read, and read right, and so it is by whoever comes next."""
+    expected = trials / "expected.json"
+    expected.write_text(json.dumps({id_: data.hex() for id_, (_, _, data) in scenario.before.items()}))
+    disk = trials / f"disk-{at}-{id(fault)}"
+    disk.mkdir()
+    arguments = (scenario.base, disk, expected)
+    strike = Strike(at, fault.action, fault.kinds, fault.error, fault.times)
+    for faults in (Faults(disk, strike), None):
+        running = cli.start(*arguments, faults=faults, entry="reading:read_with_local_copies")
+        ended = running.wait(TRIAL_SECONDS)
+        assert (ended.code, ended.err) == (0, ""), f"{strike}: {ended}"
+
+
+@pytest.mark.parametrize("fault", COPY_FAULTS, ids=str)
+def test_a_call_fails_on_the_disk_of_local_copies(faulty, extraction_of_more, trials, fault):
+    copy(faulty, extraction_of_more, trials, fault, random.Random(str(fault)).randrange(6))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", COPY_FAULTS, ids=str)
+def test_every_call_fails_on_the_disk_of_local_copies(faulty, extraction_of_more, trials, fault, tell):
+    for at in range(0, 40, STEP):
+        copy(faulty, extraction_of_more, trials, fault, at)
+    tell(f"local copies: {fault.action} {errno.errorcode.get(fault.error, '')}: at 40 calls, every {STEP}.: all right")
