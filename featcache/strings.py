@@ -22,7 +22,7 @@ _BLOCK = 1 << 16
 
 
 class Strings(Sequence[str]):
-    """An immutable sequence of strings, stored flat.
+    """An immutable sequence of strings, stored flat. What is not UTF-8, as in a forged index, reads as U+FFFD.
 
     Args:
         blob: The strings' UTF-8 bytes, one string after the other, uint8 `[bytes]`.
@@ -68,14 +68,14 @@ class Strings(Sequence[str]):
             index += len(self)
         if not 0 <= index < len(self):
             raise IndexError(f"no string at {index}: there are {len(self)}")
-        return self.blob[int(self.offsets[index]) : int(self.offsets[index + 1])].tobytes().decode()
+        return self.blob[int(self.offsets[index]) : int(self.offsets[index + 1])].tobytes().decode(errors="replace")
 
     def __iter__(self) -> Iterator[str]:
         for first in range(0, len(self), _BLOCK):  # to copy no more than a block at a time
             ends = self.offsets[first : first + _BLOCK + 1].tolist()
             data = self.blob[ends[0] : ends[-1]].tobytes()
             for start, stop in pairwise(ends):
-                yield data[start - ends[0] : stop - ends[0]].decode()
+                yield data[start - ends[0] : stop - ends[0]].decode(errors="replace")
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Strings):
@@ -122,7 +122,7 @@ class Strings(Sequence[str]):
         """The strings at `positions` `[m]`, as a list; faster than `take` for a batch."""
         starts, ends = self.offsets[positions].tolist(), self.offsets[positions + 1].tolist()
         data = self.blob.data
-        return [str(data[start:end], "utf-8") for start, end in zip(starts, ends, strict=True)]
+        return [str(data[start:end], "utf-8", "replace") for start, end in zip(starts, ends, strict=True)]
 
     def hashes(self) -> NDArray[np.uint64]:
         """The 64-bit FNV-1a hash of each string's bytes, uint64 `[n]`.

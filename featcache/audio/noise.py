@@ -180,6 +180,8 @@ def read_noise(manifest: str | Path) -> list[NoiseClip]:
     Raises:
         ValueError: The manifest or some of its rows cannot be used. The message names all of them, in one line.
     """
+    if not Path(manifest).is_file():  # a config may be a stranger's: a pipe would wait, and a device never end
+        raise ValueError(f"{manifest}: cannot be read: not a file")
     try:
         read = read_manifest(manifest, carry=False)
     except ManifestError as error:

@@ -24,7 +24,7 @@ class AudioPolicy(BaseModel):
 
     sample_rate: int = Field(default=16000, ge=1000, le=384000)
     """Sample rate of the extractor's input, in Hz."""
-    channel: Literal["mix", "first"] | Annotated[int, Field(ge=0, strict=True)] = "mix"
+    channel: Literal["mix", "first"] | Annotated[int, Field(ge=0, lt=1 << 31, strict=True)] = "mix"
     """`mix` averages the channels, `first` takes channel 0, a number takes that channel (from 0). A `channel` in the
     manifest's row takes precedence."""
     resample: Resampler = "soxr_hq"
@@ -47,7 +47,7 @@ class NoisePolicy(BaseModel):
     The fingerprint includes the content of the noise, not its location."""
     snr: tuple[float, ...]
     """Signal-to-noise ratios in dB, over the whole clip. There is one copy for each."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
     """The seed and the copy's id decide which noise a copy gets, and from which sample of the noise it is taken."""
     content: str | None = Field(default=None, validate_default=True)
     """A hash of the noise. Leave it out: featcache fills it in. If it is given, any other noise is refused."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,12 +19,20 @@ from featcache.audio.sections import AudioPolicy, AugmentPolicy
 from featcache.config.faults import faults_of
 from featcache.errors import ConfigError, listing
 from featcache.manifest.copies import Copies, copies_of
+from featcache.store.version import MOST_NAME_CHARACTERS
 from featcache.trust import without_downloads
 
 if TYPE_CHECKING:
     import torch
 
 StoredDtype = Literal["float32", "float16", "uint8", "uint16", "uint32", "int64"]
+
+_MOST_BYTES = 256 << 10
+"""The size of a config; the largest that featcache brings has 2 kB."""
+
+_MOST_DEPTH = 32
+_MOST_VALUES = 100_000
+"""The number of values of a config, of which each counts as often as an alias repeats it."""
 
 _NAMELESS = "<config>"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -121,11 +130,15 @@ def load_config(source: str | Path) -> Config:
     if text is None:
         folder = Path(source).absolute().parent
         try:
-            text = Path(source).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            with Path(source).open("rb") as file:  # which may be a pipe, as bash makes one for <(…)
+                data = file.read(_MOST_BYTES + 1)
+            text = data.decode()
+        except (OSError, ValueError) as error:  # a path with a NUL; bytes that are not UTF-8
             hint = "" if Path(source).suffix else f"; the packaged configs are {', '.join(packaged_configs())}"
             reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(f"config {source}: cannot be read: {reason}{hint}") from error
+        if len(data) > _MOST_BYTES:
+            raise ConfigError(f"config {source}: more than {_MOST_BYTES:,} bytes: is it a config?")
     return parse_config(text, str(source), folder)
 
 
@@ -141,13 +154,12 @@ def parse_config(text: str, source: str = _NAMELESS, folder: Path | None = None)
         ConfigError: The config has faults; the message lists all of them, each with its dotted path.
     """
     try:
-        loaded = yaml.load(text, _StrictLoader)
+        loaded = _StrictLoader.document(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
+        problem = " ".join(str(getattr(error, "problem", error)).split())  # one line, whatever PyYAML makes of it
         where = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
-        raise ConfigError(f"config {source}:{where} not valid YAML: {getattr(error, 'problem', error)}") from error
-    except ValueError as error:  # text that looks like a date, but is none
-        raise ConfigError(f"config {source}: not valid YAML: {error}") from error
+        raise ConfigError(f"config {source}:{where} not valid YAML: {problem}") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"config {source}: expected a mapping with name, extractor, params, audio, augment and store")
     return config_from(loaded, source, folder)
@@ -173,6 +185,8 @@ def config_from(document: dict[str, Any], source: str = _NAMELESS, folder: Path 
     name = document.get("name")
     if isinstance(name, str) and not _NAME.fullmatch(name):
         faults.append(f"name: {name!r} may hold letters, digits, '.', '_' and '-', and starts with a letter or digit")
+    if isinstance(name, str) and len(name) > MOST_NAME_CHARACTERS:
+        faults.append(f"name: it has {len(name):,} characters, and may have {MOST_NAME_CHARACTERS}")
     found = params = None
     if isinstance(document.get("extractor"), str):
         try:
@@ -252,19 +266,74 @@ def _faults_of_copies(augment: AugmentPolicy, audio: AudioPolicy) -> Iterator[st
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Loads YAML as yaml.safe_load does, but a key that is given twice is an error."""
+    """Loads YAML as yaml.safe_load does, but a key that is given twice is an error, and depth and size are limited.
+
+    Raises:
+        yaml.YAMLError: From every method, whatever is wrong.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._sizes: dict[int, tuple[int, int]] = {}  # by node: how many values it holds, and how deep they are
+
+    @classmethod
+    def document(cls, text: str) -> Any:
+        """The only document of a text."""
+        loader = cls(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            loader._measure(node)
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self._depth > _MOST_DEPTH:
+            raise _refused(f"nested more than {_MOST_DEPTH} deep", self.get_mark())
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def _measure(self, node: yaml.Node) -> tuple[int, int]:
+        if id(node) in self._sizes:
+            return self._sizes[id(node)]
+        size, depth = 1, 0
+        if isinstance(node, yaml.CollectionNode):
+            self._sizes[id(node)] = _MOST_VALUES + 1, 0  # found again while its values are looked at, it holds itself
+            pairs = isinstance(node, yaml.MappingNode)
+            for inner in chain.from_iterable(node.value) if pairs else node.value:
+                values, deep = self._measure(inner)
+                size, depth = size + values, max(depth, deep + 1)
+        if size > _MOST_VALUES or depth > _MOST_DEPTH:
+            raise _refused(f"more than {_MOST_VALUES:,} values, or {_MOST_DEPTH} levels, by aliases", node.start_mark)
+        self._sizes[id(node)] = size, depth
+        return size, depth
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            # Deep, since PyYAML would otherwise construct what is inside at the end, with errors of its own.
+            return super().construct_object(node, deep=True)
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            kind = node.tag.rpartition(":")[2]
+            shown = f"{node.value!r:.40}" if isinstance(node, yaml.ScalarNode) else "this"
+            raise _refused(f"{shown} is no {kind}: {error}", node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=deep)
             if not isinstance(key, Hashable):
-                raise yaml.constructor.ConstructorError(
-                    problem="a list or mapping cannot be a key", problem_mark=key_node.start_mark
-                )
+                raise _refused("a list or mapping cannot be a key", key_node.start_mark)
             if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"the key {key!r} is given twice", problem_mark=key_node.start_mark
-                )
+                raise _refused(f"the key {key!r:.40} is given twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+def _refused(problem: str, mark: yaml.Mark | None) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(problem=problem, problem_mark=mark)

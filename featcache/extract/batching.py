@@ -95,13 +95,13 @@ def choose_batching(
 
 def _measured(probes: Iterable[Mapping[str, Any]], device_label: str, precision: str) -> dict[str, Mapping[str, Any]]:
     """What the device's newest probe measured at a precision, by batching."""
-    of_device = [probe for probe in probes if probe["device"] == device_label]
+    of_device = [probe for probe in probes if probe.get("device") == device_label]
     if not of_device:
         return {}
-    newest = max(of_device, key=lambda probe: str(probe["date"]))
+    newest = max(of_device, key=lambda probe: str(probe.get("date")))
     return {
         str(trial["policy"]): trial
-        for trial in newest["measured"]
+        for trial in newest.get("measured", ())
         if trial["precision"] == precision and trial["error"] is None
     }
 

@@ -36,9 +36,9 @@ class KaldiParams(Params):
     waveform_scale: float = Field(default=_SIXTEEN_BITS, gt=0)
     """Factor by which samples, in [-1, 1], are multiplied first. Kaldi and most tools after it compute on 16-bit
     integers: 32768. Lhotse and icefall compute on [-1, 1]: 1, which makes log energies 20.794 (ln 32768²) lower."""
-    frame_length: float = Field(default=25.0, gt=0)
+    frame_length: float = Field(default=25.0, gt=0, le=1000)
     """In milliseconds; rounded down to whole samples."""
-    frame_shift: float = Field(default=10.0, gt=0)
+    frame_shift: float = Field(default=10.0, gt=0, le=60_000)
     """From one frame's start to the next frame's, in milliseconds; rounded down to whole samples."""
     snip_edges: bool = True
     """If true, only frames that lie inside the clip. If false, round(num_samples / shift) frames, each centred on its
@@ -57,7 +57,7 @@ class KaldiParams(Params):
     """The coefficient of the Blackman window."""
     round_to_power_of_two: bool = True
     """Zero-pad frames to a power of two before the Fourier transform."""
-    num_mel_bins: int = Field(default=23, ge=3)
+    num_mel_bins: int = Field(default=23, ge=3, le=mel.MOST_BINS)
     """Triangular filters, equidistant in mel."""
     low_freq: float = Field(default=20.0, ge=0)
     """Where the first filter begins, in Hz."""
@@ -77,7 +77,7 @@ class KaldiParams(Params):
 class FbankParams(KaldiParams):
     """The parameters of `fbank`."""
 
-    num_mel_bins: int = Field(default=80, ge=3)
+    num_mel_bins: int = Field(default=80, ge=3, le=mel.MOST_BINS)
     """Number of triangular filters, equally spaced in mel. Kaldi's default is 23."""
     use_log_fbank: bool = True
     """If true, the logarithm of each filter's energy; if false, the energy itself."""

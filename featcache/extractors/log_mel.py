@@ -25,14 +25,14 @@ class LogMelParams(Params):
 
     added_later: ClassVar[frozenset[str]] = frozenset({"pad_to_seconds"})
 
-    pad_to_seconds: float | None = Field(default=None, gt=0)
+    pad_to_seconds: float | None = Field(default=None, gt=0, le=3600)
     """Pad clips with zeros to this length before anything else, as Whisper does to 30 s. Longer clips fail. Default: no
     zeros."""
-    n_fft: int = Field(default=400, ge=2)
+    n_fft: int = Field(default=400, ge=2, le=1 << 16)
     """Length of the Fourier transform, in samples."""
     win_length: int | None = Field(default=None, ge=2)
     """Length of the window in samples, centred in `n_fft`. Default: `n_fft`."""
-    hop_length: int = Field(default=160, ge=1)
+    hop_length: int = Field(default=160, ge=1, le=1 << 24)
     """From one frame's start to the next frame's, in samples."""
     padding: Literal["center", "same", "none"] = "center"
     """How many samples are added at each end, by reflection, before frames are cut. `center`: n_fft / 2, so that frame
@@ -44,7 +44,7 @@ class LogMelParams(Params):
     """1 filters the magnitude spectrum, 2 the power spectrum."""
     power_offset: float = Field(default=0.0, ge=0)
     """Added to the power spectrum, with `power: 1` before the square root. HiFi-GAN adds 1e-9."""
-    num_mel_bins: int = Field(default=80, ge=1)
+    num_mel_bins: int = Field(default=80, ge=1, le=mel.MOST_BINS)
     """Number of triangular filters, equally spaced in mel."""
     mel_scale: mel.MelScale = "slaney"
     """`slaney`, librosa's default, is linear up to 1 kHz; `htk` is 2595 log10(1 + f / 700)."""

@@ -18,6 +18,11 @@ MelScale = Literal["htk", "slaney"]
 MelNorm = Literal["slaney", "none"]
 Band = tuple[float, float]
 
+MOST_BINS = 1024
+"""The most filters of a bank, several times what speech has been given. Without a limit, a typing error would ask for
+a matrix of gigabytes before anything could be said about it.
+"""
+
 
 def power_spectrum(frames: torch.Tensor, fft_length: int) -> torch.Tensor:
     """The squared magnitude of the Fourier transform of real frames.

@@ -82,7 +82,7 @@ class Shards:
         side = self._sides.get((name, number))
         if side is None:
             side = self._sides[name, number] = self._open_side(name, self._shard(number), self._check)
-        return side.item(int(self.index.item[position]))
+        return side.item(self._item(position, len(side.offsets) - 1))
 
     def quantization(self, position: int) -> NDArray[np.float32]:
         """Scale and offset of an utterance with quantised features, float32 `[2, *item_shape]`; read-only."""
@@ -102,11 +102,20 @@ class Shards:
                 self._sides[QUANTIZATION, number] = self._open_side(QUANTIZATION, shard, check=True)
             with self._reading(shard):
                 self._checksums[number] = shard.column("crc32c")
-        if zarr3.crc32c(frames) != self._checksums[number][self.index.item[position]]:
+        checksums = self._checksums[number]
+        if zarr3.crc32c(frames) != checksums[self._item(position, len(checksums))]:
             copy = self._copy_paths.get(number)
             where = copy or shard.folder
             what = f"{self.index.ids[position]}: damaged: its features in {where} are not what was written"
             raise DamagedError(f"{what}; remove this copy") if copy else DamagedError(what, self.version.path)
+
+    def _item(self, position: int, count: int) -> int:
+        """The number of an utterance's item in its shard, which holds `count`."""
+        item = int(self.index.item[position])
+        if item >= count:
+            name, folder = self.index.shards[int(self.index.shard[position])], self.version.path / "index"
+            raise DamagedError(f"{folder}: damaged: there is no item {item} in shard {name}: remove this folder")
+        return item
 
     def use_copies(self) -> None:
         """Read the local copies from now on that were completed; the thread that makes them changes nothing itself."""

@@ -19,6 +19,7 @@ from featcache.manifest.columns import SPELLINGS, meaning_of
 
 _ROWS_PER_BATCH = 1024
 _FAULTS_SHOWN = 20
+_LINE_BYTES = 4 << 20
 _ENDS = {"end", "end_time", "stop", "stop_time"}  # names of columns that are not read in place of a duration
 _AUDIO = re.compile(r"\.(wav|flac|mp3|ogg|opus|sph|aiff?|m4a)\s*\|?$", re.IGNORECASE)
 
@@ -89,7 +90,10 @@ def batches(stream: BinaryIO, suffix: str, required: Collection[str], faults: Fa
 
 def _decoded(stream: BinaryIO, faults: Faults) -> Iterator[str]:
     """The lines as text; a faulty line as some other text, so that the rest is checked too."""
-    for number, raw in enumerate(stream, 1):
+    for number, raw in enumerate(iter(lambda: stream.readline(_LINE_BYTES + 1), b""), 1):
+        if len(raw) > _LINE_BYTES:  # a device, or no table: the rest of it may have no end
+            faults.add(number, f"longer than {_LINE_BYTES:,} bytes")
+            return
         if number == 1:
             if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                 faults.add(1, "UTF-16, and UTF-8 is expected: iconv -f UTF-16 -t UTF-8 converts it")

@@ -116,7 +116,12 @@ def _check_structure(shard: Shard, spec: FeatureSpec, arrays: dict[str, NDArray[
 
 def _check_form(shard: Shard, column: Column, array: NDArray[Any], length: int) -> Iterator[Problem]:
     """Whether an array has the version's dtype and shape, as we read it and as stock Zarr does."""
-    stock = zarr.open_array(shard.folder / column.name, mode="r")
+    try:
+        stock = zarr.open_array(shard.folder / column.name, mode="r")
+    except Exception as error:  # noqa: BLE001 (of metadata that is sealed, and odd all the same, Zarr raises all kinds)
+        message = f"{shard.folder / column.name}: Zarr cannot open it: {type(error).__name__}: {error}"
+        yield Problem("structure", message, shard.name)
+        return
     dtype, shape = np.dtype(column.dtype), (length, *column.entry_shape)
     for reader, found in (
         ("it is", (array.dtype.newbyteorder("="), array.shape)),

@@ -27,7 +27,7 @@ from featcache.errors import DamagedError, StoreError
 from featcache.spec import FeatureSpec, all_finite
 from featcache.store import zarr3
 from featcache.store.check import check_columns
-from featcache.store.documents import open_file
+from featcache.store.documents import open_file, read_bytes
 from featcache.store.index import Index, build_index, load_index
 from featcache.store.shard import Column, Shard, columns_of
 from featcache.store.shard_writer import ShardWriter, digest_of
@@ -56,8 +56,7 @@ class DamagedShard(Shard):
         dtype = np.dtype(self._columns[name].dtype).newbyteorder("<")
         chunk = zarr3.chunk_path(self.folder / name, 1 + len(entry_shape))
         try:
-            with open_file(chunk) as file:
-                data = file.readall()
+            data = read_bytes(chunk, self._most_bytes(name, dtype.itemsize * math.prod(entry_shape)))
         except FileNotFoundError:
             data = bytes(zarr3.CHECKSUM_BYTES)  # right if the array has no value, which its metadata proves
         values = max(0, len(data) - zarr3.CHECKSUM_BYTES) // dtype.itemsize
@@ -111,6 +110,14 @@ class DamagedShard(Shard):
                 features = np.frombuffer(data, dtype).reshape(frames, *self._spec.item_shape)
                 if zarr3.crc32c(features) == checksums[number] and all_finite(features):
                     yield number, features
+
+    def _most_bytes(self, name: str, entry_bytes: int) -> int:
+        """The most bytes that the chunk file of a column can have."""
+        form = self.form(name)
+        length = None if form is None else form.length or form.at_most
+        if length is None:  # of the entries of a side array, their offsets say how many there are
+            length = int(self.column(f"{name}_offsets")[-1])
+        return length * entry_bytes + zarr3.CHECKSUM_BYTES
 
     def _check_form(self, name: str, length: int) -> None:
         """Prove by the sealed checksum of its metadata that the array was written with this length."""

@@ -47,7 +47,7 @@ def open_file(path: Path) -> FileIO:
         # With O_NONBLOCK, a pipe opens at once. To reading a regular file it makes no difference.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket; a device that is not there
+        if error.errno in (errno.ENXIO, errno.ENODEV, errno.ELOOP):  # a socket; no such device; links in a circle
             raise DamagedError(f"{path}: damaged: not a regular file") from error
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

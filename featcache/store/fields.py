@@ -39,14 +39,25 @@ def number(low: float = -1e15, high: float = 1e15) -> Check:
     return check
 
 
-def text(pattern: str = "(?s).*", at_most: int = 4096) -> Check:
+def text(pattern: str = ".*", at_most: int = 4096) -> Check:
     """Text that matches the whole of a pattern, and that UTF-8 can hold."""
+    of_any_kind = any_text(at_most, pattern)
 
     def check(value: Any) -> str:
-        if not isinstance(value, str) or len(value) > at_most or not re.fullmatch(pattern, value):
-            what = "text" if pattern == "(?s).*" else f"text like {pattern}"
+        of_any_kind(value).encode()  # half of a surrogate pair raises a ValueError
+        return str(value)
+
+    return check
+
+
+def any_text(at_most: int, pattern: str = ".*") -> Check:
+    """Text likewise, also with halves of surrogate pairs: a file's name may hold bytes that are not UTF-8."""
+    matches = re.compile(pattern, re.DOTALL)
+
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or len(value) > at_most or not matches.fullmatch(value):
+            what = "text" if pattern == ".*" else f"text like {pattern}"
             raise ValueError(f"it must be {what}, of at most {at_most:,} characters")
-        value.encode()  # half of a surrogate pair raises a ValueError
         return value
 
     return check

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import MissingItemError, listing
+from featcache.errors import DamagedError, MissingItemError, listing
 from featcache.manifest import Manifest, Segment, SegmentColumns, Utterance, rows_at_even_steps
 from featcache.store.index import Index
 from featcache.store.runs import Failure, manifest_roots, outdated_items
@@ -165,7 +165,10 @@ def sources_of(version: Version, index: Index, positions: NDArray[np.int64]) -> 
     shards = index.shard[positions]
     for number in np.unique(shards).tolist():
         inside = np.flatnonzero(shards == number)
-        sources[inside] = version.shard(index.shards[number]).column("sources")[index.item[positions[inside]]]
+        items, column = index.item[positions[inside]], version.shard(index.shards[number]).column("sources")
+        if items.max() >= len(column):  # an index that is sealed, and wrong all the same
+            raise DamagedError(f"{version.path / 'index'}: damaged: there is no item {items.max()}: remove this folder")
+        sources[inside] = column[items]
     return sources
 
 

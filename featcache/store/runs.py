@@ -26,7 +26,9 @@ from typing import Any
 
 from featcache.errors import DamagedError, StoreError
 from featcache.manifest import Utterance
+from featcache.store import fields as checks
 from featcache.store.documents import parse_object, read_lines, read_object
+from featcache.store.fields import any_text, number, optional, text, whole
 from featcache.store.files import refuse_links, write_file
 from featcache.store.index import Index, Place
 from featcache.store.locks import Lock, is_held
@@ -58,6 +60,23 @@ class Failure(Utterance):
     """When the audio file was last modified, in nanoseconds since 1970; None if there was no file."""
     replaces: ReplacedItem | None = None
     """The item of this id that stays in the version nevertheless; None if there was none."""
+
+
+_SECONDS = optional(number(0))
+_FAILURE = checks.fields(
+    {"id": text(), "path": text(), "reason": text(), "message": any_text(1 << 20)},
+    or_not={
+        "start": _SECONDS,
+        "duration": _SECONDS,
+        "channel": optional(whole(0, 2**31 - 1)),
+        "size": optional(whole()),
+        "mtime_ns": optional(whole(-(2**63), 2**63 - 1)),
+        "replaces": optional(checks.fields({"run": text(), "row_hash": text()})),
+    },
+)
+_PATH = any_text(1 << 16, "[^\0]*")
+_ASKED = checks.fields({}, or_not={"root": _PATH, "manifest": _PATH}, others=lambda value: value)
+"""What a run was asked to do, as far as paths are made of it."""
 
 
 class Run:
@@ -139,7 +158,7 @@ def failures_of(version: Version, run: str) -> Iterator[Failure]:
     path = version.path / "runs" / run / "failures.jsonl"
     with suppress(FileNotFoundError):
         for line in read_lines(path):
-            with suppress(DamagedError, TypeError):  # torn by a kill: its utterance is in no shard, and is tried again
+            with suppress(DamagedError, ValueError):  # torn by a kill: its utterance is in no shard, and is tried again
                 yield _failure_of(parse_object(line, path))
 
 
@@ -199,13 +218,10 @@ def _record(failure: Failure) -> dict[str, Any]:
 
 
 def _failure_of(record: dict[str, Any]) -> Failure:
-    """The failure that a line of the ledger records; TypeError if it records none."""
-    known = {field.name: record[field.name] for field in fields(Failure) if field.name in record}
+    """The failure that a line of the ledger records; ValueError if it records none. Unknown keys are newer ones."""
+    known = _FAILURE({field.name: record[field.name] for field in fields(Failure) if field.name in record})
     replaced = known.get("replaces")
-    failure = Failure(**{**known, "replaces": None if replaced is None else ReplacedItem(**replaced)})
-    if not (isinstance(failure.id, str) and isinstance(failure.path, str)):
-        raise TypeError("id and path are text")
-    return failure
+    return Failure(**{**known, "replaces": None if replaced is None else ReplacedItem(**replaced)})
 
 
 def extracted_by(version: Version, shard: str) -> str:
@@ -226,7 +242,6 @@ def manifest_roots(version: Version) -> set[str]:
 def request_of(version: Version, run: str) -> dict[str, Any]:
     """What a run was to do, by its name; empty if there is no record of it."""
     try:
-        asked: dict[str, Any] = read_object(version.path / "runs" / run / "run.json")["asked"]
-    except (OSError, DamagedError, KeyError):
+        return dict(_ASKED(read_object(version.path / "runs" / run / "run.json").get("asked")))
+    except (OSError, DamagedError, ValueError):
         return {}
-    return asked

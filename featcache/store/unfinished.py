@@ -13,6 +13,7 @@ from typing import Any
 
 from featcache.errors import DamagedError
 from featcache.store.documents import read_object
+from featcache.store.fields import fields, whole
 from featcache.store.index import Index
 from featcache.store.runs import failures_of, is_running, standing_failures
 from featcache.store.version import Version
@@ -109,6 +110,10 @@ def _latest(version: Version) -> list[str]:
         return []  # a copy of a version may have come without it
 
 
+_COUNTS = fields({"utterances": whole(), "new": whole(), "held": whole()}, others=lambda value: value)
+_OUTCOME = fields({}, or_not={"extracted": whole(), "items": whole()}, others=lambda value: value)
+
+
 @dataclass(frozen=True)
 class _Run:
     """A run's record, if it has all that is needed here."""
@@ -124,9 +129,7 @@ class _Run:
     def of(cls, version: Version, name: str) -> _Run | None:
         try:
             record = read_object(version.path / "runs" / name / "run.json")
-            asked, outcome = dict(record["asked"]), dict(record.get("outcome", {}))
-            if not all(isinstance(asked.get(key), int) for key in ("utterances", "new", "held")):
-                return None
+            asked, outcome = _COUNTS(record["asked"]), _OUTCOME(record.get("outcome", {}))
             return cls(version, name, asked, str(record["started"]), str(record.get("finished", "")), outcome)
         except (OSError, DamagedError, ValueError, KeyError, TypeError):
             return None
@@ -148,14 +151,12 @@ class _Run:
     @property
     def extracted(self) -> int:
         """The number of utterances that it extracted; 0 if it was killed."""
-        count = self.outcome.get("extracted", 0)
-        return count if isinstance(count, int) else 0
+        return int(self.outcome.get("extracted", 0))
 
     @property
     def items(self) -> int:
         """The number of items in the version when the run last saw it."""
-        count = self.outcome.get("items", self.asked["held"])
-        return count if isinstance(count, int) else 0
+        return int(self.outcome.get("items", self.asked["held"]))
 
     def failed_ids(self) -> set[str]:
         """The ids of the utterances that it has recorded in the ledger."""

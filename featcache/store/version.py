@@ -56,6 +56,9 @@ from featcache.store.shard import SIDE_NAME, Shard, check_side_specs
 _T = TypeVar("_T")
 
 FORMAT = 1
+MOST_NAME_CHARACTERS = 232
+"""The longest name of a version: with its fingerprint, and while it is made, its folder's has 23 more; 255 may be."""
+
 _SHARD_NAME = re.compile("[0-9a-f]{12}")
 
 _FRAME_VALUES = 1 << 22
@@ -68,7 +71,7 @@ _SIDE = {"name": text(SIDE_NAME), "item_shape": _SHAPE, "dtype": one_of(zarr3.DT
 _VERSION = fields(
     {
         "format": whole(FORMAT, FORMAT),
-        "name": text("[A-Za-z0-9][A-Za-z0-9._-]*", at_most=200),
+        "name": text("[A-Za-z0-9][A-Za-z0-9._-]*", at_most=MOST_NAME_CHARACTERS),
         "fingerprint": text("[0-9a-f]{64}"),
         "config": fields(
             {}, or_not={"extractor": text(), "augment": optional(fields(_AUGMENT, others=_ANYTHING))}, others=_ANYTHING
@@ -92,6 +95,20 @@ _VERSION = fields(
     }
 )
 """The attributes of a version's group."""
+
+_TRIAL = {"policy": text(), "precision": text(), "error": optional(text())}
+_SHARE = optional(number(0, 1))
+_PROBE = fields(
+    {},
+    or_not={
+        "device": text(),
+        "date": text(),
+        "fastest": optional(fields({"policy": text(), "precision": text(), "times_real_time": number(0)})),
+        "measured": listed(fields(_TRIAL, or_not={"disturbed": _SHARE, "mismatch": _SHARE}, others=_ANYTHING), 1000),
+    },
+    others=_ANYTHING,
+)
+"""What a probe has measured, as far as others than the one who looks at it use it."""
 
 _LIBRARIES = ("featcache", "numpy", "torch", "torchaudio", "transformers", "soundfile", "miniaudio", "soxr")
 
@@ -250,7 +267,7 @@ class Version:
         """The names of all committed shards, sorted. Folders with other names (`.snapshot`, `.nfs…`) are no shards."""
         try:
             entries = [entry for entry in os.scandir(self.path / "shards") if _SHARD_NAME.fullmatch(entry.name)]
-            return sorted(entry.name for entry in entries if entry.is_dir())
+            return sorted(entry.name for entry in entries if _may_be_folder(entry))
         except FileNotFoundError as error:
             raise DamagedError(
                 f"{error.filename}: damaged: the folder is missing, and every shard with it: move {self.path} away, "
@@ -319,7 +336,7 @@ class Version:
                 data = read_bytes(path)
                 record = parse_object(data, path)
                 if zarr3.is_sealed(data, record["checksum"]):
-                    documents.append(record["probe"])
+                    documents.append(_PROBE(record["probe"]))
         return documents
 
     def claim(self, work: str) -> Claim:
@@ -350,6 +367,13 @@ class Version:
                 if claim.take():
                     remove_from_version(self.path, "work", name)
                     claim.release()
+
+
+def _may_be_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # links in a circle, a bad sector: a shard that cannot be read
+        return True
 
 
 def _sweep_cache(cache: Path) -> None:

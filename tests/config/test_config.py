@@ -116,7 +116,7 @@ def test_an_extractor_that_cannot_be_imported_is_a_fault(path):
         ),
         ("name: [a\n", "line 2, column 1: not valid YAML"),
         ("{[1]: 2}", "not valid YAML: a list or mapping cannot be a key"),
-        ("name: 2020-13-45\n", "not valid YAML: month must be in 1..12"),
+        ("name: 2020-13-45\n", "not valid YAML: '2020-13-45' is no timestamp: month must be in 1..12"),
         ("\tname: a\n", "not valid YAML"),
         ("name: !!python/object/apply:os.system [ls]\n", "not valid YAML"),
         ("", "expected a mapping"),
