@@ -103,7 +103,9 @@ _PROBE = fields(
     or_not={
         "device": text(),
         "date": text(),
-        "fastest": optional(fields({"policy": text(), "precision": text(), "times_real_time": number(0)})),
+        "fastest": optional(
+            fields({"policy": text(), "precision": text(), "times_real_time": number(0)}, others=_ANYTHING)
+        ),
         "measured": listed(fields(_TRIAL, or_not={"disturbed": _SHARE, "mismatch": _SHARE}, others=_ANYTHING), 1000),
     },
     others=_ANYTHING,

@@ -172,7 +172,7 @@ def test_a_shard_of_which_something_is_gone_is_not_committed(version, monkeypatc
         path.unlink() if is_removed else os.truncate(path, path.stat().st_size - 1)
 
     monkeypatch.setattr(files, "sync_tree", spoil)
-    writer = ShardWriter(version.work_folder("x"), (2,), version.dtype)
+    writer = ShardWriter(version.work_folder("x"), version.info.spec)
     writer.append([item("a")], np.ones((3, 2), version.dtype), [3])
     with pytest.raises(StoreError, match=rf"{name}: has \d+ of the \d+ bytes that were written"):
         writer.commit(version.path / "shards", sample_rate=16000, row=0, supersedes={}, made_by={})
