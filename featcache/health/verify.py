@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import FeatcacheError, StoreError, counted
 from featcache.extract.tasks import compare
+from featcache.health.records import check_records
 from featcache.manifest import Manifest
 from featcache.manifest.copies import copies_of, expand
 from featcache.store import zarr3
@@ -97,6 +98,10 @@ def verify(
     superseded_or_repeated = sum(shard.info.items for shard in sound) > len(index)
     repeats = find_duplicates(sound) if superseded_or_repeated else []
     problems += _check_repeats(repeats)
+    of_records, notes_on_records = check_records(
+        version, index, has_damaged_shards=len(sound) < len(names), has_manifest=manifest is not None
+    )
+    problems += of_records
     failures = standing_failures(version, index)
     failed = len(failures)
     surplus = 0
@@ -120,7 +125,7 @@ def verify(
         failed=failed,
         surplus=surplus,
         repeated=sum(repeat.same_row for repeat in repeats),
-        notes=[*_notes(version), *_notes_on_shards(sound), *_notes_on_index(version, names)],
+        notes=[*_notes(version), *_notes_on_shards(sound), *_notes_on_index(version, names), *notes_on_records],
         damaged_items=_count_items(shard for shard, found in checked if found),
     )
 
