@@ -171,9 +171,9 @@ def is_plain_group(folder: Path) -> bool:
         return False
 
 
-def seal(document: dict[str, Any]) -> bytes:
+def seal(document: dict[str, Any], indent: int | None = 2) -> bytes:
     """A document as JSON, in which the last `"checksum": "00000000"` is replaced by the CRC-32C of these bytes."""
-    unsealed = _to_json(document)
+    unsealed = _to_json(document, indent)
     head, mark, tail = unsealed.rpartition(_entry(UNSEALED))
     assert mark
     return head + _entry(hex_crc32c(unsealed)) + tail
@@ -365,8 +365,8 @@ def _chunk(folder: Path, form: Form | None = None) -> Iterator[tuple[FileIO | No
         raise DamagedError(f"{error.filename}: damaged: the file is missing") from error
 
 
-def _to_json(value: dict[str, Any]) -> bytes:
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False).encode(
+def _to_json(value: dict[str, Any], indent: int | None = 2) -> bytes:
+    return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False).encode(
         errors="backslashreplace"  # a path may hold bytes that are not UTF-8: as JSON's escapes they come back
     )
 
