@@ -1,7 +1,8 @@
 """Whatever happens to the records of runs, `verify` says it, readers take no wrong value, and `repair` mends it."""
 
-from __future__ import contextlib
+from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 

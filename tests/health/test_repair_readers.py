@@ -141,7 +141,7 @@ def test_readers_of_a_cache_that_is_repaired_again_and_again(cli, cache, sound, 
             for id_ in opened.ids:
                 assert id_ == bad or read(opened, id_) in (whole[id_][2], GONE)
             report = check(cache)
-            assert {problem.id for problem in report.problems} <= {bad}
+            assert {problem.id for problem in report.problems} <= {bad}, report.problems
             assert not [problem.message for problem in report.problems if "missing" in problem.message]
         assert repairing.wait().code == 0
         assert items(cache) == whole
