@@ -41,6 +41,9 @@ def repair(
     its utterances are re-extracted; if that version is not in the same cache, or has no sound shard of the same name,
     the shard is moved to the folder `aside` of the version.
 
+    Lines that are damaged in the records of runs are removed; what was lost with them is extracted by the next
+    `featcache extract`.
+
     Only the damaged utterances need to be in the manifest, and their audio files must exist. Otherwise nothing
     is removed.
 

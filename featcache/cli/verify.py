@@ -55,7 +55,8 @@ def verify(
     as_json: bool,
 ) -> None:
     """Check all versions of a cache, or one: structure, metadata, offsets, the checksum of every
-    utterance, non-finite values, frame counts, duplicate ids, shards of other versions.
+    utterance, non-finite values, frame counts, duplicate ids, shards of other versions; by the records of its runs,
+    whether utterances that were to be extracted are missing, or shards that were there; and these records themselves.
 
     Exits with 1 if something is damaged, missing or changed; with 3 if not, but utterances are in the
     failure ledger. `featcache repair` repairs damage; `featcache extract` adds what is missing.

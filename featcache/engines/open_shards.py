@@ -5,17 +5,20 @@ Several runs share work through claims, without a coordinator.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from featcache.errors import StoreError
+from featcache.errors import StoreError, counted, listing
 from featcache.extract.features import Extracted
 from featcache.extract.jobs import Progress, VersionCounts, VersionJob
 from featcache.extract.tasks import ShardTask
-from featcache.store.runs import Failure, ShardEvent
+from featcache.store.runs import Failure, ShardEvent, is_running, run_names
 from featcache.store.shard_writer import ShardWriter
 from featcache.store.version import Version
+
+_log = logging.getLogger("featcache")
 
 
 def claim_shards(
@@ -23,8 +26,9 @@ def claim_shards(
 ) -> Iterator[OpenShard | None]:
     """Claim tasks, and open the shards that they make. Tasks that another run has claimed come last.
 
-    While another run still holds a claim that comes next, this yields None, again and again: what this run has begun
-    must go on, because the other run may wait for it. If the other run ends without a shard, the task is done here.
+    While other runs hold the claims on all that is left, this yields None, again and again: what this run has begun
+    must go on, because the other run may wait for it. Whichever task is free first comes next. If the other run ends
+    without a shard, the task is done here.
 
     Raises:
         StoreError: The cache cannot be written.
@@ -36,11 +40,30 @@ def claim_shards(
             deferred.append(task)
         elif shard := _open(task, claims, jobs, progress):
             yield shard
-    for task in deferred:
-        while (claims := _claim(task, jobs)) is None:
-            yield None
-        if shard := _open(task, claims, jobs, progress):
-            yield shard
+    has_waited = False
+    while deferred:
+        free = next(((task, claims) for task in deferred if (claims := _claim(task, jobs)) is not None), None)
+        if free is not None:
+            deferred.remove(free[0])
+            if shard := _open(*free, jobs, progress):
+                yield shard
+            continue
+        if not has_waited:
+            has_waited = True
+            _tell_waiting(len(deferred), jobs)
+        yield None
+
+
+def _tell_waiting(num_tasks: int, jobs: Sequence[VersionJob]) -> None:
+    """Log, once in a run, that it waits for others, and which of them are running as far as can be seen from here."""
+    for job in jobs:
+        others = [name for name in run_names(job.version) if name != job.run.id and is_running(job.version, name)]
+        _log.info(
+            "%s: waits for %s that other runs are making: %s",
+            job.version.path.name,
+            counted(num_tasks, "shard"),
+            listing(others) or "on another machine",
+        )
 
 
 def _claim(task: ShardTask, jobs: Sequence[VersionJob]) -> ExitStack | None:

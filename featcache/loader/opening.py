@@ -46,8 +46,8 @@ def open(  # noqa: A001
             The first two need the extra `extract`.
         check: Whether to compare every utterance that is read with its checksum. Its features are then read, and not
             mapped, so that a disk that fails gives a DamagedError. Without, it may end the process by SIGBUS.
-        strict: Whether to refuse an unfinished version instead of warning: one that lacks utterances of its manifest
-            that are not in the failure ledger either.
+        strict: Whether to refuse an unfinished version instead of warning: one that lacks utterances of a manifest that
+            are not in the failure ledger either, that has lost shards, or of which its records do not tell.
         ram: How much of this process's memory to use for hot utterances: "4GB", "512MiB", or a number of bytes. None by
             default, since the page cache does the same for all processes.
         copy_to: A folder on a local disk, or in /dev/shm, to which shards are copied while they are read.

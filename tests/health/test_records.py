@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from cache_contents import items, only_version
 from hypothesis import given
 from hypothesis import strategies as st
+from scratch import scratch_folder
 
 import featcache
-from featcache.errors import StoreError
+from featcache.errors import DamagedError, StoreError
 from featcache.health.records import check_records
 from featcache.store.index import open_index
+from featcache.store.records import read_document, read_lines, write_document
 from featcache.store.runs import latest_failures, read_run, request_of, run_names
 from featcache.store.selection import select_version
 
 RECORDS = ("run.json", "failures.jsonl", "shards.jsonl")
+EVERY = pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +51,15 @@ def told(version) -> list[str]:
     return [problem.message for problem in found]
 
 
+def flips(data: bytes, every: bool) -> Iterator[bytes]:
+    """The data with each bit flipped in turn; unless `every` is wanted, one of every 31, and those of the end."""
+    for bit in range(8 * len(data)):
+        if every or bit % 31 == 0 or bit >= 8 * (len(data) - 4):
+            flipped = bytearray(data)
+            flipped[bit // 8] ^= 1 << bit % 8
+            yield bytes(flipped)
+
+
 def facts(version):
     """What readers take from the records."""
     (run,) = run_names(version)
@@ -56,21 +69,16 @@ def facts(version):
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_every_flipped_bit_is_told_and_none_is_believed(spoilt, name):
-    """Of a run that has ended; also in the keys of the seals, and in line breaks. Of run.json, one bit of each byte,
-    and every bit at both ends.
-    """
+@EVERY
+def test_every_flipped_bit_is_told_and_none_is_believed(spoilt, name, every):
+    """Of a run that has ended; also in the keys of the seals, and in line breaks."""
     version, folder, _ = spoilt
     failures, asked, events = facts(version)
     assert (len(failures), len(events), asked["utterances"]) == (2, 2, 12)
     assert told(version) == []
     path = folder / name
     data = path.read_bytes()
-    for bit in range(8 * len(data)):
-        if name == "run.json" and 30 <= bit // 8 < len(data) - 30 and bit % 8 != bit // 8 % 8:
-            continue
-        flipped = bytearray(data)
-        flipped[bit // 8] ^= 1 << bit % 8
+    for flipped in flips(data, every):
         path.write_bytes(flipped)
         (message, *_) = told(version)
         assert str(path) in message
@@ -83,10 +91,10 @@ def test_every_flipped_bit_is_told_and_none_is_believed(spoilt, name):
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_record_of_a_run_that_has_ended_is_not_cut_off_unnoticed(spoilt, name):
-    """After any byte, or gone."""
+    """Anywhere, or gone."""
     version, folder, _ = spoilt
     data = (folder / name).read_bytes()
-    for end in range(len(data)):
+    for end in (*range(0, len(data), 53), len(data) - 2, len(data) - 1):
         (folder / name).write_bytes(data[:end])
         assert told(version)
     (folder / name).unlink()
@@ -95,15 +103,14 @@ def test_a_record_of_a_run_that_has_ended_is_not_cut_off_unnoticed(spoilt, name)
 
 def as_if_killed(folder) -> None:
     """The record of a run as it was before it ended."""
-    from featcache.store.records import read_document, write_document
-
     document = read_document(folder / "run.json")
     kept = {key: document[key] for key in ("started", "asked")}
     write_document(folder / "run.json", kept)
 
 
 @pytest.mark.parametrize("name", ["failures.jsonl", "shards.jsonl"])
-def test_of_a_run_that_was_killed_only_the_end_may_be_torn(spoilt, name):
+@EVERY
+def test_of_a_run_that_was_killed_only_the_end_may_be_torn(spoilt, name, every):
     """A last line without its end is what a kill leaves; a flipped bit is damage, in the last line too."""
     version, folder, _ = spoilt
     as_if_killed(folder)
@@ -111,12 +118,10 @@ def test_of_a_run_that_was_killed_only_the_end_may_be_torn(spoilt, name):
     data = path.read_bytes()
     last = data.rstrip(b"\n").rfind(b"\n") + 1
     unnoticed = 0
-    for end in range(last, len(data)):
+    for end in (*range(last, len(data), 53), len(data) - 1):
         path.write_bytes(data[:end])
         assert not [message for message in told(version) if str(path) in message]
-    for bit in range(8 * len(data)):
-        flipped = bytearray(data)
-        flipped[bit // 8] ^= 1 << bit % 8
+    for flipped in flips(data, every):
         path.write_bytes(flipped)
         unnoticed += not [message for message in told(version) if str(path) in message]
     assert unnoticed == 0
@@ -130,10 +135,11 @@ def test_ledgers_of_an_earlier_featcache_are_read_as_they_were(spoilt):
     failures, asked, _ = facts(version)
     for name in ("run.json", "failures.jsonl"):
         documents = (folder / name).read_text().split("\n") if name != "run.json" else [(folder / name).read_text()]
-        old = [
-            {k: v for k, v in json.loads(text).items() if k not in ("checksum", "sealed")} for text in documents if text
-        ]
+        old = [json.loads(text) for text in documents if text]
+        for document in old:
+            del document["checksum"]
         if name == "run.json":
+            del old[0]["sealed"]
             del old[0]["outcome"]["lines"]
         (folder / name).write_text("".join(json.dumps(document) + "\n" for document in old) + '{"id": "x", "pa\n')
     (folder / "run.json").write_text((folder / "run.json").read_text().split("\n")[0])
@@ -186,16 +192,12 @@ def test_repair_removes_what_is_damaged_and_the_next_run_makes_up_for_it(cli, pl
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_in_place_of_a_record_are_damage_or_nothing(made, data):
+def test_any_bytes_in_place_of_a_record_are_damage_or_nothing(data):
     """Nothing else is raised."""
-    from scratch import scratch_folder
-
-    from featcache.store.records import read_document, read_lines
-
     with scratch_folder() as folder:
         path = folder / "x"
         path.write_bytes(data)
         assert read_lines(path, sealed=True).records == []
         read_lines(path, sealed=False)
-        with contextlib.suppress(featcache.errors.DamagedError):  # an object without a seal is an earlier featcache's
-            assert isinstance(read_document(path), dict)
+        with suppress(DamagedError):  # an object without a seal is one of an earlier featcache
+            read_document(path)
