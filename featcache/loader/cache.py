@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from featcache.errors import ArgumentError, MissingItemError, StoreError
 from featcache.loader.buffers import Buffers, tensor_in
 from featcache.loader.crop import check_codebooks, check_padding, frames_between
-from featcache.loader.shards import Shards, cut
+from featcache.loader.shards import Shards
 from featcache.quantize import dequantize_array
 from featcache.spec import FeatureSpec
 from featcache.store.index import open_index
@@ -74,7 +74,6 @@ class Cache:
         self._shards = Shards(version, self.index, check=check, copies=copies)
         self._reader: Shards | HotUtterances = self._shards if tiers is None else tiers.reader(self._shards)
         self._buffers = Buffers()
-        self._checked = Buffers()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.version.path, self.check, self.index.shards, self._tiers)
@@ -164,7 +163,7 @@ class Cache:
         position = self._position(key)
         if self.check if check is None else check:
             out = np.empty((int(self.lengths[position]), *self.spec.item_shape), self.version.dtype)
-            (frames,) = self._reader.load(np.array([position]), out)
+            frames = self._reader.load(position, out)
             self._shards.verify(position, frames)
             frames.flags.writeable = False
         else:
@@ -255,14 +254,10 @@ class Cache:
         dtype = np.dtype(spec.dtype) if as_values else self.version.dtype
         item_shape = spec.item_shape if codebooks is None else (codebooks,)
         if self.check if check is None else check:
-            num_frames = int(self.lengths[positions].sum())
-            room = self._checked.take((num_frames, *spec.item_shape), self.version.dtype)
-            utterances = self._reader.load(positions, room)
-            for position, frames in zip(positions.tolist(), utterances, strict=True):
-                self._shards.verify(position, frames)
-            frames_of = cut(utterances, firsts, counts)
-        else:
-            frames_of = self._reader.frames(positions, firsts, counts)
+            with self._reader.requesting(positions):
+                self._gather_checked(positions, firsts, counts, codebooks, padding_value, padded.numpy())
+            return padded
+        frames_of = self._reader.frames(positions, firsts, counts)
         if codebooks is not None:
             frames_of = [frames[:, :codebooks] for frames in frames_of]
         # Only now is memory asked for: the frames are there, in files of their size.
@@ -277,6 +272,32 @@ class Cache:
             elif frames_of:
                 _pad(frames_of, padding_value, padded.numpy())
         return padded
+
+    def _gather_checked(
+        self,
+        positions: NDArray[np.int64],
+        firsts: NDArray[np.int64] | None,
+        counts: NDArray[np.int64],
+        codebooks: int | None,
+        padding_value: float,
+        padded: NDArray[Any],
+    ) -> None:
+        """Read and check one utterance after the other, each while it is in the processor's cache."""
+        lengths = self.lengths[positions]
+        begins = np.zeros(len(positions), np.int64) if firsts is None else firsts
+        room = np.empty((int(lengths.max(initial=0)), *self.spec.item_shape), self.version.dtype)
+        as_stored = codebooks is None and padded.dtype == room.dtype
+        rows = zip(padded, positions.tolist(), lengths.tolist(), begins.tolist(), counts.tolist(), strict=True)
+        for row, position, length, first, count in rows:
+            frames = self._reader.load(position, row if as_stored and count == length else room)
+            self._shards.verify(position, frames)
+            part = frames[first : first + count]
+            if self.spec.is_quantized and padded.dtype != room.dtype:
+                scale, offset = self._shards.quantization(position)
+                dequantize_array(part, scale, offset, out=row[:count])
+            elif not np.may_share_memory(part, row):
+                row[:count] = part if codebooks is None else part[:, :codebooks]
+            row[count:] = padding_value
 
     def quantization(self, keys: Keys) -> torch.Tensor:
         """Scale and offset of each utterance and dimension, for `featcache.dequantize`: value = offset + scale * level.

@@ -50,32 +50,28 @@ class HotUtterances:
 
     def utterance(self, position: int) -> NDArray[Any]:
         """As `Shards.utterance`."""
-        kept = self._ram.get(position)
-        return self._read([position])[0] if kept is None else kept
+        length = int(self._shards.index.num_frames[position])
+        return self.load(position, np.empty((length, *self._item_shape), self._dtype))
 
-    def load(self, positions: NDArray[np.int64], out: NDArray[Any]) -> list[NDArray[Any]]:
-        """As `Shards.load`; what is in memory is not copied into `out`."""
-        return self.frames(positions, None, self._shards.index.num_frames[positions])
+    def load(self, position: int, out: NDArray[Any]) -> NDArray[Any]:
+        """As `Shards.load`, but that what is in memory is not copied into `out`; read-only."""
+        kept = self._ram.get(position)
+        if kept is None:
+            kept = self._ram.keep(position, self._shards.load(position, out))
+            kept.flags.writeable = False
+        return kept
 
     def frames(
         self, positions: NDArray[np.int64], firsts: NDArray[np.int64] | None, counts: NDArray[np.int64]
     ) -> list[NDArray[Any]]:
         """As `Shards.frames`; of utterances that are not in memory yet, all frames are read."""
-        wanted = positions.tolist()
-        kept = {position: frames for position in wanted if (frames := self._ram.get(position)) is not None}
-        missing = [position for position in dict.fromkeys(wanted) if position not in kept]
-        if missing:
-            kept |= zip(missing, self._read(missing), strict=True)
-        return cut([kept[position] for position in wanted], firsts, counts)
+        with self.requesting(positions):
+            return cut([self.utterance(position) for position in positions.tolist()], firsts, counts)
 
-    def _read(self, positions: list[int]) -> list[NDArray[Any]]:
-        """Read utterances from their files, and keep them."""
-        lengths = self._shards.index.num_frames[positions]
-        out = np.empty((int(lengths.sum()), *self._item_shape), self._dtype)
-        loaded = self._shards.load(np.array(positions, np.int64), out)
-        for frames in loaded:
-            frames.flags.writeable = False
-        return [self._ram.keep(position, frames) for position, frames in zip(positions, loaded, strict=True)]
+    def requesting(self, positions: NDArray[np.int64]) -> AbstractContextManager[None]:
+        """As `Shards.requesting`, for those that are not in memory."""
+        missing = [position for position in positions.tolist() if self._ram.get(position) is None]
+        return self._shards.requesting(np.array(missing, np.int64)) if missing else nullcontext()
 
     def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
         """As `Shards.read_ahead`; these arrays are in memory."""

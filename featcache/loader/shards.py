@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -26,7 +27,7 @@ __all__ = ["Shards", "cut"]
 
 
 _FILES_OPEN = 128
-"""The most shards' files that are open to be read from; maps need none. A process may have 1,024, as a rule."""
+"""The most shards' files that are open to be read from, unless an eighth of what the process may open is less."""
 
 
 class Shards:
@@ -54,6 +55,7 @@ class Shards:
         self._checksums: dict[int, NDArray[np.uint32]] = {}
         self._sides: dict[tuple[str, int], SideArray] = {}
         self._files: dict[int, ChunkFile] = {}
+        self._most_files = max(1, min(_FILES_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
         self._readahead = Readahead()
         self._copies = copies
         self._copy_paths: dict[int, Path] = {}
@@ -80,23 +82,25 @@ class Shards:
         self._read_into(loaded, shard, first)
         return loaded
 
-    def load(self, positions: NDArray[np.int64], out: NDArray[Any]) -> list[NDArray[Any]]:
-        """All frames of several utterances, read from their files into `out`, one after the other; views of it."""
+    def load(self, position: int, out: NDArray[Any]) -> NDArray[Any]:
+        """All frames of an utterance, read from the file into the beginning of `out`: a view of that."""
         index = self.index
-        shards, firsts = index.shard[positions].tolist(), index.first_frame[positions].tolist()
-        counts = index.num_frames[positions].tolist()
-        slices = self._slices(shards, firsts, counts)
-        loaded, at = [], 0
-        with self.read_ahead(slices):
-            for shard, first, count in zip(shards, firsts, counts, strict=True):
-                loaded.append(out[at : at + count])
-                self._read_into(loaded[-1], shard, first)
-                at += count
-        return loaded
+        shard, first, count = (
+            int(index.shard[position]),
+            int(index.first_frame[position]),
+            int(index.num_frames[position]),
+        )
+        self._slices([shard], [first], [count])  # which says if the shard is too short
+        self._read_into(out[:count], shard, first)
+        return out[:count]
 
     def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
         """The context to read such arrays in: if they are on a disk, all are requested before the first is read."""
         return self._readahead.over(arrays)
+
+    def requesting(self, positions: NDArray[np.int64]) -> AbstractContextManager[None]:
+        """The context to load these utterances in, likewise."""
+        return self.read_ahead(self.frames(positions, None, self.index.num_frames[positions]))
 
     def side(self, name: str, position: int) -> NDArray[Any]:
         """An utterance's entries of a side array, `[entries, *item_shape]`; read-only.
@@ -178,7 +182,7 @@ class Shards:
                 file = self._shard(number).open_features()
             else:
                 file = ChunkFile(copy, features.shape, features.dtype, None)
-            if len(self._files) >= _FILES_OPEN:
+            if len(self._files) >= self._most_files:
                 with suppress(KeyError):  # another thread has taken it
                     self._files.popitem()
             self._files[number] = file
