@@ -23,6 +23,9 @@ from featcache.strings import Strings
 
 _KINDS = {Unfinished: "unfinished", LostShards: "lost", Unrecorded: "record", DamagedRecord: "record"}
 
+LACKING = frozenset(_KINDS.values())
+"""The kinds of problems that may be over as soon as a run that is going on has added another shard."""
+
 
 def check_records(
     version: Version, index: Index, *, has_damaged_shards: bool, has_manifest: bool

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, FeatcacheError, StoreError, counted
 from featcache.extract.tasks import compare
-from featcache.health.records import check_records
+from featcache.health.records import LACKING, check_records
 from featcache.manifest import Manifest
 from featcache.manifest.copies import copies_of, expand
 from featcache.store import zarr3
@@ -89,6 +89,7 @@ def verify(
     """
     checked: dict[str, _CheckedShard] = {}
     stop = stop or threading.Event()
+    is_second_look = False
     while True:
         there = version.shard_folders()
         new = [name for name in there if name not in checked]
@@ -102,11 +103,15 @@ def verify(
             if there.items() <= version.shard_folders().items():
                 raise
         else:
-            if there.items() <= version.shard_folders().items():
+            lacking = not is_second_look and any(problem.kind in LACKING for problem in result.problems)
+            now = version.shard_folders()
+            if now == there or (not lacking and there.items() <= now.items()):
                 return result
-        # A repair has taken shards away, and has put what was sound in them into others: these are checked as well.
-        now = version.shard_folders().items()
-        checked = {name: one for name, one in checked.items() if (name, there.get(name)) in now}
+            is_second_look = lacking
+        # A repair has taken shards away, and has put what was sound in them into others: these are checked as well. Or
+        # something seems to be lacking, and shards have been added meanwhile.
+        now = version.shard_folders()
+        checked = {name: one for name, one in checked.items() if (name, there.get(name)) in now.items()}
 
 
 _CheckedShard = tuple[Shard, list[Problem]]

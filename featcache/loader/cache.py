@@ -253,16 +253,18 @@ class Cache:
         as_values = spec.is_quantized and not raw
         dtype = np.dtype(spec.dtype) if as_values else self.version.dtype
         item_shape = spec.item_shape if codebooks is None else (codebooks,)
+        shape = (len(positions), int(counts.max(initial=0)), *item_shape)
+        buffers = self._buffers if out is None else out
+        # Memory is asked for once the reader has found the frames there, in files of their size.
         if self.check if check is None else check:
             with self._reader.requesting(positions):
+                padded = tensor_in(buffers, shape, dtype)
                 self._gather_checked(positions, firsts, counts, codebooks, padding_value, padded.numpy())
             return padded
         frames_of = self._reader.frames(positions, firsts, counts)
         if codebooks is not None:
             frames_of = [frames[:, :codebooks] for frames in frames_of]
-        # Only now is memory asked for: the frames are there, in files of their size.
-        shape = (len(positions), int(counts.max(initial=0)), *item_shape)
-        padded = tensor_in(self._buffers if out is None else out, shape, dtype)
+        padded = tensor_in(buffers, shape, dtype)
         with self._reader.read_ahead(frames_of):
             if as_values:
                 for row, position, frames in zip(padded.numpy(), positions.tolist(), frames_of, strict=True):
