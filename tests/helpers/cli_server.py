@@ -73,7 +73,7 @@ def handle(request: dict, stream) -> None:
     pid = os.fork()
     if pid == 0:
         become(request)
-        leave(run(request["args"], request["call"]))
+        leave(run(request["args"], request.get("call")))
     print(pid, file=stream, flush=True)
     _, status = os.waitpid(pid, 0)
     print(os.waitstatus_to_exitcode(status), file=stream, flush=True)
