@@ -11,6 +11,7 @@ import gzip
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -50,6 +51,17 @@ WORDS += [
     b"'",
     b"|",
 ]
+WORDS += [
+    b"!!timestamp ",
+    b"!!bool ",
+    b"!!set ",
+    b"!!float ",
+    b"[" * 5000,
+    b"{a: " * 300,
+    b"<<: ",
+    b"99999999999",
+    b".nan",
+]
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
@@ -81,6 +93,14 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
                 other = chance.randrange(len(changed) + 1)
                 changed[at : at + length] = changed[other : other + length]
     return bytes(changed)
+
+
+def with_odd_value(text: bytes, chance: random.Random) -> bytes:
+    """YAML with something before, or in place of, a value."""
+    places = [found.end() for found in re.finditer(rb": ", text)]
+    at = chance.choice(places)
+    end = at if chance.random() < 0.5 else min(end for end in (text.find(b"\n", at), len(text)) if end >= 0)
+    return text[:at] + chance.choice(WORDS) + text[end:]
 
 
 def mutated_values(value: Any, chance: random.Random) -> Any:
@@ -146,7 +166,9 @@ def configs(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
             config.build(torch.device("cpu"))
 
     def make(chance: random.Random) -> Callable[[], object]:
-        (folder / "config.yaml").write_bytes(mutated(chance.choice(plain), chance))
+        text = chance.choice(plain)
+        odd = mutated(text, chance) if chance.random() < 0.5 else with_odd_value(text, chance)
+        (folder / "config.yaml").write_bytes(odd)
         return read
 
     return make
@@ -191,20 +213,33 @@ def shards(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
         for path in cache.iterdir():
             verify(Version.open(path))
 
+    def sealed(document: Any) -> bytes:
+        """With the checksum right, wherever the document has it."""
+        unsealed = json.dumps(document).encode()
+        head, mark, tail = unsealed.rpartition(b'"checksum": "00000000"')
+        return head + f'"checksum": "{zarr3.hex_crc32c(unsealed)}"'.encode() + tail if mark else unsealed
+
+    spoilt: list[Path] = []
+    index = Path(version.path.name, "index")
+    shutil.copytree(folder / "made", cache)
+
     def make(chance: random.Random) -> Callable[[], object]:
-        shutil.rmtree(cache, ignore_errors=True)
-        shutil.copytree(folder / "made", cache)
-        path = cache / chance.choice(files)
+        for path in spoilt:
+            shutil.copy2(folder / "made" / path, cache / path)
+        shutil.rmtree(cache / index)  # it is built anew where it is wrong
+        shutil.copytree(folder / "made" / index, cache / index)
+        spoilt[:] = [chance.choice(files)]
+        path = cache / spoilt[0]
         data = path.read_bytes()
-        if path.name == "zarr.json" and b'"checksum"' in data and chance.random() < 0.8:
+        if path.suffix == ".json" and chance.random() < 0.8:
             document = json.loads(data)
-            attributes = mutated_values(document["attributes"]["featcache"], chance)
-            if isinstance(attributes, dict):
-                attributes["checksum"] = zarr3.UNSEALED
-                document["attributes"]["featcache"] = attributes
-                unsealed = json.dumps(document).encode()
-                head, _, tail = unsealed.rpartition(b'"00000000"')
-                data = head + f'"{zarr3.hex_crc32c(unsealed)}"'.encode() + tail
+            is_group = path.name == "zarr.json" and b'"checksum"' in data
+            odd = mutated_values(document["attributes"]["featcache"] if is_group else document, chance)
+            if isinstance(odd, dict) and "checksum" in odd:
+                odd["checksum"] = zarr3.UNSEALED
+            if is_group:
+                document["attributes"]["featcache"] = odd
+            data = sealed(document if is_group else odd)
         elif path.name in ("0",) and chance.random() < 0.7:
             data = mutated(data[:-4], chance)
             data += zarr3.crc32c(np.frombuffer(data, np.uint8)).to_bytes(4, "little")
