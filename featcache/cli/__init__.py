@@ -23,6 +23,7 @@ from featcache.cli.extract import extract
 from featcache.cli.fit_kmeans import fit_kmeans
 from featcache.cli.info import info
 from featcache.cli.probe import probe
+from featcache.cli.quiet import quiet_libraries
 from featcache.cli.repair import repair
 from featcache.cli.show import show
 from featcache.cli.signals import INTERRUPTED, signals_interrupt
@@ -50,7 +51,7 @@ class _Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with signals_interrupt():
+            with quiet_libraries(), signals_interrupt():
                 return super().invoke(ctx)
         except FeatcacheError as error:
             note(f"featcache: {error}")

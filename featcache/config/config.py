@@ -318,7 +318,7 @@ class _StrictLoader(yaml.SafeLoader):
         try:
             # Deep, since PyYAML would otherwise construct what is inside at the end, with errors of its own.
             return super().construct_object(node, deep=True)
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
             kind = node.tag.rpartition(":")[2]
             shown = f"{node.value!r:.40}" if isinstance(node, yaml.ScalarNode) else "this"
             raise _refused(f"{shown} is no {kind}: {error}", node.start_mark) from error

@@ -312,6 +312,8 @@ def read_codebook(path: str | Path) -> Codebook:
     except ImportError as error:
         raise MissingDependencyError("safetensors", "the extractor units", extra="models") from error
     try:
+        if Path(path).exists() and not Path(path).is_file():  # a pipe would wait for its writer
+            raise ConfigError(f"params.weights: {path}: not a file")
         with safe_open(str(path), framework="pt") as file:
             fitted = dict(file.metadata() or {})
             if fitted.pop("format", None) != FORMAT:
@@ -321,9 +323,10 @@ def read_codebook(path: str | Path) -> Codebook:
         codebook = Codebook(centroids, config, fitted.pop("fingerprint"), fitted.pop("dtype"), fitted)
     except OSError as error:
         raise ConfigError(f"params.weights: {path}: cannot be read: {error.strerror or error}") from error
-    except (SafetensorError, KeyError, ValueError) as error:
+    except (SafetensorError, KeyError, ValueError, RecursionError) as error:
         raise ConfigError(f"params.weights: {path}: an incomplete file of `featcache fit-kmeans`: {error}") from error
-    if centroids.dtype != torch.float32 or centroids.ndim != 2 or not centroids.isfinite().all():
+    is_matrix = centroids.dtype == torch.float32 and centroids.ndim == 2 and centroids.numel() > 0
+    if not (is_matrix and centroids.isfinite().all()):
         found = f"{centroids.dtype} {list(centroids.shape)}"
         raise ConfigError(f"params.weights: {path}: centroids are finite float32 [k, D]; these are not: {found}")
     return codebook

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, StoreError
+from featcache.store.documents import open_file
 from featcache.store.files import write_file
 
 FORMAT = "featcache stats 1"
@@ -88,11 +89,17 @@ class Stats:
             StoreError: There is no such file, or it is not a file of statistics.
         """
         try:
-            with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
+            with open_file(Path(path)) as opened:
+                with zipfile.ZipFile(opened) as members:
+                    # What is packed might unpack to any size; `save` packs nothing.
+                    if any(member.compress_type != zipfile.ZIP_STORED for member in members.infolist()):
+                        raise ValueError("packed")
+                opened.seek(0)
+                with np.load(opened, allow_pickle=False) as file:
+                    arrays = {name: file[name] for name in file.files}
         except OSError as error:
             raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
-        except (ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+        except Exception as error:
             raise StoreError(f"{path}: not a file written by `featcache stats`") from error
         if str(arrays.pop("format", "")) != FORMAT:
             raise StoreError(f"{path}: not a file written by `featcache stats`")

@@ -70,6 +70,9 @@ class Failure(Utterance):
     """The item of this id that stays in the version nevertheless; None if there was none."""
 
 
+_MESSAGE = 10_000
+"""The longest message that is kept of a failure, in characters."""
+
 _SECONDS = optional(number(0))
 _FAILURE = checks.fields(
     {"id": text(), "path": text(), "reason": text(), "message": any_text(1 << 20)},
@@ -351,6 +354,8 @@ def runs_with_failures(version: Version) -> list[str]:
 def _record(failure: Failure) -> Record:
     """A line of the ledger, without `replaces` if it is None, as in ledgers that were written before that key."""
     record = failure.document()
+    if len(failure.message) > _MESSAGE:  # an extractor's error may hold anything
+        record["message"] = f"{failure.message[:_MESSAGE]} …"
     if failure.replaces is None:
         del record["replaces"]
     return record

@@ -98,15 +98,14 @@ _VERSION = fields(
 """The attributes of a version's group."""
 
 _TRIAL = {"policy": text(), "precision": text(), "error": optional(text())}
+_FASTEST = {"policy": text(), "precision": text(), "times_real_time": number(0)}
 _SHARE = optional(number(0, 1))
 _PROBE = fields(
     {},
     or_not={
         "device": text(),
         "date": text(),
-        "fastest": optional(
-            fields({"policy": text(), "precision": text(), "times_real_time": number(0)}, others=_ANYTHING)
-        ),
+        "fastest": optional(fields(_FASTEST, others=_ANYTHING)),
         "measured": listed(fields(_TRIAL, or_not={"disturbed": _SHARE, "mismatch": _SHARE}, others=_ANYTHING), 1000),
     },
     others=_ANYTHING,

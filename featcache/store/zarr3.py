@@ -34,8 +34,8 @@ import crc32c as icrar
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import DamagedError
-from featcache.store.documents import open_file, parse_object, read_bytes, read_object
+from featcache.errors import DamagedError, StoreError
+from featcache.store.documents import DOCUMENT_BYTES, open_file, parse_object, read_bytes, read_object
 from featcache.store.fields import fields, listed, one_of, whole
 
 CHECKSUM_BYTES = 4
@@ -172,8 +172,15 @@ def is_plain_group(folder: Path) -> bool:
 
 
 def seal(document: dict[str, Any], indent: int | None = 2) -> bytes:
-    """A document as JSON, in which the last `"checksum": "00000000"` is replaced by the CRC-32C of these bytes."""
+    """A document as JSON, in which the last `"checksum": "00000000"` is replaced by the CRC-32C of these bytes.
+
+    Raises:
+        StoreError: It is larger than what is read.
+    """
     unsealed = _to_json(document, indent)
+    if len(unsealed) > DOCUMENT_BYTES:
+        what = f"metadata of {len(unsealed):,} bytes cannot be stored, since at most {DOCUMENT_BYTES:,} are read"
+        raise StoreError(f"{what}: extract with a smaller --shard-size")
     head, mark, tail = unsealed.rpartition(_entry(UNSEALED))
     assert mark
     return head + _entry(hex_crc32c(unsealed)) + tail

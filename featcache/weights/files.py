@@ -66,6 +66,9 @@ def first_line(error: object) -> str:
 
 # JSON
 
+_MOST_JSON_BYTES = 32 << 20
+"""The size of a model's JSON file; the largest lists the tensors of a model, in some MB."""
+
 
 def read_json(located: Located, name: str) -> dict[str, Any]:
     """One of the folder's JSON files; {} if it does not exist.
@@ -74,11 +77,15 @@ def read_json(located: Located, name: str) -> dict[str, Any]:
         ConfigError: The file is not JSON, or not a mapping.
     """
     path = located.folder / name
-    try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         return {}
-    except (OSError, ValueError) as error:
+    try:
+        if not path.is_file():  # a pipe would wait for its writer
+            raise ValueError("not a file")
+        if path.stat().st_size > _MOST_JSON_BYTES:
+            raise ValueError(f"more than {_MOST_JSON_BYTES:,} bytes")
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # the last of lists in lists in lists …
         raise weights_error(path, f"cannot be read: {error}") from error
     if not isinstance(loaded, dict):
         raise weights_error(path, "expected a mapping")

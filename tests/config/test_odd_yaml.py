@@ -29,6 +29,7 @@ def chain() -> str:
         ("name: x\nextractor: !!timestamp x\n", "line 2, column 12: not valid YAML: 'x' is no timestamp"),
         ("name: !!int x\n", "line 1, column 7: not valid YAML: 'x' is no int"),
         ("name: !!float x\n", "'x' is no float"),
+        ("name: !!int\n", "'' is no int"),
         ("name: !!bool x\n", "'x' is no bool"),
         ("name: !!set x\n", "line 1, column 7: not valid YAML: "),
         ("name: !!pairs [1, 2]\n", "line 1, column "),

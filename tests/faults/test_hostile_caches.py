@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 import soundfile
 from corpora import Corpus, speech
-from every_command import _copy
-from hostile_caches import EDITS, put
+from hostile_caches import EDITS, QUANTISED
 from scratch import scratch_folder
 
 COMMANDS = 8 + 3
 EXIT_CODES = {0, 1, 2, 3}
-QUICK = 3
+QUICK = 5
 """Every so many edits are tried each time; all of them with `-m slow`."""
 
 
@@ -34,6 +33,15 @@ def made(cli, audio, tmp_path_factory) -> Path:
     """A cache of several shards, with a failure in its ledger and an index."""
     cache = tmp_path_factory.mktemp("made") / "cache"
     assert cli("extract", audio.manifest(), "-o", cache, "--shard-size", "0.01").code == 3
+    assert cli("info", cache).code == 0
+    return cache
+
+
+@pytest.fixture(scope="module")
+def quantised(cli, audio, tmp_path_factory) -> Path:
+    """The same of quantised features, which have side arrays."""
+    cache = tmp_path_factory.mktemp("quantised") / "cache"
+    assert cli("extract", audio.manifest(), "-c", "fbank80-uint8", "-o", cache, "--shard-size", "0.01").code == 3
     assert cli("info", cache).code == 0
     return cache
 
@@ -97,7 +105,12 @@ def test_every_command_ends_well_on_a_hostile_cache(cli, made, audio, outside, n
     try_everything(cli, outside, audio)
 
 
+@pytest.mark.parametrize("name", QUANTISED)
+def test_every_command_ends_well_on_a_hostile_cache_of_quantised_features(cli, quantised, audio, outside, name):
+    shutil.copytree(quantised, outside / "cache")
+    QUANTISED[name](outside / "cache")
+    try_everything(cli, outside, audio)
+
+
 def test_the_list_is_long():
     assert len(EDITS) >= 70
-    assert put
-    assert _copy

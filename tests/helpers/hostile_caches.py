@@ -20,6 +20,9 @@ Edit = Callable[[Path], None]
 EDITS: dict[str, Edit] = {}
 """The edits of a cache, by name."""
 
+QUANTISED: dict[str, Edit] = {}
+"""The edits of a cache of quantised features, by name."""
+
 TEXT = "\x1b[2J\x1b]0;title\x07\u202e\r\n\x00\x9b31m"
 """What would clear a terminal, name its window, turn text around, and begin a line of its own."""
 
@@ -96,8 +99,9 @@ def put(path: Path, kind: str) -> None:
 
 
 def edit(name: str, function: Edit) -> None:
-    assert name not in EDITS, name
-    EDITS[name] = function
+    edits = QUANTISED if name.startswith("side") else EDITS
+    assert name not in edits, name
+    edits[name] = function
 
 
 def in_version(name: str, change: Callable[[dict[str, Any]], None]) -> None:
@@ -334,6 +338,15 @@ for column in ("features", "ids", "offsets"):
     as_metadata(column, "no grid", lambda it: it.pop("chunk_grid"))
     as_metadata(column, "chunks of none", lambda it: it["chunk_grid"]["configuration"].update(chunk_shape=[0]))
     as_metadata(column, "version 2", lambda it: it.update(zarr_format=2))
+
+as_array("side_quantization", "NaN", lambda old: np.full_like(old, np.nan))
+as_array("side_quantization", "too few", lambda old: old[:1].copy())
+as_array("side_quantization", "of another dtype", lambda old: old.astype(np.float64))
+as_array("side_quantization", "of another shape", lambda old: old[:, :1].copy())
+as_array("side_quantization_offsets", "falling", lambda old: old[::-1].copy())
+as_array("side_quantization_offsets", "none for each", lambda old: np.zeros_like(old))
+as_array("side_quantization_offsets", "beyond", lambda old: old * np.uint64(2**40))
+as_metadata("side_quantization", "10^12 long", lambda it: it.update(shape=[10**12, *it["shape"][1:]]))
 
 in_index("ids", "not UTF-8", lambda old: np.full(len(old), 0xFF, np.uint8))
 in_index("ids", "of another dtype", lambda old: old.astype(np.float64))

@@ -1,5 +1,6 @@
 """Statistics of versions, held to sums of fractions; the same bits in any order; and the command that prints them."""
 
+import os
 import zipfile
 from fractions import Fraction
 
@@ -287,6 +288,13 @@ def savez(path, **arrays):
     np.savez(path, **{name: np.asarray(value) for name, value in arrays.items()})
 
 
+def of_a_terabyte(path):
+    """A file whose array has no more than its header, which promises that much."""
+    header = NPY.replace(b"'shape': (), }", b"'shape': (130000000000,), }")
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("mean.npy", header[: len(NPY) - 8])
+
+
 @pytest.mark.parametrize(
     ("write", "message"),
     [
@@ -294,6 +302,9 @@ def savez(path, **arrays):
         (lambda path, arrays: path.write_bytes(b""), "not a file written by `featcache stats`"),
         (lambda path, arrays: path.write_bytes(b"PK\x03\x04 and so on"), "not a file written by `featcache stats`"),
         (lambda path, arrays: path.write_bytes(NPY), "not a file written by `featcache stats`"),
+        (lambda path, arrays: os.mkfifo(path), "not a file written by `featcache stats`"),
+        (lambda path, arrays: np.savez_compressed(path, mean=np.zeros(10**7)), "not a file written by"),
+        (lambda path, arrays: of_a_terabyte(path), "not a file written by `featcache stats`"),
         (lambda path, arrays: savez(path, mean=[1.0]), "not a file written by `featcache stats`"),
         (lambda path, arrays: savez(path, **{**arrays, "format": [{}]}), "not a file written by `featcache stats`"),
         (lambda path, arrays: savez(path, format=arrays["format"]), "an incomplete file"),

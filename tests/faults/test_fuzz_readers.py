@@ -1,0 +1,37 @@
+"""Whatever the bytes, reading gives a value or an error of featcache: no other exception, crash, hang or gigabyte.
+
+`FEATCACHE_FUZZ_SECONDS=3600 pytest -m slow tests/faults/test_fuzz_readers.py` does it for an hour for each reader.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import fuzzing
+import pytest
+from scratch import scratch_folder
+
+QUICK_SECONDS = 3
+SLOW_SECONDS = float(os.environ.get("FEATCACHE_FUZZ_SECONDS", 60))
+
+
+def fuzz(reader: str, seconds: float) -> None:
+    seed = int(os.environ.get("FEATCACHE_FUZZ_SEED", random.SystemRandom().randrange(2**32)))
+    with scratch_folder() as folder:
+        found = fuzzing.fuzz(reader, seconds, seed, folder)
+    again = f"python tests/helpers/fuzzing.py {reader} 600 {seed} FOLDER NUMBER"
+    assert not found["wrong"], "\n".join(f"{again.replace('NUMBER', str(n))}\n{what}" for n, what in found["wrong"])
+    assert found["count"] > 20
+    assert found["slowest"] < fuzzing.SECONDS
+
+
+@pytest.mark.parametrize("reader", fuzzing.READERS)
+def test_a_reader_gives_a_value_or_an_error_of_featcache(reader):
+    fuzz(reader, QUICK_SECONDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reader", fuzzing.READERS)
+def test_a_reader_gives_a_value_or_an_error_of_featcache_for_long(reader):
+    fuzz(reader, SLOW_SECONDS)

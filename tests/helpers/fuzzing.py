@@ -1,0 +1,357 @@
+"""Changes bytes of manifests, configs, caches and audio files, and reads them: a value, or an error of featcache.
+
+`python fuzzing.py READER SECONDS SEED FOLDER` runs one reader in this process, whose memory is limited, and which
+native code may crash. Each input follows from the seed and its number, and lies in FOLDER while it is read. One line of
+JSON on stdout says how many there were, what was wrong, and what native libraries have printed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+MORE_BYTES = 1 << 30
+"""The memory that reading may take besides what the process has to begin with."""
+
+SECONDS = 30
+"""The time that reading one input may take: a limit for what hangs."""
+
+NAMES = ("fbank", "mfcc", "log_mel")
+"""The extractors whose configs are changed: these need no weights."""
+
+MOST_WRONG = 5
+"""The number of wrong inputs after which a run ends."""
+
+NUMBERS = [0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1]
+WORDS = [b"\n", b"\r", b'"', b",", b"\t", b"\0", b"{", b"[" * 500, b"}", b"]", b":", b"NaN", b"1e999", b"9" * 400, b"-"]
+WORDS += [
+    b"\xff",
+    b"\xf0\x9f",
+    b"\xe2\x80\xae",
+    b"\\ud800",
+    b"\x1b[2J",
+    b"&a *a",
+    b"!!int ",
+    b"null",
+    b"true",
+    b"'",
+    b"|",
+]
+WORDS += [
+    b"!!timestamp ",
+    b"!!bool ",
+    b"!!set ",
+    b"!!float ",
+    b"[" * 5000,
+    b"{a: " * 300,
+    b"<<: ",
+    b"99999999999",
+    b".nan",
+]
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """Bytes with a few changes: single ones, whole stretches, numbers of the kinds at which code goes wrong."""
+    changed = bytearray(data)
+    for _ in range(chance.choice([1, 1, 1, 2, 4, 16])):
+        at = (
+            chance.randrange(len(changed) + 1) if chance.random() < 0.5 else chance.randrange(min(len(changed), 64) + 1)
+        )
+        length = chance.choice([1, 1, 2, 4, 8, 64, 1000])
+        match chance.randrange(8):
+            case 0 if at < len(changed):
+                changed[at] ^= 1 << chance.randrange(8)
+            case 1:
+                changed[at : at + 1] = bytes([chance.randrange(256)])
+            case 2:
+                del changed[at : at + length]
+            case 3:
+                changed[at:at] = chance.choice(WORDS)
+            case 4:
+                changed[at:at] = changed[at : at + length] * chance.choice([1, 2, 50])
+            case 5:
+                size, order = chance.choice([1, 2, 4, 8]), chance.choice(["little", "big"])
+                value = (chance.choice(NUMBERS) + chance.randrange(-1, 2)) % (1 << 8 * size)
+                changed[at : at + size] = value.to_bytes(size, order)
+            case 6:
+                del changed[at:]
+            case 7:
+                other = chance.randrange(len(changed) + 1)
+                changed[at : at + length] = changed[other : other + length]
+    return bytes(changed)
+
+
+def with_odd_value(text: bytes, chance: random.Random) -> bytes:
+    """YAML with something before, or in place of, a value."""
+    places = [found.end() for found in re.finditer(rb": ", text)]
+    at = chance.choice(places)
+    end = at if chance.random() < 0.5 else min(end for end in (text.find(b"\n", at), len(text)) if end >= 0)
+    return text[:at] + chance.choice(WORDS) + text[end:]
+
+
+def mutated_values(value: Any, chance: random.Random) -> Any:
+    """A JSON document with a value or two exchanged for odd ones."""
+    odd = [None, True, -1, 0, 0.5, 10**12, 2**63, 10**400, "", "x", "\x1b", "\ud800", [], {}, [[]], [10**12], {"x": 1}]
+    if chance.random() < 0.1:
+        return chance.choice(odd)
+    if isinstance(value, dict) and value:
+        key = chance.choice([*value])
+        if chance.random() < 0.1:
+            return {name: inner for name, inner in value.items() if name != key}
+        return {**value, key: mutated_values(value[key], chance)}
+    if isinstance(value, list) and value:
+        at = chance.randrange(len(value))
+        return [*value[:at], mutated_values(value[at], chance), *value[at + 1 :]] * chance.choice([1, 1, 1, 2])
+    return chance.choice(odd)
+
+
+# The readers: what makes an input in a folder, and what reads it
+
+
+def manifests(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
+    from featcache.manifest import read_manifest
+
+    rows = [("id", "path", "start", "duration", "channel", "speaker"), ("a", "a.wav", 0.5, 1, 0, "x")]
+    rows += [(f"ü{n}", f"dir/{n}.flac", "", "", "", "y z") for n in range(5)]
+    csv, tsv = ("\n".join(mark.join(map(str, row)) for row in rows).encode() for mark in (",", "\t"))
+    lines = [json.dumps(dict(zip(rows[0], row, strict=True))) for row in rows[1:]]
+    tables = {
+        "m.csv": csv,
+        "m.tsv": tsv,
+        "m.jsonl": "\n".join(lines).encode(),
+        "m.csv.gz": gzip.compress(csv),
+        "m": csv,
+    }
+
+    def make(chance: random.Random) -> Callable[[], object]:
+        name = chance.choice([*tables])
+        path = folder / name
+        path.write_bytes(mutated(tables[name], chance))
+        return lambda: read_manifest(path, audio=chance.random() < 0.5)
+
+    return make
+
+
+def configs(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
+    import torch
+
+    from featcache.config import load_config, packaged_configs
+
+    plain = [text for text in packaged_configs().values() if "weights" not in text]
+    plain = [
+        text.encode() for text in plain if any(f"extractor: {name}" in text for name in ("fbank", "mfcc", "log_mel"))
+    ]
+    assert plain
+    # Without comments most changes are changes of values.
+    plain = [b"\n".join(line for line in text.splitlines() if not line.startswith(b"#")) for text in plain]
+
+    def read() -> None:
+        config = load_config(folder / "config.yaml")
+        config.fingerprint()
+        if config.extractor in NAMES:
+            config.build(torch.device("cpu"))
+
+    def make(chance: random.Random) -> Callable[[], object]:
+        text = chance.choice(plain)
+        odd = mutated(text, chance) if chance.random() < 0.5 else with_odd_value(text, chance)
+        (folder / "config.yaml").write_bytes(odd)
+        return read
+
+    return make
+
+
+def shards(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
+    import numpy as np
+    import small_shards
+
+    import featcache
+    import featcache.loader
+    from featcache.health.verify import verify
+    from featcache.store import zarr3
+    from featcache.store.index import open_index
+    from featcache.store.runs import Failure, Run
+    from featcache.store.version import Version
+
+    warnings.simplefilter("ignore", featcache.FeatcacheWarning)
+    version = Version.create(folder / "made", small_shards.SIDED)
+    for first in (0, 3):
+        items = [small_shards.item(f"utt-{number}") for number in range(first, first + 3)]
+        frames = sum(item.num_samples // 160 for item in items)
+        scales, marks = np.zeros(3, np.float32), np.zeros((3, 2), np.uint16)
+        sides = {"scales": (scales, [1, 1, 1]), "marks": (marks, [1, 1, 1])}
+        small_shards.write(version, items, np.zeros((frames, 2), np.float32), row=first, side=sides, run="r")
+    run = Run(version, {"manifest": "m", "root": "/", "utterances": 7, "new": 7, "held": 0, "config": {"name": "mine"}})
+    run.fail([Failure(id="gone", path="gone.wav", reason="file_missing", message="there is no such file")])
+    run.finish({"extracted": 6, "items": 6})
+    open_index(version)
+    files = [path.relative_to(folder / "made") for path in sorted((folder / "made").rglob("*")) if path.is_file()]
+    files = [path for path in files if "work" not in path.parts]
+    cache = folder / "cache"
+
+    def read() -> None:
+        found = featcache.open(cache)
+        repr(found)
+        for id_ in found.ids:
+            found.item(id_)
+        found.batch(range(len(found)), check=True)
+
+    def check() -> None:
+        for path in cache.iterdir():
+            verify(Version.open(path))
+
+    def sealed(document: Any) -> bytes:
+        """With the checksum right, wherever the document has it."""
+        unsealed = json.dumps(document).encode()
+        head, mark, tail = unsealed.rpartition(b'"checksum": "00000000"')
+        return head + f'"checksum": "{zarr3.hex_crc32c(unsealed)}"'.encode() + tail if mark else unsealed
+
+    spoilt: list[Path] = []
+    index = Path(version.path.name, "index")
+    shutil.copytree(folder / "made", cache)
+
+    def make(chance: random.Random) -> Callable[[], object]:
+        for path in spoilt:
+            shutil.copy2(folder / "made" / path, cache / path)
+        shutil.rmtree(cache / index)  # it is built anew where it is wrong
+        shutil.copytree(folder / "made" / index, cache / index)
+        spoilt[:] = [chance.choice(files)]
+        path = cache / spoilt[0]
+        data = path.read_bytes()
+        if path.suffix == ".json" and chance.random() < 0.8:
+            document = json.loads(data)
+            is_group = path.name == "zarr.json" and b'"checksum"' in data
+            odd = mutated_values(document["attributes"]["featcache"] if is_group else document, chance)
+            if isinstance(odd, dict) and "checksum" in odd:
+                odd["checksum"] = zarr3.UNSEALED
+            if is_group:
+                document["attributes"]["featcache"] = odd
+            data = sealed(document if is_group else odd)
+        elif path.name in ("0",) and chance.random() < 0.7:
+            data = mutated(data[:-4], chance)
+            data += zarr3.crc32c(np.frombuffer(data, np.uint8)).to_bytes(4, "little")
+        else:
+            data = mutated(data, chance)
+        path.write_bytes(data)
+        return chance.choice([read, check])
+
+    return make
+
+
+def audio(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
+    import soundfile
+    from audio_files import KINDS, write_kind
+
+    from featcache.audio.decode import Cut, decode
+
+    (folder / "made").mkdir()
+    made = [write_kind(folder / "made", kind, seconds=0.2) for kind in KINDS]
+    for container in soundfile.available_formats():
+        for subtype in soundfile.available_subtypes(container):
+            path = folder / "made" / f"{container}-{subtype}.{container.lower()}"
+            try:
+                soundfile.write(path, soundfile.read(made[0])[0][:2000, :1], 16000, subtype, format=container)
+                made.append(path)
+            except (soundfile.LibsndfileError, TypeError, ValueError):
+                path.unlink(missing_ok=True)  # not at this rate
+    (folder / "read").mkdir()
+
+    def make(chance: random.Random) -> Callable[[], object]:
+        for old in (folder / "read").iterdir():
+            old.unlink()
+        source = chance.choice(made)
+        path = folder / "read" / source.name
+        path.write_bytes(mutated(source.read_bytes(), chance))
+        cuts = chance.choice([[Cut()], [Cut(0.05, 0.02), Cut()], [Cut(0.1)]])
+
+        def read() -> None:
+            for _ in decode(path, cuts, max_seconds=600):
+                pass
+
+        return read
+
+    return make
+
+
+READERS = {"manifests": manifests, "configs": configs, "shards": shards, "audio": audio}
+
+
+# Running them
+
+
+def inputs(seed: int) -> Iterator[tuple[int, random.Random]]:
+    number = 0
+    while True:
+        yield number, random.Random(f"{seed} {number}")
+        number += 1
+
+
+def main(reader: str, seconds: float, seed: int, folder: Path, only: int | None = None) -> None:
+    from featcache.errors import FeatcacheError
+
+    report = os.dup(1)
+    prints = os.open(folder / "prints", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    if only is None:
+        os.dup2(prints, 1)
+        os.dup2(prints, 2)
+    make = READERS[reader](folder)
+    with open("/proc/self/statm") as file:
+        has = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (has + MORE_BYTES, resource.RLIM_INFINITY))
+    count, wrong, slowest, until = 0, [], 0.0, time.monotonic() + seconds
+    for number, chance in inputs(seed):
+        if time.monotonic() > until or len(wrong) == MOST_WRONG:
+            break
+        if only is not None and number != only:
+            if number > only:
+                break
+            continue
+        (folder / "number").write_text(str(number))
+        read = make(chance)
+        signal.alarm(SECONDS)
+        began = time.monotonic()
+        try:
+            read()
+        except FeatcacheError as error:
+            if not str(error):
+                wrong.append([number, "an error without a message"])
+        except BaseException:  # noqa: BLE001 - that is what is looked for
+            wrong.append([number, traceback.format_exc(limit=-6)])
+        signal.alarm(0)
+        slowest = max(slowest, time.monotonic() - began)
+        count += 1
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    printed = (folder / "prints").read_text(errors="replace").splitlines()
+    found = {"count": count, "wrong": wrong, "slowest": round(slowest, 2), "peak_mb": peak}
+    os.write(report, json.dumps({**found, "printed": printed[:200], "lines_printed": len(printed)}).encode() + b"\n")
+
+
+def fuzz(reader: str, seconds: float, seed: int, folder: Path) -> dict[str, Any]:
+    """Run a reader in a process of its own. If it ends before it has reported, `wrong` says at which input."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, __file__, reader, str(seconds), str(seed), str(folder)]
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    if done.returncode == 0 and done.stdout:
+        return json.loads(done.stdout)
+    number = (folder / "number").read_text() if (folder / "number").exists() else "none"
+    printed = (folder / "prints").read_text(errors="replace")[-2000:] if (folder / "prints").exists() else done.stderr
+    return {"count": 0, "wrong": [[number, f"the process ended with {done.returncode}: {printed}"]]}
+
+
+if __name__ == "__main__":
+    name, for_seconds, with_seed, where = sys.argv[1:5]
+    main(name, float(for_seconds), int(with_seed), Path(where), int(sys.argv[5]) if len(sys.argv) > 5 else None)
