@@ -23,12 +23,11 @@ from featcache.cli.extract import extract
 from featcache.cli.fit_kmeans import fit_kmeans
 from featcache.cli.info import info
 from featcache.cli.probe import probe
-from featcache.cli.quiet import quiet_libraries
 from featcache.cli.repair import repair
 from featcache.cli.show import show
 from featcache.cli.signals import INTERRUPTED, signals_interrupt
 from featcache.cli.stats import stats
-from featcache.cli.streams import standard_streams
+from featcache.cli.streams import standard_streams, stdout_for_results
 from featcache.cli.verify import verify
 from featcache.errors import FeatcacheError, MissingDependencyError
 
@@ -51,7 +50,7 @@ class _Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with quiet_libraries(), signals_interrupt():
+            with stdout_for_results(), signals_interrupt():
                 return super().invoke(ctx)
         except FeatcacheError as error:
             note(f"featcache: {error}")
