@@ -59,6 +59,9 @@ def print_summary(summary: Summary) -> None:
         click.echo(f"  {_outcome(version, summary.interrupted)}")
         if version.failed_before:
             click.echo(f"  {_not_tried_again(version.failed_before)}")
+    if not_looked_at := max(version.not_looked_at for version in summary.versions):
+        audio = "its audio was" if not_looked_at == 1 else "their audio was"
+        click.echo(f"{not_looked_at:,} already there: {audio} not looked at (--check-sources does)")
     if summary.elsewhere:
         click.echo(
             counted(summary.elsewhere, "utterance was", "utterances were") + " done by another run in the meantime"

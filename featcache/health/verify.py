@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -12,13 +12,14 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from featcache.errors import FeatcacheError, StoreError, counted
+from featcache.errors import DamagedError, FeatcacheError, StoreError, counted
 from featcache.extract.tasks import compare
+from featcache.health.sources import SourceCheck, check_sources, notes_on_sources
 from featcache.manifest import Manifest
 from featcache.manifest.copies import copies_of, expand
 from featcache.store import zarr3
 from featcache.store.check import Problem, check_shard
-from featcache.store.index import DuplicateItem, build_index, find_duplicates, index_folder, load_index
+from featcache.store.index import DuplicateItem, Index, build_index, find_duplicates, index_folder, load_index
 from featcache.store.runs import Failure, standing_failures
 from featcache.store.shard import Shard
 from featcache.store.version import Version
@@ -53,6 +54,8 @@ class Report:
     """What is worth knowing and no damage."""
     interrupted: bool = False
     """Whether the verification was stopped. Then `problems` has those found before, and the counts are 0."""
+    left_out: int = 0
+    """The number of shards that were not looked at, because they are not in the subset."""
     damaged_items: int | None = 0
     """The number of utterances in damaged shards, which are not in `items`; None if a shard does not say how many it
     holds."""
@@ -63,11 +66,30 @@ class Report:
         return sorted({problem.shard for problem in self.problems if problem.shard})
 
 
+@dataclass(frozen=True)
+class Subset:
+    """Some of a version's shards, by their names: one of several subsets of about the same size.
+
+    A shard stays in its subset when others are added, so all subsets, one after the other, cover a version that grows.
+    """
+
+    number: int
+    """Which subset it is, from 1."""
+    of: int
+    """The number of subsets."""
+
+    def has(self, shard: str) -> bool:
+        """Whether the shard of that name, which is a hash, is in the subset."""
+        return int(shard, 16) % self.of == self.number - 1
+
+
 def verify(
     version: Version,
     *,
     data: bool = True,
     manifest: Manifest | None = None,
+    sources: SourceCheck | None = None,
+    subset: Subset | None = None,
     threads: int = 1,
     report: Callable[[], object] = lambda: None,
     stop: threading.Event | None = None,
@@ -78,29 +100,44 @@ def verify(
         version: The version to check.
         data: Whether to read every byte of the features, or only structure, metadata and columns.
         manifest: A manifest to compare the version with; None for none.
+        sources: How to compare the audio files with what they were; None to leave them alone.
+        subset: The shards to look at; None for all.
         threads: The number of threads that read shards.
-        report: Called after each shard.
+        report: Called after each shard; again if its audio files have been looked at.
         stop: If it is set, the verification ends where it is.
 
     Raises:
         StoreError: A shard may not be read.
     """
     problems = list(_check_version(version))
-    names = version.shard_names()
+    everything = version.shard_names()
+    names = [name for name in everything if subset is None or subset.has(name)]
     stop = stop or threading.Event()
     checked = _check_shards(version, names, data, threads, report, stop)
     problems += [problem for _, found in checked for problem in found]
     sound = [shard for shard, found in checked if not found]
     if stop.is_set():
         return Report(str(version.path), len(names), 0, 0, 0, data, problems, interrupted=True)
-    index = build_index(sound)
-    superseded_or_repeated = sum(shard.info.items for shard in sound) > len(index)
-    repeats = find_duplicates(sound) if superseded_or_repeated else []
-    problems += _check_repeats(repeats)
-    failures = standing_failures(version, index)
+    sound_names = {shard.name for shard in sound}
+    notes = [*_notes(version), *_notes_on_shards(sound)]
+    index: Index | None = None
+    repeats: list[DuplicateItem] = []
+    if subset is None:
+        index = build_index(sound)
+        if sum(shard.info.items for shard in sound) > len(index):  # some are superseded or repeated
+            repeats = find_duplicates(sound)
+            problems += _check_repeats(repeats)
+    else:
+        notes += _notes_on_subset(subset, len(names), len(everything))
+        try:
+            index = _whole_index(version, everything)
+        except DamagedError as error:
+            problems.append(Problem("metadata", error.what))
+            notes.append("without that shard, it was not looked at what is missing, changed or failed")
+    failures = {} if index is None else standing_failures(version, index)
     failed = len(failures)
     surplus = 0
-    if manifest is not None:
+    if manifest is not None and index is not None:
         manifest = expand(manifest, copies_of(version.info.config))
         todo = compare(manifest, index, failures)
         failed = int(todo.failed.sum())
@@ -109,10 +146,14 @@ def verify(
         older = todo.replaces >= 0
         problems += _lacking(manifest, older & ~todo.failed, "changed", "its row is not the one that was extracted")
         problems += _failed(manifest, older & todo.failed, failures)
+    if sources is not None and index is not None:
+        found_of_sources = check_sources(version, index, sound_names, sources, threads, report, stop.is_set)
+        problems += found_of_sources.problems
+        notes += notes_on_sources(found_of_sources)
     return Report(
         path=str(version.path),
         shards=len(names),
-        items=len(index),
+        items=sum(shard.info.items for shard in sound) if index is None else _count_inside(index, sound_names),
         frames=sum(shard.info.frames for shard in sound),
         num_bytes=sum(shard.num_bytes(version.info.spec) for shard in sound),
         data=data,
@@ -120,8 +161,10 @@ def verify(
         failed=failed,
         surplus=surplus,
         repeated=sum(repeat.same_row for repeat in repeats),
-        notes=[*_notes(version), *_notes_on_shards(sound), *_notes_on_index(version, names)],
+        notes=[*notes, *_notes_on_index(version, everything)],
+        interrupted=stop.is_set(),
         damaged_items=_count_items(shard for shard, found in checked if found),
+        left_out=len(everything) - len(names),
     )
 
 
@@ -155,6 +198,29 @@ def _check_shards(
         finally:
             ended.set()  # after an error or an interrupt, the pool waits for threads that are still checking
     return checked
+
+
+def _whole_index(version: Version, names: list[str]) -> Index:
+    """The index of all shards, though not all were looked at.
+
+    Raises:
+        DamagedError: It has to be built, and a shard's metadata or columns are damaged.
+    """
+    index = load_index(version, names)
+    return build_index(map(version.shard, names)) if index is None else index
+
+
+def _count_inside(index: Index, shards: Collection[str]) -> int:
+    """The number of an index's items that are in some shards."""
+    numbers = [number for number, name in enumerate(index.shards) if name in shards]
+    return int(np.isin(index.shard, np.array(numbers, np.int64)).sum())
+
+
+def _notes_on_subset(subset: Subset, looked_at: int, shards: int) -> Iterator[str]:
+    yield (
+        f"subset {subset.number}/{subset.of}: {looked_at:,} of {counted(shards, 'shard')}; utterances that are in two "
+        "shards were not looked for"
+    )
 
 
 def _count_items(shards: Iterable[Shard]) -> int | None:
