@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes
 from featcache.audio.recording import END_TOLERANCE_SECONDS, UNKNOWN, Recording, Span
 from featcache.audio.resample import error_if_too_long
 from featcache.errors import AudioError, Reason
@@ -31,6 +32,8 @@ class FileIdentity:
     """When the file was last modified, in nanoseconds since the epoch."""
     sample_rate: int
     """The sample rate of the file, in Hz."""
+    content_hash: int = UNKNOWN_HASH
+    """XXH3-64 of the file's bytes, if it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ def decode(
     *,
     max_seconds: float | None = None,
     reserve: Callable[[int, float], None] | None = None,
+    hashes: ContentHashes | None = None,
 ) -> Iterator[tuple[NDArray[np.float32], FileIdentity] | AudioError]:
     """Cut segments out of one file, which stays open until the iterator is exhausted or closed.
 
@@ -65,6 +69,7 @@ def decode(
         max_seconds: Longer segments fail: before they are decoded, if the header tells how long they are.
         reserve: Called before anything is decoded, with the bytes that the longest segment will take and its seconds,
             so that the caller can wait for room. Both are 0 if the header does not tell.
+        hashes: Hashes the file before it is decoded, so that the decoder finds it in memory; None to leave that out.
 
     Yields:
         For each segment, in the order given: its samples, float32 `[num_samples, channels]` at the file's rate, with
@@ -76,13 +81,14 @@ def decode(
         yield from repeat(fault, len(segments))
         return
     with closing(recording):
-        identity = FileIdentity(recording.size, recording.mtime_ns, recording.sample_rate)
         spans = [_span(recording, recording.num_samples, segment, max_seconds) for segment in segments]
         good = [span for span in spans if not isinstance(span, AudioError)]
         if reserve is not None:
             longest = max((stop - first for first, stop in good if stop != UNKNOWN), default=0)
             num_bytes = longest * recording.num_channels * np.dtype(np.float32).itemsize
             reserve(num_bytes, longest / recording.sample_rate)
+        content_hash = recording.content_hash(hashes) if hashes is not None and good else UNKNOWN_HASH
+        identity = FileIdentity(recording.size, recording.mtime_ns, recording.sample_rate, content_hash)
         cuts = recording.cut(good)
         for number, (segment, span) in enumerate(zip(segments, spans, strict=True)):
             if isinstance(span, AudioError):
@@ -93,7 +99,8 @@ def decode(
             except MemoryError:
                 message = f"decoding it takes more memory than there is{_length_for_message(recording, span)}"
                 yield AudioError(Reason.OUT_OF_MEMORY, message)
-                yield from decode(path, segments[number + 1 :], max_seconds=max_seconds, reserve=reserve)
+                rest = segments[number + 1 :]
+                yield from decode(path, rest, max_seconds=max_seconds, reserve=reserve, hashes=hashes)
                 return
             yield _fault(recording, samples, span, segment, max_seconds) or (samples, identity)
             del samples  # not held while the next ones are decoded

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.containers import EndlessFile, mp3_end, shortfall
+from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes
 from featcache.errors import AudioError, MissingDependencyError, Reason
 
 try:
@@ -103,6 +104,16 @@ class Recording:
         """Close the file."""
         self._decoder.close()
         self._file.close()
+
+    def content_hash(self, hashes: ContentHashes) -> int:
+        """The hash of the file's bytes; `UNKNOWN_HASH` if it cannot be read to its end.
+
+        It is that of what is decoded, unless the file `has_changed`.
+        """
+        try:
+            return hashes.of(self._file.fileno())
+        except OSError:  # a bad sector, which need not be in what is decoded
+            return UNKNOWN_HASH
 
     def has_changed(self) -> bool:
         """Whether the size or the time of the file has changed since it was opened."""

@@ -76,7 +76,7 @@ class _Commands(click.Group):
             if isinstance(error, RuntimeError) and _NO_THREAD not in str(error):
                 raise
             reason = str(error) or "out of memory"
-            click.echo(f"featcache: {reason}: give the process more (ulimit -v, ulimit -u), or --threads 1", err=True)
+            note(f"featcache: {reason}: give the process more (ulimit -v, ulimit -u), or --threads 1")
             ctx.exit(1)
         except KeyboardInterrupt:
             note("featcache: interrupted")

@@ -96,7 +96,7 @@ def _print(document: dict[str, Any], failures: bool) -> None:
         f"{shards}, {megabytes(document['bytes_on_disk'])} on disk in all; {len(document['failures']):,} failed"
     )
     if name := document["original_name"]:
-        click.echo(f"  this folder is a copy of {name}, or was renamed: extract adds to a version only under that name")
+        say(f"  this folder is a copy of {name}, or was renamed: extract adds to a version only under that name")
     if replaced := document["replaced"]:
         older = counted(replaced, "older item")
         say(f"  among these, {older} of utterances that were extracted again: not read, but not removed")

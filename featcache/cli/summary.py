@@ -57,6 +57,9 @@ def print_summary(summary: Summary) -> None:
         say(f"  {_outcome(version, summary.interrupted)}")
         if version.failed_before:
             say(f"  {_not_tried_again(version.failed_before)}")
+    if not_looked_at := max(version.not_looked_at for version in summary.versions):
+        audio = "its audio was" if not_looked_at == 1 else "their audio was"
+        say(f"{not_looked_at:,} already there: {audio} not looked at (--check-sources does)")
     if summary.elsewhere:
         say(counted(summary.elsewhere, "utterance was", "utterances were") + " done by another run in the meantime")
     if summary.resampled:

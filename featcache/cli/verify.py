@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections import Counter
@@ -20,10 +21,20 @@ from featcache.errors import DamagedError, MissingDependencyError, counted
 
 if TYPE_CHECKING:
     from featcache.health.recompute import Recomputed
-    from featcache.health.verify import Report
+    from featcache.health.verify import Report, Subset
     from featcache.store.version import Version
 
 _SHOWN = 20
+
+
+def _subset(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    """`3/10`: a number from 1, and how many there are."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", value, re.ASCII)
+    if found is None or int(found[1]) > int(found[2]):
+        raise click.BadParameter(f"{value!r} is not one of 1/N to N/N, such as 3/10", context, parameter)
+    return int(found[1]), int(found[2])
 
 
 @click.command(short_help="Check a cache: what is damaged, missing, changed.")
@@ -31,6 +42,20 @@ _SHOWN = 20
 @options.manifest("Also report which of its utterances are missing, changed or failed, and which others are there.")
 @options.root("that of the run that extracted each utterance")
 @click.option("--data/--no-data", default=True, help="Read every byte of the features; --no-data is a quick check.")
+@click.option(
+    "--sources",
+    type=click.Choice(["stat", "content"]),
+    is_flag=False,
+    flag_value="stat",
+    help="Also compare the audio files with what they were when they were extracted: by size and mtime (stat, "
+    "the default), or by a hash of every byte.",
+)
+@click.option(
+    "--subset",
+    callback=_subset,
+    metavar="K/N",
+    help="Only look at the K-th of N subsets of the shards, so that N runs look at all of them.",
+)
 @click.option(
     "--recompute",
     type=click.IntRange(min=0),
@@ -49,6 +74,8 @@ def verify(
     manifest: str | None,
     root: Path | None,
     data: bool,
+    sources: str | None,
+    subset: tuple[int, int] | None,
     recompute: int,
     device: str | None,
     threads: int | None,
@@ -58,16 +85,20 @@ def verify(
     utterance, non-finite values, frame counts, duplicate ids, shards of other versions; by the records of its runs,
     whether utterances that were to be extracted are missing, or shards that were there; and these records themselves.
 
-    Exits with 1 if something is damaged, missing or changed; with 3 if not, but utterances are in the
-    failure ledger. `featcache repair` repairs damage; `featcache extract` adds what is missing.
+    Audio files are looked at only with --sources. Exits with 1 if something is damaged, missing or
+    changed; with 3 if not, but utterances are in the failure ledger. `featcache repair` repairs damage;
+    `featcache extract` adds what is missing.
 
     \b
     Examples:
       featcache verify features
       featcache verify features --manifest train.csv --no-data
       featcache verify features/fbank80 --recompute 100
+      featcache verify features --no-data --sources=content
+      featcache verify features --subset 3/10
     """
-    from featcache.health.verify import Report
+    from featcache.health.sources import SourceCheck
+    from featcache.health.verify import Report, Subset
     from featcache.health.verify import verify as check
     from featcache.manifest import read_manifest
     from featcache.store.check import Problem
@@ -83,8 +114,17 @@ def verify(
         except DamagedError as error:
             found.append((Report(str(folder), 0, 0, 0, 0, data, [Problem("metadata", error.what)]), None))
             continue
-        with shard_bar(version) as report:
-            result = check(version, data=data, manifest=wanted, threads=threads, report=report)
+        some = None if subset is None else Subset(*subset)
+        with shard_bar(version, some, passes=1 if sources is None else 2) as report:
+            result = check(
+                version,
+                data=data,
+                manifest=wanted,
+                sources=None if sources is None else SourceCheck(sources == "content", root),
+                subset=some,
+                threads=threads,
+                report=report,
+            )
         again = _recompute(version, root, recompute, device, threads) if recompute else None
         found.append((result, again))
     damaged = any(result.problems or (again and again.problems) for result, again in found)
@@ -98,9 +138,9 @@ def verify(
 
 
 @contextmanager
-def shard_bar(version: Version) -> Iterator[Callable[[], object]]:
-    """Show a bar over the version's shards on a terminal; yields the function that advances it."""
-    total = len(version.shard_names())
+def shard_bar(version: Version, subset: Subset | None = None, passes: int = 1) -> Iterator[Callable[[], object]]:
+    """Show a bar over the version's shards, or a subset, on a terminal; yields the function that advances it."""
+    total = passes * sum(subset is None or subset.has(name) for name in version.shard_names())
     with tqdm(total=total, unit=" shards", leave=False, file=sys.stderr, disable=not terminal_columns()) as bar:
         yield bar.update
 
@@ -161,8 +201,12 @@ def _print(result: Report, again: Recomputed | None, manifest: str | None) -> No
         note(f"{shards} damaged: {repair}")
     elif any(problem.kind == "metadata" for problem in problems):
         note(f"the metadata of the version is damaged: {repair}")
-    elif not problems:
+    elif all(problem.kind == "source" for problem in problems) and not (again and again.problems):
         say("  no damage found")
+    if other_files := sum(problem.kind == "source" for problem in result.problems):
+        files = counted(other_files, "audio file is", "audio files are")
+        extract = "`featcache extract … --check-sources` extracts those again that have changed in size or mtime"
+        note(f"{files} not what was extracted: {extract}")
     lacking = Counter(problem.kind for problem in problems if problem.kind in ("missing", "changed"))
     if lacking and manifest is not None:
         counts = ", ".join(f"{count:,} {kind}" for kind, count in lacking.items())
@@ -172,7 +216,7 @@ def _print(result: Report, again: Recomputed | None, manifest: str | None) -> No
 def _print_counts(result: Report) -> None:
     checked = "every byte read" if result.data else "features not read"
     damaged = len({problem.shard for problem in result.problems if problem.shard and problem.kind != "duplicate"})
-    shards = counted(result.shards, "shard")
+    shards = counted(result.shards, "shard") + (f" of {result.shards + result.left_out:,}" if result.left_out else "")
     sound = f"{counted(result.items, 'utterance')}, {counted(result.frames, 'frame')}, {megabytes(result.num_bytes)}"
     if not damaged:
         say(f"{result.path}: {shards}, {sound}; {checked}")

@@ -13,6 +13,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.audio.content_hash import ContentHashes
 from featcache.audio.decode import Cut, FileIdentity, decode
 from featcache.audio.waveform import WaveformMaker
 from featcache.errors import AudioError
@@ -104,7 +105,9 @@ class Decoded:
         """What a shard keeps of the utterance, whose waveform has that many samples."""
         assert self.source is not None
         source = self.source
-        return Item.of(self.utterance, num_samples, (source.size, source.mtime_ns, source.sample_rate))
+        return Item.of(
+            self.utterance, num_samples, (source.size, source.mtime_ns, source.sample_rate), source.content_hash
+        )
 
 
 def batches(
@@ -143,16 +146,17 @@ def decode_all(
     root: Path,
     max_seconds: float | None = None,
     reserve: Callable[[int, float], None] | None = None,
+    hashes: ContentHashes | None = None,
 ) -> Iterator[Decoded]:
     """Decode utterances one by one, in order. Neighbours that cut the same file share its decoder.
 
-    Neighbours that cut the same segment, being copies of one utterance, share the samples. `max_seconds` and `reserve`
+    Neighbours that cut the same segment, being copies of one utterance, share the samples. The other arguments
     are explained in `featcache.audio.decode.decode`.
     """
     for path, group in groupby(utterances, key=lambda utterance: utterance.path):
         copies = [(segment, list(rows)) for segment, rows in groupby(group, key=_segment)]
         segments = [segment for segment, _ in copies]
-        decoding = decode(root / path, segments, max_seconds=max_seconds, reserve=reserve)
+        decoding = decode(root / path, segments, max_seconds=max_seconds, reserve=reserve, hashes=hashes)
         for (_, rows), result in zip(copies, decoding, strict=True):
             if isinstance(result, AudioError):
                 yield from (Decoded(row, None, None, result) for row in rows)

@@ -196,6 +196,7 @@ def run_extraction(
         jobs,
         control.progress,
         plan.device,
+        looks_at_audio=plan.options.check_sources or plan.only is not None,  # repair is about what is lost
         utterances=len(plan.manifest),
         seconds=perf_counter() - plan.started,
         interrupted=interrupted,

@@ -14,6 +14,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.audio.content_hash import ContentHashes
 from featcache.audio.resample import error_if_too_long
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
@@ -33,6 +34,7 @@ def extract_from_audio(
     configs: Sequence[BuiltConfig],
     device: Device,
     memory: AudioMemory,
+    hashes: ContentHashes,
     batch: Sequence[Utterance],
     times: WorkerTimes,
 ) -> Iterator[list[Extracted | PendingRows]]:
@@ -52,7 +54,7 @@ def extract_from_audio(
         def reserve_all(num_bytes: int, seconds: float) -> None:
             reserve(num_bytes + int(seconds * bytes_per_second))
 
-        for part in parts(decode_all(batch, root, max_seconds, reserve_all), device.batch_seconds, times):
+        for part in parts(decode_all(batch, root, max_seconds, reserve_all, hashes), device.batch_seconds, times):
             yield from _extract_part(extracting, part, times)
             del part  # before the next one is decoded
 

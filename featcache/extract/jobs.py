@@ -10,6 +10,7 @@ from operator import or_
 from pathlib import Path
 from typing import Any
 
+from featcache.audio.content_hash import ContentHashes
 from featcache.device import Device
 from featcache.extract.decoding import AudioMemory, WorkerTimes
 from featcache.extract.failures import FailureLimit
@@ -229,4 +230,4 @@ def batch_extractor(
     """A function that extracts batches for these configs: from audio, or if there is a source, from its features."""
     if source is not None:
         return partial(extract_from_version, root, configs, device, source)
-    return partial(extract_from_audio, root, configs, device, AudioMemory())
+    return partial(extract_from_audio, root, configs, device, AudioMemory(), ContentHashes())

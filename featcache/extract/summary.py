@@ -24,6 +24,8 @@ class VersionSummary:
     """Utterances of the manifest, with the copies that the config makes of them."""
     present: int
     """Utterances of the manifest that the version held already."""
+    not_looked_at: int
+    """Those of them whose audio files were not compared with what they were when they were extracted."""
     extracted: int
     """Utterances that this run extracted."""
     failed: int
@@ -88,13 +90,18 @@ def summarize(
     progress: Progress,
     device: Device,
     *,
+    looks_at_audio: bool,
     utterances: int,
     seconds: float,
     interrupted: bool,
 ) -> Summary:
-    """Sum up a run; the keyword arguments are those of `Summary`."""
+    """Sum up a run.
+
+    `looks_at_audio` is False if nobody has compared the audio of what was there, and that is worth a line; the other
+    keyword arguments are those of `Summary`.
+    """
     counts_of = {job.plan: job.counts for job in jobs}
-    versions = [_version_summary(plan, counts_of.get(plan, VersionCounts())) for plan in plans]
+    versions = [_version_summary(plan, counts_of.get(plan, VersionCounts()), looks_at_audio) for plan in plans]
     total = sum(progress.stages.values())
     stages = {stage: round(spent / total, 4) for stage, spent in progress.stages.items()} if total else {}
     return Summary(
@@ -114,13 +121,15 @@ def summarize(
     )
 
 
-def _version_summary(plan: VersionPlan, counts: VersionCounts) -> VersionSummary:
+def _version_summary(plan: VersionPlan, counts: VersionCounts, looks_at_audio: bool) -> VersionSummary:
+    present = int(plan.rows.present.sum())
     return VersionSummary(
         name=plan.config.name,
         path=str(plan.path),
         fingerprint=plan.info.fingerprint,
         utterances=len(plan.manifest),
-        present=int(plan.rows.present.sum()),
+        present=present,
+        not_looked_at=0 if looks_at_audio else present,
         extracted=counts.extracted,
         failed=int(plan.rows.failed.sum()) + counts.failed,
         num_bytes=counts.num_bytes,

@@ -27,11 +27,11 @@ from featcache.extractors import Extractor, Params
 from featcache.health.compare import largest_difference, tied_frames
 from featcache.health.results import extract_results
 from featcache.health.sampling import SampledClip, decode_waveform
+from featcache.health.sources import root_of
 from featcache.quantize import dequantize_array, quantize
 from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.store.check import Problem
 from featcache.store.index import Index
-from featcache.store.runs import request_of
 from featcache.store.shard import Shard
 from featcache.store.version import Version
 
@@ -85,7 +85,7 @@ def recompute(
             shard.side(QUANTIZATION, check=True).item(number) if version.info.spec.is_quantized else None,
         )
         try:
-            clip = SampledClip(item.id, decode_waveform(item, root or _root_of(shard, version), waveform_maker))
+            clip = SampledClip(item.id, decode_waveform(item, root or root_of(shard, version), waveform_maker))
             again = _extract_again(clip, version.info.spec, extractor, shard, device)
         except DoesNotFitError:
             message = f"{item.id}: {item.path}: cannot be extracted again: it does not fit on {device.label}"
@@ -197,10 +197,6 @@ def _tied(extractor: Extractor[Params], again: _Features, stored: _Features, dev
             latents = again.latents[torch.from_numpy(unequal).to(again.latents.device)].float()
             tied[unequal] = tied_frames(codec.quantize, latents, codes, others).cpu().numpy()
     return tied
-
-
-def _root_of(shard: Shard, version: Version) -> Path:
-    return Path(request_of(version, shard.info.made_by.get("run", "")).get("root", "."))
 
 
 def _devices(shard: Shard, device: Device) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import zarr
@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from featcache.errors import DamagedError, FeatcacheError, StoreError, counted
 from featcache.extract.tasks import compare
 from featcache.health.records import LACKING, check_records
+from featcache.health.sources import SourceCheck, check_sources, notes_on_sources
 from featcache.manifest import Manifest
 from featcache.manifest.copies import copies_of, expand
 from featcache.store import zarr3
 from featcache.store.check import Problem, check_shard
-from featcache.store.index import DuplicateItem, build_index, find_duplicates, index_folder, load_index
+from featcache.store.index import DuplicateItem, Index, build_index, find_duplicates, index_folder, load_index
 from featcache.store.runs import Failure, standing_failures
 from featcache.store.shard import Shard
 from featcache.store.version import Version
@@ -55,6 +56,8 @@ class Report:
     """What is worth knowing and no damage."""
     interrupted: bool = False
     """Whether the verification was stopped. Then `problems` has those found before, and the counts are 0."""
+    left_out: int = 0
+    """The number of shards that were not looked at, because they are not in the subset."""
     damaged_items: int | None = 0
     """The number of utterances in damaged shards, which are not in `items`; None if a shard does not say how many it
     holds."""
@@ -65,11 +68,30 @@ class Report:
         return sorted({problem.shard for problem in self.problems if problem.shard})
 
 
+@dataclass(frozen=True)
+class Subset:
+    """Some of a version's shards, by their names: one of several subsets of about the same size.
+
+    A shard stays in its subset when others are added, so all subsets, one after the other, cover a version that grows.
+    """
+
+    number: int
+    """Which subset it is, from 1."""
+    of: int
+    """The number of subsets."""
+
+    def has(self, shard: str) -> bool:
+        """Whether the shard of that name, which is a hash, is in the subset."""
+        return int(shard, 16) % self.of == self.number - 1
+
+
 def verify(
     version: Version,
     *,
     data: bool = True,
     manifest: Manifest | None = None,
+    sources: SourceCheck | None = None,
+    subset: Subset | None = None,
     threads: int = 1,
     report: Callable[[], object] = lambda: None,
     stop: threading.Event | None = None,
@@ -80,8 +102,10 @@ def verify(
         version: The version to check.
         data: Whether to read every byte of the features, or only structure, metadata and columns.
         manifest: A manifest to compare the version with; None for none.
+        sources: How to compare the audio files with what they were; None to leave them alone.
+        subset: The shards to look at; None for all.
         threads: The number of threads that read shards.
-        report: Called after each shard.
+        report: Called after each shard; again if its audio files have been looked at.
         stop: If it is set, the verification ends where it is.
 
     Raises:
@@ -92,13 +116,14 @@ def verify(
     is_second_look = False
     while True:
         there = version.shard_folders()
-        new = [name for name in there if name not in checked]
+        names = [name for name in there if subset is None or subset.has(name)]
+        new = [name for name in names if name not in checked]
         checked |= _check_shards(version, new, data, threads, report, stop)
         if stop.is_set():
             problems = [*_check_version(version), *(problem for _, found in checked.values() for problem in found)]
-            return Report(str(version.path), len(there), 0, 0, 0, data, problems, interrupted=True)
+            return Report(str(version.path), len(names), 0, 0, 0, data, problems, interrupted=True)
         try:
-            result = _report(version, [checked[name] for name in there], data, manifest)
+            result, index = _report(version, list(there), [checked[name] for name in names], data, manifest, subset)
         except DamagedError:
             if there.items() <= version.shard_folders().items():
                 raise
@@ -106,35 +131,66 @@ def verify(
             lacking = not is_second_look and any(problem.kind in LACKING for problem in result.problems)
             now = version.shard_folders()
             if now == there or (not lacking and there.items() <= now.items()):
-                return result
+                break
             is_second_look = lacking
         # A repair has taken shards away, and has put what was sound in them into others: these are checked as well. Or
         # something seems to be lacking, and shards have been added meanwhile.
         now = version.shard_folders()
         checked = {name: one for name, one in checked.items() if (name, there.get(name)) in now.items()}
+    if sources is None or index is None:
+        return result
+    sound = [name for name in names if not checked[name][1]]
+    of_sources = check_sources(version, index, sound, sources, threads, report, stop.is_set)
+    return replace(
+        result,
+        problems=[*result.problems, *of_sources.problems],
+        notes=[*result.notes, *notes_on_sources(of_sources)],
+        interrupted=stop.is_set(),
+    )
 
 
 _CheckedShard = tuple[Shard, list[Problem]]
 """A shard, and what is wrong with it."""
 
 
-def _report(version: Version, checked: list[_CheckedShard], data: bool, manifest: Manifest | None) -> Report:
-    """What checked shards come to: the shards of the version."""
+def _report(
+    version: Version,
+    there: list[str],
+    checked: list[_CheckedShard],
+    data: bool,
+    manifest: Manifest | None,
+    subset: Subset | None,
+) -> tuple[Report, Index | None]:
+    """What checked shards come to: the shards of the subset, of all that are there. And the index of the items that
+    count; None if it cannot be built.
+    """
     problems = [*_check_version(version), *(problem for _, found in checked for problem in found)]
     sound = [shard for shard, found in checked if not found]
-    names = [shard.name for shard, _ in checked]
-    index = build_index(sound)
-    superseded_or_repeated = sum(shard.info.items for shard in sound) > len(index)
-    repeats = find_duplicates(sound) if superseded_or_repeated else []
-    problems += _check_repeats(repeats)
-    of_records, notes_on_records = check_records(
-        version, index, has_damaged_shards=len(sound) < len(names), has_manifest=manifest is not None
-    )
-    problems += of_records
-    failures = standing_failures(version, index)
+    notes = [*_notes(version), *_notes_on_shards(sound)]
+    index: Index | None = None
+    repeats: list[DuplicateItem] = []
+    if subset is None:
+        index = build_index(sound)
+        if sum(shard.info.items for shard in sound) > len(index):  # some are superseded or repeated
+            repeats = find_duplicates(sound)
+            problems += _check_repeats(repeats)
+    else:
+        notes += _notes_on_subset(subset, len(checked), len(there))
+        try:
+            index = _whole_index(version, there)
+        except DamagedError as error:
+            problems.append(Problem("metadata", error.what))
+            notes.append("without that shard, it was not looked at what is missing, changed or failed")
+    if index is not None:
+        of_records, notes_on_records = check_records(
+            version, index, has_damaged_shards=len(sound) < len(checked), has_manifest=manifest is not None
+        )
+        problems += of_records
+        notes += notes_on_records
+    failures = {} if index is None else standing_failures(version, index)
     failed = len(failures)
     surplus = 0
-    if manifest is not None:
+    if manifest is not None and index is not None:
         manifest = expand(manifest, copies_of(version.info.config))
         todo = compare(manifest, index, failures)
         failed = int(todo.failed.sum())
@@ -143,10 +199,11 @@ def _report(version: Version, checked: list[_CheckedShard], data: bool, manifest
         older = todo.replaces >= 0
         problems += _lacking(manifest, older & ~todo.failed, "changed", "its row is not the one that was extracted")
         problems += _failed(manifest, older & todo.failed, failures)
-    return Report(
+    inside = {shard.name for shard in sound}
+    result = Report(
         path=str(version.path),
-        shards=len(names),
-        items=len(index),
+        shards=len(checked),
+        items=sum(shard.info.items for shard in sound) if index is None else _count_inside(index, inside),
         frames=sum(shard.info.frames for shard in sound),
         num_bytes=sum(shard.num_bytes(version.info.spec) for shard in sound),
         data=data,
@@ -154,15 +211,11 @@ def _report(version: Version, checked: list[_CheckedShard], data: bool, manifest
         failed=failed,
         surplus=surplus,
         repeated=sum(repeat.same_row for repeat in repeats),
-        notes=[
-            *_notes(version),
-            *_notes_on_shards(sound),
-            *_notes_on_index(version, names),
-            *_notes_on_probes(version),
-            *notes_on_records,
-        ],
+        notes=[*notes, *_notes_on_index(version, there), *_notes_on_probes(version)],
         damaged_items=_count_items(shard for shard, found in checked if found),
+        left_out=len(there) - len(checked),
     )
+    return result, index
 
 
 def _check_shards(
@@ -214,6 +267,29 @@ def _start_zarr() -> None:
             could = False
     if not could:
         raise MemoryError("can't start new thread")
+
+
+def _whole_index(version: Version, names: list[str]) -> Index:
+    """The index of all shards, though not all were looked at.
+
+    Raises:
+        DamagedError: It has to be built, and a shard's metadata or columns are damaged.
+    """
+    index = load_index(version, names)
+    return build_index(map(version.shard, names)) if index is None else index
+
+
+def _count_inside(index: Index, shards: Collection[str]) -> int:
+    """The number of an index's items that are in some shards."""
+    numbers = [number for number, name in enumerate(index.shards) if name in shards]
+    return int(np.isin(index.shard, np.array(numbers, np.int64)).sum())
+
+
+def _notes_on_subset(subset: Subset, looked_at: int, shards: int) -> Iterator[str]:
+    yield (
+        f"subset {subset.number}/{subset.of}: {looked_at:,} of {counted(shards, 'shard')}; utterances that are in two "
+        "shards were not looked for"
+    )
 
 
 def _count_items(shards: Iterable[Shard]) -> int | None:

@@ -231,6 +231,9 @@ class _Items:
         """Pairs of items that have the same id and are not superseded: an earlier one and the next, by position, in the
         order in time of the runs that wrote them.
         """
+        hashes = np.sort(self.id_hash)
+        if not (hashes[1:] == hashes[:-1]).any():
+            return []
         order = np.argsort(self.id_hash, kind="stable")
         order = order[~self.superseded[order]]
         same = np.flatnonzero(self.id_hash[order][1:] == self.id_hash[order][:-1])

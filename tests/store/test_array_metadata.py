@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 import xarray
 import zarr
 from damage import flip
-from small_shards import INFO, SIDED, SPEC, item, write
+from small_shards import INFO, SIDED, SPEC, item, problems, write
 
 from featcache.errors import DamagedError
 from featcache.store import zarr3
@@ -106,3 +106,16 @@ def test_stock_zarr_refuses_flipped_metadata_or_reads_the_same_unless_the_shape_
             flip(path, at, bit)
     assert 0 < others < 20
     assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize(("data_type", "found"), [("float32", []), ("uint32", ["structure", "structure"])])
+def test_sealed_metadata_in_a_form_that_nobody_knows_is_sound_if_it_says_the_same(scratch, data_type, found):
+    """Of whatever later code has written; then stock Zarr is asked what it reads."""
+    version = Version.create(scratch, INFO)
+    shard = write(version, [item("a"), item("b", 4)])
+    path = shard.folder / "features" / "zarr.json"
+    document = json.loads(path.read_bytes()) | {"data_type": data_type, "fill_value": 1, "attributes": {"later": True}}
+    path.write_text(json.dumps(document))
+    metadata = shard.info.metadata | {"features": zarr3.hex_crc32c(path.read_bytes())}
+    (shard.folder / "zarr.json").write_bytes(zarr3.group_metadata(asdict(replace(shard.info, metadata=metadata))))
+    assert problems(version, version.shard(shard.name)) == found

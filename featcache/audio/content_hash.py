@@ -1,0 +1,66 @@
+"""The hash of an audio file's bytes, which tells whether the file is what it was when it was decoded.
+
+XXH3-64 is no protection against an attacker: it tells files apart that were replaced by mistake, at the speed of
+memory. xxhash lets other threads run while it hashes a piece.
+
+Source: https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future
+
+import xxhash
+
+UNKNOWN_HASH = 0
+"""Stands for the hash of a file that was not hashed."""
+
+_PIECE_BYTES = 256 << 10
+_MOST_FILES = 1024
+"""Files whose hashes are kept: more than a run's threads decode at once."""
+
+
+def hash_of_content(descriptor: int) -> int:
+    """XXH3-64 of all bytes of an open file; its position stays.
+
+    Raises:
+        OSError: It cannot be read to its end.
+    """
+    hashed = xxhash.xxh3_64()
+    offset = 0
+    while piece := os.pread(descriptor, _PIECE_BYTES, offset):
+        hashed.update(piece)
+        offset += len(piece)
+    return int(hashed.intdigest())
+
+
+class ContentHashes:
+    """Hashes of the files that were hashed last. A file is hashed once, though several threads ask for it."""
+
+    def __init__(self) -> None:
+        self._hashes: OrderedDict[tuple[int, ...], Future[int]] = OrderedDict()  # by inode, size and mtime
+        self._lock = threading.Lock()
+
+    def of(self, descriptor: int) -> int:
+        """The hash of an open file as it is now.
+
+        Raises:
+            OSError: It cannot be read to its end.
+        """
+        status = os.fstat(descriptor)
+        key = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        with self._lock:
+            known = self._hashes.get(key)
+            hashed = known or self._hashes.setdefault(key, Future())
+            if len(self._hashes) > _MOST_FILES:
+                self._hashes.popitem(last=False)
+        if known is None:
+            try:
+                hashed.set_result(hash_of_content(descriptor))
+            except BaseException as error:
+                hashed.set_exception(error)
+                raise
+        return hashed.result()

@@ -1,0 +1,152 @@
+"""Whether the audio files are still those that a version was extracted from."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes
+from featcache.errors import counted
+from featcache.store.check import Problem
+from featcache.store.index import Index
+from featcache.store.runs import request_of
+from featcache.store.shard import Shard
+from featcache.store.version import Version
+
+_STAT_THREADS = 16
+"""Files whose status is asked for at once: a network file system takes long for each, and little for many."""
+
+
+@dataclass(frozen=True)
+class SourceCheck:
+    """How audio files are compared with what they were."""
+
+    by_content: bool = False
+    """Whether by the hash of their bytes, if it is known; else by size and mtime."""
+    root: Path | None = None
+    """The folder that relative paths are relative to; None for that of the run that extracted each utterance."""
+
+
+@dataclass(frozen=True)
+class SourceFindings:
+    """What became of the audio files."""
+
+    problems: list[Problem]
+    """Files that are missing, changed or unreadable, each once. They are in no shard, so none is damaged."""
+    unknown: int
+    """Utterances whose file was to be compared by its content, and had not been hashed."""
+
+
+class _File(NamedTuple):
+    """An audio file as it was when it was decoded."""
+
+    path: Path
+    size: int
+    mtime_ns: int
+    content_hash: int
+
+
+def check_sources(
+    version: Version,
+    index: Index,
+    shards: Collection[str],
+    wanted: SourceCheck,
+    threads: int,
+    report: Callable[[], object],
+    stopped: Callable[[], bool],
+) -> SourceFindings:
+    """Compare the audio files of items with what they were.
+
+    Args:
+        version: The version.
+        index: The items that count.
+        shards: The names of the shards whose items are looked at; they are sound.
+        wanted: How to compare.
+        threads: The number of threads that hash files.
+        report: Called after each shard.
+        stopped: Called now and then; once it returns True, the rest is not looked at.
+    """
+    hashes, unknown = ContentHashes(), 0
+    faulty: dict[tuple[Path, str], list[str]] = {}
+    with ThreadPoolExecutor(threads if wanted.by_content else _STAT_THREADS) as pool:
+        for number, name in enumerate(index.shards):
+            if stopped():
+                break
+            if name not in shards:
+                continue
+            files = _files_of(version.shard(name), version, index, number, wanted.root)
+            looked_at = (
+                files if wanted.by_content else {file._replace(content_hash=UNKNOWN_HASH): None for file in files}
+            )
+            if wanted.by_content:
+                unknown += sum(len(ids) for file, ids in files.items() if file.content_hash == UNKNOWN_HASH)
+            faults = pool.map(lambda file: None if stopped() else _fault(file, hashes), looked_at)
+            for (file, ids), fault in zip(files.items(), faults, strict=True):
+                if fault is not None:
+                    faulty.setdefault((file.path, fault), []).extend(ids)
+            report()
+    return SourceFindings([_problem(path, fault, ids) for (path, fault), ids in faulty.items()], unknown)
+
+
+def notes_on_sources(findings: SourceFindings) -> Iterator[str]:
+    """What is worth knowing and no problem."""
+    if findings.unknown:
+        yield (
+            f"extracted by an earlier featcache, which did not hash audio: {counted(findings.unknown, 'utterance')}, "
+            "whose files were compared by size and mtime"
+        )
+
+
+def root_of(shard: Shard, version: Version) -> Path:
+    """The folder that the paths of a shard's items are relative to, by the record of the run that extracted them."""
+    return Path(request_of(version, shard.info.made_by.get("run", "")).get("root", "."))
+
+
+def _files_of(shard: Shard, version: Version, index: Index, number: int, root: Path | None) -> dict[_File, list[str]]:
+    """The files of a shard's items that count, and for each the ids of its utterances.
+
+    `number` is the shard's in the index. A file that was changed between two utterances is there twice.
+    """
+    first, last = np.searchsorted(index.shard, [number, number + 1]).tolist()
+    items = index.item[first:last].astype(np.int64)
+    folder = root_of(shard, version) if root is None else root
+    sources, hashes = shard.column("sources")[items].tolist(), shard.source_hashes[items].tolist()
+    files: dict[_File, list[str]] = {}
+    for position, path, (size, mtime_ns, _), content_hash in zip(
+        range(first, last), shard.paths.take(items), sources, hashes, strict=True
+    ):
+        files.setdefault(_File(folder / path, size, mtime_ns, content_hash), []).append(index.ids[position])
+    return files
+
+
+def _fault(file: _File, hashes: ContentHashes) -> str | None:
+    """What is wrong with a file; None if it is what it was, as far as can be told."""
+    try:
+        status = os.stat(file.path)
+        if not stat.S_ISREG(status.st_mode):
+            return "is not a file any more"
+        if status.st_size != file.size:
+            return f"has changed since: {file.size:,} → {status.st_size:,} bytes"
+        if file.content_hash == UNKNOWN_HASH:
+            return None if status.st_mtime_ns == file.mtime_ns else "has changed since: its mtime is another"
+        with file.path.open("rb", buffering=0) as opened:
+            content_hash = hashes.of(opened.fileno())
+    except FileNotFoundError:
+        return "there is no such file"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except ValueError as error:  # a zero byte, say
+        return f"not a valid path: {error}"
+    return None if content_hash == file.content_hash else "has changed since: other bytes, of the same number"
+
+
+def _problem(path: Path, fault: str, ids: list[str]) -> Problem:
+    more = f" and {counted(len(ids) - 1, 'other', 'others')}" if len(ids) > 1 else ""
+    return Problem("source", f"{ids[0]}{more}: {path}: {fault}", id=ids[0] if len(ids) == 1 else None)

@@ -1,0 +1,160 @@
+"""What is kept of an audio file's content: the hash of the bytes that were decoded, computed once."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+import pytest
+import soundfile
+import xxhash
+from cache_contents import only_version
+from corpora import speech
+from damage import CHUNKS, flip, victim
+from extractions import extract_here
+
+from featcache.audio import content_hash
+from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
+from featcache.audio.decode import Cut, decode
+from featcache.config import load_config
+from featcache.errors import AudioError
+from featcache.extract.extraction import Options
+from featcache.manifest import read_manifest
+
+
+@pytest.fixture
+def counted(monkeypatch) -> list[int]:
+    """The descriptors that were hashed, in order."""
+    hashed: list[int] = []
+
+    def count(descriptor: int) -> int:
+        hashed.append(descriptor)
+        return hash_of_content(descriptor)
+
+    monkeypatch.setattr(content_hash, "hash_of_content", count)
+    return hashed
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 256 << 10, (256 << 10) + 1, 3_000_000])
+def test_it_is_xxh3_of_all_bytes_and_leaves_the_position(scratch, size):
+    path = scratch / "file"
+    path.write_bytes(data := np.random.default_rng(size).bytes(size))
+    with path.open("rb", buffering=0) as file:
+        file.seek(size // 2)
+        assert hash_of_content(file.fileno()) == xxhash.xxh3_64_intdigest(data)
+        assert file.tell() == size // 2
+
+
+def test_a_file_is_hashed_once_until_it_changes(scratch, counted):
+    """By its inode, size and mtime: not by its path, in whose place another file may be."""
+    path, hashes = scratch / "file", ContentHashes()
+
+    def hash_now() -> int:
+        with path.open("rb") as file:
+            return hashes.of(file.fileno())
+
+    path.write_bytes(b"one")
+    assert hash_now() == hash_now() == xxhash.xxh3_64_intdigest(b"one")
+    assert len(counted) == 1
+    status = path.stat()
+    (scratch / "other").write_bytes(b"two")
+    os.utime(scratch / "other", ns=(status.st_atime_ns, status.st_mtime_ns))
+    (scratch / "other").replace(path)
+    assert hash_now() == xxhash.xxh3_64_intdigest(b"two")
+    path.write_bytes(b"six")
+    os.utime(path, ns=(0, status.st_mtime_ns + 1))
+    assert hash_now() == xxhash.xxh3_64_intdigest(b"six")
+    assert len(counted) == 3
+
+
+def test_threads_that_ask_for_the_same_file_wait_for_one_of_them(scratch, monkeypatch):
+    path, hashes = scratch / "file", ContentHashes()
+    path.write_bytes(b"content")
+    begun, go = threading.Event(), threading.Event()
+    calls = []
+
+    def slow(descriptor: int) -> int:
+        calls.append(descriptor)
+        begun.set()
+        assert go.wait(60)
+        return 7
+
+    monkeypatch.setattr(content_hash, "hash_of_content", slow)
+    found = []
+    with path.open("rb") as file:
+        threads = [threading.Thread(target=lambda: found.append(hashes.of(file.fileno()))) for _ in range(4)]
+        threads[0].start()
+        assert begun.wait(60)
+        for thread in threads[1:]:
+            thread.start()
+        go.set()
+        for thread in threads:
+            thread.join()
+    assert (found, len(calls)) == ([7] * 4, 1)
+
+
+def test_no_more_hashes_are_kept_than_a_run_needs(scratch, monkeypatch, counted):
+    monkeypatch.setattr(content_hash, "_MOST_FILES", 2)
+    hashes = ContentHashes()
+    for name in ("a", "b", "c", "c", "a"):
+        path = scratch / name
+        if not path.exists():
+            path.write_bytes(name.encode())
+        with path.open("rb") as file:
+            assert hashes.of(file.fileno()) == xxhash.xxh3_64_intdigest(name.encode())
+    assert len(counted) == 4
+
+
+def test_a_file_that_cannot_be_read_to_its_end_has_no_hash_and_is_decoded(scratch, monkeypatch):
+    """A bad sector need not be in the segment that is wanted."""
+    soundfile.write(scratch / "a.wav", speech(1), 16000)
+
+    def fail(descriptor: int) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(content_hash, "hash_of_content", fail)
+    (found,) = decode(scratch / "a.wav", [Cut()], hashes=ContentHashes())
+    assert not isinstance(found, AudioError)
+    assert found[1].content_hash == UNKNOWN_HASH
+
+
+def test_every_item_has_the_hash_of_its_whole_file(reference, corpus):
+    """Of any format, whole files and segments alike; in the shard's own array."""
+    version = only_version(reference)
+    (shard,) = map(version.shard, version.shard_names())
+    expected = [xxhash.xxh3_64_intdigest((corpus.folder / path).read_bytes()) for path in shard.paths]
+    assert shard.column("source_hashes").tolist() == expected
+    assert [item.content_hash for item in shard.items()] == expected
+    assert len(set(expected)) < len(expected)
+
+
+def test_a_long_file_is_hashed_once_in_a_run(scratch, counted, monkeypatch):
+    """Though its segments are decoded in many batches, by several threads."""
+    asked = []
+    of = ContentHashes.of
+    monkeypatch.setattr(ContentHashes, "of", lambda self, descriptor: (asked.append(1), of(self, descriptor))[1])
+    soundfile.write(scratch / "long.wav", speech(300, 8000), 8000)
+    rows = "".join(f"{i},long.wav,{i},0.9\n" for i in range(299))
+    (scratch / "m.csv").write_text("id,path,start,duration\n" + rows)
+    summary = extract_here(
+        read_manifest(scratch / "m.csv"), [load_config("fbank80")], scratch / "cache", Options("cpu", 2)
+    )
+    assert summary.versions[0].extracted == 299
+    assert (len(asked) > 3, len(counted)) == (True, 1)
+
+
+def test_repair_and_units_hand_the_hashes_on(cli, plain, cache):
+    """Of items that are kept; see also the units made --from features, whose items are equal."""
+    version = only_version(cache)
+    before = {item.id: item.content_hash for name in version.shard_names() for item in version.shard(name).items()}
+    assert all(before.values())
+    name = victim(cache).name
+    flip(victim(cache).folder / CHUNKS["features"], 0)
+    repaired = cli("repair", cache, "--manifest", plain.manifest())
+    assert "utterances kept, 1 extracted again" in repaired.out
+    version = only_version(cache)
+    assert name not in version.shard_names()
+    assert before == {
+        item.id: item.content_hash for name in version.shard_names() for item in version.shard(name).items()
+    }
