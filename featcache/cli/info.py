@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,8 @@ def info(ctx: click.Context, path: Path, failures: bool, as_json: bool) -> None:
     documents, is_damaged = [], False
     for folder in version_folders(path):
         try:
-            documents.append(_describe(Version.open(folder)))
+            version = Version.open(folder)
+            documents.append(version.reading(partial(_describe, version)))
         except DamagedError as error:
             note(f"featcache: {error}")
             is_damaged = True
@@ -64,6 +66,7 @@ def _describe(version: Version) -> dict[str, Any]:
     newest = {probe["device"]: probe for probe in version.probes() if {"device", "date", "fastest"} <= probe.keys()}
     return {
         "path": str(version.path),
+        "original_name": version.original_name,
         **asdict(version.info),
         "utterances": len(index),
         "replaced": sum(shard.info.items for shard in shards) - len(index),
@@ -92,6 +95,8 @@ def _print(document: dict[str, Any], failures: bool) -> None:
         f"  {utterances}, {hours(document['seconds'])} of audio, {megabytes(document['bytes'])} of features in "
         f"{shards}, {megabytes(document['bytes_on_disk'])} on disk in all; {len(document['failures']):,} failed"
     )
+    if name := document["original_name"]:
+        click.echo(f"  this folder is a copy of {name}, or was renamed: extract adds to a version only under that name")
     if replaced := document["replaced"]:
         older = counted(replaced, "older item")
         click.echo(f"  among these, {older} of utterances that were extracted again: not read, but not removed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from featcache.loader import Cache
     from featcache.store.shard import Item
+    from featcache.store.version import Version
 
 
 @click.command(short_help="Show one utterance: its place, its source, its values.")
@@ -34,39 +36,15 @@ def show(path: Path, utterance: str, as_json: bool) -> None:
     Example:
       featcache show features LJ001-0001
     """
-    from featcache.loader import Cache
-    from featcache.spec import QUANTIZATION
     from featcache.store.selection import select_versions
-    from featcache.strings import Strings
 
     documents: list[dict[str, Any]] = []
     missing: MissingItemError | None = None
     for version in select_versions(path):
-        cache = Cache(version)
         try:
-            features = cache[utterance]
+            documents.append(version.reading(partial(_document, version, utterance)))
         except MissingItemError as error:
             missing = missing or error
-            continue
-        index = cache.index
-        position = int(index.find(Strings.of([utterance]))[0])
-        shard = version.shard(index.shards[int(index.shard[position])])
-        (item,) = shard.items([int(index.item[position])])
-        side = {
-            spec.name: _summary(cache.side(spec.name, utterance))
-            for spec in cache.spec.side
-            if spec.name != QUANTIZATION
-        }
-        documents.append(
-            {
-                "version": str(version.path),
-                "shard": shard.name,
-                **_source(item, cache.spec.sample_rate),
-                **_summary(features),
-                **({"quantized": _quantized(cache, utterance)} if cache.spec.is_quantized else {}),
-                "side": side,
-            }
-        )
     if missing is not None and not documents:
         raise missing
     if as_json:
@@ -76,6 +54,27 @@ def show(path: Path, utterance: str, as_json: bool) -> None:
         if number:
             click.echo()
         _print(document)
+
+
+def _document(version: Version, utterance: str) -> dict[str, Any]:
+    """What a version has of an utterance."""
+    from featcache.loader import Cache
+    from featcache.spec import QUANTIZATION
+
+    cache = Cache(version)
+    features, index = cache[utterance], cache.index
+    position = index.find_one(utterance)
+    shard = version.shard(index.shards[int(index.shard[position])])
+    (item,) = shard.items([int(index.item[position])])
+    sides = [spec.name for spec in cache.spec.side if spec.name != QUANTIZATION]
+    return {
+        "version": str(version.path),
+        "shard": shard.name,
+        **_source(item, cache.spec.sample_rate),
+        **_summary(features),
+        **({"quantized": _quantized(cache, utterance)} if cache.spec.is_quantized else {}),
+        "side": {name: _summary(cache.side(name, utterance)) for name in sides},
+    }
 
 
 def _source(item: Item, rate: int) -> dict[str, Any]:

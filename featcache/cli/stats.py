@@ -52,29 +52,33 @@ def stats(
 
     from featcache.loader import Cache
     from featcache.manifest import read_manifest
-    from featcache.stats import moments, usage
+    from featcache.stats import Usage, moments, usage
     from featcache.store.selection import select_version
 
     if by is not None and manifest is None:
         raise ArgumentError("--by names a column of the manifest: give --manifest too")
     if output is not None:
         refuse_output(output, force)
-    cache = Cache(select_version(path))
-    holds_codes = bool(cache.spec.codebook_sizes)
+    version = select_version(path)
+    holds_codes = bool(version.info.spec.codebook_sizes)
     if holds_codes and (by is not None or output is not None):
-        raise ArgumentError(f"{cache.version.path}: holds codes, which have no mean: --by and -o are for features")
+        raise ArgumentError(f"{version.path}: holds codes, which have no mean: --by and -o are for features")
     if manifest is None:
-        note_unfinished(cache.version)
+        note_unfinished(version)
     wanted = read_manifest(manifest, audio=False, carry=by is not None) if manifest is not None else None
     threads = threads or default_threads()
-    total = int(cache.lengths.sum()) if wanted is None else None
-    with tqdm(total=total, unit=" frames", unit_scale=True, leave=False, disable=not terminal_columns()) as bar:
-        if holds_codes:
-            used = usage(cache, wanted, threads=threads, report=bar.update)
-        else:
-            found = moments(cache, wanted, by=by, threads=threads, report=bar.update)
-    if holds_codes:
-        _show_usage(cache, used, as_json)
+
+    def compute() -> tuple[Cache, Usage | Stats]:
+        cache = Cache(version)
+        total = int(cache.lengths.sum()) if wanted is None else None
+        with tqdm(total=total, unit=" frames", unit_scale=True, leave=False, disable=not terminal_columns()) as bar:
+            if holds_codes:
+                return cache, usage(cache, wanted, threads=threads, report=bar.update)
+            return cache, moments(cache, wanted, by=by, threads=threads, report=bar.update)
+
+    cache, found = version.reading(compute)
+    if isinstance(found, Usage):
+        _show_usage(cache, found, as_json)
         return
     if output is not None:
         found.save(output, overwrite=force)

@@ -119,8 +119,11 @@ def _recompute(
         raise MissingDependencyError(error.name or "pydantic", "verify --recompute") from error
     from featcache.store.index import open_index
 
-    index = open_index(version)
-    return recompute(version, index, items_at_random(index, count), root, Device(device, threads))
+    def again() -> Recomputed:
+        index = open_index(version)
+        return recompute(version, index, items_at_random(index, count), root, Device(device, threads))
+
+    return version.reading(again)
 
 
 def _as_given(manifest: str, root: Path | None) -> str:

@@ -66,5 +66,5 @@ def _state(pid: object) -> str:
     """That a process of this machine has been stopped, by SIGSTOP or Ctrl-Z; empty if it has not."""
     with suppress(OSError, IndexError):
         if Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].startswith("T"):
-            return f", which has been stopped: kill -CONT {pid} lets it go on, kill -KILL {pid} leaves its work to this run"
+            return f", which has been stopped: kill -CONT {pid} lets it go on, kill -KILL {pid} ends it"
     return ""

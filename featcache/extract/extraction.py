@@ -122,7 +122,12 @@ class ExtractionPlan:
 
 
 def plan_extraction(
-    manifest: Manifest, configs: Sequence[Config], cache: Path, options: Options, only: Strings | None = None
+    manifest: Manifest,
+    configs: Sequence[Config],
+    cache: Path,
+    options: Options,
+    only: Strings | None = None,
+    folder: str | None = None,
 ) -> ExtractionPlan:
     """Plan a run: build the extractors, and compare the manifest with what each config's version holds.
 
@@ -134,6 +139,7 @@ def plan_extraction(
         cache: The folder that holds the versions.
         options: The options of the run.
         only: Extract these ids, even if there are older items of them, and no others.
+        folder: The name of the folder of the only config's version, if it has been renamed.
 
     Raises:
         ConfigError: The device does not exist, or a config does not suit its extractor.
@@ -150,7 +156,8 @@ def plan_extraction(
     source = None if options.source is None else find_source(built_configs, options.source)
     wanted = {copies: _wanted_rows(manifest, copies, source) for copies in dict.fromkeys(c.copies for c in configs)}
     versions = [
-        _plan_version(built, wanted[built.config.copies], cache, device, options, only) for built in built_configs
+        _plan_version(built, wanted[built.config.copies], cache, folder, device, options, only)
+        for built in built_configs
     ]
     notes = _notes(versions, cache, source, only)
     return ExtractionPlan(manifest, cache, options, only, device, source, versions, notes, started)
@@ -233,11 +240,17 @@ class _HeldVersion:
 
 
 def _plan_version(
-    built: BuiltConfig, wanted: _WantedRows, cache: Path, device: Device, options: Options, only: Strings | None
+    built: BuiltConfig,
+    wanted: _WantedRows,
+    cache: Path,
+    folder: str | None,
+    device: Device,
+    options: Options,
+    only: Strings | None,
 ) -> VersionPlan:
     """Open a config's version, compare it with the rows that it should hold, and choose how to put rows together."""
     info = version_info(built.config, built.extractor.spec)
-    path = cache / info.folder_name
+    path = cache / (folder or info.folder_name)
     held = _open_held(path)
     rows = _compare(built, wanted.manifest, held, options, only)
     probes = [] if held.version is None else held.version.probes()
@@ -353,7 +366,7 @@ def _fill(
     """Create the versions of a group, have the engine fill them, and record the outcome."""
     for planned in versions:
         planned.built.extractor.use_batching(planned.batching.batching)
-    opened = [Version.create(plan.cache, planned.info) for planned in versions]
+    opened = [Version.create(plan.cache, planned.info, planned.path.name) for planned in versions]
     for version in opened:
         version.sweep()
     jobs = [_begin(plan, planned, version) for planned, version in zip(versions, opened, strict=True)]

@@ -84,7 +84,7 @@ def repair(
             cannot be written; or the version's own metadata is damaged and no run's record says what it was. Nothing
             has been removed then.
     """
-    path = path.resolve()  # the extraction finds the version by the name of its real folder
+    path = path.resolve()  # for its name, by which the extraction finds it
     refuse_links(path, *WRITTEN, "aside")
     stop = stop or threading.Event()
     restored = restore_metadata(path)
@@ -141,7 +141,7 @@ def _replace_damaged_shards(
     if config is None:
         return Repaired(str(path), removed, restored, None, missing, kept=kept, aside=aside)
     options = replace(options, retry_failed=True)  # the version had them, whatever the ledger says of them
-    planned = plan_extraction(manifest, [config], path.parent, options, again)
+    planned = plan_extraction(manifest, [config], path.parent, options, again, path.name)
     summary = run_extraction(planned, run_locally, report, stop)
     extracted = sum(filled.extracted for filled in summary.versions)
     return Repaired(str(path), removed, restored, summary, missing, kept=kept, extracted=extracted, aside=aside)
@@ -235,7 +235,7 @@ def restore_metadata(path: Path) -> bool:
             continue  # the record is damaged
         extractor = config.build(torch.device("cpu"))
         info = version_info(config, extractor.spec)
-        if info.folder_name == path.name:
+        if path.name == info.folder_name or _state_one(path, info):
             write_file(path / "zarr.json", zarr3.group_metadata(info.attributes()))
             return True
     fault = f" ({faults[0]})" if faults else ""
@@ -243,6 +243,12 @@ def restore_metadata(path: Path) -> bool:
         f"{path}/zarr.json: damaged, and no record in {path}/runs says what it was{fault}: run `featcache extract` "
         "with the version's config into another cache, and move its zarr.json here"
     )
+
+
+def _state_one(path: Path, info: VersionInfo) -> bool:
+    """Whether all shards of the folder `path`, which may have been renamed, say that they belong to this version."""
+    shards = Version(path, info).shard_names()
+    return {Version(path, info).shard(name).stated_version for name in shards} == {info.fingerprint}
 
 
 def _refuse_another_version(version: Version, info: VersionInfo) -> None:
@@ -253,8 +259,6 @@ def _refuse_another_version(version: Version, info: VersionInfo) -> None:
             "featcache that made "
             f"it ({version.info.made_by.get('featcache', 'unknown')}), or extract a new version"
         )
-    if info.folder_name != version.path.name:
-        raise StoreError(f"{version.path}: rename it back to {info.folder_name}; nothing has been removed")
 
 
 def _refuse_loss(ids: Strings, manifest: Manifest, damaged: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from featcache.errors import FeatcacheError, StoreError, counted
+from featcache.errors import DamagedError, FeatcacheError, StoreError, counted
 from featcache.extract.tasks import compare
 from featcache.manifest import Manifest
 from featcache.manifest.copies import copies_of, expand
@@ -86,14 +86,37 @@ def verify(
     Raises:
         StoreError: A shard may not be read.
     """
-    problems = list(_check_version(version))
-    names = version.shard_names()
+    checked: dict[str, _CheckedShard] = {}
     stop = stop or threading.Event()
-    checked = _check_shards(version, names, data, threads, report, stop)
-    problems += [problem for _, found in checked for problem in found]
+    while True:
+        there = version.shard_folders()
+        new = [name for name in there if name not in checked]
+        checked |= _check_shards(version, new, data, threads, report, stop)
+        if stop.is_set():
+            problems = [*_check_version(version), *(problem for _, found in checked.values() for problem in found)]
+            return Report(str(version.path), len(there), 0, 0, 0, data, problems, interrupted=True)
+        try:
+            result = _report(version, [checked[name] for name in there], data, manifest)
+        except DamagedError:
+            if there.items() <= version.shard_folders().items():
+                raise
+        else:
+            if there.items() <= version.shard_folders().items():
+                return result
+        # A repair has taken shards away, and has put what was sound in them into others: these are checked as well.
+        now = version.shard_folders().items()
+        checked = {name: one for name, one in checked.items() if (name, there.get(name)) in now}
+
+
+_CheckedShard = tuple[Shard, list[Problem]]
+"""A shard, and what is wrong with it."""
+
+
+def _report(version: Version, checked: list[_CheckedShard], data: bool, manifest: Manifest | None) -> Report:
+    """What checked shards come to: the shards of the version."""
+    problems = [*_check_version(version), *(problem for _, found in checked for problem in found)]
     sound = [shard for shard, found in checked if not found]
-    if stop.is_set():
-        return Report(str(version.path), len(names), 0, 0, 0, data, problems, interrupted=True)
+    names = [shard.name for shard, _ in checked]
     index = build_index(sound)
     superseded_or_repeated = sum(shard.info.items for shard in sound) > len(index)
     repeats = find_duplicates(sound) if superseded_or_repeated else []
@@ -138,15 +161,15 @@ def _check_shards(
     threads: int,
     report: Callable[[], object],
     stop: threading.Event,
-) -> list[tuple[Shard, list[Problem]]]:
-    """What is wrong in each shard. Shards that were not checked before `stop` was set are left out."""
-    checked: list[tuple[Shard, list[Problem]]] = []
+) -> dict[str, _CheckedShard]:
+    """What is wrong in each shard, by name. Shards that were not checked before `stop` was set are left out."""
+    checked: dict[str, _CheckedShard] = {}
     ended = threading.Event()
 
     def stopped() -> bool:
         return stop.is_set() or ended.is_set()
 
-    def check(name: str) -> tuple[Shard, list[Problem]]:
+    def check(name: str) -> _CheckedShard:
         shard = version.shard(name)
         return shard, [] if stopped() else list(check_shard(shard, version.info.spec, data, stopped))
 
@@ -157,7 +180,7 @@ def _check_shards(
             for shard, found in pool.map(check, names):
                 if stop.is_set():
                     break
-                checked.append((shard, found))
+                checked[shard.name] = shard, found
                 report()
         finally:
             ended.set()  # after an error or an interrupt, the pool waits for threads that are still checking
@@ -191,15 +214,15 @@ def _count_items(shards: Iterable[Shard]) -> int | None:
 
 
 def _check_version(version: Version) -> Iterator[Problem]:
-    if version.path.resolve().name != version.info.folder_name:
-        yield Problem("metadata", f"{version.path}: holds the version {version.info.folder_name}")
     group = version.path / "shards" / "zarr.json"
     if not group.exists() or group.read_bytes() != zarr3.group_metadata():
         yield Problem("metadata", f"{group}: damaged: not the metadata of a Zarr group")
 
 
 def _notes(version: Version) -> Iterator[str]:
-    """Whether the version's config still has the version's fingerprint, if extraction is installed."""
+    """Whether the version's folder has its name; and its config still its fingerprint, if extraction is installed."""
+    if (name := version.original_name) is not None:
+        yield f"its folder is a copy of {name}, or was renamed: extract adds to a version only under that name"
     try:
         from featcache.config import recorded_config
     except ImportError:

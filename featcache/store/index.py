@@ -121,9 +121,14 @@ def open_index(version: Version, names: Sequence[str] | None = None) -> Index:
     With the names of the shards that count, it is of the version as it was; by default, of all that are there now.
 
     Raises:
-        DamagedError: A shard's metadata or columns are damaged.
+        DamagedError: A shard's metadata or columns are damaged, or a shard of these names is gone.
     """
-    names = version.shard_names() if names is None else names
+    if names is None:
+        return version.reading(lambda: _open_index(version, version.shard_names()))
+    return _open_index(version, names)
+
+
+def _open_index(version: Version, names: Sequence[str]) -> Index:
     if (index := load_index(version, names)) is not None:
         return index
     index = build_index(map(version.shard, names))

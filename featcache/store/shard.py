@@ -6,6 +6,7 @@ docs/format.md. Side arrays, an extractor's outputs besides the features, have t
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -316,8 +317,13 @@ class Shard:
 
     @contextmanager
     def _naming_remedy(self) -> Iterator[None]:
-        """Name the version that is to be repaired in any DamagedError raised within."""
+        """Name the version that is to be repaired in any DamagedError raised within; or say that the shard is gone."""
         try:
             yield
         except DamagedError as error:
+            if not os.path.lexists(self.folder):
+                raise DamagedError(
+                    f"{self.folder}: is no longer there: the version was repaired since it was opened, or somebody has "
+                    "removed this shard: open it again"
+                ) from error
             raise DamagedError(error.what, version=self.folder.parent.parent) from error

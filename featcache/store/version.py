@@ -17,13 +17,14 @@ import os
 import platform
 import re
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -47,6 +48,8 @@ from featcache.store.files import (
 from featcache.store.leftovers import leftovers, temporary_name, what_of
 from featcache.store.locks import Claim
 from featcache.store.shard import Shard, check_side_specs
+
+_T = TypeVar("_T")
 
 FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -141,8 +144,8 @@ class Version:
             raise DamagedError(f"{path / 'zarr.json'}: damaged: not a version of format 1 ({error})", path) from error
 
     @classmethod
-    def create(cls, cache: Path, info: VersionInfo) -> Version:
-        """Open the version that `info` describes, and make it if there is none yet.
+    def create(cls, cache: Path, info: VersionInfo, folder: str | None = None) -> Version:
+        """Open the version that `info` describes, and make it if there is none yet; `folder` if it has been renamed.
 
         Raises:
             StoreError: The cache cannot be written, the version in that folder has another fingerprint, or a folder of
@@ -150,7 +153,7 @@ class Version:
             ExtractorError: The side arrays cannot be stored.
         """
         check_side_specs(info.spec.side)
-        path = cache / info.folder_name
+        path = cache / (folder or info.folder_name)
         refuse_links(path, *WRITTEN)
         _sweep_cache(cache)
         try:
@@ -185,6 +188,12 @@ class Version:
             remove_from_cache(beside.parent, beside.name)
 
     @property
+    def original_name(self) -> str | None:
+        """The name that the folder was made with, if it has another one now: it was renamed, or is a copy."""
+        name = self.info.folder_name
+        return None if name in (self.path.name, self.path.resolve().name) else name
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the stored features."""
         return np.dtype(self.info.spec.stored_dtype)
@@ -199,6 +208,30 @@ class Version:
                 f"{error.filename}: damaged: the folder is missing, and every shard with it: move {self.path} away, "
                 "and extract again"
             ) from error
+
+    def shard_folders(self) -> dict[str, tuple[int, int]]:
+        """The names of all committed shards, each with what tells its folder from a later one of the same name."""
+        folders = {}
+        for name in self.shard_names():
+            with suppress(FileNotFoundError):  # it has just been taken away
+                stat = os.stat(self.path / "shards" / name)
+                folders[name] = stat.st_ino, stat.st_mtime_ns
+        return folders
+
+    def reading(self, read: Callable[[], _T]) -> _T:
+        """What `read` returns, which lists the shards and reads them. If one of them is taken away meanwhile, it is
+        called again: `featcache repair` has put what was sound in that shard into another.
+
+        Raises:
+            DamagedError: As `read` raises it while all shards are still there.
+        """
+        while True:
+            there = self.shard_folders()
+            try:
+                return read()
+            except DamagedError:
+                if there.items() <= self.shard_folders().items():
+                    raise
 
     def shard(self, name: str) -> Shard:
         """A committed shard."""

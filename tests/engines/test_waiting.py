@@ -43,9 +43,7 @@ def test_who_holds_what_is_left_is_named(impatient, job, gate, plain, scratch):
     line = f"{version}: waiting for another run, which has claimed what is left: {run} (process {first.pid} on "
     assert waiting_lines(second)[0] == f"{line}{socket.gethostname()})"
     first.send(signal.SIGSTOP)
-    stopped = (
-        f", which has been stopped: kill -CONT {first.pid} lets it go on, kill -KILL {first.pid} leaves its work to"
-    )
+    stopped = f", which has been stopped: kill -CONT {first.pid} lets it go on, kill -KILL {first.pid} ends"
     second.wait_until(lambda: stopped in waiting_lines(second)[-1])
     first.send(signal.SIGCONT)
     gate.unlink()

@@ -27,8 +27,8 @@ def two_hosts(cli, scenario, trials, locks, chance) -> bool:
         Faults(cache, record=record if host == "a" else None, host=host, shared=str(trials), **locks) for host in "ab"
     ]
     first = cli.start(*scenario.arguments(cache), faults=hosts[0])
-    first.wait_until(lambda: first.has_ended() or (record.exists() and record.stat().st_size >= moment))
-    is_together = not first.has_ended()
+    first.wait_until(lambda: first.poll() is not None or (record.exists() and record.stat().st_size >= moment))
+    is_together = first.poll() is None
     second = cli.start(*scenario.arguments(cache), faults=hosts[1])
     for one in (first, second):
         ended = one.wait(TRIAL_SECONDS)

@@ -55,15 +55,6 @@ def test_repair_needs_its_device(cli, plain, cache):
     assert_refused(refused, cache, "cuda:99")
 
 
-def test_repair_refuses_a_version_under_another_name(cli, plain, cache):
-    """What it extracts would go elsewhere."""
-    flip(victim(cache).folder / CHUNKS["features"], 100)
-    path = only_version(cache).path
-    path.rename(path.with_name("renamed"))
-    refused = cli("repair", cache, "--manifest", plain.manifest())
-    assert_refused(refused, cache, "rename it back")
-
-
 @pytest.mark.parametrize("way", ["inside", "link"])
 def test_a_version_may_be_named_by_any_path(cli, plain, sound, cache, scratch, way):
     """`featcache verify .` in its folder, or through a link."""

@@ -58,9 +58,6 @@ class Running:
     def err(self) -> str:
         return (self._folder / "err").read_text(errors="surrogateescape")
 
-    def has_ended(self) -> bool:
-        return self._code is not None or bool(select.select([self._stream], [], [], 0)[0])
-
     def wait_until(self, condition, seconds: float = MOST_SECONDS) -> None:
         """Wait for something that the process does; also in folders that it renames meanwhile."""
         for _ in range(int(seconds / POLL_SECONDS)):  # not by the clock, which goes on while the machine does not
@@ -69,6 +66,12 @@ class Running:
                     return
             time.sleep(POLL_SECONDS)
         raise AssertionError(f"it never happened; stderr: {self.err()}")
+
+    def poll(self) -> int | None:
+        """How it ended; None while it runs."""
+        if self._code is None and select.select([self._stream], [], [], 0)[0]:
+            self.wait()
+        return self._code
 
     def wait(self, seconds: float = MOST_SECONDS) -> Finished:
         if self._code is None:
