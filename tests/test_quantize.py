@@ -392,7 +392,7 @@ class TestDamage:
         items = dict(list(features.items())[:3])
         levels, parameters = quantized(*items.values())
         lengths = [len(item) for item in items.values()]
-        writer = ShardWriter(version.work_folder("made-up"), (80,), version.dtype, version.info.spec.side)
+        writer = ShardWriter(version.work_folder("made-up"), version.info.spec)
         made = [
             Item(id=id_, path="a.wav", num_samples=160 * n + 240, size=1, mtime_ns=1, sample_rate=16000)
             for id_, n in zip(items, lengths, strict=True)

@@ -97,7 +97,7 @@ class OpenShard:
         for job in jobs:
             version, spec = job.version, job.version.info.spec
             with _writing(version):
-                writer = ShardWriter(version.work_folder(task.name), spec.item_shape, version.dtype, spec.side)
+                writer = ShardWriter(version.work_folder(task.name), spec)
             claims.callback(writer.discard)
             self._shards.append(_VersionShard(job, writer))
         self._held = claims.pop_all()  # closing it discards what is not committed, then releases the claims

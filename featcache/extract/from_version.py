@@ -104,7 +104,8 @@ class SourceVersion:
             )
         if shard.parameters is not None:
             features = dequantize_array(features, *shard.parameters[number])
-        item = Item.of(utterance, int(shard.num_samples[number]), shard.sources[number].tolist())
+        file, content_hash = shard.sources[number].tolist(), int(shard.source_hashes[number])
+        item = Item.of(utterance, int(shard.num_samples[number]), file, content_hash)
         return StoredUtterance(item, features)
 
     def _missing(self, utterance: Utterance, position: int, failure: Failure | None) -> AudioError:
@@ -124,6 +125,7 @@ class SourceVersion:
             crc32c=shard.column("crc32c"),
             num_samples=shard.column("num_samples"),
             sources=shard.column("sources"),
+            source_hashes=shard.source_hashes,
             parameters=shard.side(QUANTIZATION, check=True).entries if is_quantized else None,
         )
 
@@ -136,6 +138,7 @@ class _ShardColumns:
     crc32c: NDArray[np.uint32]
     num_samples: NDArray[np.uint64]
     sources: NDArray[np.int64]
+    source_hashes: NDArray[np.uint64]
     parameters: NDArray[np.float32] | None
 
 

@@ -112,9 +112,10 @@ class DamagedShard(Shard):
 
     def _check_form(self, name: str, length: int) -> None:
         """Prove by the sealed checksum of its metadata that the array was written with this length."""
-        dtype, shape = np.dtype(self._columns[name].dtype), (length, *self._columns[name].entry_shape)
-        if zarr3.hex_crc32c(zarr3.array_metadata(shape, dtype)) != self.info.metadata.get(name):
-            raise DamagedError(f"{self.folder / name}: damaged: {dtype.name} {list(shape)} is not what was written")
+        column = self._columns[name]
+        if not column.is_metadata(self.info.metadata.get(name), length):
+            shape = [length, *column.entry_shape]
+            raise DamagedError(f"{self.folder / name}: damaged: {column.dtype} {shape} is not what was written")
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def copy_sound_items(version: Version, damaged: DamagedShard, numbers: Sequence[
     supersedes = {name: items for name, items in info.supersedes.items() if name in there}
     sides = {side.name: damaged.side(side.name, check=True) for side in spec.side}
     try:
-        writer = ShardWriter(version.work_folder("repair"), spec.item_shape, version.dtype, spec.side)
+        writer = ShardWriter(version.work_folder("repair"), spec)
         try:
             sound = damaged.sound_items(numbers)
             for number, item in zip(numbers, damaged.items(numbers), strict=True):

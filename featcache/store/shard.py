@@ -47,7 +47,30 @@ class Column:
     """How many entries of that array an item has at least."""
     is_optional: bool = False
     """Whether shards that earlier code has written lack it."""
+    fill: int = 0
+    """What stock Zarr reads of an array of integers whose chunk is missing; of floats, it reads NaN."""
 
+    def metadata(self, length: int) -> bytes:
+        """The `zarr.json` of the array with that many entries."""
+        return zarr3.array_metadata((length, *self.entry_shape), np.dtype(self.dtype), self._dimensions, self.fill)
+
+    def is_metadata(self, checksum: str | None, length: int) -> bool:
+        """Whether a `zarr.json` of that checksum is the array's with that many entries, in a form of any time."""
+        first = zarr3.first_array_metadata((length, *self.entry_shape), np.dtype(self.dtype))
+        return any(zarr3.hex_crc32c(form) == checksum for form in (self.metadata(length), first))
+
+    @property
+    def _dimensions(self) -> list[str]:
+        """The names of the array's dimensions: in all arrays of a shard, equal names have equal lengths.
+
+        None of them is the name of an array, because xarray would take that for the dimension's coordinates.
+        """
+        names = [f"{self.name}_dim_{axis}" for axis in range(1 + len(self.entry_shape))]
+        return [_DIMENSIONS.get(self.length, names[0]), *names[1:]]
+
+
+_DIMENSIONS = {"n": "item", "n + 1": "item_edge", "f": "frame"}
+"""The names of first dimensions that several arrays may share."""
 
 FEATURES = Column("features", "", "f", "the frames of all items, one item after another")
 
@@ -73,6 +96,13 @@ COLUMNS = (
         "n",
         "the audio file when it was decoded: size in bytes, mtime in ns since 1970, sample rate in Hz",
         (3,),
+    ),
+    Column(
+        "source_hashes",
+        "uint64",
+        "n",
+        "XXH3-64 of the audio file's bytes when it was decoded; 0 if unknown. Shards may lack this array",
+        is_optional=True,
     ),
 )
 """The arrays of every shard besides the features."""
@@ -108,10 +138,19 @@ def _side_columns(spec: SideSpec) -> tuple[Column, Column]:
 
 def columns_of(spec: FeatureSpec, there: Collection[str]) -> dict[str, Column]:
     """The arrays of a version's shard, by name, the features first; optional ones only if they are among `there`."""
-    features = replace(FEATURES, dtype=spec.stored_dtype, entry_shape=spec.item_shape)
+    fill = _no_code(spec)
+    features = replace(FEATURES, dtype=spec.stored_dtype, entry_shape=spec.item_shape, fill=fill)
     of_side_arrays = (column for side in spec.side for column in _side_columns(side))
     columns = (features, *COLUMNS, *of_side_arrays)
     return {column.name: column for column in columns if not column.is_optional or column.name in there}
+
+
+def _no_code(spec: FeatureSpec) -> int:
+    """The largest value of the dtype of codes if it is none, else 0."""
+    dtype = np.dtype(spec.stored_dtype)
+    if dtype.kind == "f" or not spec.codebook_sizes or max(spec.codebook_sizes) > np.iinfo(dtype).max:
+        return 0
+    return int(np.iinfo(dtype).max)
 
 
 def check_side_specs(specs: Sequence[SideSpec]) -> None:
@@ -146,12 +185,21 @@ class Item(Utterance):
     """When the audio file was last modified, in nanoseconds since 1970."""
     sample_rate: int
     """The sample rate of the audio file in Hz."""
+    content_hash: int = 0
+    """XXH3-64 of the audio file's bytes, when it was decoded; 0 if unknown."""
 
     @classmethod
-    def of(cls, utterance: Utterance, num_samples: int, file: Sequence[int]) -> Item:
+    def of(cls, utterance: Utterance, num_samples: int, file: Sequence[int], content_hash: int = 0) -> Item:
         """The item that an utterance becomes; `file` is the size, mtime in ns and sample rate of its audio file."""
         size, mtime_ns, sample_rate = file
-        return cls(**utterance.row(), num_samples=num_samples, size=size, mtime_ns=mtime_ns, sample_rate=sample_rate)
+        return cls(
+            **utterance.row(),
+            num_samples=num_samples,
+            size=size,
+            mtime_ns=mtime_ns,
+            sample_rate=sample_rate,
+            content_hash=content_hash,
+        )
 
 
 @dataclass(frozen=True)
@@ -269,6 +317,13 @@ class Shard:
         """The paths of the items' audio files, as the manifest had them."""
         return Strings(self.column("paths"), self.column("path_offsets").astype(np.int64))
 
+    @property
+    def source_hashes(self) -> NDArray[np.uint64]:
+        """XXH3-64 of each item's audio file when it was decoded, uint64 `[items]`; 0 if unknown."""
+        if "source_hashes" not in self.info.metadata:
+            return np.zeros(self.info.items, np.uint64)
+        return self.column("source_hashes")
+
     def column(self, name: str) -> NDArray[Any]:
         """Any array but the features, read whole and held against its checksum."""
         self._require_own()
@@ -300,10 +355,11 @@ class Shard:
         ids, paths = self.ids, self.paths
         names = ("segments", "channels", "num_samples", "sources")
         segments, channels, num_samples, sources = (self.column(name) for name in names)
+        hashes = self.source_hashes
         for number in range(len(ids)) if numbers is None else numbers:
             start, duration = segments[number].tolist()
             row = Utterance.of_columns(ids[number], paths[number], start, duration, int(channels[number]))
-            yield Item.of(row, int(num_samples[number]), sources[number].tolist())
+            yield Item.of(row, int(num_samples[number]), sources[number].tolist(), int(hashes[number]))
 
     def _map(self, name: str) -> NDArray[Any]:
         self._require_own()

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from featcache.errors import ExtractorError, StoreError, listing
 from featcache.manifest import SegmentColumns
-from featcache.spec import SideSpec
+from featcache.spec import FeatureSpec, SideSpec
 from featcache.store import zarr3
 from featcache.store.files import publish_folder, remove_from_version
-from featcache.store.shard import COLUMNS, Item, Shard, ShardInfo, side_names
+from featcache.store.shard import COLUMNS, Item, Shard, ShardInfo, columns_of, side_names
 from featcache.strings import Strings
 
 SideData = Mapping[str, tuple[NDArray[Any], Sequence[int]]]
@@ -29,23 +29,20 @@ class ShardWriter:
 
     Args:
         folder: A folder in a version's `work/` that does not exist yet.
-        item_shape: The shape of one frame.
-        dtype: The dtype of the stored features.
-        side: The version's side arrays.
+        spec: The version's.
 
     Raises:
         OSError: From every method, if the disk is full or broken.
     """
 
-    def __init__(
-        self, folder: Path, item_shape: tuple[int, ...], dtype: np.dtype[Any], side: Sequence[SideSpec] = ()
-    ) -> None:
+    def __init__(self, folder: Path, spec: FeatureSpec) -> None:
         self._folder = folder
-        self._item_shape = item_shape
-        self._dtype = dtype.newbyteorder("<")
-        self._features = zarr3.ChunkWriter(zarr3.chunk_path(folder / "features", 1 + len(item_shape)))
+        self._spec = spec
+        self._item_shape = spec.item_shape
+        self._dtype = np.dtype(spec.stored_dtype).newbyteorder("<")
+        self._features = zarr3.ChunkWriter(zarr3.chunk_path(folder / "features", 1 + len(spec.item_shape)))
         self._items: list[Item] = []
-        self._side = _SideArrays(side)
+        self._side = _SideArrays(spec.side)
         self._crcs: list[int] = []
         self._offsets = [0]
 
@@ -135,11 +132,13 @@ class ShardWriter:
                 removed what was written.
         """
         self._features.close()
-        metadata = {"features": zarr3.array_metadata((self._offsets[-1], *self._item_shape), self._dtype)}
+        arrays = {**self._columns(), **self._side.columns()}
+        columns = columns_of(self._spec, arrays)
+        metadata = {"features": columns["features"].metadata(self._offsets[-1])}
         (self._folder / "features" / "zarr.json").write_bytes(metadata["features"])
-        columns = {**self._columns(), **self._side.columns()}
-        for name, column in columns.items():
-            metadata[name] = zarr3.write_array(self._folder / name, column)
+        for name, array in arrays.items():
+            metadata[name] = columns[name].metadata(len(array))
+            zarr3.write_array(self._folder / name, array, metadata[name])
         info = ShardInfo(
             items=len(self._items),
             frames=self._offsets[-1],
@@ -153,7 +152,7 @@ class ShardWriter:
         group = zarr3.group_metadata(asdict(info))
         (self._folder / "zarr.json").write_bytes(group)
         written = {"zarr.json": len(group), **{f"{name}/zarr.json": len(data) for name, data in metadata.items()}}
-        chunks = {name: (column.ndim, column.nbytes) for name, column in columns.items() if column.size}
+        chunks = {name: (array.ndim, array.nbytes) for name, array in arrays.items() if array.size}
         chunks["features"] = 1 + len(self._item_shape), self._num_feature_bytes
         for name, (num_dimensions, num_bytes) in chunks.items():
             chunk = zarr3.chunk_path(Path(name), num_dimensions)
@@ -186,6 +185,7 @@ class ShardWriter:
             "segments": np.stack([rows.start, rows.duration], axis=1),
             "channels": rows.channel,
             "sources": [(item.size, item.mtime_ns, item.sample_rate) for item in self._items],
+            "source_hashes": [item.content_hash for item in self._items],
         }
         return {column.name: np.asarray(values[column.name], column.dtype) for column in COLUMNS}
 

@@ -23,7 +23,7 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -67,8 +67,40 @@ def chunk_path(folder: Path, num_dimensions: int) -> Path:
     return folder.joinpath("c", *["0"] * num_dimensions)
 
 
-def array_metadata(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """The `zarr.json` of a one-chunk array. A chunk's sizes are at least 1, even if the array's are 0."""
+def array_metadata(
+    shape: tuple[int, ...], dtype: np.dtype[Any], dimension_names: Sequence[str], fill: int = 0
+) -> bytes:
+    """The `zarr.json` of a one-chunk array. A chunk's sizes are at least 1, even if the array's are 0.
+
+    Where a chunk is missing, stock Zarr reads the fill value: NaN in arrays of floats, `fill` in others.
+    """
+    return _array_metadata(
+        shape,
+        dtype,
+        chunk_key_encoding={"name": "default"},  # whose separator a flipped bit cannot change
+        fill_value="NaN" if dtype.kind == "f" else fill,
+        dimension_names=list(dimension_names),
+    )
+
+
+def first_array_metadata(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """The `zarr.json` of a one-chunk array as the first featcache wrote it: with a fill value of 0, without names."""
+    return _array_metadata(
+        shape,
+        dtype,
+        chunk_key_encoding={"name": "default", "configuration": {"separator": "/"}},
+        fill_value=0.0 if dtype.kind == "f" else 0,
+    )
+
+
+def _array_metadata(
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    *,
+    chunk_key_encoding: dict[str, Any],
+    fill_value: int | float | str,
+    dimension_names: list[str] | None = None,
+) -> bytes:
     endian = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
     return _to_json(
         {
@@ -77,11 +109,12 @@ def array_metadata(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
             "shape": list(shape),
             "data_type": dtype.name,
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [max(1, size) for size in shape]}},
-            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-            "fill_value": 0 if dtype.kind in "iu" else 0.0,
+            "chunk_key_encoding": chunk_key_encoding,
+            "fill_value": fill_value,
             "codecs": [{"name": "bytes", **endian}, {"name": "crc32c"}],
             "attributes": {},
         }
+        | ({} if dimension_names is None else {"dimension_names": dimension_names})
     )
 
 
@@ -166,10 +199,9 @@ class ChunkWriter:
             data = data[self._file.write(data) :]
 
 
-def write_array(folder: Path, array: NDArray[Any]) -> bytes:
-    """Write an array into `folder`, and return the bytes of its `zarr.json`."""
+def write_array(folder: Path, array: NDArray[Any], metadata: bytes) -> None:
+    """Write an array into `folder`, with that `zarr.json`."""
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    metadata = array_metadata(little.shape, little.dtype)
     if little.size:
         writer = ChunkWriter(chunk_path(folder, little.ndim))
         try:
@@ -180,7 +212,6 @@ def write_array(folder: Path, array: NDArray[Any]) -> bytes:
     else:
         folder.mkdir(parents=True)
     (folder / "zarr.json").write_bytes(metadata)
-    return metadata
 
 
 def read_array(folder: Path) -> tuple[NDArray[Any], int]:

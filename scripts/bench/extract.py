@@ -105,7 +105,7 @@ class Stages:
     def _write(self, features: Sequence[tuple[np.ndarray, list[int]]]) -> None:
         shards = self._folder / "shards"
         shards.mkdir(parents=True)
-        writer = ShardWriter(self._folder / "work", self._extractor.spec.item_shape, np.dtype(self._config.dtype))
+        writer = ShardWriter(self._folder / "work", self._spec)
         for batch, (frames, num_frames) in zip(self._batches, features, strict=True):
             items = [Item.of(row, 1, (1, 1, 1)) for row in batch]
             writer.append(items, frames, num_frames)

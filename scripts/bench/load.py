@@ -160,7 +160,7 @@ def make_version(
         if quantized:
             levels, parameters = quantize(torch.from_numpy(stored), lengths)
             stored, side = levels.numpy(), {QUANTIZATION: (parameters.numpy(), [1] * len(shard))}
-        writer = ShardWriter(version.work_folder("made-up"), spec.item_shape, version.dtype, spec.side)
+        writer = ShardWriter(version.work_folder("made-up"), spec)
         writer.append(items, stored, lengths, side)
         writer.commit(version.path / "shards", sample_rate=16000, row=row, supersedes={}, made_by={})
     return version

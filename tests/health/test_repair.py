@@ -22,6 +22,7 @@ from featcache.extract.extraction import Options
 from featcache.health.repair import repair
 from featcache.manifest import read_manifest
 from featcache.store import zarr3
+from featcache.store.shard import columns_of
 
 
 def assert_refused(finished, cache: Path, *words: str) -> None:
@@ -130,9 +131,12 @@ def add_hollow_shard(cache: Path) -> Path:
     shard = version.shard(add_shard(version, {f"item-{i}": np.zeros((1, 80), np.float16) for i in range(40_000)}))
     offsets = shard.column("offsets") * np.uint64(times)
     columns = {"offsets": offsets, "num_samples": np.diff(offsets) * np.uint64(160)}
-    metadata = {name: zarr3.write_array(shard.folder / name, column) for name, column in columns.items()}
+    forms = columns_of(version.info.spec, shard.info.metadata)
+    metadata = {name: forms[name].metadata(len(column)) for name, column in columns.items()}
+    for name, column in columns.items():
+        zarr3.write_array(shard.folder / name, column, metadata[name])
     frames = shard.info.frames * times
-    metadata["features"] = zarr3.array_metadata((frames, 80), np.dtype(np.float16))
+    metadata["features"] = forms["features"].metadata(frames)
     (shard.folder / "features" / "zarr.json").write_bytes(metadata["features"])
     os.truncate(shard.folder / CHUNKS["features"], frames * 80 * 2 + zarr3.CHECKSUM_BYTES)
     checksums = {name: f"{zarr3.crc32c(np.frombuffer(data, np.uint8)):08x}" for name, data in metadata.items()}

@@ -12,6 +12,7 @@ import torch
 from featcache.loader import Cache
 from featcache.quantize import quantize, stored_spec
 from featcache.spec import QUANTIZATION, FeatureSpec
+from featcache.store import zarr3
 from featcache.store.shard import Item
 from featcache.store.shard_writer import ShardWriter
 from featcache.store.version import Version, VersionInfo
@@ -121,12 +122,18 @@ def add_shard(version, features, *, row=0, supersedes=None, rows=None):
     if spec.is_quantized:
         levels, parameters = quantize(torch.from_numpy(stored), lengths)
         stored, sides[QUANTIZATION] = levels.numpy(), (parameters.numpy(), [1] * len(lengths))
-    writer = ShardWriter(version.work_folder("made-up"), spec.item_shape, version.dtype, spec.side)
+    writer = ShardWriter(version.work_folder("made-up"), spec)
     writer.append(items, stored, lengths, sides)
     made_by = {"fingerprint": version.info.fingerprint}
     return writer.commit(
         version.path / "shards", sample_rate=spec.sample_rate, row=row, supersedes=supersedes or {}, made_by=made_by
     )
+
+
+def write_features(shard: Path, values: np.ndarray) -> None:
+    """Write features into a shard's folder in place of those that were there, as plain Zarr."""
+    metadata = zarr3.array_metadata(values.shape, values.dtype, [f"dim_{axis}" for axis in range(values.ndim)])
+    zarr3.write_array(shard / "features", values, metadata)
 
 
 def codes_cache(folder, codes=None, sizes=(16, 300)):

@@ -45,7 +45,7 @@ def write(
     if values is None:
         values = np.repeat(np.arange(len(items), dtype=np.float32), counts)[:, None] * np.ones((1, 2), np.float32)
     spec = version.info.spec
-    writer = ShardWriter(version.work_folder("shard"), spec.item_shape, version.dtype, spec.side)
+    writer = ShardWriter(version.work_folder("shard"), spec)
     writer.append(items, np.ascontiguousarray(values, version.dtype), counts, side or {})
     made_by = {"run": run} | ({"fingerprint": version.info.fingerprint} if says_version else {})
     name = writer.commit(

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from damage import flip
-from make_cache import make_features, make_version
+from make_cache import make_features, make_version, write_features
 
 import featcache
 from featcache.errors import DamagedError, StoreError
 from featcache.loader.shards import Shards
-from featcache.store import zarr3
 from featcache.store.index import index_folder
 
 
@@ -123,7 +122,7 @@ class TestDamage:
         cache = featcache.open(tmp_path)
         features = version.shard(cache.index.shards[0]).folder / "features"
         shutil.rmtree(features)
-        zarr3.write_array(features, np.zeros((1, *cache.spec.item_shape), version.dtype))
+        write_features(features.parent, np.zeros((1, *cache.spec.item_shape), version.dtype))
         with pytest.raises(DamagedError, match=r"ends before frame.*featcache repair"):
             list(cache)
 

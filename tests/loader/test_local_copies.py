@@ -20,13 +20,13 @@ from local_copies import (
     shards,
     wait_until_idle,
 )
-from make_cache import make_version
+from make_cache import make_version, write_features
 from processes import MOST_SECONDS, open_files
 
 import featcache
 from featcache.loader import local_disk
 from featcache.loader.local_disk import CopyRefused, LocalDisk, PartialCopy
-from featcache.store import locks, zarr3
+from featcache.store import locks
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ class TestCopying:
         version = make_version(tmp_path, {"a": np.zeros((0, 80), np.float16)}, shards()[0])
         empty = next(name for name in version.shard_names() if version.shard(name).info.items == 1)
         shutil.rmtree(version.shard(empty).folder / "features")
-        zarr3.write_array(version.shard(empty).folder / "features", np.zeros((0, 80), np.float16))
+        write_features(version.shard(empty).folder, np.zeros((0, 80), np.float16))
         cache = featcache.open(tmp_path, copy_to=disk)
         settle(cache)
         assert len(copies_in(disk)) == 1

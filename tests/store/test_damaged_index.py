@@ -130,7 +130,7 @@ def test_the_index_of_another_version_is_not_believed(scratch):
 
 def write_frames(version, items, values, frames):
     """Commit a shard of so many frames an item, whatever its samples say: the name does not depend on it."""
-    writer = ShardWriter(version.work_folder("shard"), (2,), version.dtype)
+    writer = ShardWriter(version.work_folder("shard"), version.info.spec)
     writer.append(items, values, [frames] * len(items))
     made_by = {"fingerprint": version.info.fingerprint}
     writer.commit(version.path / "shards", sample_rate=16000, row=0, supersedes={}, made_by=made_by)

@@ -145,7 +145,7 @@ def test_what_is_whole_and_makes_no_sense_is_not_kept(version):
     items, counts = items_of("a", 4), [3, 3, 40, 3]
     values = np.ones((sum(counts), 2), np.float32)
     values[4] = np.nan
-    writer = ShardWriter(version.work_folder("odd"), (2,), version.dtype)
+    writer = ShardWriter(version.work_folder("odd"), version.info.spec)
     writer.append(items, values, counts)
     name = writer.commit(version.path / "shards", sample_rate=16000, row=0, supersedes={}, made_by={})
     assert {problem.id for problem in check_shard(version.shard(name), version.info.spec)} == {"a-2"}

@@ -64,7 +64,7 @@ def test_a_shard_of_any_dtype_is_sound(scratch, dtype):
     group = zarr.open_group(shard.folder, mode="r")
     assert group["features"].dtype == dtype
     assert set(group.array_keys()) == {"features", "offsets", "crc32c", "num_samples", "ids", "id_offsets", "paths",
-                                       "path_offsets", "segments", "channels", "sources"}  # fmt: skip
+                                       "path_offsets", "segments", "channels", "sources", "source_hashes"}  # fmt: skip
 
 
 def test_the_same_items_make_the_same_shard(version):
@@ -90,7 +90,7 @@ def test_the_same_items_make_the_same_shard(version):
 
 def test_a_shard_that_is_not_committed_is_nowhere(version):
     """Discarded, it leaves nothing; before that, it is only in work/."""
-    writer = ShardWriter(version.work_folder("x"), (2,), version.dtype)
+    writer = ShardWriter(version.work_folder("x"), version.info.spec)
     writer.append([item("a")], np.zeros((3, 2), np.float32), [3])
     assert version.shard_names() == []
     writer.discard()
@@ -100,23 +100,22 @@ def test_a_shard_that_is_not_committed_is_nowhere(version):
 @pytest.mark.parametrize("values", [np.zeros((3, 2)), np.zeros((3, 3), np.float32), np.zeros((2, 2), np.float32)])
 def test_a_shard_takes_only_what_the_version_holds(version, values):
     """Another dtype, another shape, another number of frames: the extractor's fault, told as such."""
-    writer = ShardWriter(version.work_folder("x"), (2,), version.dtype)
+    writer = ShardWriter(version.work_folder("x"), version.info.spec)
     with pytest.raises(ExtractorError, match="float32"):
         writer.append([item("a")], values, [3])
     writer.discard()
 
 
-def test_a_shard_without_side_arrays_is_what_it_was_in_0_1_0(version):
-    """Every file of it and of its version, byte for byte, but that it says which version is its own: whoever upgrades
-    extracts nothing again.
-    """
-    items = [item("a"), item("b", 2, start=0.5, channel=1)]
-    shard = write(version, items, run="20260101", says_version=False)
+def test_a_shard_has_the_name_and_the_values_that_it_had_in_0_1_0(version):
+    """Byte for byte: whoever upgrades extracts nothing again, and an older featcache extends what a newer one began."""
+    items = [item("a", content_hash=7), item("b", 2, start=0.5, channel=1)]
+    shard = write(version, items, run="20260101")
     digest = hashlib.sha256()
-    for path in sorted(path for path in version.path.rglob("*") if path.is_file()):
-        digest.update(f"{path.relative_to(version.path)}\n".encode() + path.read_bytes())
+    for path in sorted(path for path in shard.folder.glob("*/c/**/*") if path.is_file()):
+        if path.relative_to(shard.folder).parts[0] != "source_hashes":
+            digest.update(f"{path.relative_to(shard.folder)}\n".encode() + path.read_bytes())
     assert shard.name == "694c700d8038"
-    assert digest.hexdigest() == "a3ddcdccd6672c9d91c0f578515227dd3cadf0f471b03e36f3bfa04aeb45e235"
+    assert digest.hexdigest() == "86f12334d251e04afb713c538bad4439d230466a49711fa5094c74f95007de61"
 
 
 # Side arrays
@@ -136,7 +135,7 @@ def test_a_shard_keeps_its_side_arrays(counts, split):
     with scratch_folder() as folder:
         version = Version.create(folder, SIDED)
         spec = version.info.spec
-        writer = ShardWriter(version.work_folder("x"), spec.item_shape, version.dtype, spec.side)
+        writer = ShardWriter(version.work_folder("x"), spec)
         expected = {"scales": [], "marks": []}
         for part in (range(len(counts))[:split], range(len(counts))[split:]):
             data = side_of([counts[number] for number in part], 100 * len(part))
@@ -183,12 +182,12 @@ def test_side_arrays_do_not_rename_a_shard(scratch):
 def test_a_shard_takes_only_the_side_arrays_of_its_version(scratch, side, words):
     """Told as the extractor's fault; and nothing of the call has been added."""
     version = Version.create(scratch, SIDED)
-    writer = ShardWriter(version.work_folder("x"), (2,), version.dtype, SIDE)
+    writer = ShardWriter(version.work_folder("x"), version.info.spec)
     with pytest.raises(ExtractorError, match=words):
         writer.append([item("a")], np.zeros((3, 2), np.float32), [3], side)
     assert (writer.items, writer.num_bytes) == (0, 0)
     writer.discard()
-    plain = ShardWriter(version.work_folder("x"), (2,), version.dtype)
+    plain = ShardWriter(version.work_folder("x"), SPEC)
     with pytest.raises(ExtractorError, match="this version's are none"):
         plain.append([item("a")], np.zeros((3, 2), np.float32), [3], side_of([1]))
     plain.discard()
@@ -231,7 +230,7 @@ def test_values_that_make_no_sense_are_found(version):
     values[4, 1] = -np.inf
     assert problems(version, write(version, [item("c"), item("d")], values)) == ["non_finite"]
     long = item("e", frames=3, num_samples=3 * 160)
-    writer = ShardWriter(version.work_folder("x"), (2,), version.dtype)
+    writer = ShardWriter(version.work_folder("x"), version.info.spec)
     writer.append([replace(long, num_samples=16000)], np.zeros((3, 2), np.float32), [3])
     name = writer.commit(version.path / "shards", sample_rate=16000, row=0, supersedes={}, made_by={})
     assert problems(version, version.shard(name)) == ["frames"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,12 +19,19 @@ from featcache.store import zarr3
 from featcache.store.check import combined_crc32c
 
 
+def write(folder: Path, array: np.ndarray) -> bytes:
+    """Write an array, and return its metadata."""
+    metadata = zarr3.array_metadata(array.shape, array.dtype, [f"axis-{axis}" for axis in range(array.ndim)])
+    zarr3.write_array(folder, array, metadata)
+    return metadata
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(7,), (5, 3), (2, 3, 4)])
 def test_an_array_is_one_chunk_that_stock_zarr_reads(scratch, dtype, shape):
     """Raw little-endian values and four bytes of checksum, byte for byte what zarr-python writes."""
     array = np.random.default_rng(1).integers(0, 200, shape).astype(dtype)
-    zarr3.write_array(scratch / "ours", array)
+    write(scratch / "ours", array)
     chunk = zarr3.chunk_path(scratch / "ours", len(shape)).read_bytes()
     assert chunk[:-4] == array.tobytes()
     found = zarr.open_array(scratch / "ours", mode="r")
@@ -42,7 +50,7 @@ def test_an_array_is_one_chunk_that_stock_zarr_reads(scratch, dtype, shape):
 
 def test_stock_zarr_refuses_a_flipped_bit(scratch):
     """The checksum is Zarr's own: no reader takes damaged features for good ones."""
-    zarr3.write_array(scratch, np.arange(100, dtype=np.float32))
+    write(scratch, np.arange(100, dtype=np.float32))
     path = zarr3.chunk_path(scratch, 1)
     data = bytearray(path.read_bytes())
     data[123] ^= 4
@@ -53,7 +61,7 @@ def test_stock_zarr_refuses_a_flipped_bit(scratch):
 
 def test_stock_zarr_refuses_a_chunk_that_is_gone_or_does_not_fill_it(scratch):
     """What format 1 reads with `map_array` is never fill values."""
-    zarr3.write_array(scratch, np.arange(100, dtype=np.float32))
+    write(scratch, np.arange(100, dtype=np.float32))
     zarr3.chunk_path(scratch, 1).unlink()
     with pytest.raises(DamagedError, match="missing"):
         zarr3.map_array(scratch)
@@ -64,7 +72,7 @@ def test_stock_zarr_refuses_a_chunk_that_is_gone_or_does_not_fill_it(scratch):
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (0, 2, 4)])
 def test_an_array_without_a_value_has_no_chunk(scratch, shape):
     """As in stock Zarr, for which a chunk is never of size 0; and a chunk that is there all the same is damage."""
-    metadata = json.loads(zarr3.write_array(scratch / "a", np.empty(shape, np.float32)))
+    metadata = json.loads(write(scratch / "a", np.empty(shape, np.float32)))
     assert metadata["chunk_grid"]["configuration"]["chunk_shape"] == [1, *shape[1:]]
     assert [path.name for path in (scratch / "a").iterdir()] == ["zarr.json"]
     found = zarr.open_array(scratch / "a", mode="r")
@@ -73,7 +81,7 @@ def test_an_array_without_a_value_has_no_chunk(scratch, shape):
     for array in (found[...], read, mapped):
         assert (array.shape, array.dtype) == (shape, np.float32)
     assert (checksum, mapped.flags.writeable) == (0, False)
-    zarr3.write_array(scratch / "b", np.ones((3, *shape[1:]), np.float32))
+    write(scratch / "b", np.ones((3, *shape[1:]), np.float32))
     (scratch / "a" / "zarr.json").replace(scratch / "b" / "zarr.json")
     for reader in (zarr3.read_array, zarr3.map_array):
         with pytest.raises(DamagedError, match="without values"):
@@ -82,7 +90,7 @@ def test_an_array_without_a_value_has_no_chunk(scratch, shape):
 
 def test_a_map_outlives_its_file(scratch):
     """What training has mapped stays as it was when repair removes a shard."""
-    zarr3.write_array(scratch, np.arange(100_000, dtype=np.float32))
+    write(scratch, np.arange(100_000, dtype=np.float32))
     mapped = zarr3.map_array(scratch)
     assert open_files(scratch) == []  # a thousand shards are no thousand open files
     zarr3.chunk_path(scratch, 1).unlink()
