@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,9 @@ from featcache.store.shard import FEATURES, SIDE_COLUMNS, Column, Shard, columns
 from featcache.strings import Strings
 
 _PIECE_BYTES = 512 << 10
+
+_NO_DAMAGE = {errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""What keeps this process from reading, and says nothing about the disk."""
 
 _POLYNOMIAL = 0x82F63B78  # of CRC-32C, reflected
 _BYTES = np.arange(256, dtype=np.uint32)
@@ -62,9 +66,10 @@ def check_shard(
             problems = list(check_columns(shard, spec, arrays))
         if data and not problems:
             problems = list(_check_features(shard, arrays, stopped))
-    except PermissionError as error:
-        raise StoreError(f"{error.filename}: cannot be read: {error.strerror}") from error
-    except OSError as error:  # a bad sector, a folder in place of a file
+    except OSError as error:
+        if error.errno in _NO_DAMAGE:
+            raise StoreError(f"{error.filename or shard.folder}: cannot be read: {error.strerror}") from error
+        # a bad sector, a folder in place of a file
         message = f"{error.filename or shard.folder}: damaged: cannot be read: {error.strerror}"
         problems = [Problem("structure", message, shard.name)]
     yield from problems

@@ -144,6 +144,7 @@ def _assert_opens(scenario: Scenario, cache: Path, there: Features, standing: se
     has_begun = bool(there.keys() - scenario.before.keys())
     is_lacking = bool(scenario.after.keys() - there.keys() | scenario.failed - standing)
     if has_begun and is_lacking and not scenario.damaged:
+        assert check(cache).problems, f"{where}: verify without a manifest does not say that utterances are missing"
         assert told, f"{where}: open does not say that utterances are missing"
         try:
             featcache.open(cache, strict=True)
