@@ -74,9 +74,14 @@ def repair(
                     f"{version.path}: set aside {folder}: this shard belongs to the version {fingerprint[:12]}, which "
                     "has no sound one of its name in this cache: move it there, into shards, or remove it"
                 )
+            if version.records:
+                files = counted(version.records, "record of runs", "records of runs")
+                click.echo(
+                    f"{version.path}: {files} mended: what was damaged is gone, featcache verify says what it cost"
+                )
             if version.summary:
                 print_summary(version.summary)
-            elif not version.metadata and not version.removed:
+            elif not (version.metadata or version.removed or version.records):
                 click.echo(f"{version.path}: no damage found")
             if version.missing:
                 missing = counted(version.missing, "utterance is", "utterances are")

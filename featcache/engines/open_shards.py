@@ -13,7 +13,7 @@ from featcache.errors import StoreError
 from featcache.extract.features import Extracted
 from featcache.extract.jobs import Progress, VersionCounts, VersionJob
 from featcache.extract.tasks import ShardTask
-from featcache.store.runs import Failure
+from featcache.store.runs import Failure, ShardEvent
 from featcache.store.shard_writer import ShardWriter
 from featcache.store.version import Version
 
@@ -151,6 +151,7 @@ class OpenShard:
                     supersedes=self.task.supersedes(writer.ids),
                     made_by={**job.made_by, "run": job.run.id, "fingerprint": job.version.info.fingerprint},
                 )
+            job.run.record_shards([ShardEvent(name, writer.items)])
             job.concurrent.ignore(name)
             progress.shards += 1
         self._held.close()

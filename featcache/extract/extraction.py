@@ -45,7 +45,8 @@ from featcache.manifest import Manifest
 from featcache.manifest.copies import Copies, expand
 from featcache.store.in_flight import Suspects, find_suspects, forget_suspects
 from featcache.store.index import Index, build_index, open_index
-from featcache.store.runs import Failure, Run, standing_failures
+from featcache.store.runs import Failure, Run, ShardEvent, standing_failures
+from featcache.store.unfinished import find_unfinished, held_before, shards_to_make_up_for, unrecorded_shards
 from featcache.store.version import Version, library_versions
 from featcache.strings import Strings
 
@@ -184,7 +185,7 @@ def run_extraction(
     jobs: list[VersionJob] = []
     for planned in plan.versions:
         if not (planned.num_missing or planned.is_new):
-            _sweep(planned.path, planned.index)
+            _settle(plan, planned)
     for versions in group_versions(plan.versions):
         if not control.stop.is_set():
             jobs += _fill(plan, versions, engine, control)
@@ -377,12 +378,16 @@ def _fill(
     return jobs
 
 
-def _sweep(path: Path, index: Index) -> None:
-    """Remove what killed runs have left in a version that lacks nothing, if it can be written."""
+def _settle(plan: ExtractionPlan, planned: VersionPlan) -> None:
+    """Sweep a version that lacks nothing, and record that it lacks nothing if its records do not say so; if it can be
+    written.
+    """
     with suppress(OSError, StoreError):
-        version = Version.open(path)
+        version = Version.open(planned.path)
         version.sweep()
-        forget_suspects(version, index)
+        forget_suspects(version, planned.index)
+        if plan.only is None and find_unfinished(version, planned.index, all_runs=True):
+            _begin(plan, planned, version).finish(interrupted=False)
 
 
 def _tasks(versions: Sequence[VersionPlan], shard_megabytes: float) -> Iterator[ShardTask]:
@@ -396,12 +401,17 @@ def _tasks(versions: Sequence[VersionPlan], shard_megabytes: float) -> Iterator[
 def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> VersionJob:
     """Open a version's ledger for this run."""
     libraries = library_versions()
+    manifest = plan.manifest.source, str(plan.manifest.root)
+    ids, index = planned.manifest.ids, planned.index
+    held = held_before(version, index, manifest, ids.take(np.flatnonzero(planned.rows.missing)))
     asked = {
-        "manifest": plan.manifest.source,
-        "root": str(plan.manifest.root),
+        "manifest": manifest[0],
+        "root": manifest[1],
         "utterances": len(planned.manifest),
         "new": planned.num_missing - planned.num_replaced,
-        "held": len(planned.index),
+        "replaced": planned.num_replaced,
+        "held": len(index),
+        **held,
         "only": plan.only is not None,
         "config": planned.config.resolved(),
         "host": socket.gethostname(),
@@ -417,10 +427,19 @@ def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> Vers
         "batching": planned.batching.batching,
         "mismatch": planned.batching.mismatch,
     }
+    lost: list[ShardEvent] = []
+    unrecorded: list[ShardEvent] = []
+    if plan.only is None:
+        there = planned.rows.present | (planned.rows.replaces >= 0)
+        unrecorded = unrecorded_shards(version, index, ids.take(np.flatnonzero(there)))
+        lost = shards_to_make_up_for(version, index, manifest)
+    run = Run(version, asked, after=index.runs)
+    run.record_shards(unrecorded)
     return VersionJob(
         plan=planned,
         version=version,
-        run=Run(version, asked),
+        run=run,
         made_by=made_by,
-        concurrent=ConcurrentRuns(version, planned.index.shards),
+        concurrent=ConcurrentRuns(version, index.shards),
+        lost=lost,
     )

@@ -22,7 +22,7 @@ from featcache.extract.version_plan import BuiltConfig, VersionPlan
 from featcache.manifest import Segment, Utterance
 from featcache.store.in_flight import Suspects, forget_suspects
 from featcache.store.index import open_index
-from featcache.store.runs import Failure, Run
+from featcache.store.runs import Failure, Run, ShardEvent
 from featcache.store.version import Version
 
 STAGES = ("decode", "resample", "extract", "write", "wait")
@@ -154,6 +154,8 @@ class VersionJob:
     """What is recorded with every shard."""
     concurrent: ConcurrentRuns
     """What other runs add to the version in the meantime."""
+    lost: Sequence[ShardEvent]
+    """What to record of lost shards once the run has ended: it makes up for them."""
     counts: VersionCounts = field(default_factory=VersionCounts)
     """What this run has added to the version."""
     _last_resampled: str = ""
@@ -185,6 +187,7 @@ class VersionJob:
             index = open_index(self.version)
             outcome["items"] = len(index)
             forget_suspects(self.version, index)
+            self.run.record_shards(self.lost)
         self.run.finish({**outcome, "interrupted": interrupted})
 
 

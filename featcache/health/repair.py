@@ -6,7 +6,6 @@ moment, the damaged shard or a shard of its sound utterances is there.
 
 from __future__ import annotations
 
-import json
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +24,7 @@ from featcache.extract.extraction import Options, plan_extraction, run_extractio
 from featcache.extract.jobs import Progress
 from featcache.extract.summary import Summary
 from featcache.extract.version_plan import version_info
+from featcache.health.records import mend_records
 from featcache.health.verify import Report, verify
 from featcache.manifest import Manifest
 from featcache.manifest.copies import expand
@@ -32,11 +32,14 @@ from featcache.store import zarr3
 from featcache.store.check import check_shard
 from featcache.store.damaged import DamagedShard, RepairPlan, copy_sound_items, plan_repairs
 from featcache.store.files import WRITTEN, folder_to_write, refuse_links, remove_from_version, sync, write_file
-from featcache.store.index import open_index
+from featcache.store.index import build_index, open_index
 from featcache.store.locks import Claim
+from featcache.store.records import read_document
+from featcache.store.runs import Run, ShardEvent, run_names
 from featcache.store.selection import select_versions
 from featcache.store.shard import Shard
-from featcache.store.version import Version, VersionInfo
+from featcache.store.unfinished import held_before
+from featcache.store.version import Version, VersionInfo, library_versions
 from featcache.strings import Strings
 
 
@@ -63,6 +66,9 @@ class Repaired:
     aside: dict[str, str] = field(default_factory=dict)
     """The shards of other versions that were found in this one and that their own versions lack: where each is now, and
     the fingerprint of the version that it belongs to."""
+    records: int = 0
+    """The number of records of runs that were damaged. What was sound in them is kept; they say that the rest is lost.
+    """
 
 
 def repair(
@@ -97,9 +103,10 @@ def repair(
     if not found.damaged_shards:
         open_index(version)  # builds it if it is damaged
         missing = sum(problem.kind == "missing" for problem in found.problems)
-        return Repaired(str(path), [], restored, None, missing)
+        return Repaired(str(path), [], restored, None, missing, records=mend_records(version))
     with _claim(version):
-        return _replace_damaged_shards(version, found, restored, manifest, options, report, stop)
+        repaired = _replace_damaged_shards(version, found, restored, manifest, options, report, stop)
+    return repaired if stop.is_set() else replace(repaired, records=mend_records(version))
 
 
 def _claim(version: Version) -> Claim:
@@ -130,21 +137,56 @@ def _replace_damaged_shards(
     config = None if again is not None and not len(again) else _config_for(version, options)
     if config is not None and held is not None:
         _refuse_loss(held, expand(manifest, config.copies), damaged)
+    copies = []
     for plan in plans:
         if plan.kept and isinstance(plan.shard, DamagedShard) and not stop.is_set():
-            copy_sound_items(version, plan.shard, plan.kept)
+            copies.append(ShardEvent(copy_sound_items(version, plan.shard, plan.kept), len(plan.kept)))
     if stop.is_set():
         return Repaired(str(path), [], restored, None, interrupted=True)
     missing = 0 if again is None else _count_in_no_shard(found, plans)
+    run = _record(version, manifest, plans, copies, again)
     aside = _take_away(version, (plan.shard for plan in plans))
     removed, kept = [plan.shard.name for plan in plans], sum(len(plan.kept) for plan in plans)
     if config is None:
+        run.finish({"extracted": 0, "failed": 0, "interrupted": False})
         return Repaired(str(path), removed, restored, None, missing, kept=kept, aside=aside)
     options = replace(options, retry_failed=True)  # the version had them, whatever the ledger says of them
     planned = plan_extraction(manifest, [config], path.parent, options, again, path.name)
     summary = run_extraction(planned, run_locally, report, stop)
     extracted = sum(filled.extracted for filled in summary.versions)
+    run.finish({"extracted": 0, "failed": 0, "interrupted": stop.is_set()})
     return Repaired(str(path), removed, restored, summary, missing, kept=kept, extracted=extracted, aside=aside)
+
+
+def _record(
+    version: Version,
+    manifest: Manifest,
+    plans: Sequence[RepairPlan],
+    copies: Sequence[ShardEvent],
+    again: Strings | None,
+) -> Run:
+    """Record, before it is done, which shards are taken away and how many utterances are then to be extracted."""
+    removed = [plan.shard.name for plan in plans]
+    index = build_index(version.shard(name) for name in version.shard_names() if name not in removed)
+    key = manifest.source, str(manifest.root)
+    asked = {
+        "manifest": key[0],
+        "root": key[1],
+        "utterances": len(manifest),
+        "replaced": 0,
+        "held": len(index),
+        "only": True,
+        "config": version.info.config,
+        "made_by": library_versions(),
+        "repaired": removed,
+    }
+    if again is not None:
+        lacking = again.take(np.flatnonzero(index.find(again) < 0))
+        asked |= {"new": len(lacking), **held_before(version, index, key, lacking)}
+    run = Run(version, asked, after=index.runs)
+    until = max([*run_names(version), run.id])
+    run.record_shards([*copies, *(ShardEvent(name, 0, until) for name in removed)])
+    return run
 
 
 def _take_away(version: Version, shards: Iterable[Shard]) -> dict[str, str]:
@@ -227,12 +269,12 @@ def restore_metadata(path: Path) -> bool:
     faults: list[str] = []
     for record in sorted((path / "runs").glob("*/run.json"), reverse=True):
         try:
-            config = recorded_config(json.loads(record.read_text(encoding="utf-8"))["asked"]["config"], str(record))
+            config = recorded_config(read_document(record)["asked"]["config"], str(record))
+        except (DamagedError, KeyError, TypeError):
+            continue  # the record is damaged, or not of an extraction
         except FeatcacheError as error:
             faults.append(str(error))
             continue  # the config cannot be loaded here: an older run's record may have another
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # the record is damaged
         extractor = config.build(torch.device("cpu"))
         info = version_info(config, extractor.spec)
         if path.name == info.folder_name or _state_one(path, info):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, FeatcacheError, StoreError, counted
 from featcache.extract.tasks import compare
+from featcache.health.records import check_records
 from featcache.manifest import Manifest
 from featcache.manifest.copies import copies_of, expand
 from featcache.store import zarr3
@@ -121,6 +122,10 @@ def _report(version: Version, checked: list[_CheckedShard], data: bool, manifest
     superseded_or_repeated = sum(shard.info.items for shard in sound) > len(index)
     repeats = find_duplicates(sound) if superseded_or_repeated else []
     problems += _check_repeats(repeats)
+    of_records, notes_on_records = check_records(
+        version, index, has_damaged_shards=len(sound) < len(names), has_manifest=manifest is not None
+    )
+    problems += of_records
     failures = standing_failures(version, index)
     failed = len(failures)
     surplus = 0
@@ -149,6 +154,7 @@ def _report(version: Version, checked: list[_CheckedShard], data: bool, manifest
             *_notes_on_shards(sound),
             *_notes_on_index(version, names),
             *_notes_on_probes(version),
+            *notes_on_records,
         ],
         damaged_items=_count_items(shard for shard, found in checked if found),
     )

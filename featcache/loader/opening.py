@@ -70,7 +70,7 @@ def open(  # noqa: A001
         config = _load(config)
         version = select_configured(path, name, config.name, config.fingerprint(), config.resolved())
     cache = Cache(version, check=check, tiers=tiers)
-    for run in find_unfinished(version, cache.index):
+    for run in find_unfinished(version, cache.index, all_runs=strict):
         message = f"{version.path}: {run}"
         if strict:
             raise StoreError(message)

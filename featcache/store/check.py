@@ -36,7 +36,8 @@ class Problem:
 
     kind: str
     """`metadata`, `structure`, `checksum`, `offsets`, `ids`, `frames`, `non_finite`, `duplicate`, `missing`, `changed`,
-    `source` or `recompute`.
+    `source`, `recompute`, `unfinished` (a run has not added all that it was to add), `lost` (shards that were there) or
+    `record` (of what a run did).
     """
     message: str
     """What is wrong, and where."""

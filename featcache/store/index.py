@@ -64,6 +64,8 @@ class Index:
 
     shards: list[str]
     """The shards' names."""
+    runs: list[str]
+    """The names of the runs that extracted each shard's items; empty where a shard does not say."""
     ids: Strings
     """The ids of the items, `[items]`."""
     shard: NDArray[np.uint32]
@@ -174,7 +176,8 @@ def build_index(shards: Iterable[Shard]) -> Index:
         columns = {name: column[keep] for name, column in columns.items()}
     by_hash = np.argsort(id_hash, kind="stable").astype(np.uint32)
     names = [shard.name for shard in items.shards]
-    return Index(names, ids, **columns, id_hash=id_hash[by_hash], by_hash=by_hash)
+    runs = [_run_of(shard) for shard in items.shards]
+    return Index(names, runs, ids, **columns, id_hash=id_hash[by_hash], by_hash=by_hash)
 
 
 @dataclass(frozen=True)
@@ -230,12 +233,16 @@ class _Items:
         same = np.flatnonzero(self.id_hash[order][1:] == self.id_hash[order][:-1])
         pairs, last = [], dict[str, int]()
         shard = np.repeat(np.arange(len(self.shards)), self.counts)
-        run = [shard.info.made_by.get("run", "") for shard in self.shards]  # runs are named by their time
+        run = [_run_of(shard) for shard in self.shards]  # the order of their names is an order in time
         for position in sorted({*order[same].tolist(), *order[same + 1].tolist()}, key=lambda at: (run[shard[at]], at)):
             if (earlier := last.get(self.ids[position])) is not None:
                 pairs.append((earlier, position))
             last[self.ids[position]] = position
         return pairs
+
+
+def _run_of(shard: Shard) -> str:
+    return str(shard.info.made_by.get("run", ""))
 
 
 def _row_hashes(shard: Shard) -> NDArray[np.uint64]:
@@ -264,8 +271,9 @@ def _save(index: Index, version: Version, folder: Path) -> None:
         arrays = {"ids": index.ids.blob, "id_offsets": index.ids.offsets}
         arrays |= {name: getattr(index, name) for name in _ARRAYS}
         checksums = {name: _write(work / f"{name}.npy", array) for name, array in arrays.items()}
-        document = {"fingerprint": version.info.fingerprint, "shards": index.shards, "crc32c": checksums}
-        (work / "index.json").write_bytes(zarr3.seal({**document, "checksum": zarr3.UNSEALED}))
+        document = {"fingerprint": version.info.fingerprint, "shards": index.shards, "runs": index.runs}
+        sealed = zarr3.seal({**document, "crc32c": checksums, "checksum": zarr3.UNSEALED})
+        (work / "index.json").write_bytes(sealed)
         written = {path.name: path.stat().st_size for path in work.iterdir()}
         remove_from_version(version.path, "index", folder.name)
         publish_folder(work, folder, written)
@@ -303,10 +311,22 @@ def load_index(version: Version, names: Sequence[str]) -> Index | None:
         ):
             return None
         arrays = {name: _map(folder / f"{name}.npy") for name in _FILES}
-        index = Index(document["shards"], Strings(arrays.pop("ids"), arrays.pop("id_offsets")), **arrays)
+        runs = document["runs"] if "runs" in document else _runs_of(version, document["shards"])
+        index = Index(document["shards"], runs, Strings(arrays.pop("ids"), arrays.pop("id_offsets")), **arrays)
         return index if _fits_together(index) else None
     except Exception:  # noqa: BLE001 (parsers of a garbled file raise all kinds)
         return None
+
+
+def _runs_of(version: Version, names: Iterable[str]) -> list[str]:
+    """The run of each shard, for an index that does not say it; empty for a damaged shard, which reading notices."""
+    runs = []
+    for name in names:
+        try:
+            runs.append(_run_of(version.shard(name)))
+        except (StoreError, OSError):
+            runs.append("")
+    return runs
 
 
 def _map(path: Path) -> NDArray[Any]:
@@ -327,6 +347,7 @@ def _fits_together(index: Index) -> bool:
     return found == expected and bool(
         offsets[0] == 0
         and offsets[-1] == len(ids)
+        and len(index.runs) == len(index.shards)
         and index.shard.max(initial=0) < max(1, len(index.shards))
         and index.by_hash.max(initial=0) < max(1, count)
     )

@@ -3,11 +3,14 @@
     runs/<UTC time>-<4 hex>/
       run.json          the request and, once the run has ended, the outcome
       failures.jsonl    a `Failure` on each line
+      shards.jsonl      a `ShardEvent` on each line: what it has committed, and what it has taken away
 
-While it is running, a run holds a lock on its folder, if the file system has locks.
+While it is running, a run holds a lock on its folder, if the file system has locks. A run's name sorts after those of
+all runs that were there when it began, whatever the clock says. So the order of names is an order in time, and nothing
+else is: times in records are for people.
 
 The latest record of an utterance counts. Records reach the disk before the shard that lacks the utterances, so that a
-kill in between loses none.
+kill in between loses none. A shard's record follows the shard: what is recorded was there.
 
 A failure stands as long as nothing has made up for it: its utterance is in no shard; or there is an item of it, but
 still the older one, of another row or another file, that the failed extraction was to replace.
@@ -15,22 +18,27 @@ still the older one, of another row or another file, that the failed extraction 
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from pathlib import Path
 
 from featcache.errors import DamagedError, StoreError
 from featcache.manifest import Utterance
-from featcache.store.files import refuse_links, write_file
+from featcache.store.files import folder_to_write, sync
 from featcache.store.index import Index, Place
 from featcache.store.locks import Lock, is_held
+from featcache.store.records import Lines, Record, append_lines, read_document, read_lines, write_document
 from featcache.store.version import Version
 from featcache.strings import Strings
+
+_TIME = "%Y%m%dT%H%M%S.%f"
+_NAME = re.compile(r"\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{4}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +67,40 @@ class Failure(Utterance):
     """The item of this id that stays in the version nevertheless; None if there was none."""
 
 
+@dataclass(frozen=True, slots=True)
+class ShardEvent:
+    """A shard that a run has committed; or, with `until`, that is not to be missed."""
+
+    shard: str
+    """The shard's name."""
+    items: int
+    """The number of its items; of a shard that is gone, 0."""
+    until: str | None = None
+    """None for a shard that was there. Otherwise, what this run and those up to the one of this name have recorded of
+    the shard does not count: repair takes it away, or a whole run over its manifest has made up for it."""
+
+
 class Run:
-    """One run's folder in a version, with a record of what it is asked to do.
+    """One run's folder in a version, with a record of what it is asked to do. All of it is on disk once this returns.
+
+    Args:
+        version: The version.
+        asked: What the run is to do, for `request_of`.
+        after: Names of runs that were there earlier, besides those in the version's folder.
 
     Raises:
         StoreError: From every method, if it cannot be written.
     """
 
-    def __init__(self, version: Version, asked: dict[str, Any]) -> None:
+    def __init__(self, version: Version, asked: Record, after: Iterable[str] = ()) -> None:
         started = datetime.now(UTC)
-        self.id = f"{started:%Y%m%dT%H%M%S.%f}Z-{secrets.token_hex(2)}"
-        refuse_links(version.path, "runs")
+        self.id = _name_after([*run_names(version), *filter(is_run_name, after)], started)
         self.folder = version.path / "runs" / self.id
         self._version = version
-        self._record: dict[str, Any] = {"started": started.isoformat(), "asked": asked}
+        self._record: Record = {"started": started.isoformat(), "asked": asked}
+        self._lines = {"failures": 0, "shards": 0}
         try:
+            folder_to_write(version.path, "runs")
             self.folder.mkdir()
             self._lock = Lock(self.folder, os.O_RDONLY)
         except OSError as error:
@@ -81,6 +108,10 @@ class Run:
         with suppress(OSError):  # no locks on this file system
             self._lock.take()
         self._write()
+        try:
+            sync(self.folder.parent)
+        except OSError as error:
+            raise StoreError(f"{self.folder}: cannot be written: {error.strerror}") from error
 
     def fail(self, failures: Iterable[Failure], replaces: Mapping[str, Place] = {}) -> None:
         """Add failures to the ledger, and flush it to disk; `replaces` has the items that were to be replaced, by id.
@@ -88,24 +119,16 @@ class Run:
         Raises:
             DamagedError: The shard of such an item is not what was written.
         """
-        lines = "".join(
-            json.dumps(_record(failure), ensure_ascii=False) + "\n"
-            for failure in self._with_replaced(failures, replaces)
-        )
-        if not lines:
-            return
-        path = self.folder / "failures.jsonl"
-        try:
-            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(lines)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+        self._append("failures", map(_record, self._with_replaced(failures, replaces)))
 
-    def finish(self, outcome: dict[str, Any]) -> None:
+    def record_shards(self, events: Iterable[ShardEvent]) -> None:
+        """Record shards, which are there, or are about to be taken away; and flush the record to disk."""
+        self._append("shards", ({key: value for key, value in asdict(e).items() if value is not None} for e in events))
+
+    def finish(self, outcome: Record) -> None:
         """Record the outcome of the run, which has ended."""
-        self._record |= {"finished": datetime.now(UTC).isoformat(), "outcome": outcome}
+        ended = {"finished": datetime.now(UTC).isoformat(), "outcome": {**outcome, "lines": self._lines}}
+        self._record |= ended
         self._write()
         self._lock.release()
 
@@ -119,10 +142,107 @@ class Run:
                 failure = replace(failure, replaces=ReplacedItem(run_of[place.shard], _hex(place.row_hash)))
             yield failure
 
+    def _append(self, kind: str, records: Iterable[Record]) -> None:
+        self._lines[kind] += append_lines(self.folder / f"{kind}.jsonl", records)
+
     def _write(self) -> None:
-        text = json.dumps(self._record, indent=2, ensure_ascii=False)
-        # A path may hold bytes that are not UTF-8: as JSON's escapes they come back as they were.
-        write_file(self.folder / "run.json", text.encode(errors="backslashreplace"))
+        write_document(self.folder / "run.json", self._record)
+
+
+def run_names(version: Version) -> list[str]:
+    """The names of the version's runs, the earliest first."""
+    try:
+        return sorted(filter(is_run_name, os.listdir(version.path / "runs")))
+    except OSError:
+        return []  # a copy of a version may have come without them
+
+
+def is_run_name(name: str) -> bool:
+    """Whether it is a name that a run may have."""
+    return bool(_NAME.fullmatch(name))
+
+
+def _name_after(earlier: Iterable[str], now: datetime) -> str:
+    """A fresh name that sorts after others.
+
+    Raises:
+        StoreError: There is no later time.
+    """
+    for name in sorted(earlier, reverse=True):
+        with suppress(ValueError):  # of a time that there is not, such as a 32nd: no run's name
+            latest = datetime.strptime(name.partition("Z")[0], _TIME).replace(tzinfo=UTC)
+            try:
+                now = max(now, latest + timedelta(microseconds=1))
+            except OverflowError as error:
+                raise StoreError(f"runs/{name}: no run can be later than this: remove this folder") from error
+            break
+    return f"{now:{_TIME}}Z-{secrets.token_hex(2)}"
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run has recorded."""
+
+    name: str
+    """The run's name."""
+    folder: Path
+    """The run's folder."""
+    asked: Record
+    """What it was to do; empty if that is not known."""
+    outcome: Record | None
+    """What came of it; None if it has not ended."""
+    is_known: bool
+    """Whether there is a record of what it was to do."""
+    fault: str | None
+    """What is wrong with `run.json`; None if nothing is, or if repair has noted that its content is lost."""
+    is_sealed: bool
+    """Whether its ledger is sealed, as far as that is known."""
+
+    @cached_property
+    def failures(self) -> Lines:
+        """The lines of its ledger."""
+        return read_lines(self.folder / "failures.jsonl", self.is_sealed)
+
+    @cached_property
+    def shards(self) -> Lines:
+        """The lines about shards."""
+        return read_lines(self.folder / "shards.jsonl", sealed=True)
+
+    def lost(self, kind: str) -> int:
+        """How many of its lines, `failures` or `shards`, have been lost, as far as that can be seen: they are damaged,
+        or the run has ended and said how many there were.
+        """
+        lines = {"failures": self.failures, "shards": self.shards}[kind]
+        told = None if self.outcome is None else self.outcome.get("lines")
+        number = told.get(kind) if isinstance(told, dict) else None
+        if not isinstance(number, int):
+            return len(lines.damaged)
+        return max(number - len(lines.records), len(lines.damaged) + len(lines.torn))
+
+    def events(self) -> Iterator[ShardEvent]:
+        """What it has recorded of shards."""
+        for record in self.shards.records:
+            event = ShardEvent(record.get("shard", ""), record.get("items", 0), record.get("until"))
+            if isinstance(event.shard, str) and isinstance(event.items, int) and isinstance(event.until, str | None):
+                yield event
+
+
+def read_run(version: Version, name: str) -> RunRecord | None:
+    """What a run, by its name, has recorded; None if there is nothing."""
+    folder = version.path / "runs" / name
+    path = folder / "run.json"
+    try:
+        document = read_document(path)
+        asked, outcome = document.get("asked", {}), document.get("outcome") if document.get("finished") else None
+        if not isinstance(asked, dict) or not isinstance(outcome, dict | None):
+            raise DamagedError(f"{path}: damaged: not the record of a run")
+    except FileNotFoundError:
+        if not any((folder / f"{kind}.jsonl").exists() for kind in ("failures", "shards")):
+            return None
+        return RunRecord(name, folder, {}, None, False, f"{path}: damaged: the file is missing", False)
+    except DamagedError as error:
+        return RunRecord(name, folder, {}, None, False, error.what, False)
+    return RunRecord(name, folder, asked, outcome, not document.get("lost"), None, "sealed" in document)
 
 
 def is_running(version: Version, run: str) -> bool:
@@ -134,16 +254,14 @@ def is_running(version: Version, run: str) -> bool:
 
 
 def failures_of(version: Version, run: str) -> Iterator[Failure]:
-    """What a run, by its name, has recorded in the ledger, in order; there may be nothing."""
-    try:
-        text = (version.path / "runs" / run / "failures.jsonl").read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return
-    for line in text.split("\n"):
-        try:
-            yield _failure_of(json.loads(line))
-        except (ValueError, TypeError):
-            continue  # torn by a kill: its utterance is in no shard, and will be tried again
+    """What a run, by its name, has recorded in the ledger, in order; there may be nothing.
+
+    What is damaged is passed over: its utterance counts as missing, and will be tried again.
+    """
+    record = read_run(version, run)
+    for line in () if record is None else record.failures.records:
+        with suppress(TypeError):
+            yield _failure_of(line)
 
 
 def latest_failures(version: Version) -> dict[str, Failure]:
@@ -193,7 +311,7 @@ def runs_with_failures(version: Version) -> list[str]:
     return sorted(path.parent.name for path in (version.path / "runs").glob("*/failures.jsonl"))
 
 
-def _record(failure: Failure) -> dict[str, Any]:
+def _record(failure: Failure) -> Record:
     """A line of the ledger, without `replaces` if it is None, as in ledgers that were written before that key."""
     record = failure.document()
     if failure.replaces is None:
@@ -201,7 +319,7 @@ def _record(failure: Failure) -> dict[str, Any]:
     return record
 
 
-def _failure_of(record: dict[str, Any]) -> Failure:
+def _failure_of(record: Record) -> Failure:
     """The failure that a line of the ledger records; TypeError if it records none."""
     known = {field.name: record[field.name] for field in fields(Failure) if field.name in record}
     replaced = known.get("replaces")
@@ -222,15 +340,13 @@ def _hex(row_hash: int) -> str:
 
 def manifest_roots(version: Version) -> set[str]:
     """The folders that the paths in the manifests of the version's runs were relative to."""
-    runs = (path.parent.name for path in (version.path / "runs").glob("*/run.json"))
-    return {str(request_of(version, run).get("root")) for run in runs}
+    return {str(request_of(version, run).get("root")) for run in run_names(version)}
 
 
-def request_of(version: Version, run: str) -> dict[str, Any]:
+def request_of(version: Version, run: str) -> Record:
     """What a run was to do, by its name; empty if there is no record of it."""
     try:
-        text = (version.path / "runs" / run / "run.json").read_text(encoding="utf-8")
-        asked: dict[str, Any] = json.loads(text)["asked"]
-    except (OSError, ValueError, KeyError):
+        asked = read_document(version.path / "runs" / run / "run.json").get("asked")
+    except (FileNotFoundError, DamagedError):
         return {}
-    return asked
+    return asked if isinstance(asked, dict) else {}

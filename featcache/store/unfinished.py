@@ -1,24 +1,58 @@
-"""Whether a version holds everything that its runs were to add, according to their records.
+"""Whether a version holds everything that its runs were to add, and every shard that they added, by their records.
 
-No record says "in progress", which could be wrong after a kill. A run records what it is about to add and how many
-items there were before, and at its end the outcome and how many items there are. What a killed run has added is the
-difference. A version that has fewer items than a run once found there has lost some.
+No record says "in progress", which could be wrong after a kill. A run records what it is about to add, each shard once
+it is there, and at its end that it has ended. The order of runs is that of their names; no clock is asked.
+
+**What is missing.** Of the rows of a manifest, each is in the version, in the ledger, or missing. So what is missing
+now is what was missing when a run was planned, less what has been added and what has failed since:
+
+    missing = new - (items - held - beside) - (failed now - failed then)
+
+where `beside` are items that runs over other manifests have added since. (Rows that they share with this one count as
+missing; running it again finds them.) A run over the whole manifest that has ended well makes up for all earlier ones
+over it, and the last run over the whole manifest was to add all that was missing. So only that run and those after it
+are looked at.
+
+**What is lost.** A shard that a run has recorded is there, or is superseded by others that are there, or a record says
+that repair took it away, or that a whole run over the same manifest has made up for it. Otherwise it is lost.
+
+**What is unknown.** A run's record is on disk before its first shard. If a shard names a run without a record, that has
+been removed: what the run was to add beyond this shard is not known, until a run finds all of the shard's items in its
+own manifest and records it.
 """
 
 from __future__ import annotations
 
-import json
 import os
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
+import numpy as np
+
+from featcache.errors import DamagedError, counted, listing
 from featcache.store.index import Index
-from featcache.store.runs import failures_of, is_running, standing_failures
+from featcache.store.runs import (
+    RunRecord,
+    ShardEvent,
+    failures_of,
+    is_run_name,
+    is_running,
+    read_run,
+    run_names,
+    standing_failures,
+)
 from featcache.store.version import Version
 from featcache.strings import Strings
 
 _LATEST = 64
-"""The number of runs that are looked at. Few versions have more, and one made by a thousand jobs is to open as fast."""
+"""The number of runs that are looked at, unless all are to be. Few versions have more, and one made by a thousand jobs
+is to open as fast."""
+
+ManifestKey = tuple[str, str]
+"""A manifest, and the folder that its paths are relative to."""
 
 
 @dataclass(frozen=True)
@@ -52,110 +86,326 @@ class Unfinished:
         )
 
 
-def find_unfinished(version: Version, index: Index) -> list[Unfinished]:
-    """What is missing of what unfinished runs were to add; or else, of what the fullest run found there.
+@dataclass(frozen=True)
+class LostShards:
+    """Shards that runs over one manifest have recorded, and that are no longer there."""
 
-    Reads a small file for each run, and the failure ledger only if something is missing.
-    """
-    runs = [run for name in _latest(version) if (run := _Run.of(version, name)) is not None]
-    ends: dict[tuple[str, str], str] = {}  # by manifest, when the last run ended that did everything
-    for run in runs:
-        if run.did_everything:
-            ends[run.manifest] = max(run.finished, ends.get(run.manifest, ""))
-    found, seen = [], set()
-    for number, run in enumerate(runs):
-        if run.is_finished or run.manifest in seen or ends.get(run.manifest, "") >= run.started:
-            continue
-        if not run.asked.get("only"):
-            seen.add(run.manifest)  # earlier runs over it were to add what this run was to add
-        same = [other for other in runs[: number + 1] if other.manifest == run.manifest]
-        others = [other for other in runs[:number] if other.manifest != run.manifest]
-        missing = run.asked["new"] - (len(index) - run.asked["held"] - sum(other.extracted for other in others))
-        if missing > 0:
-            failed, without_item = _failed(same, version, index)
-            missing -= without_item
-        if missing > 0:
-            path, utterances = run.manifest[0], run.asked["utterances"]
-            found.append(Unfinished(path, utterances, missing, failed, is_running(version, run.name)))
-    return found or _lost(runs, version, index)
+    manifest: str
+    """The manifest."""
+    shards: list[str]
+    """The names of the shards."""
+    missing: int
+    """The number of utterances that were in them."""
 
-
-def _lost(runs: list[_Run], version: Version, index: Index) -> list[Unfinished]:
-    """What is missing of what was there once, in at most one entry."""
-    fullest = max(range(len(runs)), key=lambda number: runs[number].items, default=None)
-    if fullest is None or runs[fullest].items <= len(index):
-        return []
-    failed, without_item = _failed(
-        runs[:fullest], version, index
-    )  # since then: in a repair, for example, when audio was gone
-    run = runs[fullest]
-    missing = run.items - len(index) - without_item
-    return [Unfinished(run.manifest[0], run.items, missing, failed, False, were_there=True)] if missing > 0 else []
-
-
-def _failed(runs: list[_Run], version: Version, index: Index) -> tuple[int, int]:
-    """How many utterances of these runs have a failure that stands, and how many of those have no item."""
-    standing = standing_failures(version, index)
-    ids = set[str]().union(*(run.failed_ids() for run in runs)) & standing.keys()
-    return len(ids), int((index.find(Strings.of(ids)) < 0).sum())
-
-
-def _latest(version: Version) -> list[str]:
-    """The names of the latest runs, the latest first."""
-    try:
-        return sorted(os.listdir(version.path / "runs"), reverse=True)[:_LATEST]
-    except OSError:
-        return []  # a copy of a version may have come without it
+    def __str__(self) -> str:
+        return (
+            f"{counted(self.missing, 'utterance')} of {self.manifest} are no longer there: removed from `shards/`: "
+            f"{listing(self.shards)}; run the same `featcache extract` again to restore them"
+        )
 
 
 @dataclass(frozen=True)
-class _Run:
-    """A run's record, if it has all that is needed here."""
+class Unrecorded:
+    """Shards of runs without a record."""
 
-    version: Version
-    name: str
-    asked: dict[str, Any]
-    started: str
-    finished: str
-    outcome: dict[str, Any]
+    runs: list[str]
+    """The names of the runs."""
+    shards: list[str]
+    """The names of the shards."""
+    utterances: int
+    """The number of utterances in them."""
 
-    @classmethod
-    def of(cls, version: Version, name: str) -> _Run | None:
-        try:
-            record = json.loads((version.path / "runs" / name / "run.json").read_bytes())
-            asked, outcome = dict(record["asked"]), dict(record.get("outcome", {}))
-            if not all(isinstance(asked.get(key), int) for key in ("utterances", "new", "held")):
-                return None
-            return cls(version, name, asked, str(record["started"]), str(record.get("finished", "")), outcome)
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+    def __str__(self) -> str:
+        if not self.shards:
+            return (
+                f"the records of {counted(len(self.runs), 'run')} were damaged ({listing(self.runs)}): what they were "
+                "to add is not known; run the same `featcache extract` again"
+            )
+        return (
+            f"{counted(self.utterances, 'utterance')} in {counted(len(self.shards), 'shard')} were extracted by "
+            f"{counted(len(self.runs), 'run')} of which there is no record in `runs/` ({listing(self.runs)}): whether "
+            "more were to be added, and which failed, is not known; run the same `featcache extract` again"
+        )
 
-    @property
-    def manifest(self) -> tuple[str, str]:
-        """The manifest, and the folder that its paths are relative to."""
-        return str(self.asked.get("manifest")), str(self.asked.get("root"))
 
-    @property
-    def is_finished(self) -> bool:
-        return bool(self.finished) and not self.outcome.get("interrupted")
+@dataclass(frozen=True)
+class DamagedRecord:
+    """A run's record that is not what was written."""
 
-    @property
-    def did_everything(self) -> bool:
-        """Whether it is finished, and was to extract all of its manifest."""
-        return self.is_finished and not self.asked.get("only")
+    run: str
+    """The run's name."""
+    what: str
+    """What is damaged, and what that costs."""
 
-    @property
-    def extracted(self) -> int:
-        """The number of utterances that it extracted; 0 if it was killed."""
-        count = self.outcome.get("extracted", 0)
-        return count if isinstance(count, int) else 0
+    def __str__(self) -> str:
+        return self.what
 
-    @property
-    def items(self) -> int:
-        """The number of items in the version when the run last saw it."""
-        count = self.outcome.get("items", self.asked["held"])
-        return count if isinstance(count, int) else 0
 
-    def failed_ids(self) -> set[str]:
-        """The ids of the utterances that it has recorded in the ledger."""
-        return {failure.id for failure in failures_of(self.version, self.name)}
+Finding = Unfinished | LostShards | Unrecorded | DamagedRecord
+"""A reason why a version may not be whole."""
+
+
+def find_unfinished(version: Version, index: Index, *, all_runs: bool = False) -> list[Finding]:
+    """What a version is not known to hold of what its runs were to add, and what it has lost.
+
+    Reads three small files for each run, and what more there is only if something is wrong.
+
+    Args:
+        version: The version.
+        index: Its items.
+        all_runs: Whether to look at all runs, however many there are, and not only at the latest.
+    """
+    if not _Records(version, index, None if all_runs else _LATEST).findings():
+        return []
+    # A repair may have taken shards away just now. It records that before, so that a second look sees it.
+    lost = {shard for finding in _Records(version, index, None).lost() for shard in finding.shards}
+    found = _Records(version, index, None).findings()
+    return [finding for finding in found if not isinstance(finding, LostShards) or lost.intersection(finding.shards)]
+
+
+def held_before(version: Version, index: Index, manifest: ManifestKey, missing: Strings) -> dict[str, int]:
+    """What a run over a manifest records, when it begins, besides how many items there are.
+
+    Args:
+        version: The version.
+        index: Its items as the run was planned with.
+        manifest: The run's manifest.
+        missing: The ids of the rows that it is to add.
+    """
+    records = _Records(version, index, None)
+    failed = Strings.of(records.failed(records.over(manifest))[1])
+    is_new = np.isin(failed.hashes(), missing.hashes())
+    return {"others": records.items_beside(manifest), "failed": int((~is_new).sum())}
+
+
+def unrecorded_shards(version: Version, index: Index, present: Strings) -> list[ShardEvent]:
+    """The shards that no run has recorded and all of whose items are in a manifest; a run over it is to record them.
+
+    Args:
+        version: The version.
+        index: Its items.
+        present: The ids of the manifest's rows of which there are items.
+    """
+    recorded = _Records(version, index, None).recorded
+    unknown = [name for name in index.shards if name not in recorded]
+    if not unknown:
+        return []
+    is_present = np.zeros(len(index), bool)
+    is_present[index.find(present)] = True
+    lacking = np.bincount(index.shard[~is_present], minlength=len(index.shards))
+    of = dict(zip(index.shards, lacking.tolist(), strict=True))
+    return [ShardEvent(name, version.shard(name).info.items) for name in unknown if not of[name]]
+
+
+def shards_to_make_up_for(version: Version, index: Index, manifest: ManifestKey) -> list[ShardEvent]:
+    """The shards that are lost when a run over a whole manifest begins, which makes up for them if it ends well.
+
+    Args:
+        version: The version.
+        index: Its items as the run was planned with.
+        manifest: The run's manifest.
+    """
+    records = _Records(version, index, None)
+    latest = max((run.name for run in records.runs), default="")
+    return [ShardEvent(shard, 0, latest) for shard in records.lost_by_manifest().get(manifest, ())]
+
+
+class _Records:
+    """What the runs of a version have recorded, held against what it holds.
+
+    Args:
+        version: The version.
+        index: Its items.
+        latest: How many runs to look at; None for all.
+    """
+
+    def __init__(self, version: Version, index: Index, latest: int | None) -> None:
+        self._version = version
+        self._index = index
+        names = run_names(version)[-latest if latest else None :]
+        self.runs = [run for name in names if (run := read_run(version, name)) is not None]
+        self._known = {run.name: run for run in self.runs}
+
+    def findings(self) -> list[Finding]:
+        """Why the version may not be whole."""
+        lost = self.lost()
+        return [*self.damaged(), *self.unrecorded(), *self.missing(), *lost] or list(self.fewer())
+
+    def over(self, manifest: ManifestKey) -> list[RunRecord]:
+        """The runs over a manifest."""
+        return [run for run in self.runs if run.is_known and _manifest_of(run) == manifest]
+
+    @cached_property
+    def recorded(self) -> set[str]:
+        """The shards that runs have recorded of which is known what they were to do."""
+        return {event.shard for run in self.runs if run.is_known for event in run.events() if event.until is None}
+
+    def missing(self) -> Iterator[Unfinished]:
+        """What is missing of each manifest."""
+        by_manifest: dict[ManifestKey, list[RunRecord]] = defaultdict(list)
+        for run in self.runs:
+            if all(isinstance(run.asked.get(key), int) for key in ("utterances", "new", "held")):
+                by_manifest[_manifest_of(run)].append(run)
+        for manifest, runs in reversed(by_manifest.items()):
+            last_whole = max((at for at, run in enumerate(runs) if _is_whole(run)), default=0)
+            open_runs = [at for at in range(last_whole, len(runs)) if not _has_ended_well(runs[at])]
+            lacking = [(self._missing_of(runs[at], runs[at:]), runs[at]) for at in open_runs]
+            if not lacking:
+                continue
+            missing, run = max(lacking, key=lambda pair: pair[0])
+            if missing > 0:
+                failed = len(self.failed(runs)[0])
+                going_on = any(is_running(self._version, runs[at].name) for at in open_runs)
+                yield Unfinished(manifest[0], run.asked["utterances"], missing, failed, going_on)
+
+    def _missing_of(self, run: RunRecord, since: Sequence[RunRecord]) -> int:
+        """How many utterances are missing of those that a run was to add; `since` are it and later ones over its
+        manifest.
+        """
+        asked, manifest = run.asked, _manifest_of(run)
+        missing = asked["new"] - (len(self._index) - asked["held"])
+        if isinstance(asked.get("others"), int) and isinstance(asked.get("failed"), int):
+            beside = self.items_beside(manifest) - asked["others"]
+            # Some of those may have been replaced by this run: then there are fewer, and others are new.
+            beside += min(asked["others"], asked.get("replaced", 0))
+            failed = len(self.failed(self.over(manifest))[1]) - asked["failed"] if missing + beside > 0 else 0
+        else:  # the record of an earlier featcache
+            beside = self.items_beside(manifest, after=run.name)
+            failed = len(self.failed(since)[1]) if missing + beside > 0 else 0
+        return int(missing + max(0, beside) - failed)
+
+    def items_beside(self, manifest: ManifestKey, after: str = "") -> int:
+        """The number of items that runs over other manifests have made, or runs of which that is not known; only runs
+        later than one of that name.
+        """
+        return sum(count for run, count in self._items_of.items() if run > after and self._manifest_of(run) != manifest)
+
+    @cached_property
+    def _items_of(self) -> Counter[str]:
+        """The number of items that count, by the run that made them."""
+        items: Counter[str] = Counter()
+        counts = np.bincount(self._index.shard, minlength=len(self._index.shards))
+        for run, count in zip(self._index.runs, counts.tolist(), strict=True):
+            items[run] += count
+        return items
+
+    def _manifest_of(self, name: str) -> ManifestKey | None:
+        if name not in self._known and (run := read_run(self._version, name)) is not None:  # it is not of the latest
+            self._known[name] = run
+        run = self._known.get(name)
+        return _manifest_of(run) if run is not None and run.is_known else None
+
+    def failed(self, runs: Iterable[RunRecord]) -> tuple[set[str], set[str]]:
+        """The ids in the ledgers of some runs whose failure stands, and those of them that have no item."""
+        ids = {failure.id for run in runs for failure in failures_of(self._version, run.name)}
+        ids = {id_ for id_ in ids if id_ in self._standing}
+        found = self._index.find(Strings.of(ids))
+        return ids, {id_ for id_, position in zip(ids, found.tolist(), strict=True) if position < 0}
+
+    @cached_property
+    def _standing(self) -> Container[str]:
+        return standing_failures(self._version, self._index)
+
+    def lost(self) -> list[LostShards]:
+        """The shards that are lost."""
+        return [
+            LostShards(manifest[0], sorted(shards), sum(shards.values()))
+            for manifest, shards in self.lost_by_manifest().items()
+        ]
+
+    def lost_by_manifest(self) -> dict[ManifestKey, dict[str, int]]:
+        """The shards that are lost, and how many items each held, by the manifest of the run that recorded them."""
+        until: dict[str, str] = {}
+        for run in self.runs:
+            for event in run.events():
+                if event.until is not None:
+                    until[event.shard] = max(event.until, until.get(event.shard, ""))
+        present = {*self._index.shards}
+        lost: dict[ManifestKey, dict[str, int]] = defaultdict(dict)
+        for run in self.runs:
+            for event in run.events():
+                if event.until is not None or event.shard in present or run.name <= until.get(event.shard, ""):
+                    continue
+                if not os.path.lexists(self._version.path / "shards" / event.shard):
+                    lost[_manifest_of(run)][event.shard] = event.items
+        superseded = self._superseded() if lost else {}
+        for shards in lost.values():
+            for shard in [shard for shard, items in shards.items() if len(superseded.get(shard, ())) >= items]:
+                del shards[shard]
+        return {manifest: shards for manifest, shards in lost.items() if shards}
+
+    def _superseded(self) -> dict[str, set[int]]:
+        """The items that shards which are there supersede, by the shard that held them."""
+        superseded: dict[str, set[int]] = defaultdict(set)
+        for name in self._index.shards:
+            with suppress(DamagedError, OSError):
+                for shard, items in self._version.shard(name).info.supersedes.items():
+                    superseded[shard].update(items)
+        return superseded
+
+    def unrecorded(self) -> Iterator[Unrecorded]:
+        """What runs without a record have extracted, and runs whose record is lost; at most one finding."""
+        runs = {run for run in self._items_of if is_run_name(run) and self._manifest_of(run) is None}
+        runs |= {run.name for run in self.runs if not run.is_known}
+        if not runs:
+            return
+        recorded = _Records(self._version, self._index, None).recorded
+        shards = {
+            shard: run
+            for shard, run in zip(self._index.shards, self._index.runs, strict=True)
+            if run in runs and shard not in recorded
+        }
+        # One that has added nothing which is there: a later run over a whole manifest makes up for it.
+        latest = max((run.name for run in self.runs if _is_whole(run) and _has_ended_well(run)), default="")
+        runs = {run for run in runs if run in shards.values() or (run not in self._items_of and run > latest)}
+        if runs:
+            at = [self._index.shards.index(shard) for shard in shards]
+            yield Unrecorded(sorted(runs), sorted(shards), int(np.isin(self._index.shard, at).sum()))
+
+    def damaged(self) -> Iterator[DamagedRecord]:
+        """Records that are damaged in a way that lets a version seem to be whole."""
+        for run in self.runs:
+            if run.fault is not None:
+                cost = "what the run was to add is not known; `featcache repair` removes it"
+                yield DamagedRecord(run.name, f"{run.fault}: {cost}")
+            if lost := run.lost("failures"):
+                lines = counted(lost, "record is", "records are")
+                cost = "these utterances count as missing; `featcache repair` removes the lines, `extract` tries again"
+                where = f" (line {listing(map(str, run.failures.damaged))})" if run.failures.damaged else ""
+                yield DamagedRecord(run.name, f"{run.folder / 'failures.jsonl'}: damaged: {lines} lost{where}: {cost}")
+
+    def fewer(self) -> Iterator[Unfinished]:
+        """What is missing of what was there once, by the number of items; at most one finding."""
+        ended = {_manifest_of(run): at for at, run in enumerate(self.runs) if _is_whole(run) and _has_ended_well(run)}
+        counts = [
+            (_items_at_end(run), -at, run)
+            for at, run in enumerate(self.runs)
+            if isinstance(run.asked.get("held"), int) and at >= ended.get(_manifest_of(run), 0)
+        ]
+        items, at, run = max(counts, default=(0, 0, None), key=lambda count: count[:2])
+        if run is None or items <= len(self._index):
+            return
+        # Some may have failed since: in a repair, for example, when audio was gone.
+        failed, without_item = self.failed(self.runs[1 - at :])
+        missing = items - len(self._index) - len(without_item)
+        if missing > 0:
+            yield Unfinished(_manifest_of(run)[0], items, missing, len(failed), False, were_there=True)
+
+
+def _manifest_of(run: RunRecord) -> ManifestKey:
+    return str(run.asked.get("manifest")), str(run.asked.get("root"))
+
+
+def _is_whole(run: RunRecord) -> bool:
+    """Whether it was to extract all of its manifest."""
+    return not run.asked.get("only") and isinstance(run.asked.get("new"), int)
+
+
+def _has_ended_well(run: RunRecord) -> bool:
+    return run.outcome is not None and not run.outcome.get("interrupted")
+
+
+def _items_at_end(run: RunRecord) -> int:
+    """The number of items in the version when the run last saw it."""
+    count = (run.outcome or {}).get("items", run.asked["held"])
+    return count if isinstance(count, int) else 0

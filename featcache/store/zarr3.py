@@ -149,9 +149,9 @@ def read_group(folder: Path) -> dict[str, Any]:
     return attributes
 
 
-def seal(document: dict[str, Any]) -> bytes:
+def seal(document: dict[str, Any], indent: int | None = 2) -> bytes:
     """A document as JSON, in which the last `"checksum": "00000000"` is replaced by the CRC-32C of these bytes."""
-    unsealed = _to_json(document)
+    unsealed = _to_json(document, indent)
     head, mark, tail = unsealed.rpartition(_entry(UNSEALED))
     assert mark
     return head + _entry(hex_crc32c(unsealed)) + tail
@@ -309,8 +309,8 @@ def _chunk(folder: Path) -> Iterator[tuple[BinaryIO | None, tuple[int, ...], np.
         raise DamagedError(f"{folder / 'zarr.json'}: damaged: not an array of format 1 ({error})") from error
 
 
-def _to_json(value: dict[str, Any]) -> bytes:
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False).encode(
+def _to_json(value: dict[str, Any], indent: int | None = 2) -> bytes:
+    return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False).encode(
         errors="backslashreplace"  # a path may hold bytes that are not UTF-8: as JSON's escapes they come back
     )
 

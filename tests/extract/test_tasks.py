@@ -44,6 +44,7 @@ def holding(manifest: Manifest, rows) -> Index:
     by_hash = np.argsort(ids.hashes(), kind="stable").astype(np.uint32)
     return Index(
         shards=["0123456789ab"],
+        runs=[""],
         ids=ids,
         shard=np.zeros(len(rows), np.uint32),
         item=np.arange(len(rows), dtype=np.uint32),

@@ -141,14 +141,19 @@ def test_shards_that_changed_places_are_found(cli, plain, sound, cache):
 
 
 def test_a_shard_that_is_gone_is_missing_and_extracted_again(cli, plain, sound, cache):
-    """Only a manifest can tell; the next run makes the very shard."""
+    """The record of the run names the shard, and a manifest the utterances; the next run makes the very shard."""
     shard = victim(cache)
     ids = set(shard.ids)
     shutil.rmtree(shard.folder)
-    assert cli("verify", cache).code == 0
+    verified = cli("verify", cache)
+    assert verified.code == 1
+    assert f"{len(ids)} utterances of {plain.manifest()} are no longer there" in verified.out
+    assert shard.name in verified.out
     verified = cli("verify", cache, "--manifest", plain.manifest(), "--json")
     assert verified.code == 1
-    assert {problem["id"] for problem in verified.json()["versions"][0]["problems"]} == ids
+    problems = verified.json()["versions"][0]["problems"]
+    assert {problem["id"] for problem in problems if problem["kind"] == "missing"} == ids
+    assert [problem["kind"] for problem in problems if problem["kind"] != "missing"] == ["lost"]
     assert cli("extract", plain.manifest(), "-o", cache, "--shard-size", "0.04").code == 0
     assert chunk_files(cache) == chunk_files(sound)
 

@@ -1,6 +1,5 @@
 """Opening a version that was to hold more: a warning that says how much more, or an error; and none without reason."""
 
-import json
 import shutil
 import signal
 import warnings
@@ -107,7 +106,7 @@ class TestExtraction:
         for folder in shard_folders(cache)[3:5]:
             shutil.rmtree(folder)
         (message,) = opened(cache)
-        assert "2 of the 12 utterances that it held are no longer there: shards have been removed" in message
+        assert f"2 utterances of {job[1]} are no longer there: removed from `shards/`: " in message
         with pytest.raises(StoreError, match="no longer there"):
             featcache.open(cache, strict=True)
         assert message.split(": ", 1)[1] in cli("info", cache).out
@@ -122,12 +121,24 @@ class TestExtraction:
         assert cli(*job).code == 0
         assert cli(*job).code == 0
         assert opened(cache, strict=True) == []
+
+    def test_without_the_records_of_runs_it_is_not_known_to_be_whole_until_one_says_so(self, cli, job, scratch):
+        cache = scratch / "cache"
+        assert cli(*job).code == 0
         shutil.rmtree(only_version(cache).path / "runs")
+        (message,) = opened(cache)
+        assert "12 utterances in 12 shards were extracted by 1 run of which there is no record in `runs/`" in message
+        with pytest.raises(StoreError, match="there is no record"):
+            featcache.open(cache, strict=True)
+        assert "nothing to do" in cli(*job).out
         assert opened(cache, strict=True) == []
+        runs = list((only_version(cache).path / "runs").iterdir())
+        assert "nothing to do" in cli(*job).out
+        assert list((only_version(cache).path / "runs").iterdir()) == runs
 
 
 class TestRecords:
-    """By records of any order, written here."""
+    """By records of an earlier featcache, and by the lock."""
 
     @pytest.fixture
     def version(self, tmp_path, clock):
@@ -171,20 +182,6 @@ class TestRecords:
         self.run(version, new=11, held=10, extracted=11)
         assert self.missing(version) == []
 
-    def test_a_run_that_ended_later_did_also_what_one_beside_it_did_not(self, version):
-        beside = Run(version, {"manifest": "a.csv", "root": "/", "utterances": 20, "new": 20, "held": 0, "only": False})
-        self.run(version, new=20, held=0)
-        beside.finish({"extracted": 10, "interrupted": False})
-        assert self.missing(version) == []
-
-    def test_other_manifests_hide_nothing(self, version):
-        self.run(version, new=6, held=0)  # of which it made four
-        self.run(version, "b.csv", new=6, held=4, extracted=6)
-        assert self.missing(version) == [("a.csv", 2, 0)]
-        self.run(version, "c.csv", new=5, held=10, extracted=2, interrupted=True)
-        add_shard(version, make_features(2, prefix="c"), row=20)
-        assert self.missing(version) == [("c.csv", 3, 0), ("a.csv", 2, 0)]
-
     def test_a_run_over_some_of_a_manifest_does_not_make_up_for_one_over_all_of_it(self, version):
         self.run(version, new=12, held=0)
         self.run(version, new=1, held=9, only=True, extracted=1)
@@ -208,13 +205,3 @@ class TestRecords:
         assert not is_running(version, name)
         assert "extraction was interrupted, or is running elsewhere" in opened(tmp_path)[0]
         assert not is_running(version, "none")
-
-    def test_of_very_many_runs_the_latest_are_looked_at(self, version, monkeypatch):
-        self.run(version, new=12, held=0)
-        record = next(version.path.glob("runs/*/run.json"))
-        for number in range(70):
-            folder = version.path / "runs" / f"29991231T000000.{number:06}Z-0000"
-            folder.mkdir()
-            asked = {**json.loads(record.read_text())["asked"], "manifest": f"{number}.csv", "new": 0, "held": 10}
-            (folder / "run.json").write_text(json.dumps({"started": "2999", "asked": asked}))
-        assert self.missing(version) == []

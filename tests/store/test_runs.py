@@ -76,12 +76,14 @@ def test_a_failure_stands_until_something_newer_is_extracted(version, clock):
 
 
 def test_records_of_other_versions_of_featcache_are_read(version):
-    """Without `replaces`, as before there was one, and with keys that are not known yet; what is no record is none."""
+    """Unsealed, without `replaces`, and with keys that are not known yet; what is no record is none."""
     run = Run(version, {})
     run.fail([failure("a")])
+    (run.folder / "run.json").write_text(json.dumps({"started": "2026", "asked": {}}))
     ledger = run.folder / "failures.jsonl"
     record = json.loads(ledger.read_text())
     assert "replaces" not in record
+    del record["checksum"]
     lines = [{**record, "id": "b", "signal": 11}, {**record, "id": 5}, {**record, "id": "c", "replaces": "x"}, 5, []]
     ledger.write_text("".join(json.dumps(line) + "\n" for line in [record, *lines]))
     assert latest_failures(version) == {id_: replace(failure("a"), id=id_) for id_ in "ab"}
@@ -131,5 +133,5 @@ def test_a_run_says_what_came_of_it(version):
     run.finish({"extracted": 5})
     record = json.loads((run.folder / "run.json").read_text())
     assert record["asked"] == {"threads": 2}
-    assert record["outcome"] == {"extracted": 5}
+    assert record["outcome"] == {"extracted": 5, "lines": {"failures": 0, "shards": 0}}
     assert record["started"] <= record["finished"]

@@ -1,0 +1,111 @@
+"""What the records of runs tell about a version's health: what it lacks or has lost, and what of them is damaged."""
+
+from __future__ import annotations
+
+from featcache.errors import counted, listing
+from featcache.store import zarr3
+from featcache.store.check import Problem
+from featcache.store.files import write_file
+from featcache.store.index import Index, open_index
+from featcache.store.records import read_document, write_document
+from featcache.store.runs import Run, RunRecord, is_running, read_run, run_names
+from featcache.store.unfinished import (
+    DamagedRecord,
+    Finding,
+    LostShards,
+    Unfinished,
+    Unrecorded,
+    find_unfinished,
+    held_before,
+)
+from featcache.store.version import Version
+from featcache.strings import Strings
+
+_KINDS = {Unfinished: "unfinished", LostShards: "lost", Unrecorded: "record", DamagedRecord: "record"}
+
+
+def check_records(
+    version: Version, index: Index, *, has_damaged_shards: bool, has_manifest: bool
+) -> tuple[list[Problem], list[str]]:
+    """What is wrong according to the records of runs, and what is worth knowing and no damage.
+
+    Args:
+        version: The version.
+        index: The items in sound shards.
+        has_damaged_shards: Whether there are others. How many utterances are missing cannot be told then.
+        has_manifest: Whether the version is compared with a manifest, which tells more than a record that is gone.
+    """
+    problems, notes = [], []
+    for finding in find_unfinished(version, index, all_runs=True):
+        if isinstance(finding, Unfinished) and not finding.is_going_on and has_damaged_shards:
+            continue
+        if (isinstance(finding, Unfinished) and finding.is_going_on) or (
+            isinstance(finding, Unrecorded) and has_manifest
+        ):
+            notes.append(str(finding))
+        else:
+            problems.append(Problem(_kind_of(finding), f"{version.path}: {finding}"))
+    for run in _read_all(version):
+        if lost := run.lost("shards"):
+            where = f" (line {listing(map(str, run.shards.damaged))})" if run.shards.damaged else ""
+            message = (
+                f"{run.folder / 'shards.jsonl'}: damaged: {counted(lost, 'record is', 'records are')} lost{where}: if "
+                "the shards that they named were removed, nothing would tell; `featcache repair` removes the lines"
+            )
+            problems.append(Problem("record", message))
+    return problems, notes
+
+
+def _kind_of(finding: Finding) -> str:
+    if isinstance(finding, Unfinished) and finding.were_there:
+        return "lost"
+    return _KINDS[type(finding)]
+
+
+def mend_records(version: Version) -> int:
+    """Remove from the records of runs what is damaged. The records say what has been lost by that.
+
+    Returns:
+        The number of files that were mended.
+
+    Raises:
+        StoreError: They cannot be written.
+    """
+    mended = 0
+    for run in _read_all(version):
+        if is_running(version, run.name):  # it may be writing
+            continue
+        lost = {kind: run.lost(kind) for kind in ("failures", "shards")}
+        mended += sum(map(bool, [run.fault, *lost.values()]))
+        if lost["failures"] and run.is_known:
+            _note_lost_failures(version, run, lost["failures"])
+        for kind in [kind for kind, count in lost.items() if count]:
+            _rewrite_lines(run, kind)
+        if run.fault:
+            write_document(run.folder / "run.json", {"lost": True, "asked": {}})
+        elif any(lost.values()) and run.outcome is not None:
+            document = read_document(run.folder / "run.json")
+            counts = {"failures": len(run.failures.records), "shards": len(run.shards.records)}
+            document["outcome"]["lines"] = counts
+            write_document(run.folder / "run.json", document)
+    return mended
+
+
+def _note_lost_failures(version: Version, run: RunRecord, count: int) -> None:
+    """Record that the utterances of some lines are neither in the version nor in the ledger, until they are again."""
+    index = open_index(version)
+    manifest = str(run.asked.get("manifest")), str(run.asked.get("root"))
+    asked = {key: run.asked.get(key) for key in ("manifest", "root", "utterances", "config", "made_by")}
+    held = held_before(version, index, manifest, Strings.of([]))
+    asked |= {"new": count, "replaced": 0, "held": len(index), **held, "only": True, "mended": run.name}
+    Run(version, asked, after=index.runs).finish({"extracted": 0, "failed": 0, "interrupted": True})
+
+
+def _rewrite_lines(run: RunRecord, kind: str) -> None:
+    records = {"failures": run.failures, "shards": run.shards}[kind].records
+    lines = [zarr3.seal({**record, "checksum": zarr3.UNSEALED}, indent=None) + b"\n" for record in records]
+    write_file(run.folder / f"{kind}.jsonl", b"".join(lines))
+
+
+def _read_all(version: Version) -> list[RunRecord]:
+    return [run for name in run_names(version) if (run := read_run(version, name)) is not None]
