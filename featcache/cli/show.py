@@ -61,7 +61,7 @@ def _document(version: Version, utterance: str) -> dict[str, Any]:
     from featcache.loader import Cache
     from featcache.spec import QUANTIZATION
 
-    cache = Cache(version)
+    cache = Cache(version, check=True)
     features, index = cache[utterance], cache.index
     position = index.find_one(utterance)
     shard = version.shard(index.shards[int(index.shard[position])])

@@ -26,6 +26,7 @@ from featcache.manifest.copies import copies_of
 from featcache.quantize import dequantize_array
 from featcache.spec import QUANTIZATION
 from featcache.store import zarr3
+from featcache.store.chunk_file import ChunkFile
 from featcache.store.index import open_index
 from featcache.store.join import RowKeys, item_at, join, what_changed
 from featcache.store.runs import Failure, standing_failures
@@ -96,7 +97,7 @@ class SourceVersion:
         index = self._index
         shard, number = self._shard(int(index.shard[position])), int(index.item[position])
         first = int(index.first_frame[position])
-        features = shard.features[first : first + int(index.num_frames[position])]
+        features = shard.features.read(first, int(index.num_frames[position]))
         if zarr3.crc32c(features) != shard.crc32c[number]:
             raise DamagedError(
                 f"{utterance.id}: damaged: its features in {self.version.path} are not what was written",
@@ -121,7 +122,7 @@ class SourceVersion:
         shard = self.version.shard(self._index.shards[number])
         is_quantized = self.version.info.spec.is_quantized
         return _ShardColumns(
-            features=shard.features,
+            features=shard.open_features(),
             crc32c=shard.column("crc32c"),
             num_samples=shard.column("num_samples"),
             sources=shard.column("sources"),
@@ -134,7 +135,7 @@ class SourceVersion:
 class _ShardColumns:
     """The columns of a shard that are read for every utterance."""
 
-    features: NDArray[Any]
+    features: ChunkFile
     crc32c: NDArray[np.uint32]
     num_samples: NDArray[np.uint64]
     sources: NDArray[np.int64]

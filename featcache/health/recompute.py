@@ -81,8 +81,8 @@ def recompute(
         (item,) = shard.items([number])
         first = int(index.first_frame[position])
         stored = _Features(
-            shard.features[first : first + int(index.num_frames[position])],
-            shard.side(QUANTIZATION).item(number) if version.info.spec.is_quantized else None,
+            shard.open_features().read(first, int(index.num_frames[position])),
+            shard.side(QUANTIZATION, check=True).item(number) if version.info.spec.is_quantized else None,
         )
         try:
             clip = SampledClip(item.id, decode_waveform(item, root or _root_of(shard, version), waveform_maker))
@@ -112,7 +112,7 @@ def recompute(
             if wrong := int(unequal.sum()) - ties:
                 faults.append(f"{wrong} of {stored.array.size} codes differ by more than rounding")
         for name, array in again.side.items():
-            there = shard.side(name).item(number)
+            there = shard.side(name, check=True).item(number)
             if array.shape != there.shape or not largest_difference(array, there) <= _tolerance(there):
                 faults.append(f"its {name} differ")
         for fault in faults:

@@ -44,7 +44,8 @@ class Cache:
 
     Args:
         version: The version to read.
-        check: Whether to compare every utterance that is read with its checksum.
+        check: Whether to compare every utterance that is read with its checksum. Its features are then read, and not
+            mapped: see docs/loader.md.
         shards: The names of the shards to use, to see a version as it was; by default all shards.
         tiers: What to keep in memory and on a local disk; nothing by default.
 
@@ -73,6 +74,7 @@ class Cache:
         self._shards = Shards(version, self.index, check=check, copies=copies)
         self._reader: Shards | HotUtterances = self._shards if tiers is None else tiers.reader(self._shards)
         self._buffers = Buffers()
+        self._checked = Buffers()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.version.path, self.check, self.index.shards, self._tiers)
@@ -156,13 +158,17 @@ class Cache:
             start, duration, codebooks, raw, check: As for `batch`.
 
         Returns:
-            `[frames, *item_shape]`, read-only: memory-mapped, nothing is copied. Values of quantised features are
-            computed, into a new array. Dtypes and errors are as in `batch`.
+            `[frames, *item_shape]`, read-only: memory-mapped, nothing is copied; with `check`, a new array, and so are
+            the values of quantised features, which are computed. Dtypes and errors are as in `batch`.
         """
         position = self._position(key)
-        frames = self._reader.utterance(position)
         if self.check if check is None else check:
+            out = np.empty((int(self.lengths[position]), *self.spec.item_shape), self.version.dtype)
+            (frames,) = self._reader.load(np.array([position]), out)
             self._shards.verify(position, frames)
+            frames.flags.writeable = False
+        else:
+            frames = self._reader.utterance(position)
         if start is not None or duration is not None:
             length = self.lengths[position : position + 1]
             (first,), (count,) = frames_between(length, self.spec.frame_rate, start or 0, duration)
@@ -251,7 +257,9 @@ class Cache:
         shape = (len(positions), int(counts.max(initial=0)), *item_shape)
         padded = tensor_in(self._buffers if out is None else out, shape, dtype)
         if self.check if check is None else check:
-            utterances = self._reader.frames(positions, None, self.lengths[positions])
+            num_frames = int(self.lengths[positions].sum())
+            room = self._checked.take((num_frames, *spec.item_shape), self.version.dtype)
+            utterances = self._reader.load(positions, room)
             for position, frames in zip(positions.tolist(), utterances, strict=True):
                 self._shards.verify(position, frames)
             frames_of = cut(utterances, firsts, counts)

@@ -45,24 +45,37 @@ class HotUtterances:
         index, version = shards.index, shards.version
         num_bytes = int(index.num_frames.sum()) * math.prod(version.info.spec.item_shape) * version.dtype.itemsize
         self._shards = shards
+        self._item_shape, self._dtype = version.info.spec.item_shape, version.dtype
         self._ram = Ram(limit, len(index), num_bytes)
 
     def utterance(self, position: int) -> NDArray[Any]:
         """As `Shards.utterance`."""
         kept = self._ram.get(position)
-        return self._ram.keep(position, self._shards.utterance(position)) if kept is None else kept
+        return self._read([position])[0] if kept is None else kept
+
+    def load(self, positions: NDArray[np.int64], out: NDArray[Any]) -> list[NDArray[Any]]:
+        """As `Shards.load`; what is in memory is not copied into `out`."""
+        return self.frames(positions, None, self._shards.index.num_frames[positions])
 
     def frames(
         self, positions: NDArray[np.int64], firsts: NDArray[np.int64] | None, counts: NDArray[np.int64]
     ) -> list[NDArray[Any]]:
         """As `Shards.frames`; of utterances that are not in memory yet, all frames are read."""
         wanted = positions.tolist()
-        kept = {position: self._ram.get(position) for position in wanted}
-        missing = {position: self._shards.utterance(position) for position, frames in kept.items() if frames is None}
-        with self._shards.read_ahead(missing.values()):
-            utterances = {position: self._ram.keep(position, frames) for position, frames in missing.items()}
-        utterances |= {position: frames for position, frames in kept.items() if frames is not None}
-        return cut([utterances[position] for position in wanted], firsts, counts)
+        kept = {position: frames for position in wanted if (frames := self._ram.get(position)) is not None}
+        missing = [position for position in dict.fromkeys(wanted) if position not in kept]
+        if missing:
+            kept |= zip(missing, self._read(missing), strict=True)
+        return cut([kept[position] for position in wanted], firsts, counts)
+
+    def _read(self, positions: list[int]) -> list[NDArray[Any]]:
+        """Read utterances from their files, and keep them."""
+        lengths = self._shards.index.num_frames[positions]
+        out = np.empty((int(lengths.sum()), *self._item_shape), self._dtype)
+        loaded = self._shards.load(np.array(positions, np.int64), out)
+        for frames in loaded:
+            frames.flags.writeable = False
+        return [self._ram.keep(position, frames) for position, frames in zip(positions, loaded, strict=True)]
 
     def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
         """As `Shards.read_ahead`; these arrays are in memory."""

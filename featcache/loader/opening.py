@@ -44,7 +44,8 @@ def open(  # noqa: A001
         name: The version's name, or its folder's name; not needed if the cache has only one version.
         config: Open the version with this config's fingerprint: a YAML file, a packaged config's name, or a `Config`.
             The first two need the extra `extract`.
-        check: Whether to compare every utterance that is read with its checksum.
+        check: Whether to compare every utterance that is read with its checksum. Its features are then read, and not
+            mapped, so that a disk that fails gives a DamagedError. Without, it may end the process by SIGBUS.
         strict: Whether to refuse an unfinished version instead of warning: one that lacks utterances of its manifest
             that are not in the failure ledger either.
         ram: How much of this process's memory to use for hot utterances: "4GB", "512MiB", or a number of bytes. None by

@@ -1,9 +1,9 @@
-"""A version's shards as training reads them: mapped when first needed; every error names its remedy."""
+"""A version's shards as training reads them: mapped, or read from their files; every error names its remedy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from featcache.errors import DamagedError, StoreError, listing
 from featcache.loader.buffers import Readahead
 from featcache.spec import QUANTIZATION
 from featcache.store import zarr3
+from featcache.store.chunk_file import ChunkFile, reading_error
 from featcache.store.index import Index
 from featcache.store.shard import Shard, SideArray
 from featcache.store.version import Version
@@ -24,8 +25,15 @@ if TYPE_CHECKING:
 __all__ = ["Shards", "cut"]
 
 
+_FILES_OPEN = 128
+"""The most shards' files that are open to be read from; maps need none. A process may have 1,024, as a rule."""
+
+
 class Shards:
     """The frames and side arrays of a version's utterances, in mapped shards. Safe to use from several threads.
+
+    What has been mapped is read when somebody looks at it, and if the disk cannot read it then, or the file has become
+    shorter, the kernel ends the process by SIGBUS. `load` reads it at once, from the file, and raises an error.
 
     Every method that reads raises DamagedError if the shard is not what was written, and StoreError if it cannot be
     read.
@@ -45,6 +53,7 @@ class Shards:
         self._features: dict[int, NDArray[Any]] = {}  # by the shard's number in the index; so are the others
         self._checksums: dict[int, NDArray[np.uint32]] = {}
         self._sides: dict[tuple[str, int], SideArray] = {}
+        self._files: dict[int, ChunkFile] = {}
         self._readahead = Readahead()
         self._copies = copies
         self._copy_paths: dict[int, Path] = {}
@@ -65,8 +74,25 @@ class Shards:
         return self._slices(self.index.shard[positions].tolist(), begins.tolist(), counts.tolist())
 
     def range(self, shard: int, first: int, count: int) -> NDArray[Any]:
-        """Frames of a shard, likewise, of one utterance after the other: `[count, *item_shape]`."""
-        return self._slices([shard], [first], [count])[0]
+        """Frames of a shard of one utterance after the other, read from its file: `[count, *item_shape]`."""
+        (frames,) = self._slices([shard], [first], [count])
+        loaded = np.empty(frames.shape, frames.dtype)
+        self._read_into(loaded, shard, first)
+        return loaded
+
+    def load(self, positions: NDArray[np.int64], out: NDArray[Any]) -> list[NDArray[Any]]:
+        """All frames of several utterances, read from their files into `out`, one after the other; views of it."""
+        index = self.index
+        shards, firsts = index.shard[positions].tolist(), index.first_frame[positions].tolist()
+        counts = index.num_frames[positions].tolist()
+        slices = self._slices(shards, firsts, counts)
+        loaded, at = [], 0
+        with self.read_ahead(slices):
+            for shard, first, count in zip(shards, firsts, counts, strict=True):
+                loaded.append(out[at : at + count])
+                self._read_into(loaded[-1], shard, first)
+                at += count
+        return loaded
 
     def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
         """The context to read such arrays in: if they are on a disk, all are requested before the first is read."""
@@ -113,6 +139,7 @@ class Shards:
         for number, path, features in self._copies.collect() if self._copies is not None else ():
             self._features[number] = features
             self._copy_paths[number] = path
+            self._files.pop(number, None)
 
     def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
         if self._copies is not None and self._copies.has_news:
@@ -124,6 +151,29 @@ class Shards:
             name, end = self.index.shards[shards[at]], firsts[at] + counts[at]
             raise DamagedError(f"{self.version.path}: damaged: shard {name} ends before frame {end}", self.version.path)
         return slices
+
+    def _read_into(self, out: NDArray[Any], number: int, first: int) -> None:
+        try:
+            self._file(number).read_into(out, first)
+        except DamagedError as error:
+            if number in self._copy_paths:
+                raise DamagedError(f"{error.what}; remove this copy") from error
+            raise
+
+    def _file(self, number: int) -> ChunkFile:
+        """The file that a shard's features are read from: the shard's own, or a local copy."""
+        file = self._files.get(number)
+        if file is None:
+            features, copy = self._map(number), self._copy_paths.get(number)
+            if copy is None:
+                file = self._shard(number).open_features()
+            else:
+                file = ChunkFile(copy, features.shape, features.dtype, None)
+            if len(self._files) >= _FILES_OPEN:
+                with suppress(KeyError):  # another thread has taken it
+                    self._files.popitem()
+            self._files[number] = file
+        return file
 
     def _shard(self, number: int) -> Shard:
         return self.version.shard(self.index.shards[number])
@@ -164,7 +214,7 @@ class Shards:
         try:
             yield
         except OSError as error:
-            raise StoreError(f"{error.filename or shard.folder}: cannot be read: {error.strerror}") from error
+            raise reading_error(error, shard.folder, self.version.path) from error
 
 
 def cut(

@@ -134,9 +134,9 @@ def draw_frames(version: Version, index: Index, count: int, generator: np.random
         rows = np.flatnonzero(shard == number)
         rows = rows[np.argsort(in_shard[rows])]  # so that the shard is read from its beginning to its end
         source = version.shard(index.shards[number])
-        frames = source.features[in_shard[rows]]
+        frames = source.open_features().take(in_shard[rows])
         if version.info.spec.is_quantized:
-            parameters = source.side(QUANTIZATION).entries[index.item[position[rows]]]
+            parameters = source.side(QUANTIZATION, check=True).entries[index.item[position[rows]]]
             frames = dequantize_array(frames, parameters[:, 0], parameters[:, 1])
         sample[rows] = frames
     return sample

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import DamagedError, ExtractorError, listing
+from featcache.errors import DamagedError, ExtractorError, StoreError, listing
 from featcache.manifest import Utterance
 from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
 from featcache.store import zarr3
+from featcache.store.chunk_file import ChunkFile, reading_error
 from featcache.strings import Strings
 
 SIDE_DTYPES = ("float16", "float32", "float64", "uint8", "uint16", "uint32", "uint64", "int32", "int64")
@@ -251,6 +252,7 @@ class Shard:
     Raises:
         DamagedError: From every property and method but `stated_version`, if the files are not what was written, or
             the shard belongs to another version. The message names the remedy.
+        StoreError: The files may not be read.
     """
 
     def __init__(self, folder: Path, fingerprint: str | None) -> None:
@@ -293,7 +295,7 @@ class Shard:
         """The fingerprint of the version that the shard says it belongs to; None if it says nothing, or is damaged."""
         try:
             stated = Shard(self.folder, None).info.made_by.get("fingerprint")
-        except (DamagedError, OSError):
+        except StoreError:
             return None
         return None if stated is None else str(stated)
 
@@ -301,6 +303,13 @@ class Shard:
     def features(self) -> NDArray[Any]:
         """All items' frames, one after the other, memory-mapped: `[frames, *item_shape]`."""
         return self._map("features")
+
+    def open_features(self) -> ChunkFile:
+        """All items' frames, one after the other, to be read from the file."""
+        features = self.features  # which says what they are; nothing is read from the map
+        path = zarr3.chunk_path(self.folder / "features", features.ndim)
+        with self._naming_remedy():
+            return ChunkFile(path, features.shape, features.dtype, self.folder.parent.parent)
 
     @property
     def offsets(self) -> NDArray[np.int64]:
@@ -383,3 +392,5 @@ class Shard:
                     "removed this shard: open it again"
                 ) from error
             raise DamagedError(error.what, version=self.folder.parent.parent) from error
+        except OSError as error:
+            raise reading_error(error, self.folder, self.folder.parent.parent) from error

@@ -31,6 +31,7 @@ import numpy as np
 from featcache.errors import DamagedError, StoreError
 from featcache.spec import FeatureSpec, SideSpec
 from featcache.store import zarr3
+from featcache.store.chunk_file import reading_error
 from featcache.store.files import (
     WRITTEN,
     folder_to_write,
@@ -131,6 +132,8 @@ class Version:
             raise DamagedError(f"{path / 'zarr.json'}: damaged: the file is missing", path) from error
         except DamagedError as error:
             raise DamagedError(error.what, path) from error
+        except OSError as error:
+            raise reading_error(error, path, path) from error
         if attributes.get("format") != FORMAT:
             raise StoreError(
                 f"{path}: has format {attributes.get('format')!r}; this featcache reads format {FORMAT}: upgrade it"
@@ -208,6 +211,8 @@ class Version:
                 f"{error.filename}: damaged: the folder is missing, and every shard with it: move {self.path} away, "
                 "and extract again"
             ) from error
+        except OSError as error:
+            raise reading_error(error, self.path / "shards") from error
 
     def shard_folders(self) -> dict[str, tuple[int, int]]:
         """The names of all committed shards, each with what tells its folder from a later one of the same name."""

@@ -39,13 +39,13 @@ class TestDamage:
     @pytest.mark.parametrize("options", [{}, {"ram": "1MB"}])
     def test_the_very_bytes_that_are_given_are_checked(self, tmp_path, version, monkeypatch, options):
         cache = featcache.open(tmp_path, check=True, **options)
-        real, reads = Shards._slices, []
+        real, reads = Shards.load, []
 
-        def slices(*arguments):  # wrong the first time, as if a copy took the place of the original just then
+        def load(*arguments):  # wrong the first time, as if a copy took the place of the original just then
             reads.append(arguments)
             return [frames + 1 if len(reads) == 1 else frames for frames in real(*arguments)]
 
-        monkeypatch.setattr(Shards, "_slices", slices)
+        monkeypatch.setattr(Shards, "load", load)
         with pytest.raises(DamagedError, match="utt-0: damaged"):
             cache.batch([0])
 
