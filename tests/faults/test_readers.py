@@ -83,7 +83,7 @@ def test_reading_while_shards_come_and_go(faulty, request, trials, name, method)
 @pytest.mark.parametrize("name", ["extraction_of_more", "repair"])
 def test_reading_while_shards_come_and_go_often(faulty, request, trials, name, method, tier, tell):
     scenario, found = request.getfixturevalue(name), Counter()
-    for _ in range(3 if method == "spawn" else 10):
+    for _ in range(0, 3 if method == "spawn" else 10, STEP):
         found += read_during(faulty, scenario, trials, method, tier)
     tell(
         f"{name} while {method or 'this process'} reads, tier {tier}: {found['right']} right, {found['errors']} errors"
