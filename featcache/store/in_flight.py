@@ -130,15 +130,15 @@ def find_suspects(version: Version, failures: Mapping[str, Failure]) -> Suspects
 
 
 def forget_suspects(version: Version, index: Index) -> None:
-    """Remove the marks of dead runs whose utterances later runs have all extracted or put into the ledger.
+    """Remove the marks of dead runs if these or later runs have extracted all their utterances, or recorded failures.
 
-    An older item does not count: what was in flight may have been going to replace it. One of the dead run itself does:
-    its mark was cleared, but a power cut has brought it back.
+    An older item does not count: what was in flight may have been going to replace it. What the dead run itself has
+    committed does: its mark was cleared, and a power cut has brought it back.
     """
     for run in _dead_runs(version):
         ids = {id_ for mark in _marks(run) for id_ in mark.ids}
         ids -= {id_ for id_ in ids if _has_item_since(version, index, id_, run.name)}
-        later = [name for name in runs_with_failures(version) if name > run.name] if ids else []
+        later = [name for name in runs_with_failures(version) if name >= run.name] if ids else []
         if not ids - {failure.id for name in later for failure in failures_of(version, name)}:
             _remove_marks(run)
 
