@@ -46,15 +46,15 @@ def fail(cli, scenario, trials, fault, at) -> str:
     ended = cli.start(*scenario.arguments(cache), faults=Faults(cache, strike)).wait(TRIAL_SECONDS)
     assert "Traceback" not in ended.err, f"{where}: {ended.err}"
     if ended.code == scenario.code:
-        assert not ended.err, f"{where}: {ended.err}"
+        assert not scenario.complaints(ended), f"{where}: {ended.err}"
         assert_is_after(scenario, cache, where)
     else:
         assert ended.code == 1, f"{where}: {ended}"
-        (line,) = ended.err.splitlines()
+        (line,) = scenario.complaints(ended)
         assert line.startswith("featcache: "), f"{where}: {line}"
     assert_old_or_new(scenario, cache, where)
     assert_finishes(cli, scenario, cache, where)
-    return ended.err
+    return "\n".join(scenario.complaints(ended))
 
 
 def count_calls(cli, scenario, trials, kinds) -> int:
