@@ -14,9 +14,10 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from featcache.errors import DamagedError, StoreError
+from featcache.errors import DamagedError
 from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
 from featcache.store import zarr3
+from featcache.store.chunk_file import reading_error
 from featcache.store.documents import open_file, read_bytes
 from featcache.store.shard import FEATURES, SIDE_COLUMNS, Column, Shard, are_rising, columns_of, side_names
 from featcache.strings import Strings
@@ -66,11 +67,11 @@ def check_shard(
             problems = list(_check_features(shard, arrays, stopped))
     except DamagedError as error:  # sealed, and odd all the same
         problems = [Problem("structure", error.what, shard.name)]
-    except PermissionError as error:
-        raise StoreError(f"{error.filename}: cannot be read: {error.strerror}") from error
     except OSError as error:  # a bad sector, a folder in place of a file
-        message = f"{error.filename or shard.folder}: damaged: cannot be read: {error.strerror}"
-        problems = [Problem("structure", message, shard.name)]
+        fault = reading_error(error, shard.folder)
+        if not isinstance(fault, DamagedError):
+            raise fault from error
+        problems = [Problem("structure", fault.what, shard.name)]
     yield from problems
 
 

@@ -131,22 +131,23 @@ def find_suspects(version: Version, failures: Mapping[str, Failure]) -> Suspects
 
 
 def forget_suspects(version: Version, index: Index) -> None:
-    """Remove the marks of dead runs whose utterances later runs have all extracted or put into the ledger.
+    """Remove the marks of dead runs if these or later runs have extracted all their utterances, or recorded failures.
 
-    An older item does not count: what was in flight may have been going to replace it.
+    An older item does not count: what was in flight may have been going to replace it. What the dead run itself has
+    committed does: its mark was cleared, and a power cut has brought it back.
     """
     for run in _dead_runs(version):
         ids = {id_ for mark in _marks(run) for id_ in mark.ids}
-        ids -= {id_ for id_ in ids if _has_item_after(version, index, id_, run.name)}
-        later = [name for name in runs_with_failures(version) if name > run.name] if ids else []
+        ids -= {id_ for id_ in ids if _has_item_since(version, index, id_, run.name)}
+        later = [name for name in runs_with_failures(version) if name >= run.name] if ids else []
         if not ids - {failure.id for name in later for failure in failures_of(version, name)}:
             _remove_marks(run)
 
 
-def _has_item_after(version: Version, index: Index, id_: str, run: str) -> bool:
-    """Whether a later run than this one, by their names, has extracted the utterance."""
+def _has_item_since(version: Version, index: Index, id_: str, run: str) -> bool:
+    """Whether this run or a later one, by their names, has extracted the utterance."""
     position = index.find_one(id_)
-    return position >= 0 and extracted_by(version, index.place(position).shard) > run
+    return position >= 0 and extracted_by(version, index.place(position).shard) >= run
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,8 @@ class _Mark:
 
 def _dead_runs(version: Version) -> list[Path]:
     """The folders of runs that have left marks and are not running, the earliest first."""
-    folders = sorted({path.parent for path in (version.path / "runs").glob(f"*/{_MARK}*")})
+    runs = version.path / "runs"
+    folders = sorted({path.parent for name in (f"{_MARK}*", _CRASH) for path in runs.glob(f"*/{name}")})
     return [folder for folder in folders if not (folder.is_symlink() or is_running(version, folder.name))]
 
 

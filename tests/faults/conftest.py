@@ -93,7 +93,8 @@ def undisturbed(cli: Cli, scenario: Scenario, folder: Path) -> Scenario:
     version = only_version(cache)
     failed = frozenset(standing_failures(version, open_index(version)))
     shards = frozenset(version.shard_names()) if scenario.changes_items else frozenset()
-    return replace(scenario, before=before, after=items(cache), failed=failed, shards=shards)
+    notes = frozenset(finished.err.splitlines())
+    return replace(scenario, before=before, after=items(cache), failed=failed, shards=shards, notes=notes)
 
 
 @pytest.fixture(scope="session")

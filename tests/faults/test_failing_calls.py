@@ -8,7 +8,7 @@ import errno
 import random
 
 import pytest
-from promises import TRIAL_SECONDS, assert_finishes, assert_is_after, assert_old_or_new
+from promises import CACHE, TRIAL_SECONDS, assert_finishes, assert_is_after, assert_old_or_new
 from shim import CHANGES, KINDS, STEP, Faults, Strike
 
 GROWS = ("open", "write", "truncate", "allocate", "sync", "rename", "mkdir", "link")
@@ -46,15 +46,15 @@ def fail(cli, scenario, trials, fault, at) -> str:
     ended = cli.start(*scenario.arguments(cache), faults=Faults(cache, strike)).wait(TRIAL_SECONDS)
     assert "Traceback" not in ended.err, f"{where}: {ended.err}"
     if ended.code == scenario.code:
-        assert not ended.err, f"{where}: {ended.err}"
+        assert not scenario.complaints(ended), f"{where}: {ended.err}"
         assert_is_after(scenario, cache, where)
     else:
         assert ended.code == 1, f"{where}: {ended}"
-        (line,) = ended.err.splitlines()
+        (line,) = scenario.complaints(ended)
         assert line.startswith("featcache: "), f"{where}: {line}"
     assert_old_or_new(scenario, cache, where)
     assert_finishes(cli, scenario, cache, where)
-    return ended.err
+    return "\n".join(scenario.complaints(ended))
 
 
 def count_calls(cli, scenario, trials, kinds) -> int:
@@ -80,6 +80,55 @@ def test_a_call_fails(faulty, from_nothing, repair, indexing, trials, name):
 def test_what_callers_get_over_is_not_noticed(faulty, from_nothing, repair, trials, name):
     for scenario in (from_nothing, repair):
         assert not fail(faulty, scenario, trials, UNNOTICED[name], 5)
+
+
+READERS = {
+    "verify": ("verify", CACHE),
+    "info": ("info", CACHE),
+    "stats": ("stats", CACHE),
+    "show": ("show", CACHE, "utt-0"),
+}
+"""Commands that read a cache."""
+
+READ_ERRORS = (errno.EIO, errno.EMFILE, errno.ENOMEM)
+
+
+def fail_to_read(cli, scenario, trials, command, error, at) -> bool:
+    """One trial; returns whether the command noticed. The cache stays what it is."""
+    cache = trials / "read"
+    strike = Strike(at, "error", ("read", *OPENS), error)
+    ended = cli.start(*scenario.arguments(cache, command), faults=Faults(cache, strike)).wait(TRIAL_SECONDS)
+    where = f"{command[0]}, {errno.errorcode[error]} at call {at}"
+    assert ended.code in (0, 1, 3), f"{where}: {ended}"
+    assert len(ended.err.splitlines()) <= 1, f"{where}: {ended.err}"
+    if ended.code == 1 and (command[0] != "verify" or error != errno.EIO):  # verify finds what a disk cannot read
+        assert ended.err.startswith("featcache: "), f"{where}: {ended}"
+    assert_is_after(scenario, cache, where)
+    return ended.code == 1
+
+
+def read_all_of(cli, scenario, trials, command, error, calls) -> tuple[int, int]:
+    """Trials at some calls; how many, and how many were noticed."""
+    cache = scenario.prepare(trials / "read")
+    assert cli(*scenario.arguments(cache)).code == scenario.code
+    noticed = [fail_to_read(cli, scenario, trials, command, error, at) for at in calls]
+    return len(noticed), sum(noticed)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_read_fails(faulty, from_nothing, trials, name):
+    chance = random.Random(name)
+    calls = [0, chance.randrange(40)]
+    _, noticed = read_all_of(faulty, from_nothing, trials, READERS[name], chance.choice(READ_ERRORS), calls)
+    assert noticed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", READ_ERRORS)
+@pytest.mark.parametrize("name", READERS)
+def test_every_read_fails(faulty, from_nothing, trials, name, error, tell):
+    total, noticed = read_all_of(faulty, from_nothing, trials, READERS[name], error, range(0, 200, STEP))
+    tell(f"{name}: {errno.errorcode[error]} once: at 200 calls, every {STEP}., noticed in {noticed} of {total}")
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ def kill_from_outside(cli, scenario, trials, chance) -> bool:
     moment = chance.randrange(whole)
     record.unlink(missing_ok=True)
     running = cli.start(*scenario.arguments(cache), faults=Faults(cache, record=record))
-    running.wait_until(lambda: running.has_ended() or record.stat().st_size >= moment)
+    running.wait_until(lambda: running.poll() is not None or record.stat().st_size >= moment)
     running.send(signal.SIGKILL)
     ended = running.wait()
     assert_old_or_new(scenario, cache, moment)

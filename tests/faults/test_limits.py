@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from promises import TRIAL_SECONDS, assert_finishes, assert_is_after, assert_old_or_new
+from promises import TRIAL_SECONDS, assert_finishes, assert_is_after, assert_old_or_new, version_in
+
+from featcache.errors import Reason
+from featcache.store.runs import latest_failures
 
 FILES = range(3, 40)
 SIZES = (0, 100, 500, 1000, 1500, 3000)
@@ -18,16 +22,28 @@ def limited(cli, scenario, trials, **limits) -> bool:
     """One trial; returns whether the command could do it all."""
     cache = scenario.prepare(trials / "cache")
     ended = cli.start(*scenario.arguments(cache), limits=limits).wait(TRIAL_SECONDS)
+    if are_unreadable(cache):  # audio files: those utterances are in the ledger, and are tried again
+        assert_finishes(cli, replace(scenario, shards=frozenset()), cache, limits)
+        return False
     if ended.code == scenario.code:
-        assert not ended.err, f"{limits}: {ended}"
+        assert not scenario.complaints(ended), f"{limits}: {ended}"
         assert_is_after(scenario, cache, limits)
     else:
-        assert ended.code == 1, f"{limits}: {ended}"
-        (line,) = ended.err.splitlines()
+        assert ended.code in (1, 2), f"{limits}: {ended}"  # 2 if the manifest or the config cannot be opened
+        (line,) = scenario.complaints(ended)
         assert line.startswith("featcache: "), f"{limits}: {line}"
     assert_old_or_new(scenario, cache, limits)
-    assert_finishes(cli, scenario, cache, limits)
+    # Whoever cannot open /proc to say who it is leaves what is removed only when it is a day old.
+    assert_finishes(cli, scenario, cache, limits, leftovers="NOFILE" in limits)
     return ended.code == scenario.code
+
+
+def are_unreadable(cache: Path) -> bool:
+    """Whether audio files could not be opened, as the ledger says."""
+    version = version_in(cache)
+    return version is not None and any(
+        failure.reason == Reason.FILE_UNREADABLE for failure in latest_failures(version).values()
+    )
 
 
 def address_space(cli) -> int:

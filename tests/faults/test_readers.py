@@ -60,7 +60,7 @@ def read_during(cli, scenario, trials, method, tier) -> Counter:
         found = count(scenario, next(reads), "before")
         assert not found["errors"]
         running = cli.start(*scenario.arguments(cache))
-        while not running.has_ended():
+        while running.poll() is None:
             found += count(scenario, next(reads), "during")
         assert running.wait(TRIAL_SECONDS).code == scenario.code
         found += count(scenario, next(reads), "after")
@@ -83,7 +83,7 @@ def test_reading_while_shards_come_and_go(faulty, request, trials, name, method)
 @pytest.mark.parametrize("name", ["extraction_of_more", "repair"])
 def test_reading_while_shards_come_and_go_often(faulty, request, trials, name, method, tier, tell):
     scenario, found = request.getfixturevalue(name), Counter()
-    for _ in range(3 if method == "spawn" else 10):
+    for _ in range(0, 3 if method == "spawn" else 10, STEP):
         found += read_during(faulty, scenario, trials, method, tier)
     tell(
         f"{name} while {method or 'this process'} reads, tier {tier}: {found['right']} right, {found['errors']} errors"
@@ -95,7 +95,7 @@ def test_opening_while_shards_come_and_go(faulty, extraction_of_more, repair, tr
     for scenario in (extraction_of_more, repair):
         cache = scenario.prepare(trials / "cache")
         running = faulty.start(*scenario.arguments(cache))
-        while not running.has_ended():
+        while running.poll() is None:
             version = opened(cache)
             ids = [id_ for id_ in version.ids if id_ not in scenario.damaged]
             assert {*scenario.before} - scenario.damaged <= {*ids}
@@ -108,7 +108,7 @@ def test_verify_while_shards_come_and_go(faulty, extraction_of_more, repair, tri
     for scenario in (extraction_of_more, repair):
         cache = scenario.prepare(trials / "cache")
         running = faulty.start(*scenario.arguments(cache))
-        while not running.has_ended():
+        while running.poll() is None:
             damaged = [problem for problem in check(cache).problems if problem.shard]
             assert {problem.id for problem in damaged} <= scenario.damaged, damaged
         assert running.wait().code == scenario.code

@@ -58,9 +58,6 @@ class Running:
     def err(self) -> str:
         return (self._folder / "err").read_text(errors="surrogateescape")
 
-    def has_ended(self) -> bool:
-        return self._code is not None or bool(select.select([self._stream], [], [], 0)[0])
-
     def wait_until(self, condition, seconds: float = MOST_SECONDS) -> None:
         """Wait for something that the process does; also in folders that it renames meanwhile."""
         for _ in range(int(seconds / POLL_SECONDS)):  # not by the clock, which goes on while the machine does not
