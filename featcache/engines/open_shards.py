@@ -5,20 +5,17 @@ Several runs share work through claims, without a coordinator.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from featcache.errors import StoreError, counted, listing
+from featcache.errors import StoreError
 from featcache.extract.features import Extracted
 from featcache.extract.jobs import Progress, VersionCounts, VersionJob
 from featcache.extract.tasks import ShardTask
-from featcache.store.runs import Failure, ShardEvent, is_running, run_names
+from featcache.store.runs import Failure, ShardEvent
 from featcache.store.shard_writer import ShardWriter
 from featcache.store.version import Version
-
-_log = logging.getLogger("featcache")
 
 
 def claim_shards(
@@ -40,30 +37,14 @@ def claim_shards(
             deferred.append(task)
         elif shard := _open(task, claims, jobs, progress):
             yield shard
-    has_waited = False
     while deferred:
         free = next(((task, claims) for task in deferred if (claims := _claim(task, jobs)) is not None), None)
-        if free is not None:
-            deferred.remove(free[0])
-            if shard := _open(*free, jobs, progress):
-                yield shard
+        if free is None:
+            yield None
             continue
-        if not has_waited:
-            has_waited = True
-            _tell_waiting(len(deferred), jobs)
-        yield None
-
-
-def _tell_waiting(num_tasks: int, jobs: Sequence[VersionJob]) -> None:
-    """Log, once in a run, that it waits for others, and which of them are running as far as can be seen from here."""
-    for job in jobs:
-        others = [name for name in run_names(job.version) if name != job.run.id and is_running(job.version, name)]
-        _log.info(
-            "%s: waits for %s that other runs are making: %s",
-            job.version.path.name,
-            counted(num_tasks, "shard"),
-            listing(others) or "on another machine",
-        )
+        deferred.remove(free[0])
+        if shard := _open(*free, jobs, progress):
+            yield shard
 
 
 def _claim(task: ShardTask, jobs: Sequence[VersionJob]) -> ExitStack | None:

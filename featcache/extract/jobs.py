@@ -10,6 +10,9 @@ from operator import or_
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from featcache.audio.content_hash import ContentHashes
 from featcache.device import Device
 from featcache.extract.decoding import AudioMemory, WorkerTimes
@@ -20,11 +23,13 @@ from featcache.extract.from_version import SourceVersion, extract_from_version
 from featcache.extract.padded_rows import PendingRows
 from featcache.extract.tasks import ShardTask
 from featcache.extract.version_plan import BuiltConfig, VersionPlan
-from featcache.manifest import Segment, Utterance
+from featcache.manifest import Utterance
 from featcache.store.in_flight import Suspects, forget_suspects
-from featcache.store.index import open_index
+from featcache.store.index import open_index, row_hashes
+from featcache.store.join import RowKeys
 from featcache.store.runs import Failure, Run, ShardEvent
 from featcache.store.version import Version
+from featcache.strings import Strings
 
 STAGES = ("decode", "resample", "extract", "write", "wait")
 """`extract` includes waiting for a GPU; `wait` is for the disk, for a batch that comes first, or for a GPU while
@@ -114,6 +119,9 @@ class RunControl:
                 return
 
 
+_BEHIND_ALL = np.uint64(2**64 - 1)
+
+
 class ConcurrentRuns:
     """What other runs have added to a version since this run was planned.
 
@@ -125,7 +133,7 @@ class ConcurrentRuns:
     def __init__(self, version: Version, planned: Iterable[str]) -> None:
         self._version = version
         self._known = set(planned)
-        self._rows: dict[str, Segment] = {}
+        self._keys = np.array([_BEHIND_ALL])  # of all their items, sorted
 
     def ignore(self, shard: str) -> None:
         """Take a shard of that name for this run's own."""
@@ -133,12 +141,20 @@ class ConcurrentRuns:
 
     def remaining(self, task: ShardTask) -> set[int]:
         """The numbers of the task's utterances that no other run has extracted."""
-        for name in self._version.shard_names():
-            if name not in self._known:
-                self._known.add(name)
-                for item in self._version.shard(name).items():
-                    self._rows[item.id] = item.segment
-        return {number for number, row in enumerate(task.utterances) if self._rows.get(row.id) != row.segment}
+        new = [name for name in self._version.shard_names() if name not in self._known]
+        if new:
+            self._known.update(new)
+            shards = map(self._version.shard, new)
+            self._keys = np.unique(np.concatenate([self._keys, *(_keys(s.ids, row_hashes(s)) for s in shards)]))
+        rows = RowKeys.of_utterances(task.utterances)
+        wanted = _keys(rows.ids, rows.hashes)
+        is_there = self._keys[np.searchsorted(self._keys, wanted)] == wanted
+        return {*np.flatnonzero(~is_there).tolist()}
+
+
+def _keys(ids: Strings, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A hash of each row, of its id and its segment, uint64 `[n]`; `hashes` are those of the segments."""
+    return ids.hashes() * np.uint64(0x9E3779B97F4A7C15) ^ hashes
 
 
 @dataclass(eq=False)

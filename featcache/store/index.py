@@ -218,7 +218,7 @@ class _Items:
         starts = np.cumsum(self.counts) - self.counts
         self.item = np.arange(self.counts.sum()) - np.repeat(starts, self.counts)
         self.id_hash = self.ids.hashes()
-        self.row_hash = _joined([_row_hashes(shard) for shard in self.shards], np.uint64)
+        self.row_hash = _joined([row_hashes(shard) for shard in self.shards], np.uint64)
         self.superseded = np.zeros(len(self.ids), bool)
         number_of = {shard.name: number for number, shard in enumerate(self.shards)}
         for shard in self.shards:
@@ -251,7 +251,8 @@ def _run_of(shard: Shard) -> str:
     return str(shard.info.made_by.get("run", ""))
 
 
-def _row_hashes(shard: Shard) -> NDArray[np.uint64]:
+def row_hashes(shard: Shard) -> NDArray[np.uint64]:
+    """The hash of each item's segment, uint64 `[items]`; see `SegmentColumns.hashes`."""
     segments = shard.column("segments")
     return SegmentColumns(shard.paths, segments[:, 0], segments[:, 1], shard.column("channels")).hashes()
 
