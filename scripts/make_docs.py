@@ -30,7 +30,7 @@ from featcache.config import AudioPolicy, StorePolicy
 from featcache.extractors import find
 from featcache.extractors.base import _BUILT_IN
 from featcache.extractors.model import Chunk, ModelParams
-from featcache.store.shard import COLUMNS, FEATURES, SIDE_COLUMNS, Column
+from featcache.store.columns import COLUMNS, FEATURES, SIDE_COLUMNS, Column
 
 DOCS = Path(__file__).parents[1] / "docs"
 WIDTH = 100  # of help texts, in characters

@@ -18,8 +18,9 @@ from featcache.errors import DamagedError
 from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
 from featcache.store import zarr3
 from featcache.store.chunk_file import reading_error
+from featcache.store.columns import FEATURES, SIDE_COLUMNS, Column, columns_of, side_names
 from featcache.store.documents import open_file, read_bytes
-from featcache.store.shard import FEATURES, SIDE_COLUMNS, Column, Shard, are_rising, columns_of, side_names
+from featcache.store.shard import Shard, are_rising
 from featcache.strings import Strings
 
 _PIECE_BYTES = 512 << 10

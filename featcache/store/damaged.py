@@ -27,9 +27,10 @@ from featcache.errors import DamagedError, StoreError
 from featcache.spec import FeatureSpec, all_finite
 from featcache.store import zarr3
 from featcache.store.check import check_columns
+from featcache.store.columns import Column, columns_of
 from featcache.store.documents import open_file, read_bytes
 from featcache.store.index import Index, build_index, load_index
-from featcache.store.shard import Column, Shard, columns_of
+from featcache.store.shard import Shard
 from featcache.store.shard_writer import ShardWriter, digest_of
 from featcache.store.version import Version
 from featcache.strings import Strings

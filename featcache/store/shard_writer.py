@@ -16,8 +16,9 @@ from featcache.errors import ExtractorError, StoreError, listing
 from featcache.manifest import SegmentColumns
 from featcache.spec import FeatureSpec, SideSpec
 from featcache.store import zarr3
+from featcache.store.columns import COLUMNS, columns_of, side_names
 from featcache.store.files import publish_folder, remove_from_version
-from featcache.store.shard import COLUMNS, Item, Shard, ShardInfo, columns_of, side_names
+from featcache.store.shard import Item, Shard, ShardInfo
 from featcache.strings import Strings
 
 SideData = Mapping[str, tuple[NDArray[Any], Sequence[int]]]

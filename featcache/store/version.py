@@ -34,6 +34,7 @@ from featcache.errors import DamagedError, ExtractorError, StoreError
 from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
 from featcache.store import zarr3
 from featcache.store.chunk_file import reading_error
+from featcache.store.columns import SIDE_NAME, check_side_specs
 from featcache.store.documents import parse_object, read_bytes
 from featcache.store.fields import Check, fields, listed, mapped, number, one_of, optional, text, whole
 from featcache.store.files import (
@@ -52,7 +53,7 @@ from featcache.store.files import (
 )
 from featcache.store.leftovers import leftovers, temporary_name, what_of
 from featcache.store.locks import Claim
-from featcache.store.shard import SIDE_NAME, Shard, check_side_specs
+from featcache.store.shard import Shard
 
 _T = TypeVar("_T")
 

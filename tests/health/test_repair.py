@@ -22,7 +22,7 @@ from featcache.extract.extraction import Options
 from featcache.health.repair import repair
 from featcache.manifest import read_manifest
 from featcache.store import zarr3
-from featcache.store.shard import columns_of
+from featcache.store.columns import columns_of
 
 
 def assert_refused(finished, cache: Path, *words: str) -> None:

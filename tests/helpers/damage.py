@@ -8,8 +8,9 @@ from pathlib import Path
 
 from cache_contents import items, only_version, provenance
 
+from featcache.store.columns import COLUMNS
 from featcache.store.index import open_index
-from featcache.store.shard import COLUMNS, Shard
+from featcache.store.shard import Shard
 
 CHUNKS = {column.name: f"{column.name}/c/0/0" if column.entry_shape else f"{column.name}/c/0" for column in COLUMNS}
 CHUNKS["features"] = "features/c/0/0"

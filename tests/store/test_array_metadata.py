@@ -14,7 +14,7 @@ from small_shards import INFO, SIDED, SPEC, item, problems, write
 
 from featcache.errors import DamagedError
 from featcache.store import zarr3
-from featcache.store.shard import columns_of
+from featcache.store.columns import columns_of
 from featcache.store.version import Version
 
 CODES = replace(SPEC, dtype="uint16", codebook_sizes=(1024, 500))
