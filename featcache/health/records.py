@@ -43,7 +43,7 @@ def check_records(
         if isinstance(finding, Unfinished) and not finding.is_going_on and has_damaged_shards:
             continue
         if (isinstance(finding, Unfinished) and finding.is_going_on) or (
-            isinstance(finding, Unrecorded) and has_manifest
+            isinstance(finding, Unrecorded) and (has_manifest or finding.is_copy)
         ):
             notes.append(str(finding))
         else:

@@ -114,8 +114,12 @@ class Unrecorded:
     """The names of the shards."""
     utterances: int
     """The number of utterances in them."""
+    is_copy: bool
+    """Whether the version has no records at all, as a copy that was made without the folder `runs`."""
 
     def __str__(self) -> str:
+        if self.is_copy:
+            return "there is no folder `runs`, as in a copy made without it: whether all is there is not known"
         if not self.shards:
             return (
                 f"the records of {counted(len(self.runs), 'run')} were damaged ({listing(self.runs)}): what they were "
@@ -153,8 +157,11 @@ def find_unfinished(version: Version, index: Index, *, all_runs: bool = False) -
     Args:
         version: The version.
         index: Its items.
-        all_runs: Whether to look at all runs, however many there are, and not only at the latest.
+        all_runs: Whether to look at all runs, however many there are, and not only at the latest; and to tell if there
+            are no records at all.
     """
+    if not (all_runs or _has_records(version)):
+        return []
     if not _Records(version, index, None if all_runs else _LATEST).findings():
         return []
     # A repair may have taken shards away just now. It records that before, so that a second look sees it.
@@ -360,7 +367,8 @@ class _Records:
         runs = {run for run in runs if run in shards.values() or (run not in self._items_of and run > latest)}
         if runs:
             at = [self._index.shards.index(shard) for shard in shards]
-            yield Unrecorded(sorted(runs), sorted(shards), int(np.isin(self._index.shard, at).sum()))
+            utterances, is_copy = int(np.isin(self._index.shard, at).sum()), not _has_records(self._version)
+            yield Unrecorded(sorted(runs), sorted(shards), utterances, is_copy)
 
     def damaged(self) -> Iterator[DamagedRecord]:
         """Records that are damaged in a way that lets a version seem to be whole."""
@@ -390,6 +398,10 @@ class _Records:
         missing = items - len(self._index) - len(without_item)
         if missing > 0:
             yield Unfinished(_manifest_of(run)[0], items, missing, len(failed), False, were_there=True)
+
+
+def _has_records(version: Version) -> bool:
+    return (version.path / "runs").is_dir()
 
 
 def _manifest_of(run: RunRecord) -> ManifestKey:

@@ -125,11 +125,18 @@ class TestExtraction:
     def test_without_the_records_of_runs_it_is_not_known_to_be_whole_until_one_says_so(self, cli, job, scratch):
         cache = scratch / "cache"
         assert cli(*job).code == 0
-        shutil.rmtree(only_version(cache).path / "runs")
+        runs = only_version(cache).path / "runs"
+        shutil.rmtree(runs)
+        assert opened(cache) == []  # a copy, made without them
+        with pytest.raises(StoreError, match="there is no folder `runs`"):
+            featcache.open(cache, strict=True)
+        assert cli("verify", cache).code == 0
+        runs.mkdir()  # not yet on disk when the power went
         (message,) = opened(cache)
         assert "12 utterances in 12 shards were extracted by 1 run of which there is no record in `runs/`" in message
         with pytest.raises(StoreError, match="there is no record"):
             featcache.open(cache, strict=True)
+        assert cli("verify", cache).code == 1
         assert "nothing to do" in cli(*job).out
         assert opened(cache, strict=True) == []
         runs = list((only_version(cache).path / "runs").iterdir())
