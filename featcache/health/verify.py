@@ -199,16 +199,19 @@ def _start_zarr() -> None:
 
     Raises:
         MemoryError: There is no memory for another thread.
+        StoreError: Too many files are open.
     """
-    could = True
+    fault: Exception | None = None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of the coroutine that then is never awaited
+        warnings.simplefilter("ignore")  # of the coroutine that then is never awaited
         try:
             zarr.open_group({}, mode="w")
         except RuntimeError:
-            could = False
-    if not could:
-        raise MemoryError("can't start new thread")
+            fault = MemoryError("can't start new thread")
+        except OSError as error:
+            fault = StoreError(f"zarr-python cannot begin to read: {error.strerror}: raise the limit (ulimit -n)")
+    if fault is not None:
+        raise fault
 
 
 def _count_items(shards: Iterable[Shard]) -> int | None:
