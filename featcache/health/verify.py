@@ -201,17 +201,23 @@ def _start_zarr() -> None:
         MemoryError: There is no memory for another thread.
         StoreError: Too many files are open.
     """
-    fault: Exception | None = None
+    descriptors: list[int] = []
+    try:  # the thread's event loop needs three, and leaves a traceback where there are fewer
+        descriptors += (os.open(os.devnull, os.O_RDONLY) for _ in range(4))
+    except OSError as error:
+        raise StoreError(f"zarr-python cannot begin to read: {error.strerror}: raise the limit (ulimit -n)") from error
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    could = True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the coroutine that then is never awaited
         try:
             zarr.open_group({}, mode="w")
         except RuntimeError:
-            fault = MemoryError("can't start new thread")
-        except OSError as error:
-            fault = StoreError(f"zarr-python cannot begin to read: {error.strerror}: raise the limit (ulimit -n)")
-    if fault is not None:
-        raise fault
+            could = False
+    if not could:
+        raise MemoryError("can't start new thread")
 
 
 def _count_items(shards: Iterable[Shard]) -> int | None:
