@@ -257,10 +257,19 @@ def _start_zarr() -> None:
 
     Raises:
         MemoryError: There is no memory for another thread.
+        StoreError: Too many files are open.
     """
+    descriptors: list[int] = []
+    try:  # the thread's event loop needs three, and leaves a traceback where there are fewer
+        descriptors += (os.open(os.devnull, os.O_RDONLY) for _ in range(4))
+    except OSError as error:
+        raise StoreError(f"zarr-python cannot begin to read: {error.strerror}: raise the limit (ulimit -n)") from error
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
     could = True
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of the coroutine that then is never awaited
+        warnings.simplefilter("ignore")  # of the coroutine that then is never awaited
         try:
             zarr.open_group({}, mode="w")
         except RuntimeError:

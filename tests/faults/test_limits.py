@@ -13,7 +13,7 @@ from featcache.errors import Reason
 from featcache.store.runs import latest_failures
 
 FILES = range(3, 40)
-SIZES = (0, 100, 500, 1000, 1500, 3000)
+SIZES = (600, 800, 1000, 1200, 1500, 2000)
 MEGABYTES = (0, 1, 2, 4, 8, 512, 1024)
 """Of address space. In between, a thread may start that has no memory to say so, and CPython waits for it for ever."""
 

@@ -28,10 +28,12 @@ class Reading(Dataset):
 
     def __getitem__(self, number):
         id_ = self.ids[number]
-        try:
-            return id_, np.asarray(self.cache[id_]).tobytes(), ""
-        except StoreError as error:
-            return id_, b"", str(error)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FeatcacheWarning)  # of a damaged shard, which is not copied to a local disk
+            try:
+                return id_, np.asarray(self.cache[id_]).tobytes(), ""
+            except StoreError as error:
+                return id_, b"", str(error)
 
 
 def as_they_are(batch):
