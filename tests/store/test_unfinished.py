@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
@@ -197,9 +198,10 @@ def test_shards_of_a_run_without_a_record_are_not_trusted(model, is_all_gone):
     (finding,) = found(model)
     assert isinstance(finding, Unrecorded)
     assert (finding.runs, finding.shards, finding.utterances) == ([killed.run.id], model.version.shard_names(), 4)
+    assert finding.is_copy == is_all_gone
     (model.version.path / "runs").mkdir(exist_ok=True)
     model.end(model.begin("b.csv"))
-    assert found(model) == [finding]
+    assert found(model) == [replace(finding, is_copy=False)]
     model.end(model.begin("a.csv"))
     assert found(model) == []
 
