@@ -11,6 +11,7 @@ other disks: the rule is about what lies below a version's folder.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -110,7 +111,10 @@ def make_folders(path: Path) -> None:
     if path.is_dir():
         return
     make_folders(path.parent)
-    path.mkdir(exist_ok=True)
+    try:
+        path.mkdir(exist_ok=True)
+    except FileExistsError as error:  # a file
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from error
     sync(path.parent)
 
 

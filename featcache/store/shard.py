@@ -99,7 +99,7 @@ _MADE_BY = fields(
 _SHARD = fields(
     {
         "items": whole(1, _ITEMS),
-        "frames": whole(1),
+        "frames": whole(),
         "seconds": number(0),
         "digest": text("[0-9a-f]{64}"),
         "row": whole(),
@@ -234,7 +234,7 @@ class Shard:
         """
         entries_name, offsets_name = side_names(name)
         entries = self.column(entries_name) if check else self._map(entries_name)
-        return SideArray(entries, self._offsets(offsets_name, len(entries), min_entries=0))
+        return SideArray(entries, self._offsets(offsets_name, len(entries)))
 
     def form(self, name: str) -> zarr3.Form | None:
         """What an array besides the features must be, by its name; None for the entries of side arrays."""
@@ -246,16 +246,16 @@ class Shard:
         at_most = items * _TEXT_BYTES if column.length == "bytes" else None
         return zarr3.Form(column.dtype, column.entry_shape, length, at_most)
 
-    def _offsets(self, name: str, last: int, min_entries: int = 1) -> NDArray[np.int64]:
-        """A column of offsets, which rise from 0 to `last`, by `min_entries` at least for each item."""
+    def _offsets(self, name: str, last: int) -> NDArray[np.int64]:
+        """A column of offsets, which never fall, from 0 to `last`."""
         offsets = self.column(name)
-        if not are_rising(offsets, last, min_entries):
+        if not are_rising(offsets, last, min_entries=0):
             raise DamagedError(f"{self.folder / name}: damaged: does not rise from 0 to {last}", self._version)
         return offsets.astype(np.int64)
 
     def _strings(self, name: str, offsets_name: str) -> Strings:
         blob = self.column(name)
-        strings = Strings(blob, self._offsets(offsets_name, len(blob), min_entries=0))
+        strings = Strings(blob, self._offsets(offsets_name, len(blob)))
         if not strings.are_utf8():
             raise DamagedError(f"{self.folder / name}: damaged: not UTF-8", self._version)
         return strings

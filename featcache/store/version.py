@@ -68,16 +68,18 @@ _CODES = 1 << 24
 _SHAPE = listed(whole(1, _FRAME_VALUES), 8)
 _ANYTHING: Check = lambda value: value  # noqa: E731
 _NOISE = {"manifest": text(), "snr": listed(number(-1000, 1000), 100), "seed": whole(0, 2**64)}
-_AUGMENT = {"speed": listed(number(0.01, 100), 100), "noise": optional(fields(_NOISE, others=_ANYTHING))}
+_AUGMENT = fields(
+    {},
+    or_not={"speed": listed(number(0.01, 100), 100), "noise": optional(fields(_NOISE, others=_ANYTHING))},
+    others=_ANYTHING,
+)
 _SIDE = {"name": text(SIDE_NAME), "item_shape": _SHAPE, "dtype": one_of(zarr3.DTYPES), "units": text()}
 _VERSION = fields(
     {
         "format": whole(FORMAT, FORMAT),
         "name": text("[A-Za-z0-9][A-Za-z0-9._-]*", at_most=MOST_NAME_CHARACTERS),
         "fingerprint": text("[0-9a-f]{64}"),
-        "config": fields(
-            {}, or_not={"extractor": text(), "augment": optional(fields(_AUGMENT, others=_ANYTHING))}, others=_ANYTHING
-        ),
+        "config": fields({}, or_not={"extractor": text(), "augment": optional(_AUGMENT)}, others=_ANYTHING),
         "spec": fields(
             {
                 "item_shape": _SHAPE,

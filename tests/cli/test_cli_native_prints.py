@@ -57,7 +57,7 @@ libc = ctypes.CDLL(None)
 print("before")
 with stdout_for_results():
     libc.puts(b"native"); libc.fflush(None)
-    os.write(1, b"native\n")
+    os.write(1, b"native\\n")
     print("out"); print("err", file=sys.stderr); warnings.warn("careful")
 print("after"); print("after", file=sys.stderr)
 with stdout_for_results():
@@ -67,7 +67,7 @@ with stdout_for_results():
 
 def test_all_that_python_prints_arrives_in_order():
     done = subprocess.run([sys.executable, "-c", INSIDE], capture_output=True, text=True, check=False)
-    assert done.stdout == "before\nout\nafter\n"
+    assert done.stdout == "before\nout\nafter\n", done.stderr
     assert done.stderr.startswith("native\nnative\nerr\n")
     assert "careful" in done.stderr
     assert done.stderr.endswith("RuntimeError: ours\n")

@@ -20,6 +20,7 @@ import featcache
 from featcache import trust
 from featcache.cli import main
 from featcache.store import zarr3
+from featcache.store.records import read_document, write_document
 from featcache.store.version import Version
 
 PLANTED = """
@@ -72,9 +73,9 @@ def rename_extractor(version: Version, name: str) -> None:
     info = replace(version.info, config={**version.info.config, "extractor": name})
     (version.path / "zarr.json").write_bytes(zarr3.group_metadata(info.attributes()))
     for path in (version.path / "runs").glob("*/run.json"):
-        record = json.loads(path.read_text())
+        record = read_document(path)
         record["asked"]["config"]["extractor"] = name
-        path.write_text(json.dumps(record))
+        write_document(path, record)
 
 
 def spoil(version: Version) -> None:
@@ -167,14 +168,22 @@ def test_an_installed_packages_extractor_is_taken_by_both_its_names(shell):
         assert shell.imported == ["planted"]
 
 
-def test_metadata_that_holds_no_config_is_a_note(cli, cache):
+@pytest.mark.parametrize("config", [{}, {"extractor": "os"}, {"name": 3, "extractor": "fbank"}])
+def test_metadata_that_holds_no_config_is_a_note(cli, cache, config):
     version = only_version(cache)
-    for config in ([], "fbank", {"extractor": ["os:system"]}, {"name": 3, "extractor": 5}):
-        info = replace(version.info, config=config)
-        (version.path / "zarr.json").write_bytes(zarr3.group_metadata(info.attributes()))
-        done = cli("verify", cache)
-        assert done.code == 0, done.err
-        assert "its config does not load here" in done.out
+    (version.path / "zarr.json").write_bytes(zarr3.group_metadata(replace(version.info, config=config).attributes()))
+    done = cli("verify", cache)
+    assert done.code == 0, done.err
+    assert "its config does not load here" in done.out
+
+
+@pytest.mark.parametrize("config", [[], "fbank", {"extractor": ["os:system"]}, {"name": 3, "extractor": 5}])
+def test_metadata_whose_config_names_no_extractor_is_damaged(cli, cache, config):
+    version = only_version(cache)
+    (version.path / "zarr.json").write_bytes(zarr3.group_metadata(replace(version.info, config=config).attributes()))
+    done = cli("verify", cache)
+    assert done.code == 1
+    assert "zarr.json: damaged: not a version of format 1: config" in done.out
 
 
 # Weights

@@ -28,7 +28,7 @@ def full(faulty, from_nothing, kept) -> Path:
     """A cache with every kind of file that a version may have; a measurement of its extractor is among them."""
     cache = from_nothing.prepare(kept / "full")
     assert faulty(*from_nothing.arguments(cache)).code == 3
-    only_version(cache).write_probe({"measured": 1.5})
+    only_version(cache).write_probe({"device": "cpu", "measured": []})
     assert faulty("info", cache).code == 0
     return cache
 

@@ -75,7 +75,7 @@ def handle(request: dict, stream) -> None:
     pid = os.fork()
     if pid == 0:
         become(request)
-        leave(run(request["args"], request["entry"]))
+        leave(run(request["args"], request.get("entry", "")))
     print(pid, file=stream, flush=True)
     _, status = os.waitpid(pid, 0)
     print(os.waitstatus_to_exitcode(status), file=stream, flush=True)
@@ -127,8 +127,8 @@ def become(request: dict) -> None:
         drop_privileges()
     if request["fault"]:
         sys.addaudithook(saboteur(**request["fault"]))
-    if request["faults"]:
-        shim.become(**request["faults"])
+    if request.get("faults"):
+        shim.become(**request.get("faults"))
 
 
 def drop_privileges() -> None:
