@@ -126,7 +126,9 @@ def as_array(name: str, what: str, make: Callable[[np.ndarray], np.ndarray]) -> 
         shard = shard_folder(cache)
         old, _ = zarr3.read_array(shard / name)
         shutil.rmtree(shard / name)
-        metadata = zarr3.write_array(shard / name, make(old.copy()))
+        array = make(old.copy())
+        metadata = zarr3.array_metadata(array.shape, array.dtype, [f"dim_{axis}" for axis in range(array.ndim)])
+        zarr3.write_array(shard / name, array, metadata)
         reseal(shard, lambda it: it["metadata"].update({name: zarr3.hex_crc32c(metadata)}))
 
     edit(f"{name}: {what}", apply)
