@@ -94,6 +94,7 @@ def test_killed_at_random_moments_and_resumed_it_ends_as_if_it_had_not_been(cli,
             there = 0
 
 
+@pytest.mark.slow  # tests/faults does more of this, where there is a C compiler
 def test_killed_before_each_change_of_a_file_and_resumed_it_ends_as_if_it_had_not_been(
     cli, plain, slow_config, scratch
 ):
@@ -250,6 +251,7 @@ def test_a_full_disk_is_one_clear_line_and_harms_nothing(cli, plain, scratch):
     assert chunk_files(scratch / "c") == chunk_files(scratch / "fresh")
 
 
+@pytest.mark.slow  # tests/faults does more of this, where there is a C compiler
 def test_a_disk_that_is_full_from_any_change_on_is_one_clear_line(cli, plain, slow_config, scratch):
     """At every twelfth folder, file or rename of a run: exit 1 and one line, and the next run does the rest."""
     manifest = plain.manifest(plain.rows[:3], "three.csv")

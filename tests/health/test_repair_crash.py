@@ -47,6 +47,7 @@ def assert_whole(cache: Path, sound: Path, manifest: Path) -> None:
     assert (report.problems, report.repeated) == ([], 0)
 
 
+@pytest.mark.slow  # tests/faults does more of this, where there is a C compiler
 def test_killed_before_each_change_of_a_file_it_loses_nothing(cli, plain, sound, spoilt, scratch):
     """Dead just before every 20th folder, file, rename or removal: all that was sound is there, and repair, or where
     it has no more to do extract, brings back the rest.
