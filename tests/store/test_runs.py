@@ -123,7 +123,7 @@ def test_a_probe_that_is_damaged_is_left_out(version):
 def test_a_probe_that_cannot_be_written_is_one_clear_line(version):
     """Where, and why."""
     (version.path / "probes").write_text("")
-    with pytest.raises(StoreError, match="probes: cannot be written: File exists"):
+    with pytest.raises(StoreError, match="probes: cannot be written: Not a directory"):
         version.write_probe({})
 
 
