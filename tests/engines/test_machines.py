@@ -8,11 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from cache_contents import items, only_version
-from processes import TESTS
+from processes import POLL_SECONDS, TESTS
 
 EVERY_LOCK_IS_GRANTED = """
 import fcntl, os
@@ -33,23 +35,34 @@ def start(corpus, tmp_path_factory):
     (folder / "sitecustomize.py").write_text(EVERY_LOCK_IS_GRANTED)
     path = os.pathsep.join([str(folder), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
 
+    running: list[subprocess.Popen] = []
+
     def started(cache: Path, node: str) -> subprocess.Popen:
         command = [sys.executable, "-m", "featcache", "extract", corpus.manifest(), "-o", cache]
-        return subprocess.Popen(
+        run = subprocess.Popen(
             [*map(str, command), "--threads", "1", "--shard-size", SHARD],
             env={**os.environ, "PYTHONPATH": path, "NODE": node},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
+        running.append(run)
+        return run
 
-    return started
+    yield started
+    for run in running:
+        if run.poll() is None:  # after a test that failed
+            run.kill()
+            run.communicate()
 
 
 def wait_for_work(run: subprocess.Popen, cache: Path) -> None:
     """Until the run writes a shard."""
-    while run.poll() is None and not list(cache.glob("*/work/*/features/c")):
-        pass
+    while run.poll() is None:
+        with suppress(OSError):  # what has a temporary name is renamed meanwhile
+            if list(cache.glob("[!.]*/work/*/features/c")):
+                return
+        time.sleep(POLL_SECONDS)
 
 
 @pytest.mark.parametrize("trials", [1, pytest.param(60, marks=pytest.mark.slow)])
