@@ -288,7 +288,7 @@ class Version:
         folders = {}
         for name in self.shard_names():
             with suppress(FileNotFoundError):  # it has just been taken away
-                stat = os.stat(self.path / "shards" / name)
+                stat = os.lstat(self.path / "shards" / name)
                 folders[name] = stat.st_ino, stat.st_mtime_ns
         return folders
 
