@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from featcache.errors import counted, listing
-from featcache.store import zarr3
 from featcache.store.check import Problem
-from featcache.store.files import write_file
 from featcache.store.index import Index, open_index
-from featcache.store.records import read_document, write_document
+from featcache.store.records import read_document, rewrite_lines, write_document
 from featcache.store.runs import Run, RunRecord, is_running, read_run, run_names
 from featcache.store.unfinished import (
     DamagedRecord,
@@ -83,7 +81,7 @@ def mend_records(version: Version) -> int:
         if lost["failures"] and run.is_known:
             _note_lost_failures(version, run, lost["failures"])
         for kind in [kind for kind, count in lost.items() if count]:
-            _rewrite_lines(run, kind)
+            rewrite_lines(run.folder / f"{kind}.jsonl", run.lines(kind).records)
         if run.fault:
             write_document(run.folder / "run.json", {"lost": True, "asked": {}})
         elif any(lost.values()) and run.outcome is not None:
@@ -102,12 +100,6 @@ def _note_lost_failures(version: Version, run: RunRecord, count: int) -> None:
     held = held_before(version, index, manifest, Strings.of([]))
     asked |= {"new": count, "replaced": 0, "held": len(index), **held, "only": True, "mended": run.name}
     Run(version, asked, after=index.runs).finish({"extracted": 0, "failed": 0, "interrupted": True})
-
-
-def _rewrite_lines(run: RunRecord, kind: str) -> None:
-    records = {"failures": run.failures, "shards": run.shards}[kind].records
-    lines = [zarr3.seal({**record, "checksum": zarr3.UNSEALED}, indent=None) + b"\n" for record in records]
-    write_file(run.folder / f"{kind}.jsonl", b"".join(lines))
 
 
 def _read_all(version: Version) -> list[RunRecord]:

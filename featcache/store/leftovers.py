@@ -69,8 +69,8 @@ class Owner:
             os.kill(int(self.pid), 0)
         except (ProcessLookupError, OverflowError):
             return False
-        except OSError:
-            pass
+        except OSError:  # it is another user's
+            return True
         return True
 
 

@@ -67,7 +67,7 @@ def append_lines(path: Path, records: Iterable[Record]) -> int:
     Raises:
         StoreError: They cannot be written; none of them has been added.
     """
-    lines = [zarr3.seal({**record, "checksum": zarr3.UNSEALED}, indent=None) + b"\n" for record in records]
+    lines = _sealed_lines(records)
     if not lines:
         return 0
     try:
@@ -88,6 +88,19 @@ def append_lines(path: Path, records: Iterable[Record]) -> int:
     return len(lines)
 
 
+def rewrite_lines(path: Path, records: Iterable[Record]) -> None:
+    """Put a file of these records, sealed, in the place of the one that is there.
+
+    Raises:
+        StoreError: It cannot be written. The file that was there still is.
+    """
+    write_file(path, b"".join(_sealed_lines(records)))
+
+
+def _sealed_lines(records: Iterable[Record]) -> list[bytes]:
+    return [zarr3.seal({**record, "checksum": zarr3.UNSEALED}, indent=None) + b"\n" for record in records]
+
+
 def read_lines(path: Path, sealed: bool) -> Lines:
     """What `append_lines` wrote; nothing if there is no file.
 
@@ -104,7 +117,7 @@ def read_lines(path: Path, sealed: bool) -> Lines:
         for number, line in enumerate(documents.read_lines(path), 1):
             _add_line(found, number, line, sealed)
     except FileNotFoundError:
-        pass
+        return Lines()
     except OSError as error:
         raise DamagedError(f"{path}: damaged: cannot be read: {error.strerror}") from error
     return found

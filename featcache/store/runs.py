@@ -247,11 +247,15 @@ class RunRecord:
         """The lines about shards."""
         return read_lines(self.folder / "shards.jsonl", sealed=True)
 
+    def lines(self, kind: str) -> Lines:
+        """Its lines of a kind: `failures` or `shards`."""
+        return {"failures": self.failures, "shards": self.shards}[kind]
+
     def lost(self, kind: str) -> int:
         """How many of its lines, `failures` or `shards`, have been lost, as far as that can be seen: they are damaged,
         or the run has ended and said how many there were.
         """
-        lines = {"failures": self.failures, "shards": self.shards}[kind]
+        lines = self.lines(kind)
         told = None if self.outcome is None else self.outcome.get("lines")
         number = told.get(kind) if isinstance(told, dict) else None
         if not isinstance(number, int):
