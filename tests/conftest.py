@@ -7,7 +7,6 @@ import itertools
 import os
 import shutil
 import sys
-import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
@@ -22,7 +21,7 @@ from corpora import Corpus, speech
 from decoded_audio import read_whole, samples_of
 from extractions import write_config
 from hypothesis import HealthCheck, settings
-from processes import Cli
+from processes import commands
 from scratch import scratch_folder
 from small_shards import INFO
 
@@ -76,11 +75,8 @@ def trusted() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def cli():
     """Runs `featcache` commands: `cli("verify", cache)` gives a `Finished`, `cli.start(...)` a `Running`."""
-    folder = Path(tempfile.mkdtemp(prefix="featcache-"))  # short: a socket's path is limited to 100 characters
-    cli = Cli(folder)
-    yield cli
-    cli.stop()
-    shutil.rmtree(folder)
+    with commands() as cli:
+        yield cli
 
 
 class Traced(NamedTuple):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import pty
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from cache_contents import check, items, only_version, shard_folders
 from corpora import speech
 from extractions import write_config
 from pausing import interrupt
-from processes import TESTS, Cli
+from processes import TESTS, Cli, commands
 
 from featcache.config import load_config
 from featcache.device import BATCH_SECONDS
@@ -35,11 +33,8 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 @pytest.fixture(scope="module")
 def by_ones():
     """Runs `featcache` commands; a batch is one utterance, and all are in one shard."""
-    folder = Path(tempfile.mkdtemp(prefix="featcache-"))
-    cli = Cli(folder, modules=["small_batches"])
-    yield cli
-    cli.stop()
-    shutil.rmtree(folder)
+    with commands(modules=["small_batches"]) as cli:
+        yield cli
 
 
 @pytest.fixture

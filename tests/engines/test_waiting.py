@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import socket
-import tempfile
-from pathlib import Path
 
 import pytest
 from cache_contents import being_written, items
-from processes import Cli
+from processes import commands
 
 
 @pytest.fixture(scope="module")
 def impatient():
-    folder = Path(tempfile.mkdtemp(prefix="featcache-"))
-    cli = Cli(folder, modules=["impatient"])
-    yield cli
-    cli.stop()
-    shutil.rmtree(folder)
+    with commands(modules=["impatient"]) as cli:
+        yield cli
 
 
 @pytest.fixture

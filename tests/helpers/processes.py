@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,8 +15,8 @@ import tempfile
 import termios
 import textwrap
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,6 +181,16 @@ class Cli:
                 time.sleep(0.05)
             else:
                 return connection
+
+
+@contextmanager
+def commands(**options: Any) -> Iterator[Cli]:
+    """A `Cli` with a folder of its own, which it takes along; the options are those of `Cli`."""
+    folder = Path(tempfile.mkdtemp(prefix="featcache-"))  # short: a socket's path is limited to 100 characters
+    cli = Cli(folder, **options)
+    yield cli
+    cli.stop()
+    shutil.rmtree(folder)
 
 
 def on_terminal(columns: int, *command: object, **options) -> tuple[int, str]:
