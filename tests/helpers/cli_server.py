@@ -102,8 +102,8 @@ def run(args: list[str], entry: str) -> int:
 def leave(code: int) -> NoReturn:
     """End as the interpreter does, but for taking everything imported apart, which takes a second."""
     threading._shutdown()  # waits for the threads that are left
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
     os._exit(code)
 
 
@@ -120,6 +120,10 @@ def become(request: dict) -> None:
         opened = os.open(request[name], flags | (os.O_CREAT | os.O_APPEND if descriptor else 0))
         os.dup2(opened, descriptor)
         os.close(opened)
+    for name in request.get("closed", ()):
+        os.close(("stdin", "stdout", "stderr").index(name))
+        for attribute in (name, f"__{name}__"):  # as an interpreter has them that begins without the descriptor
+            setattr(sys, attribute, None)
     for name, limit in request["limits"].items():
         number = getattr(resource, f"RLIMIT_{name}")
         resource.setrlimit(number, (limit, resource.getrlimit(number)[1]))

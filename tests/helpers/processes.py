@@ -118,6 +118,8 @@ class Cli:
         *args: object,
         cwd: Path | None = None,
         stdin: Path = Path(os.devnull),
+        stderr: Path | None = None,
+        closed: Sequence[str] = (),
         env: dict[str, str] | None = None,
         limits: dict[str, int] | None = None,
         fault: dict[str, Any] | None = None,
@@ -131,6 +133,8 @@ class Cli:
             args: The command line, without `featcache`.
             cwd: The folder where it runs.
             stdin: The file that it reads.
+            stderr: The file that it writes its messages to, if they are not to be kept.
+            closed: Which of `stdin`, `stdout` and `stderr` are closed, as a shell does it with `<&-`.
             env: Variables added to its environment.
             limits: Resource limits, `FSIZE` for `RLIMIT_FSIZE` and so on.
             fault: What goes wrong; see `saboteur` in `cli_server.py`.
@@ -146,7 +150,8 @@ class Cli:
             "cwd": str(cwd or folder),
             "stdin": str(stdin),
             "stdout": str(folder / "out"),
-            "stderr": str(folder / "err"),
+            "stderr": str(stderr or folder / "err"),
+            "closed": list(closed),
             "env": env or {},
             "limits": limits or {},
             "fault": fault,
