@@ -68,7 +68,7 @@ def reader(hub, tmp_path_factory):
     assert cli("--version").code == 0
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        made = make_reader(folder, cli._socket)
+        made = make_reader(folder, cli.socket)
         made.env |= home
         yield made
     cli.stop()

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from make_cache import make_features, make_version
+from processes import run_script
 
 import featcache
 from featcache.errors import ArgumentError, MissingItemError
@@ -235,9 +236,9 @@ class TestLoaders:
         for batch, other in zip(loader, rest, strict=True):
             assert_alike(batch, other)
 
-    def test_workers_under_every_start_method(self, made, tmp_path):
-        toolkits.run_script(
-            tmp_path,
+    def test_workers_under_every_start_method(self, cli, made):
+        run_script(
+            cli,
             """
             import sys
             import torch
