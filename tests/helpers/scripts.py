@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
 import sys
@@ -14,4 +15,5 @@ def run(path: str, ignore: str, *arguments: str) -> None:
     for message in json.loads(ignore):
         warnings.filterwarnings("ignore", re.escape(message))
     sys.argv = [path, *arguments]
+    sys.path.insert(0, os.path.dirname(path))
     runpy.run_path(path, run_name="__main__")

@@ -223,9 +223,9 @@ class TestProcesses:
             if __name__ == "__main__":
                 cache = featcache.open(sys.argv[1], ram="20kB", copy_to=sys.argv[2])
                 dataset, plain = featcache.FeatureDataset(cache), featcache.open(sys.argv[1])
-                for method in ("fork", "fork", "spawn"):
+                for method, workers in (("fork", 2), ("fork", 2), ("spawn", 1)):
                     loader = DataLoader(
-                        dataset, 3, collate_fn=dataset.collate, num_workers=2, multiprocessing_context=method
+                        dataset, 3, collate_fn=dataset.collate, num_workers=workers, multiprocessing_context=method
                     )
                     for first, batch in enumerate(loader):
                         assert torch.equal(batch["features"], plain.batch(range(3 * first, 3 * first + 3))[0])

@@ -32,7 +32,8 @@ class TestTorch:
                 sampler = featcache.BucketBatchSampler(dataset.lengths, max_frames=100)
                 expected = {}
                 for method in (None, "fork", "spawn"):
-                    workers = {"num_workers": 2, "multiprocessing_context": method, "persistent_workers": True}
+                    workers = {"num_workers": 2 if method == "fork" else 1, "multiprocessing_context": method}
+                    workers["persistent_workers"] = True
                     loader = DataLoader(
                         dataset, batch_sampler=sampler, collate_fn=dataset.collate, **(workers if method else {})
                     )
