@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import tempfile
-from pathlib import Path
 
 import hub_server
 import pytest
@@ -12,7 +10,7 @@ import torch
 import yaml
 from hub_server import environment
 from pages import INSTALLS, PACKAGES, ROOT, SLOW, SMALL, blocks_of, make_reader, pages_in_order
-from processes import Cli
+from processes import commands
 
 from featcache.config import packaged_configs
 
@@ -59,20 +57,17 @@ def save(model_class, config, folder):
 
 
 @pytest.fixture(scope="module")
-def reader(hub, tmp_path_factory):
-    folder, server = tmp_path_factory.mktemp("clone"), Path(tempfile.mkdtemp(prefix="featcache-"))
+def reader(cli, hub, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clone")
     shutil.copytree(ROOT / "examples", folder / "examples")
     shutil.copytree(hub.folder / "encodec24k", folder / "encodec")
     home = environment(hub, folder / "hub")
-    cli = Cli(server, env=home, modules=MODULES)
-    assert cli("--version").code == 0
-    with pytest.MonkeyPatch.context() as patch:
+    with commands(env=home, modules=MODULES, beside=cli) as shell, pytest.MonkeyPatch.context() as patch:
+        assert shell("--version").code == 0
         patch.syspath_prepend(folder)
-        made = make_reader(folder, cli._socket)
+        made = make_reader(folder, shell.socket)
         made.env |= home
         yield made
-    cli.stop()
-    shutil.rmtree(server)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """What holds of all adapters: their page runs, they say what is missing, and training does without them."""
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import toolkits
-from processes import run_python
+from processes import run_python, run_script
 
 PAGE = Path(__file__).parents[2] / "docs" / "adapters.md"
 SECTIONS = {
@@ -27,21 +28,22 @@ def test_the_page_has_no_other_sections():
 
 
 @pytest.mark.parametrize("title", SECTIONS)
-def test_the_pages_examples_run(title, tmp_path):
-    pytest.importorskip(SECTIONS[title])
+def test_the_pages_examples_run(cli, title, tmp_path):
+    if find_spec(SECTIONS[title]) is None:
+        pytest.skip(f"{SECTIONS[title]} is not installed")
     toolkits.make(tmp_path)
     (code,) = re.findall(r"^```python\n(.*?)^```", section(title), re.DOTALL | re.MULTILINE)
-    # Lightning wants workers, has its place for checkpoints, and asks torch for what it calls otherwise by now.
+    # Lightning wants workers, and srun where there is one, and asks torch for what it calls otherwise by now.
     ignore = (
         "The 'train_dataloader' does not have many workers",
-        "`isinstance(treespec, LeafSpec)` is deprecated:FutureWarning",
+        "The `srun` command is available",
+        "`isinstance(treespec, LeafSpec)` is deprecated",
     )
-    done = toolkits.finish_script(tmp_path, code, ignore=ignore, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    run_script(cli, code, ignore=ignore, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_toolkit_that_is_not_there_is_named(module, tmp_path):
+def test_a_toolkit_that_is_not_there_is_named(cli, module, tmp_path):
     folder = toolkits.make(tmp_path).folder
     calls = {
         "speechbrain": "import featcache.adapters.speechbrain as it; it.item(featcache.open(sys.argv[1], 'fbank80'))",
@@ -58,7 +60,7 @@ def test_a_toolkit_that_is_not_there_is_named(module, tmp_path):
         except MissingDependencyError as error:
             print(error)
     """
-    printed = toolkits.run_script(tmp_path, code, folder / "features")
+    printed = run_script(cli, code, folder / "features")
     package = MODULES[module]
     assert f"featcache.adapters.{module} needs the package {package!r}" in printed
     assert printed.endswith(f"pip install {package}\n")

@@ -8,6 +8,7 @@ import pytest
 import toolkits
 import torch
 from make_cache import make_features, make_version
+from processes import run_script
 from torch.utils.data import DataLoader
 
 import featcache
@@ -186,7 +187,7 @@ class TestFingerprint:
         ]
         assert len({fingerprints[0], *(other._fingerprint for other in others)}) == 7
 
-    def test_is_the_same_in_every_process(self, made, tmp_path):
+    def test_is_the_same_in_every_process(self, cli, made):
         code = """
             import sys
             import featcache
@@ -195,20 +196,20 @@ class TestFingerprint:
             cache = featcache.open(sys.argv[1], "fbank80")
             print(to_hf(featcache.FeatureDataset(cache, sys.argv[2]))._fingerprint)
         """
-        printed = toolkits.run_script(tmp_path, code, made.folder / "features", made.manifest)
+        printed = run_script(cli, code, made.folder / "features", made.manifest)
         assert printed.strip() == to_hf(made.dataset())._fingerprint
 
 
 class TestSaved:
-    def test_saves_ids_and_is_read_by_new_processes_which_find_what_was_mapped(self, made, tmp_path):
+    def test_saves_ids_and_is_read_by_new_processes_which_find_what_was_mapped(self, cli, made, tmp_path):
         rows = to_hf(made.both())
         rows.save_to_disk(tmp_path / "saved")
         assert sum(path.stat().st_size for path in (tmp_path / "saved").iterdir()) < 20_000
         assert datasets.load_from_disk(tmp_path / "saved").features == rows.features
-        first = toolkits.run_script(tmp_path, PRINT_ROWS, tmp_path / "saved")
+        first = run_script(cli, PRINT_ROWS, tmp_path / "saved")
         cached = {path: path.stat().st_mtime_ns for path in (tmp_path / "saved").glob("cache-*")}
         assert cached
-        assert toolkits.run_script(tmp_path, PRINT_ROWS, tmp_path / "saved") == first
+        assert run_script(cli, PRINT_ROWS, tmp_path / "saved") == first
         assert {path: path.stat().st_mtime_ns for path in (tmp_path / "saved").glob("cache-*")} == cached
 
     def test_pickles(self, made):

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from make_cache import add_shard, make_features, make_version
+from processes import run_script
 from torch.utils.data import DataLoader
 
 import featcache
@@ -243,11 +244,11 @@ class TestTraining:
             seen += ids
         assert sorted(seen) == sorted(made.rows)
 
-    def test_saved_cuts_are_read_in_new_processes_and_their_workers(self, made, tmp_path):
+    def test_saved_cuts_are_read_in_new_processes_and_their_workers(self, cli, made, tmp_path):
         cuts(made.both()).to_file(tmp_path / "cuts.jsonl.gz")
         assert list(CutSet.from_file(tmp_path / "cuts.jsonl.gz")) == list(cuts(made.both()))
-        printed = toolkits.run_script(
-            tmp_path,
+        printed = run_script(
+            cli,
             """
             import sys
             from lhotse import CutSet

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from extractions import write_config
@@ -16,11 +14,9 @@ from featcache.cli import progress
 from featcache.extract.jobs import Progress
 
 
-def shown_on_terminal(columns, *command):
+def shown_on_terminal(cli, columns, *command):
     """What a command writes that ends well."""
-    code, shown = on_terminal(
-        columns, *command, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "helpers")}
-    )
+    code, shown = on_terminal(cli, columns, *command)
     assert code == 0
     return shown
 
@@ -33,9 +29,9 @@ def slow(plain, scratch):
 
 
 @pytest.mark.parametrize("columns", [80, 200])
-def test_on_a_terminal_there_is_a_bar(slow, columns):
+def test_on_a_terminal_there_is_a_bar(cli, slow, columns):
     """Hours done, time left, failures, times real time fit in 80 columns; and none of it is left at the end."""
-    shown = shown_on_terminal(columns, *slow)
+    shown = shown_on_terminal(cli, columns, *slow)
     for words in ("of 6.1 s", " left", "0 failed", "× real time"):
         assert words in shown
     lines = re.split("[\r\n]", shown)
@@ -44,8 +40,8 @@ def test_on_a_terminal_there_is_a_bar(slow, columns):
     assert lines[-1].strip() == lines[-2].strip() == ""
 
 
-def test_on_a_narrow_terminal_the_first_words_are_shown(slow):
-    shown = shown_on_terminal(40, *slow)
+def test_on_a_narrow_terminal_the_first_words_are_shown(cli, slow):
+    shown = shown_on_terminal(cli, 40, *slow)
     assert "of 6.1 s" in shown
     assert max(map(len, re.split("[\r\n]", shown))) <= 40
 

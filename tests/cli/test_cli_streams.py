@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 from cache_contents import check, chunk_files
 
-CLOSED = {"stdin": "<&-", "stdout": ">&-", "stderr": "2>&-", "all": "<&- >&- 2>&-"}
+STREAMS = ("stdin", "stdout", "stderr")
 
 
-def shell(command: list, redirections: str, cwd: Path) -> subprocess.CompletedProcess:
-    """Run a featcache command from a real shell, with redirections."""
-    line = shlex.join([sys.executable, "-m", "featcache", *map(str, command)])
-    environment = {**os.environ, "PYTHONWARNINGS": "error"}
-    done = ["sh", "-c", f"{line} {redirections}"]
-    return subprocess.run(done, capture_output=True, text=True, check=False, cwd=cwd, env=environment)
+def places_in(plain, cache, spoiled, scratch) -> dict[str, Path]:
+    """What the arguments of commands name."""
+    rows = [{**row, "path": "nowhere.wav"} if i == 1 else row for i, row in enumerate(plain.rows)]
+    failing = plain.manifest(rows, "one-fails.csv")
+    new = scratch / "new"
+    return {"manifest": plain.manifest(), "failing": failing, "cache": cache, "damaged": spoiled, "new": new}
 
 
 COMMANDS = [
@@ -44,22 +44,26 @@ COMMANDS = [
 
 @pytest.mark.parametrize(
     ("command", "code", "closed"),
-    [(*command, "all") for command in COMMANDS] + [(*command, "stderr") for command in COMMANDS[:6]],
-    ids=lambda part: part[0] if isinstance(part, list) else str(part),
+    [(*command, STREAMS) for command in COMMANDS] + [(*command, ("stderr",)) for command in COMMANDS[:6]],
+    ids=lambda part: "-".join(part) if isinstance(part, tuple) else part[0] if isinstance(part, list) else str(part),
 )
 def test_a_closed_stream_changes_neither_work_nor_exit_code(
-    plain, cache, spoiled, scratch, tmp_path, command, code, closed
+    cli, plain, cache, spoiled, scratch, tmp_path, command, code, closed
 ):
-    rows = [{**row, "path": "nowhere.wav"} if i == 1 else row for i, row in enumerate(plain.rows)]
-    places = {
-        "manifest": plain.manifest(),
-        "failing": plain.manifest(rows, "one-fails.csv"),
-        "cache": cache,
-        "damaged": spoiled,
-        "new": scratch / "new",
-    }
-    ended = shell([argument.format(**places) for argument in command], CLOSED[closed], tmp_path)
-    assert (ended.returncode, ended.stderr) == (code, "")
+    places = places_in(plain, cache, spoiled, scratch)
+    ended = cli(*(argument.format(**places) for argument in command), closed=closed, cwd=tmp_path)
+    assert (ended.code, ended.err) == (code, "")
+
+
+@pytest.mark.parametrize(("command", "code"), [COMMANDS[1], COMMANDS[4]], ids=["extract", "info"])
+def test_from_a_shell_that_closes_all_streams_it_is_the_same(plain, cache, spoiled, scratch, tmp_path, command, code):
+    """In an interpreter that begins without them, and opens files before anything of featcache runs."""
+    places = places_in(plain, cache, spoiled, scratch)
+    line = shlex.join([sys.executable, "-m", "featcache", *(argument.format(**places) for argument in command)])
+    environment = {**os.environ, "PYTHONWARNINGS": "error"}
+    assert subprocess.run(["sh", "-c", f"{line} <&- >&- 2>&-"], cwd=tmp_path, env=environment).returncode == code
+    if places["new"].exists():
+        assert check(places["new"]).damaged_shards == []
 
 
 @pytest.fixture
@@ -70,12 +74,11 @@ def spoiled(cache, scratch):
     return copy
 
 
-@pytest.mark.parametrize("closed", CLOSED)
-def test_what_is_extracted_is_the_same_whatever_is_closed(plain, sound, scratch, tmp_path, closed):
+@pytest.mark.parametrize("closed", [*((name,) for name in STREAMS), STREAMS], ids=[*STREAMS, "all"])
+def test_what_is_extracted_is_the_same_whatever_is_closed(cli, plain, sound, scratch, closed):
     """No file of the cache gets the number of a stream, and with it what is printed."""
-    manifest = plain.manifest()
-    made = shell(["extract", manifest, "-o", scratch / "c", "--shard-size", "0.04"], CLOSED[closed], tmp_path)
-    assert made.returncode == 0
+    made = cli("extract", plain.manifest(), "-o", scratch / "c", "--shard-size", "0.04", closed=closed)
+    assert made.code == 0
     assert chunk_files(scratch / "c") == chunk_files(sound)
     assert check(scratch / "c").problems == []
 
@@ -91,16 +94,17 @@ def test_what_is_extracted_is_the_same_whatever_is_closed(plain, sound, scratch,
     ],
     ids=lambda command: command[0],
 )
-def test_a_manifest_from_a_closed_stdin_is_one_clear_line(cache, tmp_path, command):
-    ended = shell([argument.format(cache=cache) for argument in command], "<&-", tmp_path)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    (line,) = ended.stderr.splitlines()
+def test_a_manifest_from_a_closed_stdin_is_one_clear_line(cli, cache, command):
+    ended = cli(*(argument.format(cache=cache) for argument in command), closed=["stdin"])
+    assert (ended.code, ended.out) == (2, "")
+    (line,) = ended.err.splitlines()
     assert "<stdin>: standard input is closed" in line
 
 
-def test_a_log_on_a_full_disk_stops_nothing(plain, scratch, tmp_path):
+def test_a_log_on_a_full_disk_stops_nothing(cli, plain, scratch):
     """Messages are lost; what was to be done is done, and what cannot be done has its exit code."""
-    assert shell(["extract", plain.manifest(), "-o", scratch / "c"], "2>/dev/full", tmp_path).returncode == 0
+    full = Path("/dev/full")
+    assert cli("extract", plain.manifest(), "-o", scratch / "c", stderr=full).code == 0
     assert check(scratch / "c").problems == []
-    assert shell(["extract", "nowhere.csv"], "2>/dev/full", tmp_path).returncode == 2
-    assert shell(["extract"], "2>/dev/full", tmp_path).returncode == 2
+    assert cli("extract", "nowhere.csv", stderr=full).code == 2
+    assert cli("extract", stderr=full).code == 2

@@ -14,7 +14,8 @@ import saved_models
 from cache_contents import only_version
 from click.testing import CliRunner, Result
 from damage import flip
-from hub_server import CONFIG, environment
+from hub_server import BEHIND_TRANSFORMERS, CONFIG, environment
+from processes import commands
 
 import featcache
 from featcache import trust
@@ -190,7 +191,14 @@ def test_metadata_whose_config_names_no_extractor_is_damaged(cli, cache, config)
 
 
 @pytest.fixture(scope="module")
-def made(cli, plain, tmp_path_factory):
+def shell_of_models(cli):
+    """Runs `featcache` commands that need transformers."""
+    with commands(modules=BEHIND_TRANSFORMERS, beside=cli) as shell:
+        yield shell
+
+
+@pytest.fixture(scope="module")
+def made(shell_of_models, plain, tmp_path_factory):
     """A cache made with a hub's model, and its hub's folder."""
     folder = tmp_path_factory.mktemp("codes")
     model = folder / "model"
@@ -199,34 +207,36 @@ def made(cli, plain, tmp_path_factory):
     with hub_server.serve(model) as hub:
         (folder / "encodec.yaml").write_text(CONFIG.format(weights=hub.name, revision=hub.commit).replace("6.0", "3.0"))
         env = environment(hub, folder / "home")
-        done = cli("extract", plain.manifest(), "-c", folder / "encodec.yaml", "-o", folder / "cache", env=env)
+        done = shell_of_models(
+            "extract", plain.manifest(), "-c", folder / "encodec.yaml", "-o", folder / "cache", env=env
+        )
         assert done.code == 0, done.err
     return folder
 
 
-def test_no_weights_are_downloaded_because_a_cache_names_them(cli, made, plain, scratch):
+def test_no_weights_are_downloaded_because_a_cache_names_them(shell_of_models, made, plain, scratch):
     """Not by `verify`, nor by `repair`; they are used where they are on this machine."""
     cache = Path(shutil.copytree(made / "cache", scratch / "cache"))
     version = only_version(cache)
     with hub_server.serve(made / "model") as hub:
         here, nowhere = environment(hub, made / "home"), environment(hub, scratch / "empty")
-        done = cli("verify", cache, "--recompute", 3, env=here)
+        done = shell_of_models("verify", cache, "--recompute", 3, env=here)
         assert (done.code, done.err) == (0, "")
         assert "3 bit-identical" in done.out
 
         remedy = f"`hf download {hub.name} --revision {hub.commit}` downloads it"
-        done = cli("verify", cache, env=nowhere)
+        done = shell_of_models("verify", cache, env=nowhere)
         assert done.code == 0
         assert f"{hub.name} is not in {scratch / 'empty' / 'hub'}" in done.out
         assert remedy in done.out
         spoil(version)
         for command in (["verify", cache, "--recompute", 3], ["repair", cache, "--manifest", plain.manifest()]):
-            done = cli(*command, env=nowhere)
+            done = shell_of_models(*command, env=nowhere)
             assert done.code == 2
             assert remedy in done.err
             assert done.err.count("\n") == 1
         (version.path / "zarr.json").unlink()
-        done = cli("repair", cache, "--manifest", plain.manifest(), env=nowhere)
+        done = shell_of_models("repair", cache, "--manifest", plain.manifest(), env=nowhere)
         assert done.code == 2
         assert remedy in done.err
         assert hub.requests == []

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import odd_extractors
@@ -18,7 +19,7 @@ from cache_contents import check, items, only_version, shard_folders
 from corpora import speech
 from extractions import write_config
 from pausing import interrupt
-from processes import TESTS, Cli, commands
+from processes import POLL_SECONDS, TESTS, Cli, commands
 
 from featcache.config import load_config
 from featcache.device import BATCH_SECONDS
@@ -31,10 +32,10 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
 @pytest.fixture(scope="module")
-def by_ones():
+def by_ones(cli):
     """Runs `featcache` commands; a batch is one utterance, and all are in one shard."""
-    with commands(modules=["small_batches"]) as cli:
-        yield cli
+    with commands(modules=["small_batches"], beside=cli) as by_ones:
+        yield by_ones
 
 
 @pytest.fixture
@@ -152,6 +153,7 @@ def test_with_nohup_a_hang_up_changes_nothing(by_ones, plain, gated_config, gate
     ) as process:
         while not Path(f"{gate}.{process.pid}").exists():
             assert process.poll() is None
+            time.sleep(POLL_SECONDS)
         process.send_signal(signal.SIGHUP)
         gate.unlink()
     assert process.returncode == 0
@@ -172,6 +174,7 @@ def test_a_terminal_that_is_closed_loses_nothing(plain, gated_config, gate, whol
     entered = Path(f"{gate}.{pid}")
     while not (entered.exists() and entered.stat().st_size == 5):
         assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+        time.sleep(POLL_SECONDS)
     os.close(terminal)
     gate.unlink()
     os.waitpid(pid, 0)  # its exit code says that the summary could not be printed

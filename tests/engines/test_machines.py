@@ -2,61 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from cache_contents import items, only_version
-from processes import POLL_SECONDS, TESTS
+from processes import POLL_SECONDS, Running
 
-EVERY_LOCK_IS_GRANTED = """
-import fcntl, os
-fcntl.flock = lambda *_: None
-here = list(os.uname())
-here[1] = os.environ["NODE"]
-result = os.uname_result(here)
-os.uname = lambda: result
-"""
 SHARD = "0.02"
 """MB: a shard size that gives the corpus a few shards."""
 
 
 @pytest.fixture(scope="module")
-def start(corpus, tmp_path_factory):
+def start(cli, corpus):
     """Starts an extraction of the corpus on a machine of that name."""
-    folder = tmp_path_factory.mktemp("site")
-    (folder / "sitecustomize.py").write_text(EVERY_LOCK_IS_GRANTED)
-    path = os.pathsep.join([str(folder), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
 
-    running: list[subprocess.Popen] = []
+    def started(cache: Path, node: str) -> Running:
+        command = ("extract", corpus.manifest(), "-o", cache, "--threads", "1", "--shard-size", SHARD)
+        return cli.start(node, *command, entry="machines:run")
 
-    def started(cache: Path, node: str) -> subprocess.Popen:
-        command = [sys.executable, "-m", "featcache", "extract", corpus.manifest(), "-o", cache]
-        run = subprocess.Popen(
-            [*map(str, command), "--threads", "1", "--shard-size", SHARD],
-            env={**os.environ, "PYTHONPATH": path, "NODE": node},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        running.append(run)
-        return run
-
-    yield started
-    for run in running:
-        if run.poll() is None:  # after a test that failed
-            run.kill()
-            run.communicate()
+    return started
 
 
-def wait_for_work(run: subprocess.Popen, cache: Path) -> None:
+def wait_for_work(run: Running, cache: Path) -> None:
     """Until the run writes a shard."""
     while run.poll() is None:
         with suppress(OSError):  # what has a temporary name is renamed meanwhile
@@ -77,8 +49,8 @@ def test_neither_removes_what_the_other_writes(cli, start, corpus, scratch, trut
             wait_for_work(first, cache)
         second = start(cache, nodes[1])
         for run in (first, second):
-            _, err = run.communicate()
-            assert run.returncode == 0, err
+            ended = run.wait()
+            assert ended.code == 0, ended.err
         verified = cli("verify", cache)
         assert verified.code == 0, verified.out
         assert items(cache).keys() == truth.keys()
@@ -91,11 +63,10 @@ def test_what_a_killed_run_left_on_another_machine_stays_for_a_day(start, scratc
     cache = scratch / "cache"
     first = start(cache, "one")
     wait_for_work(first, cache)
-    first.send_signal(signal.SIGKILL)
-    first.communicate()
+    first.send(signal.SIGKILL)
+    first.wait()
     work = only_version(cache).path / "work"
     (left,) = (path for path in work.iterdir() if path.is_dir())
     for node, stays in (("two", True), ("one", False)):
-        run = start(cache, node)
-        assert (run.communicate(), run.returncode)[1] == 0
+        assert start(cache, node).wait().code == 0
         assert left.exists() == stays

@@ -11,9 +11,9 @@ from processes import commands
 
 
 @pytest.fixture(scope="module")
-def impatient():
-    with commands(modules=["impatient"]) as cli:
-        yield cli
+def impatient(cli):
+    with commands(modules=["impatient"], beside=cli) as impatient:
+        yield impatient
 
 
 @pytest.fixture

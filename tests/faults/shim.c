@@ -234,7 +234,7 @@ ssize_t preadv64(int fd, const struct iovec *parts, int count, off64_t at) {
     REAL(ssize_t, "preadv64", int, const struct iovec *, int, off64_t);
     READING(READ, fd, -1, real(fd, parts, count, at));
 }
-void *opendir_at(const char *path) {
+void *opendir(const char *path) {
     REAL(void *, "opendir", const char *);
     char found[PATH_MAX];
     if (!at_path(AT_FDCWD, path, found)) return real(path);
@@ -243,7 +243,6 @@ void *opendir_at(const char *path) {
     pthread_mutex_unlock(&mutex);
     return result;
 }
-void *opendir(const char *path) { return opendir_at(path); }
 
 /* Writing */
 

@@ -1,45 +1,26 @@
-"""`featcache probe`: what it finds of extractors known to be right or wrong, and what a run makes of that."""
+"""`featcache probe`: what it finds of extractors known to be right or wrong."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import soundfile
-import torch
 from cache_contents import only_version
 from corpora import Corpus
 from extractions import write_config
-from odd_extractors import EqualLengths, Halves, NothingSeen, Slow
-from row_extractors import Moments
-from small_models import encodec_24khz, speech_like
+from small_models import encodec_24khz
 
 from featcache.config import load_config
 from featcache.device import Device
-from featcache.errors import ConfigError, ManifestError
-from featcache.extract.batching import BATCHINGS, choose_batching
-from featcache.extractors.rows import Rows
-from featcache.health.compare import ClipResult, compare, tied_frames
+from featcache.errors import ManifestError
+from featcache.extract.batching import BATCHINGS
 from featcache.health.probe import probe
-from featcache.health.recompute import recompute
 from featcache.health.sampling import utterances_by_length
 from featcache.manifest import read_manifest
-from featcache.store.index import open_index
 
 pytestmark = pytest.mark.usefixtures("trusted")
-
-
-@pytest.fixture(scope="module")
-def speech(tmp_path_factory) -> Corpus:
-    """Eight clips of 0.2 to 1.6 s, no two of one length, the durations not in the manifest."""
-    made = Corpus(tmp_path_factory.mktemp("speech"))
-    for i in range(8):
-        waveform = speech_like(0.213 + 0.201 * i, 16000, seed=i)
-        soundfile.write(made.folder / f"{i}.wav", waveform.numpy(), 16000)
-        made.add(f"utt-{i}", f"{i}.wav")
-    return made
 
 
 def probed(folder: Path, corpus: Corpus, extractor: str, utterances: int = 8, **params):
@@ -71,16 +52,6 @@ def test_other_neighbours_show_where_bits_depend_on_them(tmp_path, speech):
     _, neighbours = probed(tmp_path, speech, "NeighboursSeen")
     assert [padding["fp32", policy].repeatable for policy in BATCHINGS] == [None, True, True]
     assert [neighbours["fp32", policy].repeatable for policy in BATCHINGS] == [None, False, False]
-
-
-@pytest.fixture(scope="module")
-def quarters(tmp_path_factory) -> Corpus:
-    """Clips that are 0.25 all over, which is a tie between the two codewords of `Halves`."""
-    made = Corpus(tmp_path_factory.mktemp("quarters"))
-    for i in range(4):
-        soundfile.write(made.folder / f"{i}.wav", np.full(3217 + 1111 * i, 0.25, np.float32), 16000, subtype="FLOAT")
-        made.add(f"utt-{i}", f"{i}.wav")
-    return made
 
 
 def test_ties_are_told_from_mismatches(tmp_path, quarters):
@@ -149,48 +120,6 @@ def test_what_cannot_be_extracted_is_left_out_and_named(tmp_path, speech):
     assert fault.startswith("gone: file_missing")
     with pytest.raises(ManifestError, match="none of the utterances"):
         probe(config, read_manifest(speech.manifest(rows[-1:], "none.csv")), Device("cpu", 1))
-
-
-# Ties
-
-
-def test_rounding_is_relative_to_a_frame():
-    """A code that differs is a tie where the latents agree, an error where they do not, or are not known."""
-    latents = torch.ones(3, 4)
-    moved = latents * torch.tensor([1 + 1e-5, 1 + 1e-4, 1.0])[:, None]
-    codes = torch.zeros(3, 2, dtype=torch.long)
-    others = torch.tensor([[0, 1], [1, 1], [0, 0]])
-    found = compare(ClipResult(others, moved), ClipResult(codes, latents))
-    assert (found.values, found.differing, found.mismatched) == (6, 3, 2)
-    assert (found.first, found.last) == (2, 2)
-    assert compare(ClipResult(others), ClipResult(codes)).mismatched == 3
-    assert compare(ClipResult(latents * torch.nan), ClipResult(latents)).mismatched == 3
-
-
-def test_noise_finds_ties_of_residual_codes():
-    """Between two codewords that are equally near either is right; a code that is further away is not."""
-    generator = torch.Generator().manual_seed(0)
-    codebooks = [size * torch.randn(count, 8, generator=generator) for size, count in ((9, 16), (1, 2), (0.1, 16))]
-
-    def quantize(latents):
-        codes = []
-        for codebook in codebooks:
-            codes.append(torch.cdist(latents, codebook.expand(len(latents), -1, -1)).argmin(2))
-            latents = latents - codebook[codes[-1]]
-        return torch.stack(codes, dim=2)
-
-    latents = codebooks[0] + codebooks[1].mean(0)
-    codes = quantize(latents[None])[0]
-    tied, wrong_before, wrong_after = codes.clone(), codes.clone(), codes.clone()
-    tied[:, 1] = 1 - codes[:, 1]
-    tied[:, 2] = 0  # behind a tie: means nothing
-    wrong_before[:, 0] = (codes[:, 0] + 1) % 16
-    wrong_before[:, 1] = 1 - codes[:, 1]
-    wrong_after[:, 2] = (codes[:, 2] + 1) % 16
-    assert tied_frames(quantize, latents, codes, tied).all()
-    assert not tied_frames(quantize, latents, codes, wrong_before).any()
-    assert not tied_frames(quantize, latents, codes, wrong_after).any()
-    assert not tied_frames(quantize, latents + 0.01 * codebooks[1][0], codes, tied).all()
 
 
 # EnCodec
@@ -275,181 +204,3 @@ def test_what_it_cannot_measure_exits_with_2(cli, speech, scratch, args):
     assert refused.code == 2
     assert len(refused.err.splitlines()) == 1
     assert not (scratch / "cache").exists()
-
-
-# Extracting again
-
-
-@pytest.fixture
-def halves(cli, quarters, scratch):
-    """A version of `Halves`, whose codes are all 1, and recomputing it."""
-    config = write_config(scratch, "Halves")
-    assert cli("extract", quarters.manifest(), "-c", config, "-o", scratch / "c").code == 0
-    version = only_version(scratch / "c")
-    index = open_index(version)
-    return lambda: recompute(version, index, range(len(index)), None, Device("cpu", 1))
-
-
-def test_codes_extracted_again_are_the_same(halves):
-    """In a batch of the same shape."""
-    again = halves()
-    assert (again.utterances, again.identical, again.differing) == (4, 4, 0)
-    assert again.codes > 100
-
-
-@pytest.mark.parametrize(("latent", "is_tie"), [(0.25, True), (0.25 * (1 - 1e-6), True), (0.25 * (1 - 1e-3), False)])
-def test_codes_that_rounding_changes_are_no_problem(halves, monkeypatch, latent, is_tie):
-    """Latents that are nearer to the border than rounding may lie on either side of it."""
-    latents = Halves.latents
-    monkeypatch.setattr(Halves, "latents", lambda *call: torch.full_like(latents(*call), latent))
-    monkeypatch.setattr(Device, "label", "another")
-    again = halves()
-    assert again.identical == 0
-    assert again.differing == again.codes
-    assert again.tied == (again.codes if is_tie else 0)
-    assert len(again.problems) == (0 if is_tie else 4)
-    for problem in again.problems:
-        assert "codes differ by more than rounding; it was written on cpu, and this is another" in problem.message
-
-
-def test_what_is_beside_features_is_extracted_again_too(cli, speech, scratch, monkeypatch):
-    """Side arrays are compared as features are."""
-    config = write_config(scratch, "Moments", module="row_extractors", piece=20)
-    assert cli("extract", speech.manifest(), "-c", config, "-o", scratch / "c").code == 0
-    version = only_version(scratch / "c")
-    index = open_index(version)
-    assert recompute(version, index, range(len(index)), None, Device("cpu", 1)).identical == len(index)
-    encode = Moments.encode
-
-    def one_more(*call):
-        rows = encode(*call)
-        return Rows(rows.features, {"counts": rows.side["counts"] + 1})
-
-    monkeypatch.setattr(Moments, "encode", one_more)
-    again = recompute(version, index, [0], None, Device("cpu", 1))
-    (problem,) = again.problems
-    assert problem.message.endswith("its counts differ")
-
-
-# What a run makes of it
-
-
-def extractor_of(kind, **params):
-    return kind(kind.Params.model_validate(params), 16000, torch.device("cpu"))
-
-
-def probe_of(device="cpu", date="2026-01-01", precision="fp32", **disturbed):
-    """A document that found such shares to differ under policies."""
-    measured = [
-        {"policy": policy, "precision": precision, "error": None, "disturbed": share, "mismatch": share}
-        for policy, share in disturbed.items()
-    ]
-    return {"device": device, "date": date, "measured": measured}
-
-
-CLEAN = probe_of(single=0.0, equal_length=0.0, padded=0.0)
-PADDED_UNCLEAN = probe_of(single=0.0, equal_length=0.0, padded=0.08)
-BOTH_UNCLEAN = probe_of(single=0.0, equal_length=0.01, padded=0.08)
-
-
-@pytest.mark.parametrize(
-    ("probes", "requested", "policy", "mismatch"),
-    [
-        ([], None, "padded", None),
-        ([], "single", "single", None),
-        ([CLEAN], None, "padded", 0.0),
-        ([PADDED_UNCLEAN], None, "equal_length", 0.0),
-        ([BOTH_UNCLEAN], None, "single", 0.0),
-        ([PADDED_UNCLEAN], "single", "single", 0.0),
-        ([PADDED_UNCLEAN, probe_of(date="2026-02-01", padded=0.0)], None, "padded", 0.0),
-        ([probe_of("another GPU", padded=0.08)], None, "padded", None),
-        ([probe_of(precision="bf16", padded=0.08)], None, "padded", None),
-    ],
-)
-def test_a_run_takes_the_loosest_clean_policy(probes, requested, policy, mismatch):
-    """Of those declared, by the newest probe of its own device, at its own precision."""
-    choice = choose_batching(extractor_of(NothingSeen), probes, "cpu", requested)
-    assert (choice.batching, choice.mismatch) == (policy, mismatch)
-    assert (choice.note is None) == (requested is not None or policy == "padded")
-
-
-@pytest.mark.parametrize(
-    ("kind", "probes", "requested", "words"),
-    [
-        (NothingSeen, [PADDED_UNCLEAN], "padded", "8 % of the frames: use --batching equal_length, or --allow-mis"),
-        (NothingSeen, [BOTH_UNCLEAN], "equal_length", "1 % of the frames: use --batching single"),
-        (
-            EqualLengths,
-            [],
-            "padded",
-            "looser than equal_length, .* EqualLengths declares: use --batching equal_length",
-        ),
-        (EqualLengths, [CLEAN], "padded", "a probe found no difference in its sample"),
-        (Slow, [], "padded", "Slow has only one batching policy, single: leave --batching out"),
-        (NothingSeen, [], "sideways", "choose from single, equal_length, padded"),
-    ],
-)
-def test_a_looser_policy_than_was_found_clean_is_refused(kind, probes, requested, words):
-    """Saying what was measured, and what to do."""
-    extractor = extractor_of(kind)
-    with pytest.raises(ConfigError, match=words):
-        choose_batching(extractor, probes, "cpu", requested)
-
-
-@pytest.mark.parametrize(
-    ("kind", "probes", "mismatch"),
-    [(NothingSeen, [PADDED_UNCLEAN], 0.08), (EqualLengths, [], None), (EqualLengths, [CLEAN], 0.0)],
-)
-def test_a_mismatch_that_was_allowed_is_known(kind, probes, mismatch):
-    """The choice carries what was measured, and a line that says so."""
-    choice = choose_batching(extractor_of(kind), probes, "cpu", "padded", allow_mismatch=True)
-    assert (choice.batching, choice.mismatch) == ("padded", mismatch)
-    assert choice.note.startswith("batching padded: ")
-
-
-def test_extractors_without_rows_have_one_way():
-    """Which may be asked for by its name."""
-    assert choose_batching(extractor_of(Slow), [], "cpu").batching == "single"
-    assert choose_batching(extractor_of(Slow), [], "cpu", "single").batching == "single"
-
-
-def test_extract_holds_to_what_was_probed(cli, speech, scratch):
-    """What was found to change values is refused where it is asked for, and not taken by itself."""
-    config = write_config(scratch, "PaddingSeen", name="seen")
-    run = ("extract", speech.manifest(), "-c", config, "-o", scratch / "c", "--device", "cpu")
-    assert cli("probe", config, speech.manifest(), "--utterances", 6, "--threads", 1, "-o", scratch / "c").code == 0
-    refused = cli(*run, "--batching", "padded")
-    assert refused.code == 2
-    assert "--batching padded: the probe of cpu found that it changes" in refused.err
-    assert len(refused.err.splitlines()) == 1
-    taken = cli(*run)
-    assert taken.code == 0, taken.err
-    assert "by the probe of cpu, padded changes" in taken.err
-    version = only_version(scratch / "c")
-    (name,) = version.shard_names()
-    made_by = version.shard(name).info.made_by
-    assert (made_by["batching"], made_by["mismatch"]) == ("equal_length", 0.0)
-
-
-def test_a_mismatch_that_is_allowed_is_kept_with_the_shards(cli, speech, scratch):
-    config = write_config(scratch, "PaddingSeen", name="seen")
-    assert cli("probe", config, speech.manifest(), "--utterances", 6, "--threads", 1, "-o", scratch / "c").code == 0
-    options = ("-c", config, "-o", scratch / "c", "--device", "cpu", "--batching", "padded", "--allow-mismatch")
-    assert cli("extract", speech.manifest(), *options).code == 0
-    version = only_version(scratch / "c")
-    (name,) = version.shard_names()
-    made_by = version.shard(name).info.made_by
-    assert made_by["batching"] == "padded"
-    assert made_by["mismatch"] > 0
-    assert "batching padded: " in cli("info", scratch / "c").out
-    assert "% mismatched when probed" in cli("info", scratch / "c").out
-
-
-def test_looser_than_declared_is_refused(cli, speech, scratch):
-    config = write_config(scratch, "EqualLengths", name="declared")
-    run = ("extract", speech.manifest(), "-c", config, "-o", scratch / "c", "--batching", "padded")
-    refused = cli(*run)
-    assert refused.code == 2
-    assert "looser than equal_length" in refused.err
-    assert not (scratch / "c").exists()
-    assert cli(*run, "--allow-mismatch").code == 0

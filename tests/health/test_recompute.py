@@ -1,4 +1,4 @@
-"""`featcache verify --recompute` on a device whose memory is small, which is a CPU that says it is full."""
+"""`featcache verify --recompute`: what differs by more than rounding; and a device whose memory is small."""
 
 from __future__ import annotations
 
@@ -10,10 +10,68 @@ from odd_extractors import Halves, Slow
 from row_extractors import HOP, Moments, Small
 
 from featcache.device import Device
+from featcache.extractors.rows import Rows
 from featcache.health.recompute import recompute
 from featcache.store.index import open_index
 
 pytestmark = pytest.mark.usefixtures("trusted")
+
+
+# What differs
+
+
+@pytest.fixture
+def halves(cli, quarters, scratch):
+    """A version of `Halves`, whose codes are all 1, and recomputing it."""
+    config = write_config(scratch, "Halves")
+    assert cli("extract", quarters.manifest(), "-c", config, "-o", scratch / "c").code == 0
+    version = only_version(scratch / "c")
+    index = open_index(version)
+    return lambda: recompute(version, index, range(len(index)), None, Device("cpu", 1))
+
+
+def test_codes_extracted_again_are_the_same(halves):
+    """In a batch of the same shape."""
+    again = halves()
+    assert (again.utterances, again.identical, again.differing) == (4, 4, 0)
+    assert again.codes > 100
+
+
+@pytest.mark.parametrize(("latent", "is_tie"), [(0.25, True), (0.25 * (1 - 1e-6), True), (0.25 * (1 - 1e-3), False)])
+def test_codes_that_rounding_changes_are_no_problem(halves, monkeypatch, latent, is_tie):
+    """Latents that are nearer to the border than rounding may lie on either side of it."""
+    latents = Halves.latents
+    monkeypatch.setattr(Halves, "latents", lambda *call: torch.full_like(latents(*call), latent))
+    monkeypatch.setattr(Device, "label", "another")
+    again = halves()
+    assert again.identical == 0
+    assert again.differing == again.codes
+    assert again.tied == (again.codes if is_tie else 0)
+    assert len(again.problems) == (0 if is_tie else 4)
+    for problem in again.problems:
+        assert "codes differ by more than rounding; it was written on cpu, and this is another" in problem.message
+
+
+def test_what_is_beside_features_is_extracted_again_too(cli, speech, scratch, monkeypatch):
+    """Side arrays are compared as features are."""
+    config = write_config(scratch, "Moments", module="row_extractors", piece=20)
+    assert cli("extract", speech.manifest(), "-c", config, "-o", scratch / "c").code == 0
+    version = only_version(scratch / "c")
+    index = open_index(version)
+    assert recompute(version, index, range(len(index)), None, Device("cpu", 1)).identical == len(index)
+    encode = Moments.encode
+
+    def one_more(*call):
+        rows = encode(*call)
+        return Rows(rows.features, {"counts": rows.side["counts"] + 1})
+
+    monkeypatch.setattr(Moments, "encode", one_more)
+    again = recompute(version, index, [0], None, Device("cpu", 1))
+    (problem,) = again.problems
+    assert problem.message.endswith("its counts differ")
+
+
+# A device whose memory is small, which is a CPU that says it is full
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 What is forked is a real process in every other way: its own interpreter state, files, signals and limits, and it
 may be killed at any moment. Started by `processes.py` as `python cli_server.py SOCKET PARENT`, by the process of that
-pid; each connection asks for one process, is told its pid, and then how it ended.
+pid; each connection asks for one process, is told its pid, and then how it ended. A server that has imported more, or
+has another environment, is itself such a process: `serve_beside`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import threading
 import traceback
 import warnings
+from collections.abc import Sequence
 from typing import NoReturn
 
 import shim
@@ -55,7 +57,7 @@ def serve(path: str, parent: int) -> None:
         server.bind(path)
         server.listen()
         server.settimeout(5)
-        while os.getppid() == parent:  # it does not outlive the tests, however they end
+        while os.path.exists(f"/proc/{parent}"):  # it does not outlive the tests, however they end
             try:
                 connection, _ = server.accept()
             except TimeoutError:
@@ -68,6 +70,18 @@ def serve(path: str, parent: int) -> None:
                 if os.fork() == 0:
                     server.close()
                     return handle(json.loads(line), stream)
+
+
+def serve_beside(path: str, parent: str, *modules: str) -> None:
+    """Be another server, which has imported these modules too."""
+    prepare(modules)
+    serve(path, int(parent))
+
+
+def prepare(modules: Sequence[str]) -> None:
+    for name in modules:
+        importlib.import_module(name)
+    gc.freeze()  # so that collections in a fork do not copy all of it
 
 
 def handle(request: dict, stream) -> None:
@@ -102,8 +116,8 @@ def run(args: list[str], entry: str) -> int:
 def leave(code: int) -> NoReturn:
     """End as the interpreter does, but for taking everything imported apart, which takes a second."""
     threading._shutdown()  # waits for the threads that are left
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
     os._exit(code)
 
 
@@ -120,6 +134,10 @@ def become(request: dict) -> None:
         opened = os.open(request[name], flags | (os.O_CREAT | os.O_APPEND if descriptor else 0))
         os.dup2(opened, descriptor)
         os.close(opened)
+    for name in request.get("closed", ()):
+        os.close(("stdin", "stdout", "stderr").index(name))
+        for attribute in (name, f"__{name}__"):  # as an interpreter has them that begins without the descriptor
+            setattr(sys, attribute, None)
     for name, limit in request["limits"].items():
         number = getattr(resource, f"RLIMIT_{name}")
         resource.setrlimit(number, (limit, resource.getrlimit(number)[1]))
@@ -165,7 +183,5 @@ def saboteur(folder: str, before: int, error: int):
 
 if __name__ == "__main__":
     preload()
-    for name in sys.argv[3:]:
-        importlib.import_module(name)
-    gc.freeze()  # so that collections in a fork do not copy all of it
+    prepare(sys.argv[3:])
     serve(sys.argv[1], int(sys.argv[2]))

@@ -176,6 +176,10 @@ def _blob_id(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
+BEHIND_TRANSFORMERS = ["torch._dynamo", "torch.distributed.tensor", "scipy.optimize"]
+"""What transformers imports and takes long; it cannot be imported itself before it is known where its models are."""
+
+
 def environment(hub, home, **others):
     """Of a process that is to use this hub and this HF_HOME."""
     return {

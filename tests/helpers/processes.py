@@ -93,16 +93,27 @@ class Cli:
         folder: The folder for its files.
         env: Variables added to the environment of all commands.
         modules: Modules that all commands have imported.
+        beside: Another one, whose server this one's is forked from: it begins with what that one has imported.
     """
 
-    def __init__(self, folder: Path, env: dict[str, str] | None = None, modules: Sequence[str] = ()) -> None:
-        self._folder = folder
-        self._socket = str(folder / "socket")
+    def __init__(
+        self,
+        folder: Path,
+        env: dict[str, str] | None = None,
+        modules: Sequence[str] = (),
+        beside: Cli | None = None,
+    ) -> None:
+        self.folder = folder
+        self.socket = str(folder / "socket")
         self._started: list[Running] = []
-        path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error", **(env or {})}
-        command = [sys.executable, TESTS / "cli_server.py", self._socket, str(os.getpid()), *modules]
-        self._server = subprocess.Popen(command, env=environment)
+        arguments = [self.socket, str(os.getpid()), *modules]
+        self._server: Running | subprocess.Popen
+        if beside:
+            self._server = beside.start(*arguments, env=env, entry="cli_server:serve_beside")
+        else:
+            path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+            environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error", **(env or {})}
+            self._server = subprocess.Popen([sys.executable, TESTS / "cli_server.py", *arguments], env=environment)
 
     @property
     def pid(self) -> int:
@@ -118,6 +129,8 @@ class Cli:
         *args: object,
         cwd: Path | None = None,
         stdin: Path = Path(os.devnull),
+        stderr: Path | None = None,
+        closed: Sequence[str] = (),
         env: dict[str, str] | None = None,
         limits: dict[str, int] | None = None,
         fault: dict[str, Any] | None = None,
@@ -131,6 +144,8 @@ class Cli:
             args: The command line, without `featcache`.
             cwd: The folder where it runs.
             stdin: The file that it reads.
+            stderr: The file that it writes its messages to, if they are not to be kept.
+            closed: Which of `stdin`, `stdout` and `stderr` are closed, as a shell does it with `<&-`.
             env: Variables added to its environment.
             limits: Resource limits, `FSIZE` for `RLIMIT_FSIZE` and so on.
             fault: What goes wrong; see `saboteur` in `cli_server.py`.
@@ -138,7 +153,7 @@ class Cli:
             faults: What is different for it, if the shim is loaded; see `shim.py`.
             entry: The function that it runs with `args`, as `module:function`, in place of a command.
         """
-        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
         for name in ("out", "err"):  # a kill may come before it has opened them
             (folder / name).touch()
         request = {
@@ -146,7 +161,8 @@ class Cli:
             "cwd": str(cwd or folder),
             "stdin": str(stdin),
             "stdout": str(folder / "out"),
-            "stderr": str(folder / "err"),
+            "stderr": str(stderr or folder / "err"),
+            "closed": list(closed),
             "env": env or {},
             "limits": limits or {},
             "fault": fault,
@@ -173,7 +189,7 @@ class Cli:
         while True:
             connection = socket.socket(socket.AF_UNIX)
             try:
-                connection.connect(self._socket)
+                connection.connect(self.socket)
             except OSError:
                 connection.close()
                 assert self._server.poll() is None, "the server of test processes has died"
@@ -193,23 +209,48 @@ def commands(**options: Any) -> Iterator[Cli]:
     shutil.rmtree(folder)
 
 
-def on_terminal(columns: int, *command: object, **options) -> tuple[int, str]:
-    """How a `featcache` command ends, and what it writes on a terminal of that width; 0 is one that knows no size."""
+def on_terminal(cli: Cli, columns: int, *command: object, **options: Any) -> tuple[int, str]:
+    """How a `featcache` command ends, and what it writes on a terminal of that width; 0 is one that knows no size.
+
+    The options are those of `Cli.start`.
+    """
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24 if columns else 0, columns))
-    arguments = [sys.executable, "-m", "featcache", *map(str, command)]
-    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=theirs, **options) as process:
-        os.close(theirs)
-        shown = b""
-        with suppress(OSError):  # the other end is closed
-            while chunk := os.read(ours, 4096):
-                shown += chunk
-        os.close(ours)
-    return process.returncode, shown.decode()
+    running = cli.start(*command, stderr=Path(os.ttyname(theirs)), **options)
+    shown = b""
+    while running.poll() is None or select.select([ours], [], [], 0)[0]:
+        if select.select([ours], [], [], POLL_SECONDS)[0]:
+            shown += os.read(ours, 4096)
+    os.close(theirs)
+    os.close(ours)
+    return running.wait().code, shown.decode()
+
+
+def run_script(cli: Cli, code: str, *arguments: object, **options: Any) -> str:
+    """Run a script in a process of its own, in which featcache has been imported; returns what it prints.
+
+    It may use torch's workers. The options are those of `start_script`.
+    """
+    done = start_script(cli, code, *arguments, **options).wait()
+    assert done.code == 0, done.err
+    return done.out
+
+
+def start_script(cli: Cli, code: str, *arguments: object, ignore: Sequence[str] = (), **options: Any) -> Running:
+    """Start such a script; warnings, but for those whose messages begin with one of `ignore`, are errors in it.
+
+    The other options are those of `Cli.start`.
+    """
+    path = Path(tempfile.mkdtemp(dir=cli.folder)) / "script.py"
+    path.write_text(textwrap.dedent(code), encoding="utf-8")
+    return cli.start(path, json.dumps(list(ignore)), *arguments, entry="scripts:run", **options)
 
 
 def run_python(code: str, *arguments: object, **options) -> str:
-    """Run a script in a new process with warnings as errors; returns what it prints."""
+    """Run a script in a new interpreter with warnings as errors; returns what it prints.
+
+    Where nothing is about what is imported, or about memory, `run_script` is a hundred times as fast.
+    """
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS, **options)
     assert done.returncode == 0, done.stderr

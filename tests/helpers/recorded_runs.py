@@ -90,6 +90,19 @@ class Model:
         job.run._lock.release()
         self.jobs.remove(job)
 
+    def whole_run(self, manifest: str) -> Job:
+        """A run over a manifest that begins, does it all, and ends well."""
+        job = self.begin(manifest)
+        self.end(job)
+        return job
+
+    def killed_run(self, manifest: str, count: int, failing: int = 0) -> Job:
+        """A run over a manifest that does so many utterances, of which some fail, and dies."""
+        job = self.begin(manifest)
+        self.step(job, count, failing)
+        self.kill(job)
+        return job
+
     def missing(self) -> set[str]:
         """The truth: the ids of all manifests asked for that are in no shard and in no ledger."""
         index = self.index()

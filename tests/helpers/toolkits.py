@@ -1,17 +1,13 @@
-"""What the tests of adapters share: two versions of the same utterances, a manifest, and scripts in new processes."""
+"""What the tests of adapters share: two versions of the same utterances, and a manifest."""
 
 from __future__ import annotations
 
 import csv
-import subprocess
-import sys
-import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from make_cache import make_features, make_version
-from processes import MOST_SECONDS
 
 import featcache
 
@@ -82,22 +78,3 @@ def make(folder: Path) -> Made:
         writer.writeheader()
         writer.writerows(rows.values())
     return Made(folder, fbank, codes, manifest, rows)
-
-
-def run_script(folder: Path, code: str, *arguments: object, **options) -> str:
-    """Run a script as `finish_script` does; returns what it prints."""
-    done = finish_script(folder, code, *arguments, **options)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def finish_script(
-    folder: Path, code: str, *arguments: object, ignore: tuple[str, ...] = (), cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run a script in a new process with warnings, but for some, as errors."""
-    script = folder / "script.py"
-    script.write_text(textwrap.dedent(code), encoding="utf-8")
-    # Python 3.12 warns of any fork of a process that has threads, and torch has some.
-    ignored = [part for what in ("This process:DeprecationWarning", *ignore) for part in ("-W", f"ignore:{what}")]
-    command = [sys.executable, "-W", "error", *ignored, str(script), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS, cwd=cwd)

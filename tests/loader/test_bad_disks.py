@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from make_cache import in_three_shards, make_features, make_version
-from processes import TESTS, run_python
+from processes import TESTS, run_python, run_script
 
 import featcache
 from featcache.spec import SideSpec
@@ -60,7 +60,7 @@ def features_of(version, number=2) -> Path:
 
 @pytest.mark.parametrize("kind", ["version", "quantized"])
 @pytest.mark.parametrize("options", [{}, {"ram": "50MB"}], ids=["", "ram"])
-def test_a_file_that_is_truncated_while_it_is_open_is_damage_with_check(request, kind, options):
+def test_a_file_that_is_truncated_while_it_is_open_is_damage_with_check(cli, request, kind, options):
     version = request.getfixturevalue(kind)
     script = (
         READERS
@@ -78,7 +78,7 @@ print(json.dumps(found))
     )
     manifest = version.path / "ids.csv"
     manifest.write_text("\n".join(["id", *featcache.open(version.path).ids]) + "\n")
-    found = json.loads(run_python(script, version.path, features_of(version), json.dumps(options), manifest))
+    found = json.loads(run_script(cli, script, version.path, features_of(version), json.dumps(options), manifest))
     assert len(found) == 5
     for message in found.values():
         assert message.startswith("DamagedError: ")
@@ -86,7 +86,7 @@ print(json.dumps(found))
         assert f"`featcache repair {version.path}" in message
 
 
-def test_a_copy_on_a_local_disk_that_is_truncated_is_to_be_removed(version, tmp_path):
+def test_a_copy_on_a_local_disk_that_is_truncated_is_to_be_removed(cli, version, tmp_path):
     script = (
         READERS
         + """
@@ -103,13 +103,13 @@ for path in copies():
 print(json.dumps({name: tried(read) for name, read in all_of(cache).items()}))
 """
     )
-    for message in json.loads(run_python(script, version.path, tmp_path / "disk")).values():
+    for message in json.loads(run_script(cli, script, version.path, tmp_path / "disk")).values():
         assert message.startswith("DamagedError: ")
         assert str(tmp_path / "disk") in message
         assert message.endswith("remove this copy")
 
 
-def test_statistics_read_from_the_file(version):
+def test_statistics_read_from_the_file(cli, version):
     """Whole shards, without `check`: what the disk refuses is an error here too."""
     script = (
         READERS
@@ -122,7 +122,7 @@ os.truncate(sys.argv[2], 100)
 print(json.dumps([tried(lambda: moments(cache)), tried(lambda: cache.shard_frames(2, 0, 50))]))
 """
     )
-    for message in json.loads(run_python(script, version.path, features_of(version))):
+    for message in json.loads(run_script(cli, script, version.path, features_of(version))):
         assert message.startswith("DamagedError: ")
         assert "it ends before frame" in message
 

@@ -1,15 +1,12 @@
 """A dataset: features joined with a manifest's columns, alone and in torch's DataLoader."""
 
 import copy
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
 import torch
 from make_cache import in_three_shards, make_features, make_version, padded_reference
-from processes import MOST_SECONDS
+from processes import run_script
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import featcache
@@ -189,10 +186,10 @@ class TestFeatureDataset:
             ids += batch["ids"]
         assert ids == [*dataset.ids, *dataset.ids]
 
-    def test_works_with_workers_under_every_start_method(self, folder, manifest):
-        script = manifest.with_name("train.py")
-        script.write_text(
-            textwrap.dedent("""
+    def test_works_with_workers_under_every_start_method(self, cli, folder, manifest):
+        run_script(
+            cli,
+            """
             import sys
             import torch
             import featcache
@@ -202,22 +199,19 @@ class TestFeatureDataset:
                 cache = featcache.open(sys.argv[1])
                 dataset = featcache.FeatureDataset(cache, sys.argv[2])
                 expected = [dataset.collate(dataset.__getitems__([n, n + 1])) for n in (0, 2, 4)]
-                for method in ("fork", "spawn"):
+                for method, workers in (("fork", 2), ("spawn", 1)):
                     loader = DataLoader(
-                        dataset, 2, collate_fn=dataset.collate, num_workers=2, multiprocessing_context=method
+                        dataset, 2, collate_fn=dataset.collate, num_workers=workers, multiprocessing_context=method
                     )
                     for batch, other in zip(loader, expected, strict=True):
                         assert batch["ids"] == other["ids"]
                         assert batch["text"] == other["text"]
                         assert torch.equal(batch["features"], other["features"])
                         assert torch.equal(batch["lengths"], other["lengths"])
-            """)
+            """,
+            folder,
+            manifest,
         )
-        # Python 3.12 warns of any fork of a process that has threads, and torch has some.
-        warnings = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]
-        command = [sys.executable, *warnings, script, folder, manifest]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS)
-        assert done.returncode == 0, done.stderr
 
 
 def dataset_keys(cache, manifest, **options):

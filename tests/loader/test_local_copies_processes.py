@@ -3,9 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -15,7 +12,7 @@ import pytest
 from forking import fork, forked, join, wait_for_word, wait_until
 from local_copies import SHARDS, chunk, copies_in, mapped, parts_in, read_all, settle, shards, wait_until_idle
 from make_cache import make_version
-from processes import MOST_SECONDS
+from processes import MOST_SECONDS, run_script
 
 import featcache
 from featcache.loader import local_copies, local_disk
@@ -214,10 +211,10 @@ class TestProcesses:
         os.close(read_end)
         os.close(write_end)
 
-    def test_forked_and_spawned_workers(self, slow_folder, version, disk, tmp_path):
-        script = tmp_path / "train.py"
-        script.write_text(
-            textwrap.dedent("""
+    def test_forked_and_spawned_workers(self, cli, slow_folder, version, disk):
+        run_script(
+            cli,
+            """
             import sys
             import torch
             import featcache
@@ -226,19 +223,16 @@ class TestProcesses:
             if __name__ == "__main__":
                 cache = featcache.open(sys.argv[1], ram="20kB", copy_to=sys.argv[2])
                 dataset, plain = featcache.FeatureDataset(cache), featcache.open(sys.argv[1])
-                for method in ("fork", "fork", "spawn"):
+                for method, workers in (("fork", 2), ("fork", 2), ("spawn", 1)):
                     loader = DataLoader(
-                        dataset, 3, collate_fn=dataset.collate, num_workers=2, multiprocessing_context=method
+                        dataset, 3, collate_fn=dataset.collate, num_workers=workers, multiprocessing_context=method
                     )
                     for first, batch in enumerate(loader):
                         assert torch.equal(batch["features"], plain.batch(range(3 * first, 3 * first + 3))[0])
-            """)
+            """,
+            slow_folder,
+            disk,
         )
-        # Python 3.12 warns of any fork of a process that has threads, and torch has some.
-        options = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]
-        command = [sys.executable, *options, script, slow_folder, disk]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS)
-        assert done.returncode == 0, done.stderr
         settle(featcache.open(slow_folder, copy_to=disk))
         assert parts_in(disk) == []
         assert len(copies_in(disk)) == SHARDS

@@ -1,15 +1,10 @@
 """Whole trainings: torch's DataLoader with workers that live on, Lightning's Trainer, two ranks of DDP."""
 
-import json
-import subprocess
-import sys
-import textwrap
-
 import numpy as np
 import pytest
 import toolkits
 import torch
-from processes import MOST_SECONDS
+from processes import run_script, start_script
 from torch.utils.data import DataLoader
 
 import featcache
@@ -22,9 +17,9 @@ def made(tmp_path_factory):
 
 
 class TestTorch:
-    def test_persistent_workers_under_every_start_method(self, made, tmp_path):
-        toolkits.run_script(
-            tmp_path,
+    def test_persistent_workers_under_every_start_method(self, cli, made):
+        run_script(
+            cli,
             """
             import sys
             import torch
@@ -37,7 +32,8 @@ class TestTorch:
                 sampler = featcache.BucketBatchSampler(dataset.lengths, max_frames=100)
                 expected = {}
                 for method in (None, "fork", "spawn"):
-                    workers = {"num_workers": 2, "multiprocessing_context": method, "persistent_workers": True}
+                    workers = {"num_workers": 2 if method == "fork" else 1, "multiprocessing_context": method}
+                    workers["persistent_workers"] = True
                     loader = DataLoader(
                         dataset, batch_sampler=sampler, collate_fn=dataset.collate, **(workers if method else {})
                     )
@@ -106,6 +102,7 @@ class TestLightning:
         )
 
     @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+    @pytest.mark.filterwarnings("ignore:The .srun. command is available")
     @pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
     @pytest.mark.filterwarnings("ignore:The 'val_dataloader' does not have many workers")
     @pytest.mark.parametrize("kind", [DataLoader, featcache.DataLoader], ids=["torch", "featcache"])
@@ -187,29 +184,16 @@ RANK = """
 
 class TestDistributed:
     @pytest.mark.parametrize("loader", ["torch", "featcache"])
-    def test_two_ranks_see_each_utterance_once_and_step_as_one_process_would(self, made, tmp_path, loader):
-        script = tmp_path / "rank.py"
-        script.write_text(textwrap.dedent(RANK))
-        common = {"PATH": "", "WORLD_SIZE": "2"}
+    def test_two_ranks_see_each_utterance_once_and_step_as_one_process_would(self, cli, made, tmp_path, loader):
         place = f"file://{tmp_path}/rendezvous"
-        command = [sys.executable, "-W", "error", script, made.folder / "features", made.manifest, loader, place]
-        ranks = [
-            subprocess.Popen(
-                command,
-                env={**common, "RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+        arguments = (made.folder / "features", made.manifest, loader, place)
+        running = [
+            start_script(cli, RANK, *arguments, env={"WORLD_SIZE": "2", "RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"})
             for rank in range(2)
         ]
-        try:
-            results = [rank.communicate(timeout=MOST_SECONDS) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        assert [rank.returncode for rank in ranks] == [0, 0], [err for _, err in results]
-        seen = [json.loads(out) for out, _ in results]
+        results = [rank.wait() for rank in running]
+        assert [rank.code for rank in results] == [0, 0], [rank.err for rank in results]
+        seen = [rank.json() for rank in results]
         for first, second in zip(*seen, strict=True):
             assert sorted(first + second) == sorted(made.rows)
             assert first

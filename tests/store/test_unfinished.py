@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import shutil
 from dataclasses import replace
-from datetime import datetime, timedelta
 
 import pytest
+from clocks import set_clock
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import Model
@@ -15,7 +15,6 @@ from scratch import scratch_folder
 from small_shards import INFO, item, write
 
 from featcache.errors import StoreError
-from featcache.store import runs
 from featcache.store.runs import Run, ShardEvent, run_names
 from featcache.store.unfinished import LostShards, Unfinished, Unrecorded, find_unfinished
 from featcache.store.version import Version
@@ -39,18 +38,6 @@ def found(model: Model):
     return find_unfinished(model.version, model.index(), all_runs=True)
 
 
-def jumping_clock(monkeypatch, seconds: list[float]) -> None:
-    """A clock that shows, of all runs that begin, what it is told."""
-    given_seconds = iter(seconds)
-
-    class Clock(datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return cls(2026, 1, 1, tzinfo=tz) + timedelta(seconds=next(given_seconds, 0))
-
-    monkeypatch.setattr(runs, "datetime", Clock)
-
-
 @pytest.fixture
 def model(version) -> Model:
     return Model(version, MANIFESTS)
@@ -61,7 +48,7 @@ def test_a_version_that_is_not_whole_is_never_accepted_and_one_made_whole_is(seq
     """Runs over manifests that overlap, side by side, by clocks that jump: killed, stopped, ended; with shards lost."""
     with scratch_folder() as folder, pytest.MonkeyPatch.context() as patch:
         seconds = [0.0]
-        patch.setattr(runs, "datetime", _clock(seconds))
+        set_clock(patch, iter(lambda: seconds[0], None))
         model = Model(Version.create(folder, INFO), MANIFESTS)
         for action, which, number in sequence:
             if action == "begin":
@@ -84,18 +71,9 @@ def test_a_version_that_is_not_whole_is_never_accepted_and_one_made_whole_is(seq
         for job in [*model.jobs]:
             model.kill(job)
         for manifest in sorted(model.asked):
-            model.end(model.begin(manifest))
+            model.whole_run(manifest)
         assert model.missing() == set()
         assert found(model) == []
-
-
-def _clock(seconds: list[float]):
-    class Clock(datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return cls(2100, 1, 1, tzinfo=tz) + timedelta(seconds=seconds[0])
-
-    return Clock
 
 
 def test_how_much_is_missing_is_said(model):
@@ -111,19 +89,16 @@ def test_how_much_is_missing_is_said(model):
     missing = len(model.missing())
     assert (finding.manifest, finding.utterances, finding.missing, finding.failed) == ("a.csv", 9, missing, 2)
     assert 0 < missing < 9
-    other = model.begin("b.csv")
-    model.end(other)
+    model.whole_run("b.csv")
     assert [finding.missing for finding in found(model)] == [missing]
-    model.end(model.begin("a.csv"))
+    model.whole_run("a.csv")
     assert found(model) == []
 
 
 def test_a_run_that_ended_beside_one_that_was_killed_makes_up_for_it(model):
     """It began first and ended last, with a failure that the other did not live to see."""
     first = model.begin("a.csv")
-    second = model.begin("a.csv")
-    model.step(second, 2)
-    model.kill(second)
+    model.killed_run("a.csv", 2)
     model.step(first, 4, failing=1)
     model.end(first)
     assert model.missing() == set()
@@ -133,20 +108,16 @@ def test_a_run_that_ended_beside_one_that_was_killed_makes_up_for_it(model):
 def test_a_run_beside_over_another_manifest_hides_nothing(model):
     """It began before the one that was killed, and added more than that one lacks."""
     beside = model.begin("b.csv")
-    killed = model.begin("a.csv")
-    model.step(killed, 6)
-    model.kill(killed)
+    model.killed_run("a.csv", 6)
     model.end(beside)
     assert [(finding.manifest, finding.missing) for finding in found(model)] == [("a.csv", 3)]
 
 
 def test_a_run_from_the_future_hides_nothing(model, monkeypatch):
     """A clock showed the year 2199 when a run ended; later ones are later all the same."""
-    jumping_clock(monkeypatch, [5.5e9, 5.5e9, 0, 0])
-    model.end(model.begin("b.csv"))
-    killed = model.begin("a.csv")
-    model.step(killed, 4)
-    model.kill(killed)
+    set_clock(monkeypatch, itertools.chain([5.5e9, 5.5e9], itertools.repeat(0)))
+    model.whole_run("b.csv")
+    killed = model.killed_run("a.csv", 4)
     assert run_names(model.version)[0].startswith("2200")
     assert killed.run.id == run_names(model.version)[1]
     assert [finding.missing for finding in found(model)] == [5]
@@ -154,8 +125,7 @@ def test_a_run_from_the_future_hides_nothing(model, monkeypatch):
 
 def test_a_shard_that_is_gone_is_named(model):
     """Until it is there again, is superseded, was taken away by repair, or a whole run has made up for it."""
-    job = model.begin("a.csv")
-    model.end(job)
+    job = model.whole_run("a.csv")
     first, second, third = (model.version.shard(name) for name in model.version.shard_names())
     items, of_second = first.info.items, list(second.items())
     shutil.move(first.folder, model.version.path / "elsewhere")
@@ -173,55 +143,51 @@ def test_a_shard_that_is_gone_is_named(model):
     repair.record_shards([ShardEvent(third.name, 0, repair.id)])
     shutil.rmtree(third.folder)
     assert [finding.were_there for finding in found(model) if isinstance(finding, Unfinished)] == [True]
-    model.end(model.begin("a.csv"))
+    model.whole_run("a.csv")
     assert found(model) == []
 
 
 def test_what_is_lost_while_a_run_makes_up_for_it_is_lost_again(model):
     """The new shard has the old one's name, since it has its items."""
-    model.end(model.begin("a.csv"))
+    model.whole_run("a.csv")
     name = model.version.shard_names()[0]
     for _ in range(3):
         shutil.rmtree(model.version.shard(name).folder)
         assert [finding.shards for finding in found(model)] == [[name]]
-        model.end(model.begin("a.csv"))
+        model.whole_run("a.csv")
         assert found(model) == []
 
 
 @pytest.mark.parametrize("is_all_gone", [True, False])
 def test_shards_of_a_run_without_a_record_are_not_trusted(model, is_all_gone):
     """`runs/` was not on disk when the power went, or was removed; until a run finds these shards in its manifest."""
-    killed = model.begin("a.csv")
-    model.step(killed, 4)
-    model.kill(killed)
+    killed = model.killed_run("a.csv", 4)
     shutil.rmtree(killed.run.folder.parent if is_all_gone else killed.run.folder)
     (finding,) = found(model)
     assert isinstance(finding, Unrecorded)
     assert (finding.runs, finding.shards, finding.utterances) == ([killed.run.id], model.version.shard_names(), 4)
     assert finding.is_copy == is_all_gone
     (model.version.path / "runs").mkdir(exist_ok=True)
-    model.end(model.begin("b.csv"))
+    model.whole_run("b.csv")
     assert found(model) == [replace(finding, is_copy=False)]
-    model.end(model.begin("a.csv"))
+    model.whole_run("a.csv")
     assert found(model) == []
 
 
 def test_of_very_many_runs_the_latest_are_looked_at_unless_all_are_to_be(model):
     """So one made by a thousand jobs opens as fast; `strict=True` and `verify` look at all."""
-    job = model.begin("a.csv")
-    model.kill(job)
+    model.killed_run("a.csv", 0)
     for number in range(70):
         manifest = f"{number}.csv"
         model.manifests = {**model.manifests, manifest: []}
-        model.end(model.begin(manifest))
+        model.whole_run(manifest)
     assert find_unfinished(model.version, model.index()) == []
     assert len(found(model)) == 1
 
 
 def test_a_name_sorts_after_all_that_were_there(version, monkeypatch):
     """Whatever the clock says, and of runs of which there are only shards."""
-    clock = itertools.chain([10.0, 5.0, 5.0, 20.0, 3.0], itertools.repeat(0.0))
-    jumping_clock(monkeypatch, list(itertools.islice(clock, 12)))
+    set_clock(monkeypatch, itertools.chain([10, 5, 5, 20, 3], itertools.repeat(0)))
     made = [Run(version, {}).id for _ in range(4)]
     lost = "20270101T000000.000000Z-ffff"
     write(version, [item("a")], run=lost)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 import shutil
 import signal
@@ -186,13 +185,11 @@ def test_a_whole_copy_of_the_repository_is_whole(fetch, hub, home, repository):
     require_fetched(fetch(env={"HF_HUB_OFFLINE": "1"}))
 
 
-def test_a_terminal_has_a_bar_of_each_file(scratch, home, hub):
+def test_a_terminal_has_a_bar_of_each_file(cli, scratch, home, hub):
     """The bars are those of huggingface_hub."""
     config = scratch / "encodec.yaml"
     config.write_text(CONFIG.format(weights=hub.name, revision=hub.commit))
-    _, shown = on_terminal(
-        120, "extract", "gone.csv", "-c", config, env=os.environ | environment(hub, home), cwd=scratch
-    )
+    _, shown = on_terminal(cli, 120, "extract", "gone.csv", "-c", config, env=environment(hub, home), cwd=scratch)
     for name, size in (("/config.json", "2.00"), ("[0-9a-f]", r"1\.02M")):  # this hub names no large files
         assert re.search(rf"{name}: 100%\|.*/{size} \[.*B/s\]", shown)
     assert re.search(r"\nloading encodec: ", shown)
