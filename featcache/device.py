@@ -129,6 +129,16 @@ class Device:
         """The device's name, for provenance."""
         return torch.cuda.get_device_name(self.torch_device) if self.is_cuda else "cpu"
 
+    def is_lost(self) -> bool:
+        """Whether this process can no longer use the device: some CUDA errors stay until the process ends."""
+        if not self.is_cuda:
+            return False
+        try:
+            torch.cuda.synchronize(self.torch_device)
+        except RuntimeError:
+            return True
+        return False
+
     @contextmanager
     def slot(self, alone: bool = False) -> Iterator[None]:
         """Hold a slot (all slots with `alone`) while a batch is on the device; a GPU works on the slot's stream."""

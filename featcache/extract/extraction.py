@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ from featcache.extract.audio_files import (
 from featcache.extract.batching import choose_batching
 from featcache.extract.failures import FailureLimit, would_fail_again
 from featcache.extract.from_version import SourceVersion, find_source
-from featcache.extract.jobs import ConcurrentRuns, Engine, JobGroup, Progress, RunControl, VersionJob
+from featcache.extract.jobs import ConcurrentRuns, Engine, JobGroup, Progress, RunControl, VersionJob, made_by
 from featcache.extract.summary import Summary, summarize
 from featcache.extract.tasks import RowStatus, ShardTask, compare, shard_tasks
 from featcache.extract.version_plan import (
@@ -372,7 +373,8 @@ def _fill(
     for version in opened:
         version.sweep()
     jobs = [_begin(plan, planned, version) for planned, version in zip(versions, opened, strict=True)]
-    group = JobGroup(jobs, plan.manifest.root, plan.device, plan.source)
+    suspects = reduce(or_, (planned.suspects for planned in versions))
+    group = JobGroup(jobs, plan.manifest.root, plan.device, plan.source, suspects)
     engine(group, _tasks(versions, plan.options.shard_megabytes), control)
     for job in jobs:
         job.finish(interrupted=control.stop.is_set())
@@ -401,7 +403,6 @@ def _tasks(versions: Sequence[VersionPlan], shard_megabytes: float) -> Iterator[
 
 def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> VersionJob:
     """Open a version's ledger for this run."""
-    libraries = library_versions()
     manifest = plan.manifest.source, str(plan.manifest.root)
     ids, index = planned.manifest.ids, planned.index
     held = held_before(version, index, manifest, ids.take(np.flatnonzero(planned.rows.missing)))
@@ -420,13 +421,7 @@ def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> Vers
         "device": str(plan.device.torch_device),
         "threads": plan.device.threads,
         "from": None if plan.source is None else str(plan.source.version.path),
-        "made_by": libraries,
-    }
-    made_by: dict[str, Any] = {
-        **libraries,
-        "device": plan.device.label,
-        "batching": planned.batching.batching,
-        "mismatch": planned.batching.mismatch,
+        "made_by": library_versions(),
     }
     lost: list[ShardEvent] = []
     unrecorded: list[ShardEvent] = []
@@ -437,10 +432,11 @@ def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> Vers
     run = Run(version, asked, after=index.runs)
     run.record_shards(unrecorded)
     return VersionJob(
-        plan=planned,
+        built=planned.built,
+        batching=planned.batching,
         version=version,
         run=run,
-        made_by=made_by,
+        made_by=made_by(plan.device, planned.batching),
         concurrent=ConcurrentRuns(version, index.shards),
         lost=lost,
     )

@@ -100,8 +100,8 @@ def summarize(
     `looks_at_audio` is False if nobody has compared the audio of what was there, and that is worth a line; the other
     keyword arguments are those of `Summary`.
     """
-    counts_of = {job.plan: job.counts for job in jobs}
-    versions = [_version_summary(plan, counts_of.get(plan, VersionCounts()), looks_at_audio) for plan in plans]
+    counts_of = {job.built: job.counts for job in jobs}
+    versions = [_version_summary(plan, counts_of.get(plan.built, VersionCounts()), looks_at_audio) for plan in plans]
     total = sum(progress.stages.values())
     stages = {stage: round(spent / total, 4) for stage, spent in progress.stages.items()} if total else {}
     return Summary(
