@@ -82,6 +82,12 @@ class Options:
     """Accept that batching even if it was neither declared nor found to be clean."""
     max_failures: FailureLimit | None = None
     """How many utterances of a version may fail before the run stops; None for any number."""
+    workers: str | None = None
+    """The devices of the other processes that are to extract, for the record; None if this process does."""
+    workers_label: str = ""
+    """The model of these devices, as far as it is known before they run."""
+    allow_mixed_devices: bool = False
+    """Let devices of several models extract, which round differently."""
 
 
 @dataclass(frozen=True)
@@ -154,11 +160,12 @@ def plan_extraction(
     device = Device(options.device, options.threads)
     started = perf_counter()
     device.configure_torch()
+    label = device.label if options.workers is None else options.workers_label
     built_configs = [BuiltConfig.build(config, device.torch_device) for config in configs]
     source = None if options.source is None else find_source(built_configs, options.source)
     wanted = {copies: _wanted_rows(manifest, copies, source) for copies in dict.fromkeys(c.copies for c in configs)}
     versions = [
-        _plan_version(built, wanted[built.config.copies], cache, folder, device, options, only)
+        _plan_version(built, wanted[built.config.copies], cache, folder, label, options, only)
         for built in built_configs
     ]
     notes = _notes(versions, cache, source, only)
@@ -247,7 +254,7 @@ def _plan_version(
     wanted: _WantedRows,
     cache: Path,
     folder: str | None,
-    device: Device,
+    device_label: str,
     options: Options,
     only: Strings | None,
 ) -> VersionPlan:
@@ -257,7 +264,7 @@ def _plan_version(
     held = _open_held(path)
     rows = _compare(built, wanted.manifest, held, options, only)
     probes = [] if held.version is None else held.version.probes()
-    batching = choose_batching(built.extractor, probes, device.label, options.batching, options.allow_mismatch)
+    batching = choose_batching(built.extractor, probes, device_label, options.batching, options.allow_mismatch)
     reasons = Counter(held.failures[wanted.manifest.ids[row]].reason for row in np.flatnonzero(rows.failed).tolist())
     return VersionPlan(
         built=built,
@@ -418,7 +425,7 @@ def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> Vers
         "config": planned.config.resolved(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "device": str(plan.device.torch_device),
+        "device": plan.options.workers or str(plan.device.torch_device),
         "threads": plan.device.threads,
         "from": None if plan.source is None else str(plan.source.version.path),
         "made_by": library_versions(),
@@ -437,6 +444,7 @@ def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> Vers
         version=version,
         run=run,
         made_by=made_by(plan.device, planned.batching),
+        shards=index.shards,
         concurrent=ConcurrentRuns(version, index.shards),
         lost=lost,
     )

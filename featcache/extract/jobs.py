@@ -83,6 +83,12 @@ class Progress:
     """That more utterances have failed than were allowed, and how many; empty if not."""
     stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     """Seconds of worker threads in each stage; complete once the run has ended."""
+    processes: int = 0
+    """The number of other processes that extract; 0 if this one does."""
+    devices: list[str] = field(default_factory=list)
+    """The models of their devices."""
+    threads: int = 0
+    """The sum of their budgets."""
 
     def add(self, other: Progress) -> None:
         """Add what has been done elsewhere."""
@@ -194,6 +200,8 @@ class VersionJob:
     """The run's folder in the version, with the failure ledger."""
     made_by: dict[str, Any]
     """What is recorded with every shard."""
+    shards: Sequence[str]
+    """The names of the shards that there were when the tasks were planned."""
     concurrent: ConcurrentRuns
     """What other runs add to the version in the meantime."""
     lost: Sequence[ShardEvent]
