@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import sys
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 
@@ -169,7 +170,8 @@ def extract(
         return
     from featcache.cli.progress import Display
 
-    with Display(plan) as display, stoppable() as stop:
+    # Ray prints to standard output, which is for the result.
+    with Display(plan) as display, stoppable() as stop, redirect_stdout(sys.stderr):
         summary = run_extraction(plan, run, display.update, stop)
     if as_json:
         print_json({**asdict(summary), "times_real_time": round(summary.times_real_time, 1)})

@@ -12,6 +12,7 @@ import torch
 from featcache.config import Config, load_config
 from featcache.engines.devices import ALL, on_devices, parse_devices
 from featcache.engines.local import run_locally
+from featcache.engines.ray import RAY, on_ray
 from featcache.errors import ArgumentError
 from featcache.extract.extraction import SHARD_MEGABYTES, Options, plan_extraction, run_extraction
 from featcache.extract.failures import FailureLimit
@@ -40,8 +41,12 @@ def choose_engine(name: str, options: Options) -> tuple[Engine, Options]:
             return run_locally, options
         devices = parse_devices(device)
         labels = dict.fromkeys(torch.cuda.get_device_name(one) if one != "cpu" else one for one in devices)
-        planned = dataclasses.replace(options, device="cpu", workers=",".join(devices), workers_label=next(iter(labels)))
+        planned = dataclasses.replace(
+            options, device="cpu", workers=",".join(devices), workers_label=next(iter(labels))
+        )
         return on_devices(devices, options), planned
+    if name == RAY or name.startswith(f"{RAY}://"):
+        return on_ray(name, options), dataclasses.replace(options, device="cpu", workers=RAY)
     raise ArgumentError(f"engine {name!r}: there is no such engine; use local, ray or ray://host:port")
 
 
