@@ -8,7 +8,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from queue import LifoQueue
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +33,9 @@ _ALIGNED = 16
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """Parameters of `mallopt(3)`."""
+
+
+_SYSTEM = Path("/sys")
 
 
 def available_threads() -> int:
@@ -129,6 +134,24 @@ class Device:
         """The device's name, for provenance."""
         return torch.cuda.get_device_name(self.torch_device) if self.is_cuda else "cpu"
 
+    def use_nearby_cores(self) -> None:
+        """Keep this thread, and those that it starts, on the cores that are next to the GPU, if that is known."""
+        if self.is_cuda:
+            found: Any = torch.cuda.get_device_properties(self.torch_device)
+            address = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+            if cores := cores_near(address) & os.sched_getaffinity(0):
+                os.sched_setaffinity(0, cores)
+
+    def is_lost(self) -> bool:
+        """Whether this process can no longer use the device: some CUDA errors stay until the process ends."""
+        if not self.is_cuda:
+            return False
+        try:
+            torch.cuda.synchronize(self.torch_device)
+        except RuntimeError:
+            return True
+        return False
+
     @contextmanager
     def slot(self, alone: bool = False) -> Iterator[None]:
         """Hold a slot (all slots with `alone`) while a batch is on the device; a GPU works on the slot's stream."""
@@ -206,6 +229,24 @@ class Device:
         if use not in pinned or len(pinned[use]) < num_bytes:
             pinned[use] = torch.empty(max(num_bytes, 1 << 22) * 5 // 4, dtype=torch.uint8, pin_memory=True)
         return pinned[use][:num_bytes].view(dtype)
+
+
+def cores_near(pci_address: str, system: Path = _SYSTEM) -> set[int]:
+    """The cores of the NUMA node that a PCI device is attached to, by `/sys`; empty if that is not known.
+
+    Args:
+        pci_address: Domain, bus, device and function of the device, as `0000:3b:00.0`.
+        system: Where `/sys` is.
+    """
+    try:
+        node = int((system / "bus/pci/devices" / pci_address / "numa_node").read_text())
+        if node < 0:
+            return set()
+        listed = (system / f"devices/system/node/node{node}/cpulist").read_text().strip()
+        ranges = [[int(end) for end in part.split("-")] for part in listed.split(",") if part]
+    except (OSError, ValueError):
+        return set()
+    return {core for ends in ranges for core in range(ends[0], ends[-1] + 1)}
 
 
 def keep_freed_memory() -> None:

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import sys
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 
@@ -34,7 +35,20 @@ FAILURES_LEFT = 3
 )
 @options.cache("The cache, a folder; created if missing.", default="features", show_default=True)
 @options.root()
-@options.device()
+@options.device("cpu, cuda, cuda:1 …; all: every GPU, a process for each; several: cuda:0,cuda:2 or cpu,cpu")
+@click.option(
+    "--allow-mixed-devices",
+    is_flag=True,
+    help="Let GPUs of several models extract, although each model rounds differently.",
+)
+@click.option(
+    "--engine",
+    default="local",
+    show_default=True,
+    metavar="ENGINE",
+    help="local: this machine; ray: the Ray cluster that RAY_ADDRESS names or this machine is in, else one that is "
+    "started here; ray://HOST:PORT: one elsewhere.",
+)
 @options.threads("One budget for decoding, computing and writing.  [default: every core; on the CPU at most 8]")
 @click.option(
     "--shard-size",
@@ -83,6 +97,8 @@ def extract(
     cache: Path,
     root: Path | None,
     device: str | None,
+    allow_mixed_devices: bool,
+    engine: str,
     threads: int | None,
     shard_size: float | None,
     retry_failed: bool,
@@ -116,11 +132,13 @@ def extract(
       featcache extract train.csv -c mfcc13 -o /data/features --threads 4
       featcache extract train.csv -c encodec24k-6kbps -c fbank80
       featcache extract train.csv -c units.yaml --from features/hubert-base-l6
+      featcache extract train.csv -c hubert-base-l6 --device all
+      featcache extract train.csv -c hubert-base-l6 -o /shared/features --engine ray
       featcache extract segments.jsonl -c my-config.yaml --root /corpora/audio --dry-run
     """
     _limit_libraries(threads)
     from featcache.config import load_config
-    from featcache.engines.local import run_locally
+    from featcache.engines.main_job import choose_engine
     from featcache.extract.extraction import SHARD_MEGABYTES, Options, plan_extraction, run_extraction
     from featcache.extract.failures import FailureLimit
     from featcache.manifest import read_manifest
@@ -136,7 +154,9 @@ def extract(
         batching=batching,
         allow_mismatch=allow_mismatch,
         max_failures=None if max_failures is None else FailureLimit.parse(max_failures),
+        allow_mixed_devices=allow_mixed_devices,
     )
+    run, chosen = choose_engine(engine, chosen)
     loaded = [load_config(config) for config in configs]
     if sys.stderr.isatty():
         for config in loaded:
@@ -150,8 +170,9 @@ def extract(
         return
     from featcache.cli.progress import Display
 
-    with Display(plan) as display, stoppable() as stop:
-        summary = run_extraction(plan, run_locally, display.update, stop)
+    # Ray prints to standard output, which is for the result.
+    with Display(plan) as display, stoppable() as stop, redirect_stdout(sys.stderr):
+        summary = run_extraction(plan, run, display.update, stop)
     if as_json:
         print_json({**asdict(summary), "times_real_time": round(summary.times_real_time, 1)})
     else:

@@ -71,7 +71,8 @@ def print_summary(summary: Summary) -> None:
         with_copies = any(version.utterances != summary.utterances for version in summary.versions)
         say(
             f"{hours(summary.audio_hours * 3600)} of audio{', with its copies,' if with_copies else ''} in "
-            f"{summary.seconds:.1f} s: {summary.times_real_time:,.0f} × real time on {summary.device}, "
+            f"{summary.seconds:.1f} s: {summary.times_real_time:,.0f} × real time on "
+            f"{f'{summary.processes} × ' if summary.processes > 1 else ''}{summary.device}, "
             f"{counted(summary.threads, 'thread')}"
         )
         if summary.seconds >= _TELLING_SECONDS:

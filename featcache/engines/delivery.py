@@ -138,6 +138,7 @@ class Delivery:
     def _commit(self, shard: OpenShard) -> None:
         shard.commit(self._progress)
         self._open.discard(shard)
+        self._control.done(shard.done)
 
     def _committed(self, future: Future[None]) -> None:
         self._commit_slots.release()

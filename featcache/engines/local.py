@@ -53,7 +53,12 @@ def run_locally(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl
     """
     folders = [job.run.folder for job in group.jobs]
     with InFlight(folders, group.device.workers) as in_flight, IsolatedProcess(group) as isolated:
-        _Workers(group, control, in_flight, isolated).run(tasks)
+        try:
+            _Workers(group, control, in_flight, isolated).run(tasks)
+        except Exception as error:
+            if group.device.is_lost():
+                in_flight.keep(f"{group.device.label}: {error}")
+            raise
 
 
 @dataclass

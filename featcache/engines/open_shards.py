@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from featcache.errors import StoreError
 from featcache.extract.features import Extracted
-from featcache.extract.jobs import Progress, VersionCounts, VersionJob
+from featcache.extract.jobs import DoneTask, Progress, VersionCounts, VersionJob
 from featcache.extract.tasks import ShardTask
 from featcache.store.runs import Failure, ShardEvent
 from featcache.store.shard_writer import ShardWriter
@@ -129,7 +129,7 @@ class OpenShard:
             shard.failures += extracted.failures
             shard.counts.add(shard.job.count(extracted))
             progress.count_failures(extracted.failures)
-            rate = shard.job.plan.built.sample_rate
+            rate = shard.job.built.sample_rate
             seconds |= {item.id: item.num_samples / rate for item in extracted.items}
         self._audio_seconds += sum(seconds.values())
         progress.audio_seconds += sum(seconds.values())
@@ -150,7 +150,7 @@ class OpenShard:
             with _writing(job.version):
                 name = writer.commit(
                     job.version.path / "shards",
-                    sample_rate=job.plan.built.sample_rate,
+                    sample_rate=job.built.sample_rate,
                     row=self.task.row,
                     supersedes=self.task.supersedes(writer.ids),
                     made_by={**job.made_by, "run": job.run.id, "fingerprint": job.version.info.fingerprint},
@@ -159,6 +159,14 @@ class OpenShard:
             job.concurrent.ignore(name)
             progress.shards += 1
         self._held.close()
+
+    @property
+    def done(self) -> DoneTask:
+        """What the versions have got, once it is committed."""
+        progress = Progress(audio_seconds=self._audio_seconds, shards=sum(bool(s.writer.items) for s in self._shards))
+        for shard in self._shards:
+            progress.count_failures(shard.failures)
+        return DoneTask(self.task.name, progress, [shard.counts for shard in self._shards])
 
     def abandon(self, progress: Progress) -> None:
         """Drop what was appended, take back what was counted, and release the task."""

@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ from featcache.extract.audio_files import (
 from featcache.extract.batching import choose_batching
 from featcache.extract.failures import FailureLimit, would_fail_again
 from featcache.extract.from_version import SourceVersion, find_source
-from featcache.extract.jobs import ConcurrentRuns, Engine, JobGroup, Progress, RunControl, VersionJob
+from featcache.extract.jobs import ConcurrentRuns, Engine, JobGroup, Progress, RunControl, VersionJob, made_by
 from featcache.extract.summary import Summary, summarize
 from featcache.extract.tasks import RowStatus, ShardTask, compare, shard_tasks
 from featcache.extract.version_plan import (
@@ -81,6 +82,12 @@ class Options:
     """Accept that batching even if it was neither declared nor found to be clean."""
     max_failures: FailureLimit | None = None
     """How many utterances of a version may fail before the run stops; None for any number."""
+    workers: str | None = None
+    """The devices of the other processes that are to extract, for the record; None if this process does."""
+    workers_label: str = ""
+    """The model of these devices, as far as it is known before they run."""
+    allow_mixed_devices: bool = False
+    """Let devices of several models extract, which round differently."""
 
 
 @dataclass(frozen=True)
@@ -153,11 +160,12 @@ def plan_extraction(
     device = Device(options.device, options.threads)
     started = perf_counter()
     device.configure_torch()
+    label = device.label if options.workers is None else options.workers_label
     built_configs = [BuiltConfig.build(config, device.torch_device) for config in configs]
     source = None if options.source is None else find_source(built_configs, options.source)
     wanted = {copies: _wanted_rows(manifest, copies, source) for copies in dict.fromkeys(c.copies for c in configs)}
     versions = [
-        _plan_version(built, wanted[built.config.copies], cache, folder, device, options, only)
+        _plan_version(built, wanted[built.config.copies], cache, folder, label, options, only)
         for built in built_configs
     ]
     notes = _notes(versions, cache, source, only)
@@ -246,7 +254,7 @@ def _plan_version(
     wanted: _WantedRows,
     cache: Path,
     folder: str | None,
-    device: Device,
+    device_label: str,
     options: Options,
     only: Strings | None,
 ) -> VersionPlan:
@@ -256,7 +264,7 @@ def _plan_version(
     held = _open_held(path)
     rows = _compare(built, wanted.manifest, held, options, only)
     probes = [] if held.version is None else held.version.probes()
-    batching = choose_batching(built.extractor, probes, device.label, options.batching, options.allow_mismatch)
+    batching = choose_batching(built.extractor, probes, device_label, options.batching, options.allow_mismatch)
     reasons = Counter(held.failures[wanted.manifest.ids[row]].reason for row in np.flatnonzero(rows.failed).tolist())
     return VersionPlan(
         built=built,
@@ -372,7 +380,8 @@ def _fill(
     for version in opened:
         version.sweep()
     jobs = [_begin(plan, planned, version) for planned, version in zip(versions, opened, strict=True)]
-    group = JobGroup(jobs, plan.manifest.root, plan.device, plan.source)
+    suspects = reduce(or_, (planned.suspects for planned in versions))
+    group = JobGroup(jobs, plan.manifest.root, plan.device, plan.source, suspects)
     engine(group, _tasks(versions, plan.options.shard_megabytes), control)
     for job in jobs:
         job.finish(interrupted=control.stop.is_set())
@@ -401,7 +410,6 @@ def _tasks(versions: Sequence[VersionPlan], shard_megabytes: float) -> Iterator[
 
 def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> VersionJob:
     """Open a version's ledger for this run."""
-    libraries = library_versions()
     manifest = plan.manifest.source, str(plan.manifest.root)
     ids, index = planned.manifest.ids, planned.index
     held = held_before(version, index, manifest, ids.take(np.flatnonzero(planned.rows.missing)))
@@ -417,16 +425,10 @@ def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> Vers
         "config": planned.config.resolved(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "device": str(plan.device.torch_device),
+        "device": plan.options.workers or str(plan.device.torch_device),
         "threads": plan.device.threads,
         "from": None if plan.source is None else str(plan.source.version.path),
-        "made_by": libraries,
-    }
-    made_by: dict[str, Any] = {
-        **libraries,
-        "device": plan.device.label,
-        "batching": planned.batching.batching,
-        "mismatch": planned.batching.mismatch,
+        "made_by": library_versions(),
     }
     lost: list[ShardEvent] = []
     unrecorded: list[ShardEvent] = []
@@ -437,10 +439,12 @@ def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> Vers
     run = Run(version, asked, after=index.runs)
     run.record_shards(unrecorded)
     return VersionJob(
-        plan=planned,
+        built=planned.built,
+        batching=planned.batching,
         version=version,
         run=run,
-        made_by=made_by,
+        made_by=made_by(plan.device, planned.batching),
+        shards=index.shards,
         concurrent=ConcurrentRuns(version, index.shards),
         lost=lost,
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial, reduce
-from operator import or_
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from featcache.audio.content_hash import ContentHashes
 from featcache.device import Device
+from featcache.extract.batching import BatchingChoice
 from featcache.extract.decoding import AudioMemory, WorkerTimes
 from featcache.extract.failures import FailureLimit
 from featcache.extract.features import Extracted
@@ -22,13 +22,13 @@ from featcache.extract.from_audio import extract_from_audio
 from featcache.extract.from_version import SourceVersion, extract_from_version
 from featcache.extract.padded_rows import PendingRows
 from featcache.extract.tasks import ShardTask
-from featcache.extract.version_plan import BuiltConfig, VersionPlan
+from featcache.extract.version_plan import BuiltConfig
 from featcache.manifest import Utterance
 from featcache.store.in_flight import Suspects, forget_suspects
 from featcache.store.index import ShardItems, open_index
 from featcache.store.join import RowKeys
 from featcache.store.runs import Failure, Run, ShardEvent
-from featcache.store.version import Version
+from featcache.store.version import Version, library_versions
 from featcache.strings import Strings
 
 STAGES = ("decode", "resample", "extract", "write", "wait")
@@ -83,6 +83,21 @@ class Progress:
     """That more utterances have failed than were allowed, and how many; empty if not."""
     stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     """Seconds of worker threads in each stage; complete once the run has ended."""
+    processes: int = 0
+    """The number of other processes that extract; 0 if this one does."""
+    devices: list[str] = field(default_factory=list)
+    """The models of their devices."""
+    threads: int = 0
+    """The sum of their budgets."""
+
+    def add(self, other: Progress) -> None:
+        """Add what has been done elsewhere."""
+        for mine, theirs in ((self.failures, other.failures), (self.stages, other.stages)):
+            for key, value in theirs.items():
+                mine[key] = mine.get(key, 0) + value  # type: ignore[assignment]
+        self.audio_seconds += other.audio_seconds
+        self.shards += other.shards
+        self.elsewhere += other.elsewhere
 
     def count_failures(self, failures: Iterable[Failure], sign: int = 1) -> None:
         """Count failed utterances; with a `sign` of -1, take them back."""
@@ -93,6 +108,18 @@ class Progress:
         """Count a worker's time."""
         for stage, seconds in asdict(times).items():
             self.stages[stage] += seconds
+
+
+@dataclass(frozen=True)
+class DoneTask:
+    """A task whose shards have been committed, and what the versions got from it."""
+
+    name: str
+    """The name of the task."""
+    progress: Progress
+    """What was done for it."""
+    counts: list[VersionCounts]
+    """What each version got."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +134,8 @@ class RunControl:
     """Once it is set, nothing more is taken; what was is finished and committed."""
     max_failures: FailureLimit | None = None
     """How many utterances of a version may fail; None for any number."""
+    done: Callable[[DoneTask], None] = lambda _: None
+    """Called for each task whose shards have been committed, from any thread, by one at a time."""
 
     def check_failures(self, counts: Iterable[VersionCounts], is_end: bool = False) -> None:
         """Stop the run if too many utterances have failed in one of the versions; `is_end` if nothing more follows."""
@@ -161,14 +190,18 @@ def _keys(ids: Strings, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
 class VersionJob:
     """A version that a run is filling."""
 
-    plan: VersionPlan
-    """What was planned."""
+    built: BuiltConfig
+    """The config, and the extractor that was built for it."""
+    batching: BatchingChoice
+    """How the extractor puts rows together."""
     version: Version
     """The version."""
     run: Run
     """The run's folder in the version, with the failure ledger."""
     made_by: dict[str, Any]
     """What is recorded with every shard."""
+    shards: Sequence[str]
+    """The names of the shards that there were when the tasks were planned."""
     concurrent: ConcurrentRuns
     """What other runs add to the version in the meantime."""
     lost: Sequence[ShardEvent]
@@ -208,6 +241,16 @@ class VersionJob:
         self.run.finish({**outcome, "interrupted": interrupted})
 
 
+def made_by(device: Device, batching: BatchingChoice) -> dict[str, Any]:
+    """What is recorded with every shard of a version: the libraries and the device that make it, and how."""
+    return {
+        **library_versions(),
+        "device": device.label,
+        "batching": batching.batching,
+        "mismatch": batching.mismatch,
+    }
+
+
 @dataclass(frozen=True)
 class JobGroup:
     """Versions that lack the same rows, and are filled together."""
@@ -220,16 +263,13 @@ class JobGroup:
     """The device that extracts."""
     source: SourceVersion | None
     """The version whose features are used instead of audio; None for audio."""
+    suspects: Suspects
+    """The utterances that may have crashed earlier runs."""
 
     @property
     def configs(self) -> list[BuiltConfig]:
         """The config of each version, and its extractor."""
-        return [job.plan.built for job in self.jobs]
-
-    @property
-    def suspects(self) -> Suspects:
-        """The utterances that may have crashed earlier runs."""
-        return reduce(or_, (job.plan.suspects for job in self.jobs))
+        return [job.built for job in self.jobs]
 
 
 Engine = Callable[[JobGroup, Iterator[ShardTask], RunControl], None]

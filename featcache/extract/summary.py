@@ -59,9 +59,9 @@ class Summary:
     seconds: float
     """Seconds from start to end."""
     device: str
-    """The device that extracted."""
+    """The model of the device that extracted; several if they were mixed."""
     threads: int
-    """The budget of threads."""
+    """The budget of threads, over all processes."""
     stages: dict[str, float] = field(default_factory=dict)
     """Each stage's share of the worker threads' time, 0 to 1."""
     bottleneck: str = ""
@@ -72,6 +72,8 @@ class Summary:
     """Whether the run was stopped before its end."""
     too_many_failures: str = ""
     """That more utterances have failed than were allowed, and how many; empty if not."""
+    processes: int = 1
+    """The number of processes that extracted, each on a device."""
 
     @property
     def times_real_time(self) -> float:
@@ -100,8 +102,8 @@ def summarize(
     `looks_at_audio` is False if nobody has compared the audio of what was there, and that is worth a line; the other
     keyword arguments are those of `Summary`.
     """
-    counts_of = {job.plan: job.counts for job in jobs}
-    versions = [_version_summary(plan, counts_of.get(plan, VersionCounts()), looks_at_audio) for plan in plans]
+    counts_of = {job.built: job.counts for job in jobs}
+    versions = [_version_summary(plan, counts_of.get(plan.built, VersionCounts()), looks_at_audio) for plan in plans]
     total = sum(progress.stages.values())
     stages = {stage: round(spent / total, 4) for stage, spent in progress.stages.items()} if total else {}
     return Summary(
@@ -111,13 +113,14 @@ def summarize(
         resampled=max((version.resampled for version in versions), default=0),
         audio_hours=progress.audio_seconds / 3600,
         seconds=seconds,
-        device=device.label,
-        threads=device.threads,
+        device=", ".join(progress.devices) or device.label,
+        threads=progress.threads or device.threads,
         stages=stages,
         bottleneck=max(stages, key=stages.__getitem__) if stages else "",
         elsewhere=progress.elsewhere,
         interrupted=interrupted,
         too_many_failures=progress.too_many_failures,
+        processes=progress.processes or 1,
     )
 
 

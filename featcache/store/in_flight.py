@@ -19,7 +19,7 @@ import faulthandler
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -59,6 +59,7 @@ class InFlight:
         self._workers = workers
         self._files: list[list[FileIO]] = []
         self._crash: FileIO | None = None
+        self._is_kept = False
 
     def __enter__(self) -> InFlight:
         try:
@@ -77,7 +78,13 @@ class InFlight:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close(forget=not isinstance(error, MemoryError))
+        self._close(forget=not (self._is_kept or isinstance(error, MemoryError)))
+
+    def keep(self, reason: str) -> None:
+        """Keep the marks when the block ends: what was in flight has made the process unfit to go on."""
+        self._is_kept = True
+        with suppress(OSError):
+            (self._folders[0] / _CRASH).write_text(reason, encoding="utf-8", errors="replace")
 
     @contextmanager
     def working_on(self, worker: int, ids: Iterable[str], apart: bool = False) -> Iterator[None]:
@@ -115,12 +122,21 @@ class Suspects:
         return Suspects(self.ids | other.ids, self.fatal | other.fatal)
 
 
-def find_suspects(version: Version, failures: Mapping[str, Failure]) -> Suspects:
-    """The utterances that dead runs had in flight, and those that crashed before; `failures` are the latest records."""
+def find_suspects(
+    version: Version, failures: Mapping[str, Failure], living: Set[str] = frozenset(), dead: Set[str] = frozenset()
+) -> Suspects:
+    """The utterances that dead runs had in flight, and those that crashed before.
+
+    Args:
+        version: The version.
+        failures: The latest records, by id.
+        living: Runs that are known to be running, by their names. Of others, their locks tell.
+        dead: Runs that are known to have died.
+    """
     suspects = {id_ for id_, failure in failures.items() if failure.reason == Reason.CRASHED}
     has_crashed = bool(suspects)
     killed, apart = set[str](), Counter[str]()
-    for run in _dead_runs(version):
+    for run in _dead_runs(version, living, dead):
         marks = list(_marks(run))
         ids = {id_ for mark in marks for id_ in mark.ids}
         suspects |= ids if has_crashed or _was_fatal(run) else ids & killed
@@ -156,11 +172,20 @@ class _Mark:
     apart: bool
 
 
-def _dead_runs(version: Version) -> list[Path]:
+def remove_marks(version: Version, run: str) -> None:
+    """Remove the marks of a run, by its name, whose end says nothing about what was in flight."""
+    _remove_marks(version.path / "runs" / run)
+
+
+def _dead_runs(version: Version, living: Set[str] = frozenset(), dead: Set[str] = frozenset()) -> list[Path]:
     """The folders of runs that have left marks and are not running, the earliest first."""
     runs = version.path / "runs"
     folders = sorted({path.parent for name in (f"{_MARK}*", _CRASH) for path in runs.glob(f"*/{name}")})
-    return [folder for folder in folders if not (folder.is_symlink() or is_running(version, folder.name))]
+
+    def is_dead(run: str) -> bool:
+        return run in dead or not (run in living or is_running(version, run))
+
+    return [folder for folder in folders if not folder.is_symlink() and is_dead(folder.name)]
 
 
 def _marks(run: Path) -> Iterator[_Mark]:

@@ -152,6 +152,11 @@ class Run:
         except OSError as error:
             raise StoreError(f"{self.folder}: cannot be written: {error.strerror}") from error
 
+    @property
+    def asked(self) -> Record:
+        """What the run is to do."""
+        return dict(self._record["asked"])
+
     def fail(self, failures: Iterable[Failure], replaces: Mapping[str, Place] = {}) -> None:
         """Add failures to the ledger, and flush it to disk; `replaces` has the items that were to be replaced, by id.
 

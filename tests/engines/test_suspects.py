@@ -187,7 +187,7 @@ def chunks(shard: Path) -> dict[str, bytes]:
 
 def test_suspects_fail_where_no_other_process_can_begin(plain, slow_config, scratch, monkeypatch):
     """Better than to crash everything again: the rest is extracted, and the ledger says why."""
-    monkeypatch.setattr("featcache.engines.isolated._START", "raise SystemExit(5)")
+    monkeypatch.setattr("featcache.engines.isolated._MAIN", "odd_extractors:end_at_once")
     config = load_config(slow_config)
     extract_here(read_manifest(plain.manifest(plain.rows[:1], "one.csv")), [config], scratch, Options("cpu", 1))
     as_if_killed(only_version(scratch), plain.ids[2:5], crash="Fatal Python error: Aborted")

@@ -240,3 +240,8 @@ class Crashing(Slow):
         elif how:
             os._exit(int(how))
         return super().extract_clip(clip)
+
+
+def end_at_once(connection):
+    """In the place of what another process is to serve."""
+    os._exit(5)

@@ -1,0 +1,127 @@
+"""Runs shard tasks on several devices of this machine, each of which has a process of its own.
+
+A GPU's process sees no other GPU, so that nothing in it can take memory there. It runs on the cores next to its GPU.
+Signals do not reach it: this process tells it to stop, and if this process ends in whatever way, so does it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+
+import torch
+
+from featcache.device import MAX_CPU_THREADS, available_threads, parse_device
+from featcache.engines.dispatch import dispatch
+from featcache.engines.process import OtherProcess
+from featcache.engines.setup import Setup
+from featcache.engines.worker import Died, Event, Message, VersionSetup, WorkerSetup
+from featcache.errors import ConfigError
+from featcache.extract.extraction import Options
+from featcache.extract.jobs import Engine, JobGroup, RunControl
+from featcache.extract.tasks import ShardTask
+
+ALL = "all"
+_MAIN = "featcache.engines.worker:serve"
+
+
+def parse_devices(names: str) -> list[str]:
+    """The devices that a name stands for: `all`, every GPU; `cuda:0,cuda:2`; or a single one.
+
+    Raises:
+        ConfigError: There is no such device, or no GPU at all.
+    """
+    if names == ALL:
+        found = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+        if not found:
+            raise ConfigError("device all: torch sees no CUDA device: use cpu, or cpu,cpu for two processes")
+        return found
+    listed = [name.strip() for name in names.split(",")]
+    for name in listed:
+        try:
+            kind = parse_device(name).type
+        except ValueError as error:
+            raise ConfigError(f"device {name!r}: {error}") from error
+        if kind not in ("cpu", "cuda"):
+            raise ConfigError(f"device {name!r}: extraction runs on cpu or cuda")
+    return listed
+
+
+def shares_of(threads: int | None, devices: Sequence[str]) -> list[int]:
+    """Each device's share of the budget of threads; at least one."""
+    if threads is None:
+        threads = available_threads()
+        if all(name == "cpu" for name in devices):
+            threads = min(threads, MAX_CPU_THREADS)
+    share, more = divmod(threads, len(devices))
+    return [max(1, share + (number < more)) for number in range(len(devices))]
+
+
+def on_devices(devices: Sequence[str], options: Options) -> Engine:
+    """An engine that has a process for each of these devices; `options` are those that the run is planned with."""
+
+    def run(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl) -> None:
+        dispatch(group, tasks, control, _Processes(devices, options), options.allow_mixed_devices)
+
+    return run
+
+
+class _Processes:
+    """A team of processes of this machine."""
+
+    def __init__(self, devices: Sequence[str], options: Options) -> None:
+        counts = {name: devices.count(name) for name in devices}
+        self.names = [
+            name if counts[name] == 1 else f"{name} (process {number + 1})" for number, name in enumerate(devices)
+        ]
+        self._devices = devices
+        self._shares = shares_of(options.threads, devices)
+        self._options = options
+        self._processes: dict[int, OtherProcess] = {}
+
+    def start(self, worker: int, setup: Setup, versions: Sequence[VersionSetup]) -> None:
+        """Start a process."""
+        device, environment = _alone(self._devices[worker])
+        self._processes[worker] = OtherProcess(_MAIN, environment)
+        batching, allow_mismatch = self._options.batching, self._options.allow_mismatch
+        self.send(worker, WorkerSetup(setup, versions, device, self._shares[worker], batching, allow_mismatch))
+
+    def send(self, worker: int, message: Message) -> None:
+        """Send a message; of a process that has died, `wait` tells."""
+        if worker in self._processes:
+            try:
+                self._processes[worker].connection.send(message)
+            except OSError:
+                return
+
+    def wait(self, seconds: float) -> list[tuple[int, Event]]:
+        """What processes have sent, and which have ended."""
+        worker_of: dict[object, int] = {process.connection: worker for worker, process in self._processes.items()}
+        events: list[tuple[int, Event]] = []
+        for ready in wait([*worker_of], seconds):  # type: ignore[list-item]
+            assert isinstance(ready, Connection)
+            worker = worker_of[ready]
+            try:
+                events.append((worker, ready.recv()))
+            except (EOFError, OSError):
+                events.append((worker, Died(self._processes.pop(worker).end())))
+        return events
+
+    def end(self) -> None:
+        """Close all connections, and wait for the ends."""
+        for process in self._processes.values():
+            process.connection.close()
+        for process in self._processes.values():
+            process.end()
+        self._processes.clear()
+
+
+def _alone(device: str) -> tuple[str, dict[str, str]]:
+    """A device's name where no other GPU is seen, and the environment in which that is so."""
+    found = torch.device(device)
+    if found.type == "cpu":
+        return device, {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    number = found.index or 0
+    return "cuda:0", {**os.environ, "CUDA_VISIBLE_DEVICES": seen[number] if seen else str(number)}

@@ -1,0 +1,313 @@
+"""Has workers do tasks: deals out chunks, counts what was done, and goes on when a worker dies.
+
+What is known of a death is used as by the run after a crash: the dead worker's marks say what was in flight, and what
+may have ended it is extracted in a process of its own from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
+from time import monotonic
+from typing import Protocol
+
+from featcache.engines.chunks import MOST_DEATHS, Chunks
+from featcache.engines.process import Fault
+from featcache.engines.setup import Setup
+from featcache.engines.worker import (
+    Died,
+    End,
+    Ended,
+    Event,
+    Finished,
+    Message,
+    Note,
+    Ready,
+    Stop,
+    VersionSetup,
+    Work,
+    Working,
+)
+from featcache.errors import AudioError, ConfigError, ExtractorError, Reason, counted
+from featcache.extract.failures import failure_of
+from featcache.extract.jobs import DoneTask, JobGroup, Progress, RunControl, VersionCounts
+from featcache.extract.tasks import ShardTask
+from featcache.store.in_flight import find_suspects, remove_marks
+from featcache.store.runs import latest_failures
+
+_POLL_SECONDS = 0.2
+_SECONDS_TO_END = 60.0
+_PATIENCE_SECONDS = 60.0
+"""How long to wait for the first worker before saying so."""
+
+_MOST_DEATHS = 2 * MOST_DEATHS + 1
+"""How often a worker may die without having committed anything in between: a task that is poison ends six."""
+
+_ASKED = ("manifest", "root", "config", "from")
+"""What workers' records repeat of the record of their run."""
+
+_log = logging.getLogger(__name__)
+
+
+class Team(Protocol):
+    """Workers, by their numbers, and how to talk to them."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What people call each worker."""
+
+    def start(self, worker: int, setup: Setup, versions: Sequence[VersionSetup]) -> None:
+        """Start a worker, also again after it has died."""
+
+    def send(self, worker: int, message: Message) -> None:
+        """Tell a worker something; nothing happens if it has died."""
+
+    def wait(self, seconds: float) -> Sequence[tuple[int, Event]]:
+        """What workers have said; waits for that for at most so long."""
+
+    def end(self) -> None:
+        """End all workers; they commit what they have, and whoever does not end soon is killed."""
+
+
+@dataclass
+class _Tally:
+    """What was done."""
+
+    counts: list[VersionCounts]
+    progress: Progress = field(default_factory=Progress)
+
+    def add(self, progress: Progress, counts: Sequence[VersionCounts]) -> None:
+        self.progress.add(progress)
+        for mine, theirs in zip(self.counts, counts, strict=True):
+            mine.add(theirs)
+
+
+@dataclass
+class _Worker:
+    """What is known of a worker."""
+
+    is_ready: bool = False
+    is_lost: bool = False
+    """Whether it is not started again."""
+    is_at_work: bool = False
+    has_ended: bool = False
+    deaths: int = 0
+    """How often it has died since it last committed something."""
+    runs: Sequence[str] = ()
+    latest: Working | None = None
+    """What it last said of the tasks that it is at."""
+    done: list[DoneTask] = field(default_factory=list)
+    """What it has committed of them."""
+
+
+def dispatch(
+    group: JobGroup, tasks: Iterator[ShardTask], control: RunControl, team: Team, allow_mixed_devices: bool = False
+) -> None:
+    """Have a team do shard tasks; returns when all are committed or poison, or the run was stopped.
+
+    Raises:
+        ConfigError: The workers' devices are of different models, or a worker finds another fingerprint.
+        ExtractorError: The extractor broke its contract, or every worker has died again and again.
+        StoreError: The cache cannot be written. What was committed stays.
+    """
+    run = _Dispatch(group, tasks, control, team, allow_mixed_devices)
+    try:
+        run.run()
+    finally:
+        team.end()
+
+
+class _Dispatch:
+    def __init__(
+        self, group: JobGroup, tasks: Iterator[ShardTask], control: RunControl, team: Team, allow_mixed: bool
+    ) -> None:
+        self._group, self._control, self._team = group, control, team
+        self._allow_mixed = allow_mixed
+        self._setup = Setup.of(group)
+        self._versions = [
+            VersionSetup(
+                path=job.version.path.absolute(),
+                shards=job.shards,
+                run=job.run.id,
+                asked={key: job.run.asked[key] for key in _ASKED},
+            )
+            for job in group.jobs
+        ]
+        self._workers = [_Worker() for _ in team.names]
+        self._chunks = Chunks(tasks, len(self._workers))
+        self._suspects = group.suspects
+        self._dead: set[str] = set()  # runs of workers
+        self._before = deepcopy(control.progress)
+        self._total = _Tally([VersionCounts() for _ in group.jobs])
+        self._first: tuple[str, str] | None = None  # the first worker that was ready, and its device
+        self._last_end = ""
+        self._is_told = False
+        self._next_report = 0.0
+        self._is_late_at = monotonic() + _PATIENCE_SECONDS
+
+    def run(self) -> None:
+        for number in range(len(self._workers)):
+            self._start(number)
+        while not self._is_over():
+            self._deal()
+            for number, event in self._team.wait(_POLL_SECONDS):
+                self._handle(number, event)
+            self._report()
+        self._end()
+        self._report(at_once=True)
+
+    def _start(self, number: int) -> None:
+        self._team.start(number, self._setup, self._versions)
+
+    def _is_over(self) -> bool:
+        if self._control.stop.is_set():
+            return not self._chunks.is_any_held
+        return self._chunks.are_done
+
+    def _deal(self) -> None:
+        """Give chunks to the workers that have none; or tell all to stop."""
+        if self._control.stop.is_set():
+            if not self._is_told:
+                self._is_told = True
+                for number in range(len(self._workers)):
+                    self._team.send(number, Stop())
+            return
+        is_last = sum(not worker.is_lost for worker in self._workers) == 1
+        for number, worker in enumerate(self._workers):
+            if worker.is_ready and not worker.is_at_work and (chunk := self._chunks.take(number, is_last)) is not None:
+                worker.is_at_work = True
+                self._team.send(number, Work(chunk.tasks, self._suspects))
+        if self._first is None and monotonic() > self._is_late_at:
+            self._is_late_at = float("inf")
+            _log.info("still waiting for the first of %s to start", counted(len(self._workers), "worker"))
+
+    def _handle(self, number: int, event: Event) -> None:
+        worker = self._workers[number]
+        match event:
+            case Note(message):
+                _log.info(message)
+            case Ready(device, threads, runs):
+                worker.is_ready, worker.runs = True, runs
+                self._welcome(self._team.names[number], device, threads)
+            case DoneTask():
+                worker.done.append(event)
+                worker.deaths = 0
+            case Finished(progress, counts):
+                self._total.add(progress, counts)
+                self._chunks.done(number)
+                worker.is_at_work, worker.latest, worker.done, worker.deaths = False, None, [], 0
+            case Working():
+                worker.latest = event
+            case Fault():
+                raise event.error()
+            case Ended():
+                worker.has_ended = True
+            case Died(how, counts_as_death):
+                self._bring_back(number, how, counts_as_death)
+
+    def _welcome(self, name: str, device: str, threads: int) -> None:
+        """Refuse a device of another model than the first one's, and count the others."""
+        progress = self._control.progress
+        if self._first is None:
+            self._first = name, device
+        if device != self._first[1] and not self._allow_mixed:
+            raise ConfigError(
+                f"{name} is {device}, and {self._first[0]} is {self._first[1]}: different models round differently, "
+                "so a value would depend on where it was computed: choose devices of one model, or accept that with "
+                "--allow-mixed-devices"
+            )
+        if device not in progress.devices:
+            progress.devices.append(device)
+        ready = sum(worker.is_ready for worker in self._workers)
+        if ready > progress.processes:
+            progress.processes, progress.threads = ready, progress.threads + threads
+
+    # Deaths
+
+    def _bring_back(self, number: int, how: str, counts: bool) -> None:
+        """Take back what a dead worker had, and start it again."""
+        worker, name = self._workers[number], self._team.names[number]
+        if worker.is_lost or worker.has_ended:
+            return
+        self._last_end = how
+        was_ready, runs = worker.is_ready, worker.runs
+        for one in worker.done:
+            self._total.add(one.progress, one.counts)
+        done = {one.name for one in worker.done}
+        worker.is_ready, worker.is_at_work, worker.runs, worker.latest, worker.done = False, False, (), None, []
+        if was_ready:
+            self._learn(runs, counts)
+        for task in self._chunks.died(number, done, counts):
+            self._bury(task, how)
+        worker.deaths += counts
+        worker.is_lost = worker.deaths >= (_MOST_DEATHS if was_ready else MOST_DEATHS) or self._control.stop.is_set()
+        when = "at work" if was_ready else "before it was ready"
+        what = "is not started again" if worker.is_lost else "is started again, and what it had is given back"
+        _log.info("%s: the process ended %s (%s); it %s", name, when, how, what)
+        if not worker.is_lost:
+            self._start(number)
+        elif all(worker.is_lost for worker in self._workers) and not self._is_over():
+            raise ExtractorError(
+                f"{', '.join(self._team.names)}: processes ended again and again, the last one by {how}; the shards "
+                "committed so far are good"
+            )
+
+    def _learn(self, dead: Sequence[str], counts: bool) -> None:
+        """Look at what was in flight in a worker that has died."""
+        living = {run for worker in self._workers for run in worker.runs}
+        self._dead.update(dead)
+        for job, run in zip(self._group.jobs, dead, strict=True):
+            if not counts:
+                remove_marks(job.version, run)
+            found = find_suspects(job.version, latest_failures(job.version), living, self._dead)
+            self._suspects |= found
+
+    def _bury(self, task: ShardTask, how: str) -> None:
+        """Record that what is left of a task cannot be extracted."""
+        message = f"extracting its shard ended {MOST_DEATHS} processes, and what in it did so is not known: {how}"
+        counts, all_failures = [], []
+        for job in self._group.jobs:
+            left = [task.utterances[number] for number in sorted(job.concurrent.remaining(task))]
+            failures = [failure_of(row, self._group.root, AudioError(Reason.CRASHED, message)) for row in left]
+            job.run.fail(failures, task.replaces)
+            counts.append(VersionCounts(failed=len(failures)))
+            all_failures += failures
+        progress = Progress()
+        progress.count_failures(all_failures)
+        self._total.add(progress, counts)
+
+    # Reporting, and the end
+
+    def _report(self, at_once: bool = False) -> None:
+        """Count what was done so far, and tell."""
+        if (now := monotonic()) < self._next_report and not at_once:
+            return
+        self._next_report = now + _POLL_SECONDS
+        now_done = deepcopy(self._total)
+        for worker in self._workers:
+            if worker.latest is not None:
+                now_done.add(worker.latest.progress, worker.latest.counts)
+        now_done.progress.add(self._before)
+        progress = self._control.progress
+        for name in ("failures", "audio_seconds", "shards", "elsewhere", "stages"):
+            setattr(progress, name, getattr(now_done.progress, name))
+        for job, counts in zip(self._group.jobs, now_done.counts, strict=True):
+            for one in fields(counts):
+                setattr(job.counts, one.name, getattr(counts, one.name))
+        self._control.check_failures(now_done.counts)
+        self._control.report(progress)
+
+    def _end(self) -> None:
+        """Have the workers record the outcome."""
+        for number in range(len(self._workers)):
+            self._team.send(number, End(interrupted=self._control.stop.is_set()))
+        limit = monotonic() + _SECONDS_TO_END
+        waited_for = {number for number, worker in enumerate(self._workers) if worker.is_ready}
+        while waited_for and monotonic() < limit:
+            for number, event in self._team.wait(_POLL_SECONDS):
+                if isinstance(event, Ended | Died):
+                    waited_for.discard(number)
+                elif isinstance(event, Note):
+                    _log.info(event.message)

@@ -1,0 +1,134 @@
+"""The main job as one call, and the engine that does it: by the names that `--engine` and `--device` take."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from featcache.config import Config, load_config
+from featcache.engines.devices import ALL, on_devices, parse_devices
+from featcache.engines.local import run_locally
+from featcache.engines.ray import RAY, on_ray
+from featcache.errors import ArgumentError
+from featcache.extract.extraction import SHARD_MEGABYTES, Options, plan_extraction, run_extraction
+from featcache.extract.failures import FailureLimit
+from featcache.extract.jobs import Engine, Progress
+from featcache.extract.summary import Summary
+from featcache.manifest import Manifest, read_manifest
+
+LOCAL = "local"
+
+
+def choose_engine(name: str, options: Options) -> tuple[Engine, Options]:
+    """The engine of that name, and the options to plan with: if other processes extract, this one plans on the CPU.
+
+    Args:
+        name: `local`, `ray`, or `ray://host:port`.
+        options: The options of the run; `device` may name several devices of this machine: `all`, `cuda:0,cuda:2`.
+
+    Raises:
+        ArgumentError: There is no such engine, or it takes no such device.
+        ConfigError: There is no such device.
+        MissingDependencyError: Ray is not installed.
+    """
+    device = options.device
+    if name == LOCAL:
+        if device is None or (device != ALL and "," not in device):
+            return run_locally, options
+        devices = parse_devices(device)
+        labels = dict.fromkeys(torch.cuda.get_device_name(one) if one != "cpu" else one for one in devices)
+        planned = dataclasses.replace(
+            options, device="cpu", workers=",".join(devices), workers_label=next(iter(labels))
+        )
+        return on_devices(devices, options), planned
+    if name == RAY or name.startswith(f"{RAY}://"):
+        return on_ray(name, options), dataclasses.replace(options, device="cpu", workers=RAY)
+    raise ArgumentError(f"engine {name!r}: there is no such engine; use local, ray or ray://host:port")
+
+
+def extract(
+    manifest: str | Path | Manifest,
+    configs: str | Path | Config | Sequence[str | Path | Config] = "fbank80",
+    cache: str | Path = "features",
+    *,
+    engine: str | Engine = LOCAL,
+    device: str | None = None,
+    threads: int | None = None,
+    root: str | Path | None = None,
+    shard_megabytes: float = SHARD_MEGABYTES,
+    retry_failed: bool = False,
+    max_failures: str | None = None,
+    source: str | Path | None = None,
+    batching: str | None = None,
+    allow_mismatch: bool = False,
+    allow_mixed_devices: bool = False,
+    check_sources: bool = False,
+    replace: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+    stop: threading.Event | None = None,
+) -> Summary:
+    """Extract the features of a manifest's utterances into a cache: what `featcache extract` does, as one call.
+
+    What the cache holds already is not extracted again, so a task of Airflow or Prefect may be retried as it is.
+    Utterances that cannot be extracted are no error: `summary.failures` counts them by reason, and they are in the
+    version's failure ledger. In the whole process, torch gets one thread of its own, and TF32 is turned off. What the
+    library has to say goes to the logger `featcache`.
+
+    Args:
+        manifest: A CSV, TSV or JSONL file, or a manifest that was read.
+        configs: YAML files, names of packaged configs, or configs; a version is filled for each.
+        cache: The folder that holds the versions; made if it is missing.
+        engine: `local`; `ray`, for the Ray cluster that this process is in, or that runs on this machine, or else one
+            that is started for the run; `ray://host:port`, for a cluster elsewhere; or an engine of one's own.
+        device: `cpu`, `cuda`, `cuda:1`; with the local engine also `all` or several, as `cuda:0,cuda:2`, each of which
+            gets a process. None for cuda if there is one; with Ray, for GPUs if the cluster has any.
+        threads: The budget for everything; with Ray, of each actor. None for every core, on the CPU at most 8.
+        root: The folder that relative paths are relative to; None for the manifest's.
+        shard_megabytes: The size of a shard, approximately.
+        retry_failed: Try utterances that failed in earlier runs again, even if their files are unchanged.
+        max_failures: Stop when more utterances have failed in this run: a number, or a share as `5%`.
+        source: A version, or the cache that holds it, whose features are used instead of audio; for `units` only.
+        batching: How clips share a model's batch: `single`, `equal_length` or `padded`.
+        allow_mismatch: Accept that batching even though it may change values.
+        allow_mixed_devices: Let devices of several models extract, which round differently.
+        check_sources: Extract utterances again whose file has changed in size or mtime.
+        replace: Extract utterances again whose path has changed even if they are more than 5 % of the version.
+        progress: Called with the progress now and then, from any thread, by one at a time.
+        stop: Set it to end the run: what has been taken is finished and committed, and nothing more is taken.
+
+    Returns:
+        What was done: `summary.failed` utterances are in the ledger, and `summary.interrupted` says whether it was
+        stopped.
+
+    Raises:
+        ArgumentError: An argument is invalid.
+        ConfigError: A config has faults, or there is no such device.
+        ManifestError: The manifest has faults, or looks like that of another corpus.
+        MissingDependencyError: The engine needs a package that is not installed.
+        StoreError: The cache cannot be written. What was committed stays.
+        ExtractorError: The extractor broke its contract.
+    """
+    options = Options(
+        device=device,
+        threads=threads,
+        shard_megabytes=shard_megabytes,
+        retry_failed=retry_failed,
+        check_sources=check_sources,
+        replace=replace,
+        source=None if source is None else Path(source),
+        batching=batching,
+        allow_mismatch=allow_mismatch,
+        max_failures=None if max_failures is None else FailureLimit.parse(max_failures),
+        allow_mixed_devices=allow_mixed_devices,
+    )
+    chosen, options = choose_engine(engine, options) if isinstance(engine, str) else (engine, options)
+    if not isinstance(manifest, Manifest):
+        manifest = read_manifest(manifest, root=None if root is None else Path(root), carry=False)
+    several = [configs] if isinstance(configs, str | Path | Config) else configs
+    loaded = [config if isinstance(config, Config) else load_config(config) for config in several]
+    plan = plan_extraction(manifest, loaded, Path(cache), options)
+    return run_extraction(plan, chosen, progress or (lambda _: None), stop)

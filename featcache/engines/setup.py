@@ -1,0 +1,52 @@
+"""What another process needs to extract as this one does: picklable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from featcache.config import Config
+from featcache.device import Device
+from featcache.extract.from_version import SourceVersion
+from featcache.extract.jobs import JobGroup
+from featcache.extract.version_plan import BuiltConfig
+from featcache.store.version import Version
+from featcache.trust import allow_remote_code, remote_code_is_allowed
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The configs of a group of versions, and where their audio is."""
+
+    root: Path
+    """The folder that paths of audio files are relative to."""
+    configs: Sequence[Config]
+    """The config of each version."""
+    source: Path | None
+    """The folder of the version whose features are used instead of audio."""
+    allows_remote_code: bool
+    """Whether `--trust-remote-code` was given."""
+
+    @classmethod
+    def of(cls, group: JobGroup) -> Setup:
+        """The setup of a group, for processes whose current folder may be another."""
+        return cls(
+            root=group.root.absolute(),
+            configs=[config.config for config in group.configs],
+            source=None if group.source is None else group.source.version.path.absolute(),
+            allows_remote_code=remote_code_is_allowed(),
+        )
+
+    def build(self, device: Device) -> tuple[list[BuiltConfig], SourceVersion | None]:
+        """Prepare this process, build the extractors, and open the version that they extract from.
+
+        Raises:
+            ConfigError: A config does not suit its extractor, or its weights cannot be loaded.
+            StoreError: That version cannot be opened.
+        """
+        if self.allows_remote_code:
+            allow_remote_code()
+        device.configure_torch()
+        source = None if self.source is None else SourceVersion(Version.open(self.source))
+        return [BuiltConfig.build(config, device.torch_device) for config in self.configs], source

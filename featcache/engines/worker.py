@@ -1,0 +1,340 @@
+"""A process that does what it is told: it builds extractors once, does chunks of tasks, and commits their shards.
+
+It has a ledger of its own in each version, claims tasks as any run does, and holds nothing that is lost with it but the
+shards under way. What it is told are messages, and what it says are events, which any transport may carry: the
+connections of `devices.py`, the actors of `ray.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import monotonic
+
+from featcache import __version__
+from featcache.device import Device
+from featcache.engines.local import run_locally
+from featcache.engines.process import Fault
+from featcache.engines.setup import Setup
+from featcache.errors import ConfigError, ExtractorError, StoreError
+from featcache.extract.batching import choose_batching
+from featcache.extract.jobs import (
+    ConcurrentRuns,
+    DoneTask,
+    JobGroup,
+    Progress,
+    RunControl,
+    VersionCounts,
+    VersionJob,
+    made_by,
+)
+from featcache.extract.tasks import ShardTask
+from featcache.extract.version_plan import BuiltConfig
+from featcache.store.in_flight import Suspects
+from featcache.store.records import Record
+from featcache.store.runs import Run
+from featcache.store.version import Version, library_versions
+
+_REPORT_SECONDS = 0.5
+
+_SECONDS_TO_COMMIT = 30.0
+"""How long a worker may take to finish what it has begun once nobody listens any more."""
+
+
+@dataclass(frozen=True)
+class VersionSetup:
+    """What a worker needs to know of a version that it fills."""
+
+    path: Path
+    """The folder of the version."""
+    shards: Sequence[str]
+    """The shards that there were when the tasks were planned."""
+    run: str
+    """The run that the worker is a part of."""
+    asked: Record
+    """What that run records of its manifest and config."""
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """All that a worker needs to begin."""
+
+    setup: Setup
+    """The configs, and where the audio is."""
+    versions: Sequence[VersionSetup]
+    """The version of each config."""
+    device: str
+    """The device, as the worker sees it."""
+    threads: int
+    """Its budget."""
+    batching: str | None
+    """How rows are to be put together; None for the loosest that is known to be clean on its device."""
+    allow_mismatch: bool
+    """Accept that batching even if it was neither declared nor found to be clean."""
+    featcache: str = __version__
+    """The version of featcache that planned."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Tells a worker to do tasks."""
+
+    tasks: Sequence[ShardTask]
+    """The tasks."""
+    suspects: Suspects
+    """What may have crashed a process."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Tells a worker to take nothing more, and to commit what it has."""
+
+
+@dataclass(frozen=True)
+class End:
+    """Tells a worker to record the outcome and end."""
+
+    interrupted: bool
+    """Whether the run was stopped."""
+
+
+Message = WorkerSetup | Work | Stop | End
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The worker has built its extractors."""
+
+    device: str
+    """The name of its device's model."""
+    threads: int
+    """Its budget."""
+    runs: Sequence[str]
+    """The names of its runs, one in each version."""
+
+
+@dataclass(frozen=True)
+class Working:
+    """How far the worker is with its tasks."""
+
+    progress: Progress
+    """What it has done of them."""
+    counts: Sequence[VersionCounts]
+    """What each version has got, also what is not committed yet."""
+
+
+@dataclass(frozen=True)
+class Finished(Working):
+    """The worker is done with its tasks, or was stopped."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """What the library has to say to a person."""
+
+    message: str
+    """A line."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The worker has recorded the outcome."""
+
+
+@dataclass(frozen=True)
+class Died:
+    """The worker's process is no longer there; the transport says this."""
+
+    how: str
+    """A signal's name, an exit code, or what else is known."""
+    counts: bool = True
+    """Whether what it worked on may be the cause."""
+
+
+Event = Ready | Working | DoneTask | Note | Fault | Ended | Died
+
+
+class Inbox:
+    """Messages for a worker; `stop` is set at once, even while it is at work."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self._messages: queue.SimpleQueue[WorkerSetup | Work | End] = queue.SimpleQueue()
+
+    def put(self, message: Message) -> None:
+        """Take a message."""
+        if isinstance(message, Stop):
+            self.stop.set()
+        else:
+            self._messages.put(message)
+
+    def get(self) -> WorkerSetup | Work | End:
+        """The next message; waits for it."""
+        return self._messages.get()
+
+    def close(self) -> None:
+        """Nobody listens any more: commit what was begun, and end; at once if that was asked for already."""
+        if self.stop.is_set():
+            end_process()
+        self.stop.set()
+        self._messages.put(End(interrupted=True))
+        limit = threading.Timer(_SECONDS_TO_COMMIT, end_process)
+        limit.daemon = True
+        limit.start()
+
+
+def end_process() -> None:
+    """End this process at once: what is half-written in `work/` is removed by the next run."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def serve(connection: Connection) -> None:
+    """Be a worker at the other end of a connection, until it is closed."""
+    inbox, sending = Inbox(), threading.Lock()
+
+    def receive() -> None:
+        try:
+            while True:
+                inbox.put(connection.recv())
+        except (EOFError, OSError):
+            inbox.close()
+
+    def send(event: Event) -> None:
+        with sending, suppress(OSError):  # nobody listens
+            connection.send(event)
+
+    threading.Thread(target=receive, daemon=True).start()
+    work(inbox, send)
+
+
+def work(inbox: Inbox, send: Callable[[Event], None]) -> None:
+    """Do what the messages say until one says that it is the end, or until there is an error, which is an event."""
+    setup = inbox.get()
+    if not isinstance(setup, WorkerSetup):
+        return
+    log = logging.getLogger("featcache")
+    log.setLevel(logging.INFO)
+    log.handlers = [_Notes(send)]
+    try:
+        worker = _Worker(setup, inbox.stop, send)
+    except Exception as error:  # noqa: BLE001 (whoever has started this is told)
+        send(Fault.of(error))
+        return
+    send(Ready(worker.device.label, worker.device.threads, [job.run.id for job in worker.jobs]))
+    while not isinstance(message := inbox.get(), End):
+        assert isinstance(message, Work)
+        try:
+            worker.do(message)
+        except Exception as error:  # noqa: BLE001 (likewise)
+            if worker.device.is_lost():
+                send(Note(f"{socket.gethostname()}: {worker.device.label}: {error}"))
+                end_process()
+            send(Fault.of(error))
+            return
+    worker.finish(message.interrupted)
+    send(Ended())
+
+
+class _Worker:
+    """The extractors, and the versions that they fill.
+
+    Raises:
+        ConfigError: A config means something else here than where the run was planned.
+        ExtractorError: This is another featcache than the one that planned.
+        StoreError: A version cannot be opened or written.
+    """
+
+    def __init__(self, setup: WorkerSetup, stop: threading.Event, send: Callable[[Event], None]) -> None:
+        if setup.featcache != __version__:
+            raise ExtractorError(
+                f"{socket.gethostname()}: has featcache {__version__}, and the run was planned by {setup.featcache}: "
+                "install the same everywhere"
+            )
+        self.device = Device(setup.device, setup.threads)
+        self.device.use_nearby_cores()
+        self._root, self._stop, self._send = setup.setup.root, stop, send
+        configs, self._source = setup.setup.build(self.device)
+        self.jobs = [_begin(setup, self.device, *pair) for pair in zip(configs, setup.versions, strict=True)]
+        self._totals = [VersionCounts() for _ in self.jobs]
+        self._next_report = 0.0
+
+    def do(self, work: Work) -> None:
+        """Do tasks, and say what was done of them."""
+        for job in self.jobs:
+            job.counts = VersionCounts()
+        progress = Progress()
+        group = JobGroup(self.jobs, self._root, self.device, self._source, work.suspects)
+        run_locally(group, iter(work.tasks), RunControl(progress, self._report, self._stop, done=self._send))
+        for total, job in zip(self._totals, self.jobs, strict=True):
+            total.add(job.counts)
+        self._send(Finished(progress, [job.counts for job in self.jobs]))
+
+    def finish(self, interrupted: bool) -> None:
+        """Record the outcome."""
+        for total, job in zip(self._totals, self.jobs, strict=True):
+            job.run.finish({**asdict(total), "interrupted": interrupted})
+
+    def _report(self, progress: Progress) -> None:
+        if (now := monotonic()) >= self._next_report:
+            self._next_report = now + _REPORT_SECONDS
+            self._send(Working(progress, [job.counts for job in self.jobs]))
+
+
+def _begin(setup: WorkerSetup, device: Device, built: BuiltConfig, planned: VersionSetup) -> VersionJob:
+    """Open a version, and a ledger in it."""
+    if not planned.path.is_dir():
+        raise StoreError(
+            f"{planned.path}: is not there on {socket.gethostname()}: a cache that several machines fill must be on a "
+            "file system that they share"
+        )
+    version = Version.open(planned.path)
+    fingerprint = built.config.fingerprint()
+    if fingerprint != version.info.fingerprint:
+        raise ConfigError(
+            f"{planned.path}: on {socket.gethostname()}, the config {built.name} has the fingerprint "
+            f"{fingerprint[:12]}: its extractor or its weights are not the same there"
+        )
+    batching = choose_batching(built.extractor, version.probes(), device.label, setup.batching, setup.allow_mismatch)
+    if batching.note is not None:
+        logging.getLogger(__name__).info("%s: %s", built.name, batching.note)
+    built.extractor.use_batching(batching.batching)
+    asked = {
+        **planned.asked,
+        "only": True,
+        "part_of": planned.run,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "device": str(device.torch_device),
+        "threads": device.threads,
+        "made_by": library_versions(),
+    }
+    return VersionJob(
+        built=built,
+        batching=batching,
+        version=version,
+        run=Run(version, asked, after=[planned.run]),
+        made_by=made_by(device, batching),
+        shards=planned.shards,
+        concurrent=ConcurrentRuns(version, planned.shards),
+        lost=(),
+    )
+
+
+class _Notes(logging.Handler):
+    """Sends what the library reports of its work."""
+
+    def __init__(self, send: Callable[[Event], None]) -> None:
+        super().__init__()
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._send(Note(record.getMessage()))
