@@ -21,7 +21,7 @@ from time import perf_counter
 
 from featcache.engines.delivery import Batch, Delivery
 from featcache.engines.isolated import IsolatedProcess
-from featcache.engines.open_shards import claim_shards
+from featcache.engines.open_shards import open_shards
 from featcache.engines.waiting import Waiting
 from featcache.extract.decoding import WorkerTimes, batches
 from featcache.extract.jobs import BatchExtractor, JobGroup, RunControl, batch_extractor
@@ -82,6 +82,7 @@ class _Workers:
         self._extract_batch = batch_extractor(group.root, group.configs, device, group.source)
         self._in_flight = in_flight
         self._isolated = isolated
+        self._control = control
         self._progress = control.progress
         self._stop = control.stop
         self._batches: Iterator[Batch | None] = iter(())  # one worker at a time takes from it
@@ -252,7 +253,7 @@ class _Workers:
     def _cut(self, tasks: Iterator[ShardTask]) -> Iterator[Batch | None]:
         """Cut tasks into batches; None while other runs are doing the tasks that are left."""
         number = 0
-        for shard in claim_shards(tasks, self._jobs, self._progress):
+        for shard in open_shards(tasks, self._jobs, self._control):
             if shard is None:
                 yield None
                 continue

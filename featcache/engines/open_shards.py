@@ -1,6 +1,6 @@
-"""Shard tasks in progress: claimed, with a writer for each version, from the first batch to the commit.
+"""Shard tasks in progress, with a writer for each version, from the first batch to the commit.
 
-Several runs share work through claims, without a coordinator.
+Several runs share work through claims, without a coordinator; unless their tasks have been dealt out to them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,34 @@ from dataclasses import dataclass, field
 
 from featcache.errors import StoreError
 from featcache.extract.features import Extracted
-from featcache.extract.jobs import DoneTask, Progress, VersionCounts, VersionJob
+from featcache.extract.jobs import DoneTask, Progress, RunControl, VersionCounts, VersionJob
 from featcache.extract.tasks import ShardTask
 from featcache.store.runs import Failure, ShardEvent
 from featcache.store.shard_writer import ShardWriter
 from featcache.store.version import Version
 
 
-def claim_shards(
+def open_shards(
+    tasks: Iterator[ShardTask], jobs: Sequence[VersionJob], control: RunControl
+) -> Iterator[OpenShard | None]:
+    """Open the shards that tasks make, one after another; if other runs may be given the same tasks, claim them first.
+
+    Yields None, again and again, while other runs hold the claims on all that is left.
+
+    Raises:
+        StoreError: The cache cannot be written.
+        DamagedError: A shard that another run has added in the meantime is not what was written.
+    """
+    if control.takes_claims:
+        yield from _claim_shards(tasks, jobs, control.progress)
+    else:
+        for task in tasks:
+            with ExitStack() as no_claims:
+                shard = OpenShard(task, no_claims, jobs)
+            yield shard
+
+
+def _claim_shards(
     tasks: Iterator[ShardTask], jobs: Sequence[VersionJob], progress: Progress
 ) -> Iterator[OpenShard | None]:
     """Claim tasks, and open the shards that they make. Tasks that another run has claimed come last.
@@ -26,10 +46,6 @@ def claim_shards(
     While other runs hold the claims on all that is left, this yields None, again and again: what this run has begun
     must go on, because the other run may wait for it. Whichever task is free first comes next. If the other run ends
     without a shard, the task is done here.
-
-    Raises:
-        StoreError: The cache cannot be written.
-        DamagedError: A shard that another run has added in the meantime is not what was written.
     """
     deferred = []
     for task in tasks:
@@ -87,7 +103,8 @@ class OpenShard:
 
     Args:
         task: The task, without what other runs have extracted.
-        claims: The claims on it, held until it is committed or abandoned. If this raises, the caller closes them.
+        claims: The claims on it, if any, held until it is committed or abandoned. If this raises, the caller closes
+            them.
         jobs: The versions that get the shard.
 
     Raises:

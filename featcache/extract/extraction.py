@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -50,6 +51,8 @@ from featcache.store.runs import Failure, Run, ShardEvent, standing_failures
 from featcache.store.unfinished import find_unfinished, held_before, shards_to_make_up_for, unrecorded_shards
 from featcache.store.version import Version, library_versions
 from featcache.strings import Strings
+
+_log = logging.getLogger(__name__)
 
 SHARD_MEGABYTES = 128.0
 """The default size of a shard, approximately."""
@@ -196,7 +199,7 @@ def run_extraction(
             _settle(plan, planned)
     for versions in group_versions(plan.versions):
         if not control.stop.is_set():
-            jobs += _fill(plan, versions, engine, control)
+            jobs += _fill(plan, versions, engine, control, is_first=not jobs)
     interrupted = control.stop.is_set()
     control.check_failures((job.counts for job in jobs), is_end=not interrupted)
     return summarize(
@@ -371,7 +374,7 @@ def group_versions(versions: Sequence[VersionPlan]) -> list[list[VersionPlan]]:
 
 
 def _fill(
-    plan: ExtractionPlan, versions: Sequence[VersionPlan], engine: Engine, control: RunControl
+    plan: ExtractionPlan, versions: Sequence[VersionPlan], engine: Engine, control: RunControl, *, is_first: bool
 ) -> list[VersionJob]:
     """Create the versions of a group, have the engine fill them, and record the outcome."""
     for planned in versions:
@@ -379,6 +382,8 @@ def _fill(
     opened = [Version.create(plan.cache, planned.info, planned.path.name) for planned in versions]
     for version in opened:
         version.sweep()
+    if control.takes_claims and is_first:
+        _say_if_locks_are_not_shared(opened[0])
     jobs = [_begin(plan, planned, version) for planned, version in zip(versions, opened, strict=True)]
     suspects = reduce(or_, (planned.suspects for planned in versions))
     group = JobGroup(jobs, plan.manifest.root, plan.device, plan.source, suspects)
@@ -386,6 +391,15 @@ def _fill(
     for job in jobs:
         job.finish(interrupted=control.stop.is_set())
     return jobs
+
+
+def _say_if_locks_are_not_shared(version: Version) -> None:
+    with suppress(OSError, StoreError):  # what cannot be written is said when something is to be
+        if (why := version.why_locks_are_not_shared()) is not None:
+            _log.info(
+                f"{version.path}: {why}: of several runs at once, each would do all of the work; give each its own "
+                "part with --partition"
+            )
 
 
 def _settle(plan: ExtractionPlan, planned: VersionPlan) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -136,6 +138,10 @@ class RunControl:
     """How many utterances of a version may fail; None for any number."""
     done: Callable[[DoneTask], None] = lambda _: None
     """Called for each task whose shards have been committed, from any thread, by one at a time."""
+    takes_claims: bool = True
+    """Whether other runs may be given the same tasks. If so, each task is claimed, and what others have added in the
+    meantime is left out. If not, because the tasks have been dealt out, no lock is taken, and nobody else's shards are
+    looked for."""
 
     def check_failures(self, counts: Iterable[VersionCounts], is_end: bool = False) -> None:
         """Stop the run if too many utterances have failed in one of the versions; `is_end` if nothing more follows."""
@@ -150,35 +156,51 @@ class RunControl:
 
 _BEHIND_ALL = np.uint64(2**64 - 1)
 
+_SHARE_OF_LOOKING = 0.05
+"""The most of its time that a run spends on looking for shards of other runs: listing 10^5 of them may take seconds."""
+
 
 class ConcurrentRuns:
     """What other runs have added to a version since this run was planned.
 
+    It looks for new shards now and then, the more rarely the longer that takes. What another run has added since the
+    last look is extracted again, and dropped when it is committed.
+
     Args:
         version: The version.
         planned: The names of the shards that there were when the tasks were planned.
+        clock: Seconds, for the intervals.
     """
 
-    def __init__(self, version: Version, planned: Iterable[str]) -> None:
+    def __init__(self, version: Version, planned: Iterable[str], clock: Callable[[], float] = perf_counter) -> None:
         self._version = version
         self._known = set(planned)
         self._keys = np.array([_BEHIND_ALL])  # of all their items, sorted
+        self._clock = clock
+        self._next_look = -math.inf
 
     def ignore(self, shard: str) -> None:
         """Take a shard of that name for this run's own."""
         self._known.add(shard)
 
     def remaining(self, task: ShardTask) -> set[int]:
-        """The numbers of the task's utterances that no other run has extracted."""
+        """The numbers of the task's utterances that no other run has extracted, as far as the last look tells."""
+        started = self._clock()
+        if started >= self._next_look:
+            self._look()
+            ended = self._clock()
+            self._next_look = ended + (ended - started) / _SHARE_OF_LOOKING
+        rows = RowKeys.of_utterances(task.utterances)
+        wanted = _keys(rows.ids, rows.hashes)
+        is_there = self._keys[np.searchsorted(self._keys, wanted)] == wanted
+        return {*np.flatnonzero(~is_there).tolist()}
+
+    def _look(self) -> None:
         new = [name for name in self._version.shard_names() if name not in self._known]
         if new:
             self._known.update(new)
             shards = map(ShardItems.read, map(self._version.shard, new))
             self._keys = np.unique(np.concatenate([self._keys, *(_keys(one.ids, one.row_hash) for one in shards)]))
-        rows = RowKeys.of_utterances(task.utterances)
-        wanted = _keys(rows.ids, rows.hashes)
-        is_there = self._keys[np.searchsorted(self._keys, wanted)] == wanted
-        return {*np.flatnonzero(~is_there).tolist()}
 
 
 def _keys(ids: Strings, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -6,8 +6,10 @@ in the child. So a child closes them at once.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["Claim", "Lock", "is_held", "locked"]
+__all__ = ["Claim", "Lock", "is_held", "locked", "why_not_shared"]
 
 _own: weakref.WeakSet[Lock] = weakref.WeakSet()
 _opening = threading.RLock()
@@ -146,6 +148,63 @@ class Claim:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+_LOCAL = {
+    "lustre": re.compile(r"localflock"),
+    "nfs": re.compile(r"local_lock=(flock|all)|nolock"),
+    "nfs4": re.compile(r"local_lock=(flock|all)"),
+}
+"""By the type of a network file system, the options by which each machine that mounts it has locks of its own."""
+
+
+def why_not_shared(file: Path, mounts: str | None = None) -> str | None:
+    """Why locks do not keep two runs apart on the file system of a file, as far as can be seen; None if they do.
+
+    Two descriptors of one file must not both get its lock, not even in one process. Whether machines see each other's
+    locks, only the mount's options tell.
+
+    Args:
+        file: A file that may be locked for a moment; nobody else may lock it.
+        mounts: What is mounted where, as in `/proc/self/mountinfo`, which is read by default.
+
+    Raises:
+        OSError: The file cannot be opened, or locking it fails for another reason than that there are no locks.
+    """
+    first, second = Lock(file), Lock(file)
+    try:
+        if first.take() and second.take():
+            return "every lock is granted"
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return f"there are no locks ({error.strerror})"
+    finally:
+        first.release()
+        second.release()
+    if mounts is None:
+        try:
+            mounts = Path("/proc/self/mountinfo").read_text(errors="replace")
+        except OSError:
+            return None
+    return _why_local(file.resolve(), mounts)
+
+
+def _why_local(path: Path, mounts: str) -> str | None:
+    """The option by which locks are those of each machine alone, on the mount that a path is on; None without one."""
+    innermost, kind, options = -1, "", ""
+    for line in mounts.splitlines():  # proc(5): 36 35 98:0 /root /place options … - type source options
+        front, _, back = line.partition(" - ")
+        place, details = front.split(" ")[4:5], back.split(" ")
+        if not place or len(details) < 3:
+            continue
+        folder = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), place[0]))
+        if path.is_relative_to(folder) and len(folder.parts) >= innermost:  # a later mount hides one of the same place
+            innermost, kind, options = len(folder.parts), details[0], f"{front.split(' ')[5]},{details[2]}"
+    found = [option for option in options.split(",") if kind in _LOCAL and _LOCAL[kind].fullmatch(option)]
+    return f"each machine has locks of its own ({kind} is mounted with {found[0]})" if found else None
 
 
 def _is_still(path: Path, descriptor: int) -> bool:

@@ -52,7 +52,7 @@ from featcache.store.files import (
     write_file,
 )
 from featcache.store.leftovers import leftovers, temporary_name, what_of
-from featcache.store.locks import Claim
+from featcache.store.locks import Claim, why_not_shared
 from featcache.store.shard import Shard
 
 _T = TypeVar("_T")
@@ -351,6 +351,19 @@ class Version:
     def claim(self, work: str) -> Claim:
         """A claim on a piece of work, by its name."""
         return Claim(self._work() / f"{work}.lock")
+
+    def why_locks_are_not_shared(self) -> str | None:
+        """Why claims do not keep runs from doing the same work, as far as can be seen; None if they do.
+
+        Raises:
+            OSError: The version cannot be written.
+        """
+        path = self._work() / f"probe-{secrets.token_hex(4)}.lock"  # which `sweep_work` removes after a kill
+        path.touch()
+        try:
+            return why_not_shared(path)
+        finally:
+            path.unlink(missing_ok=True)
 
     def work_folder(self, work: str) -> Path:
         """The path of a fresh folder for a piece of work; it is not made yet."""

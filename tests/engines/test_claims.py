@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
-from small_shards import INFO
+from small_shards import INFO, item, write
 
-from featcache.engines.open_shards import claim_shards
-from featcache.extract.jobs import Progress
+from featcache.engines.open_shards import open_shards
+from featcache.extract.jobs import ConcurrentRuns, Progress, RunControl
 from featcache.extract.tasks import ShardTask
 from featcache.manifest import Utterance
 from featcache.store.version import Version
+
+
+def control(**settings) -> RunControl:
+    return RunControl(Progress(), lambda _: None, threading.Event(), **settings)
+
+
+def task(name: str, *ids: str) -> ShardTask:
+    utterances = tuple(Utterance(id=id_, path=f"{id_}.wav") for id_ in ids or (name,))
+    return ShardTask(name, 0, utterances, (1.0,) * len(utterances), {})
 
 
 def test_whichever_task_is_free_first_comes_next(scratch):
@@ -18,11 +28,11 @@ def test_whichever_task_is_free_first_comes_next(scratch):
     version = Version.create(scratch, INFO)
     concurrent = SimpleNamespace(remaining=lambda task: {*range(len(task.utterances))})
     jobs = [SimpleNamespace(version=version, concurrent=concurrent)]
-    tasks = [ShardTask(name, 0, (Utterance(id=name, path="x.wav"),), (1.0,), {}) for name in ("a", "b", "c")]
+    tasks = [task(name) for name in ("a", "b", "c")]
     held = {name: version.claim(name) for name in ("a", "b")}
     assert all(claim.take() for claim in held.values())
     opened = []
-    claimed = claim_shards(iter(tasks), jobs, Progress())
+    claimed = open_shards(iter(tasks), jobs, control())
 
     def names(count):
         found = [next(claimed) for _ in range(count)]
@@ -37,3 +47,42 @@ def test_whichever_task_is_free_first_comes_next(scratch):
     assert list(claimed) == []
     for shard in opened:
         shard._held.close()
+
+
+def test_tasks_that_were_dealt_out_are_neither_claimed_nor_looked_for(scratch):
+    version = Version.create(scratch, INFO)
+    jobs = [SimpleNamespace(version=version, concurrent=None)]
+    held = version.claim("a")
+    assert held.take()
+    shards = list(open_shards(iter([task("a"), task("b")]), jobs, control(takes_claims=False)))
+    assert [shard.task.name for shard in shards] == ["a", "b"]
+    assert [path.name for path in (version.path / "work").glob("*.lock")] == ["a.lock"]
+    for shard in shards:
+        shard._held.close()
+
+
+class Listed(Version):
+    """A version that counts how often its shards are listed, which takes 10 ms."""
+
+    listings = 0
+    seconds = 0.0
+
+    def shard_names(self):
+        self.listings += 1
+        self.seconds += 0.01
+        return super().shard_names()
+
+
+def test_looking_for_shards_of_other_runs_takes_a_small_share_of_a_run(scratch):
+    """However many tasks there are; and what another run has added is seen a little later."""
+    version = Version.create(scratch, INFO)
+    listed = Listed(version.path, version.info)
+    concurrent = ConcurrentRuns(listed, [], clock=lambda: listed.seconds)
+    num_tasks = 1000
+    for number in range(num_tasks):
+        if number == 600:
+            write(version, [item("t700")])
+        left = concurrent.remaining(task("t", f"t{number}"))
+        assert left == (set() if number == 700 else {0})
+        listed.seconds += 0.01
+    assert listed.listings <= 0.05 * num_tasks + 1

@@ -14,7 +14,7 @@ from forking import forked, wait_for_word, wait_until
 from small_shards import INFO, elsewhere, item, write
 
 from featcache.store.index import open_index
-from featcache.store.locks import Claim, is_held
+from featcache.store.locks import Claim, _why_local, is_held, why_not_shared
 from featcache.store.version import Version
 
 
@@ -140,3 +140,52 @@ def test_a_forked_child_holds_none_of_its_parents_claims(scratch):
             assert again.take()
     os.close(reading)
     os.close(writing)
+
+
+MOUNTS = r"""22 27 0:21 / /proc rw,relatime - proc proc rw
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
+40 27 0:50 / /scratch rw,noatime shared:9 - lustre 10.0.0.1@o2ib:/scratch rw,{lustre}
+41 27 0:51 / /home/my\040data rw,relatime - nfs4 filer:/home rw,vers=4.2,local_lock={nfs}
+42 27 0:52 / /old rw,relatime - nfs filer:/old rw,vers=3,{old}
+43 40 0:53 / /scratch/here rw,relatime - xfs /dev/vdb rw,localflock
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/scratch/a/features", "each machine has locks of its own (lustre is mounted with localflock)"),
+        ("/scratch/here/features", None),
+        ("/scratched", None),
+        ("/home/my data/x", "each machine has locks of its own (nfs4 is mounted with local_lock=all)"),
+        ("/old/x", "each machine has locks of its own (nfs is mounted with nolock)"),
+        ("/elsewhere", None),
+    ],
+)
+def test_mounts_on_which_each_machine_has_its_own_locks(path, said):
+    assert (
+        _why_local(Path(path), MOUNTS.format(lustre="checksum,localflock", nfs="all", old="nolock,proto=tcp")) == said
+    )
+    good = MOUNTS.format(lustre="checksum,flock", nfs="none", old="proto=tcp,local_lock=posix")
+    assert _why_local(Path(path), good) is None
+
+
+def test_real_locks_are_found_to_be_good(tmp_path):
+    (tmp_path / "file").touch()
+    assert why_not_shared(tmp_path / "file", mounts="") is None
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
+def test_missing_locks_are_told(tmp_path, monkeypatch, number):
+    def none(*_):
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("fcntl.flock", none)
+    assert why_not_shared(tmp_path / "file") == f"there are no locks ({os.strerror(number)})"
+
+
+def test_locks_that_are_always_granted_are_told(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("fcntl.flock", lambda *_: None)
+    assert why_not_shared(tmp_path / "file") == "every lock is granted"
