@@ -8,6 +8,7 @@ import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +16,9 @@ from featcache.cli import options
 from featcache.cli.common import note, print_json
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.cli.summary import print_plan, print_summary
+
+if TYPE_CHECKING:
+    from featcache.manifest.locations import Location
 
 FAILURES_LEFT = 3
 
@@ -81,7 +85,7 @@ def extract(
     manifest: str,
     configs: tuple[str, ...],
     cache: Path,
-    root: Path | None,
+    root: Location | None,
     device: str | None,
     threads: int | None,
     shard_size: float | None,

@@ -31,6 +31,7 @@ from featcache.extract.padded_rows import PendingRows
 from featcache.extract.version_plan import BuiltConfig
 from featcache.extractors.base import Batching
 from featcache.manifest import Utterance
+from featcache.manifest.locations import Location
 from featcache.store.version import Version
 from featcache.trust import allow_remote_code, remote_code_is_allowed
 
@@ -45,7 +46,7 @@ _SECONDS_TO_END = 10
 class _Setup:
     """What the other process needs to extract in the same way; picklable."""
 
-    root: Path
+    root: Location
     configs: list[Config]
     batchings: list[Batching]
     """How the rows of each config are put together."""

@@ -24,11 +24,12 @@ from featcache.extract.audio_files import (
     missing_file_notes,
     refuse_another_corpus,
     refuse_other_paths,
+    require_fetching,
     row_seconds,
     with_changed_files,
 )
 from featcache.extract.batching import choose_batching
-from featcache.extract.failures import FailureLimit, would_fail_again
+from featcache.extract.failures import FailureLimit, stats_of_failed, would_fail_again
 from featcache.extract.from_version import SourceVersion, find_source
 from featcache.extract.jobs import ConcurrentRuns, Engine, JobGroup, Progress, RunControl, VersionJob
 from featcache.extract.summary import Summary, summarize
@@ -145,6 +146,7 @@ def plan_extraction(
     Raises:
         ConfigError: The device does not exist, or a config does not suit its extractor.
         ManifestError: The manifest looks like another corpus with the same ids, or none of its files is there.
+        MissingDependencyError: Files are at URLs, and the package that fetches them is not installed.
         ArgumentError: A version's folder has been renamed, or the cache is a URL.
         DamagedError: A version's metadata or columns are damaged.
     """
@@ -152,6 +154,8 @@ def plan_extraction(
     _refuse_equal_names(configs)
     device = Device(options.device, options.threads)
     started = perf_counter()
+    if options.source is None:
+        require_fetching(manifest)
     device.configure_torch()
     built_configs = [BuiltConfig.build(config, device.torch_device) for config in configs]
     source = None if options.source is None else find_source(built_configs, options.source)
@@ -290,12 +294,13 @@ def _compare(
     if version is None:
         return compare(manifest, index, {})
     limit = built.max_seconds
+    known = {} if options.retry_failed else stats_of_failed(manifest, held.failures.values())
 
     def is_unchanged(failure: Failure) -> bool:
         if options.retry_failed:
             return False
         max_seconds = None if limit is None else limit * built.waveform_maker.speed(failure.id)
-        return would_fail_again(manifest, failure, built.config.audio, max_seconds)
+        return would_fail_again(manifest, failure, built.config.audio, max_seconds, known)
 
     rows = compare(manifest, index, held.failures, is_unchanged)
     if options.check_sources:
@@ -372,7 +377,8 @@ def _fill(
     for version in opened:
         version.sweep()
     jobs = [_begin(plan, planned, version) for planned, version in zip(versions, opened, strict=True)]
-    group = JobGroup(jobs, plan.manifest.root, plan.device, plan.source)
+    has_urls = plan.source is None and plan.manifest.has_urls
+    group = JobGroup(jobs, plan.manifest.root, has_urls, plan.device, plan.source)
     engine(group, _tasks(versions, plan.options.shard_megabytes), control)
     for job in jobs:
         job.finish(interrupted=control.stop.is_set())
