@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import repeat
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes
 from featcache.audio.recording import END_TOLERANCE_SECONDS, UNKNOWN, Recording, Span
+from featcache.audio.remote import Fetched, fetch, fetch_beginning
 from featcache.audio.resample import error_if_too_long
 from featcache.errors import AudioError, Reason
+from featcache.manifest.locations import Location, Url
 from featcache.spec import all_finite
 
 
@@ -47,12 +48,13 @@ class Cut:
 
 
 def decode(
-    path: str | Path,
+    location: Location | str,
     segments: Sequence[Cut],
     *,
     max_seconds: float | None = None,
     reserve: Callable[[int, float], None] | None = None,
     hashes: ContentHashes | None = None,
+    fetched: Callable[[Url], Fetched] = fetch,
 ) -> Iterator[tuple[NDArray[np.float32], FileIdentity] | AudioError]:
     """Cut segments out of one file, which stays open until the iterator is exhausted or closed.
 
@@ -64,19 +66,20 @@ def decode(
     In a truncated or damaged file, the segments before the damage are good and the others fail.
 
     Args:
-        path: The file.
+        location: The file.
         segments: The segments, in any order. They may overlap.
         max_seconds: Longer segments fail: before they are decoded, if the header tells how long they are.
         reserve: Called before anything is decoded, with the bytes that the longest segment will take and its seconds,
             so that the caller can wait for room. Both are 0 if the header does not tell.
         hashes: Hashes the file before it is decoded, so that the decoder finds it in memory; None to leave that out.
+        fetched: Gives the file of a URL.
 
     Yields:
         For each segment, in the order given: its samples, float32 `[num_samples, channels]` at the file's rate, with
         the identity of the file; or what is wrong. A fault of the whole file is yielded for each segment.
     """
     try:
-        recording = Recording(path)
+        recording = Recording(location, fetched)
     except AudioError as fault:
         yield from repeat(fault, len(segments))
         return
@@ -100,26 +103,31 @@ def decode(
                 message = f"decoding it takes more memory than there is{_length_for_message(recording, span)}"
                 yield AudioError(Reason.OUT_OF_MEMORY, message)
                 rest = segments[number + 1 :]
-                yield from decode(path, rest, max_seconds=max_seconds, reserve=reserve, hashes=hashes)
+                yield from decode(
+                    location, rest, max_seconds=max_seconds, reserve=reserve, hashes=hashes, fetched=fetched
+                )
                 return
             yield _fault(recording, samples, span, segment, max_seconds) or (samples, identity)
             del samples  # not held while the next ones are decoded
 
 
-def probe_seconds(path: str | Path) -> float | None:
-    """The length of a file in seconds, by its header; None if the file cannot be read or its header does not say."""
+def probe_seconds(location: Location | str) -> float | None:
+    """The length of a file in seconds, by its header; None if the file cannot be read or its header does not say.
+
+    Of a file at a URL, only the header is fetched. If that is not enough (MP3, Ogg), the length is unknown.
+    """
     try:
-        with closing(Recording(path)) as recording:
-            known = recording.num_samples != UNKNOWN
+        with closing(Recording(location, fetch_beginning)) as recording:
+            known = recording.num_samples != UNKNOWN and (recording.states_length or not isinstance(location, Url))
             return recording.num_samples / recording.sample_rate if known else None
     except AudioError:
         return None
 
 
-def probe_rate(path: str | Path) -> int | None:
+def probe_rate(location: Location | str) -> int | None:
     """The sample rate of a file in Hz, by its header; None if the file cannot be read."""
     try:
-        with closing(Recording(path)) as recording:
+        with closing(Recording(location, fetch_beginning)) as recording:
             return recording.sample_rate
     except AudioError:
         return None

@@ -220,6 +220,8 @@ def _noise_clip(manifest: Manifest, row: Utterance) -> NoiseClip | str:
     from featcache.audio.recording import END_TOLERANCE_SECONDS, UNKNOWN, Recording
 
     path = manifest.resolve(row.path)
+    if not isinstance(path, Path):
+        return f"{row.id}: {row.path}: is at a URL: copy the noise to this machine"
     try:
         with closing(Recording(path)) as recording:
             if recording.shortfall:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
@@ -23,8 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.containers import EndlessFile, mp3_end, shortfall
-from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes
+from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
+from featcache.audio.remote import Fetched, FileStamp, fetch
 from featcache.errors import AudioError, MissingDependencyError, Reason
+from featcache.manifest.locations import Location, Url
 
 try:
     import soundfile
@@ -55,6 +57,10 @@ Span = tuple[int, int]
 class Recording:
     """A file that is being decoded, by one thread at a time.
 
+    Args:
+        location: The file.
+        fetched: Gives the file of a URL.
+
     Raises:
         AudioError: The file cannot be opened, or is not audio.
     """
@@ -62,7 +68,8 @@ class Recording:
     size: int
     """The size of the file, in bytes, before it was opened."""
     mtime_ns: int
-    """When the file was last modified, in nanoseconds since the epoch, before it was opened."""
+    """When the file was last modified, in nanoseconds since the epoch, before it was opened; for a file at a URL, see
+    `FileStamp`."""
     sample_rate: int
     """The sample rate, in Hz."""
     num_channels: int
@@ -81,15 +88,19 @@ class Recording:
     damage: AudioError | None
     """Why nothing can be decoded from `position` on; None if nothing is known to be wrong."""
 
-    def __init__(self, path: str | Path) -> None:
-        self._file, status = _open(path)
+    def __init__(self, location: Location | str, fetched: Callable[[Url], Fetched] = fetch) -> None:
+        if isinstance(location, Url):
+            self._file, stamp = _open_fetched(fetched(location))
+        else:
+            self._file, stamp = _open(location)
+        self.size, self.mtime_ns = stamp
+        self._opened_as = None if isinstance(location, Url) else stamp
         try:
             self._decoder, states_length = _start(self._file)
-            self.shortfall = shortfall(self._decoder, self._file.fileno(), status.st_size)
+            self.shortfall = shortfall(self._decoder, self._file.fileno(), self.size)
         except (OSError, soundfile.LibsndfileError) as error:
             self._file.close()
             raise _refusal(error) from error
-        self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
         self.sample_rate = self._decoder.samplerate
         self.num_channels = self._decoder.channels
         self.num_samples = self._decoder.frames if states_length else UNKNOWN
@@ -111,14 +122,21 @@ class Recording:
         It is that of what is decoded, unless the file `has_changed`.
         """
         try:
+            if self._opened_as is None:  # a copy of this recording alone
+                return hash_of_content(self._file.fileno())
             return hashes.of(self._file.fileno())
         except OSError:  # a bad sector, which need not be in what is decoded
             return UNKNOWN_HASH
 
     def has_changed(self) -> bool:
-        """Whether the size or the time of the file has changed since it was opened."""
+        """Whether the size or time of the file has changed since it was opened. What was fetched does not change."""
         status = os.fstat(self._file.fileno())
-        return (status.st_size, status.st_mtime_ns) != (self.size, self.mtime_ns)
+        return self._opened_as is not None and (status.st_size, status.st_mtime_ns) != self._opened_as
+
+    @property
+    def states_length(self) -> bool:
+        """Whether the header alone tells how many samples there are."""
+        return self._can_seek
 
     def cut(self, spans: Sequence[Span]) -> Iterator[NDArray[np.float32]]:
         """Yield the samples of each span, float32 `[num_samples, channels]`, in the order given.
@@ -209,7 +227,7 @@ class _Decoder(soundfile.SoundFile):  # type: ignore[misc]
         return False
 
 
-def _open(path: str | Path) -> tuple[io.FileIO, os.stat_result]:
+def _open(path: Path | str) -> tuple[io.FileIO, FileStamp]:
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer
@@ -217,13 +235,20 @@ def _open(path: str | Path) -> tuple[io.FileIO, os.stat_result]:
             raise AudioError(Reason.FILE_MISSING, f"the path is {kind}")
         if status.st_size == 0:
             raise AudioError(Reason.EMPTY, "the file holds 0 bytes")
-        return io.FileIO(path), status
+        return io.FileIO(path), FileStamp(status.st_size, status.st_mtime_ns)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise AudioError(Reason.FILE_MISSING, "there is no such file") from error
     except OSError as error:
         raise _refusal(error) from error
     except ValueError as error:  # a zero byte, say
         raise AudioError(Reason.FILE_MISSING, f"not a valid path: {error}") from error
+
+
+def _open_fetched(fetched: Fetched) -> tuple[io.FileIO, FileStamp]:
+    try:
+        return fetched.open(), fetched.stamp
+    except OSError as error:
+        raise AudioError(Reason.OUT_OF_MEMORY, f"the file does not fit into memory: {error.strerror}") from error
 
 
 def _start(file: io.FileIO) -> tuple[_Decoder, bool]:

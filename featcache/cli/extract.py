@@ -9,6 +9,7 @@ import sys
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +17,9 @@ from featcache.cli import options
 from featcache.cli.common import note, print_json
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.cli.summary import print_plan, print_summary
+
+if TYPE_CHECKING:
+    from featcache.manifest.locations import Location
 
 FAILURES_LEFT = 3
 
@@ -95,7 +99,7 @@ def extract(
     manifest: str,
     configs: tuple[str, ...],
     cache: Path,
-    root: Path | None,
+    root: Location | None,
     device: str | None,
     allow_mixed_devices: bool,
     engine: str,

@@ -72,7 +72,6 @@ TEXT = _LocalPath()
 PATH = _LocalPath(path_type=Path)
 """A path that the command itself checks further."""
 
-_EXISTING_FOLDER = _LocalPath(_no_folder, file_okay=False, path_type=Path)
 _CACHE = _LocalPath(_no_place_for_folder, file_okay=False, path_type=Path)
 _FILE = _LocalPath(_no_place_for_file, dir_okay=False, path_type=Path)
 
@@ -89,10 +88,23 @@ def manifest(meaning: str, **settings: Any) -> Decorator:
     return click.option("--manifest", type=TEXT, metavar="MANIFEST", help=meaning, **settings)
 
 
+class _Root(_LocalPath):
+    """A folder that exists, or the beginning of URLs."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from featcache.manifest.locations import as_root, is_url
+
+        given = os.fspath(value)
+        return as_root(given) if is_url(given) else super().convert(value, param, ctx)
+
+
+_ROOT = _Root(_no_folder, file_okay=False, path_type=Path)
+
+
 def root(default: str = "the manifest's folder") -> Decorator:
     """`--root`, for every command that takes a manifest; `default` describes the default."""
-    help_text = f"The folder that relative paths are relative to.  [default: {default}]"
-    return click.option("--root", type=_EXISTING_FOLDER, metavar="FOLDER", help=help_text)
+    help_text = f"The folder or URL (s3://bucket/folder) that relative paths are relative to.  [default: {default}]"
+    return click.option("--root", type=_ROOT, metavar="FOLDER", help=help_text)
 
 
 def device(meaning: str = "cpu, cuda, cuda:1 …") -> Decorator:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +14,9 @@ from featcache.cli.extract import FAILURES_LEFT
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.cli.summary import print_summary
 from featcache.errors import counted
+
+if TYPE_CHECKING:
+    from featcache.manifest.locations import Location
 
 
 @click.command(short_help="Re-extract damaged utterances, and keep the others.")
@@ -28,7 +32,7 @@ def repair(
     ctx: click.Context,
     path: Path,
     manifest: str,
-    root: Path | None,
+    root: Location | None,
     device: str | None,
     threads: int | None,
     as_json: bool,

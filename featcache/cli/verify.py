@@ -22,6 +22,8 @@ from featcache.errors import DamagedError, MissingDependencyError, counted
 if TYPE_CHECKING:
     from featcache.health.recompute import Recomputed
     from featcache.health.verify import Report, Subset
+    from featcache.manifest import CallersUrls
+    from featcache.manifest.locations import Location
     from featcache.store.version import Version
 
 _SHOWN = 20
@@ -72,7 +74,7 @@ def verify(
     ctx: click.Context,
     path: Path,
     manifest: str | None,
-    root: Path | None,
+    root: Location | None,
     data: bool,
     sources: str | None,
     subset: tuple[int, int] | None,
@@ -100,13 +102,14 @@ def verify(
     from featcache.health.sources import SourceCheck
     from featcache.health.verify import Report, Subset
     from featcache.health.verify import verify as check
-    from featcache.manifest import read_manifest
+    from featcache.manifest import CallersUrls, read_manifest
     from featcache.store.check import Problem
     from featcache.store.selection import version_folders
     from featcache.store.version import Version
 
     threads = threads or default_threads()
     wanted = read_manifest(manifest, root=root, carry=False) if manifest else None
+    urls = CallersUrls(wanted)
     found: list[tuple[Report, Recomputed | None]] = []
     for folder in version_folders(path):
         try:
@@ -120,12 +123,12 @@ def verify(
                 version,
                 data=data,
                 manifest=wanted,
-                sources=None if sources is None else SourceCheck(sources == "content", root),
+                sources=None if sources is None else SourceCheck(sources == "content", root, urls),
                 subset=some,
                 threads=threads,
                 report=report,
             )
-        again = _recompute(version, root, recompute, device, threads) if recompute else None
+        again = _recompute(version, root, recompute, device, threads, urls) if recompute else None
         found.append((result, again))
     damaged = any(result.problems or (again and again.problems) for result, again in found)
     if as_json:
@@ -147,10 +150,11 @@ def shard_bar(version: Version, subset: Subset | None = None, passes: int = 1) -
 
 def _recompute(
     version: Version,
-    root: Path | None,
+    root: Location | None,
     count: int,
     device: str | None,
     threads: int,
+    urls: CallersUrls,
 ) -> Recomputed:
     try:
         from featcache.device import Device
@@ -162,12 +166,12 @@ def _recompute(
 
     def again() -> Recomputed:
         index = open_index(version)
-        return recompute(version, index, items_at_random(index, count), root, Device(device, threads))
+        return recompute(version, index, items_at_random(index, count), root, Device(device, threads), urls)
 
     return version.reading(again)
 
 
-def _as_given(manifest: str, root: Path | None) -> str:
+def _as_given(manifest: str, root: Location | None) -> str:
     """The manifest and its root as arguments of a command, quoted for a shell."""
     return shlex.quote(manifest) + ("" if root is None else f" --root {shlex.quote(str(root))}")
 

@@ -13,17 +13,21 @@ are committed with what is in them.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from time import perf_counter
 
+from featcache.audio.remote import fetch
 from featcache.engines.delivery import Batch, Delivery
 from featcache.engines.isolated import IsolatedProcess
 from featcache.engines.open_shards import open_shards
 from featcache.engines.waiting import Waiting
 from featcache.extract.decoding import WorkerTimes, batches
+from featcache.extract.downloads import Downloads
 from featcache.extract.jobs import BatchExtractor, JobGroup, RunControl, batch_extractor
 from featcache.extract.padded_rows import PendingRows, Row, RowQueue, compute_rows
 from featcache.extract.tasks import ShardTask
@@ -52,9 +56,11 @@ def run_locally(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl
         ExtractorError: The extractor broke its contract.
     """
     folders = [job.run.folder for job in group.jobs]
-    with InFlight(folders, group.device.workers) as in_flight, IsolatedProcess(group) as isolated:
+    workers = group.device.workers
+    ahead = Downloads(group.root, workers) if group.has_urls else nullcontext()
+    with InFlight(folders, workers) as in_flight, IsolatedProcess(group) as isolated, ahead as downloads:
         try:
-            _Workers(group, control, in_flight, isolated).run(tasks)
+            _Workers(group, control, in_flight, isolated, downloads).run(tasks)
         except Exception as error:
             if group.device.is_lost():
                 in_flight.keep(f"{group.device.label}: {error}")
@@ -75,11 +81,20 @@ _Work = Callable[[_Worker], None]
 class _Workers:
     """The worker threads of one group, and what they share."""
 
-    def __init__(self, group: JobGroup, control: RunControl, in_flight: InFlight, isolated: IsolatedProcess) -> None:
+    def __init__(
+        self,
+        group: JobGroup,
+        control: RunControl,
+        in_flight: InFlight,
+        isolated: IsolatedProcess,
+        downloads: Downloads | None,
+    ) -> None:
         self._jobs = group.jobs
         self._device = device = group.device
         self._suspects = group.suspects.ids
-        self._extract_batch = batch_extractor(group.root, group.configs, device, group.source)
+        fetched = fetch if downloads is None else downloads.take
+        self._extract_batch = batch_extractor(group.root, group.configs, device, group.source, fetched)
+        self._downloads = downloads
         self._in_flight = in_flight
         self._isolated = isolated
         self._control = control
@@ -105,7 +120,8 @@ class _Workers:
 
     def run(self, tasks: Iterator[ShardTask]) -> None:
         """Do the tasks; returns when all are committed, or when what had been taken at the stop is."""
-        self._batches = self._cut(tasks)
+        batches = self._cut(tasks)
+        self._batches = batches if self._downloads is None else _read_ahead(batches, self._downloads)
         workers = [
             threading.Thread(target=self._work, args=[_Worker(number)], name=f"featcache-{number}")
             for number in range(self._device.workers)
@@ -263,6 +279,24 @@ class _Workers:
             for nth, (utterances, is_suspect) in enumerate(cut_alone, 1):
                 yield Batch(number, shard, utterances, is_last=nth == len(cut_alone), is_suspect=is_suspect)
                 number += 1
+
+
+def _read_ahead(batches: Iterator[Batch | None], downloads: Downloads) -> Iterator[Batch | None]:
+    """The same batches; the files of those that follow are being fetched."""
+    ahead: deque[Batch | None] = deque()
+    is_end = False
+    while ahead or not is_end:
+        # After a None, nothing is taken before it is wanted: taking looks at what other runs have done.
+        while not is_end and (not ahead or (ahead[-1] is not None and downloads.is_room)):
+            batch = next(batches, _END)
+            if not isinstance(batch, Batch | None):
+                is_end = True
+                break
+            if batch is not None and not batch.is_suspect:  # its process fetches that
+                downloads.expect(batch.utterances)
+            ahead.append(batch)
+        if ahead:
+            yield ahead.popleft()
 
 
 def _with_suspects_alone(

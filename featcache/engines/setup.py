@@ -11,6 +11,7 @@ from featcache.device import Device
 from featcache.extract.from_version import SourceVersion
 from featcache.extract.jobs import JobGroup
 from featcache.extract.version_plan import BuiltConfig
+from featcache.manifest.locations import Location
 from featcache.store.version import Version
 from featcache.trust import allow_remote_code, remote_code_is_allowed
 
@@ -19,8 +20,10 @@ from featcache.trust import allow_remote_code, remote_code_is_allowed
 class Setup:
     """The configs of a group of versions, and where their audio is."""
 
-    root: Path
-    """The folder that paths of audio files are relative to."""
+    root: Location
+    """What paths of audio files are relative to."""
+    has_urls: bool
+    """Whether audio files have to be fetched."""
     configs: Sequence[Config]
     """The config of each version."""
     source: Path | None
@@ -32,7 +35,8 @@ class Setup:
     def of(cls, group: JobGroup) -> Setup:
         """The setup of a group, for processes whose current folder may be another."""
         return cls(
-            root=group.root.absolute(),
+            root=group.root.absolute() if isinstance(group.root, Path) else group.root,
+            has_urls=group.has_urls,
             configs=[config.config for config in group.configs],
             source=None if group.source is None else group.source.version.path.absolute(),
             allows_remote_code=remote_code_is_allowed(),

@@ -261,7 +261,7 @@ class _Worker:
             )
         self.device = Device(setup.device, setup.threads)
         self.device.use_nearby_cores()
-        self._root, self._stop, self._send = setup.setup.root, stop, send
+        self._setup, self._stop, self._send = setup.setup, stop, send
         configs, self._source = setup.setup.build(self.device)
         self.jobs = [_begin(setup, self.device, *pair) for pair in zip(configs, setup.versions, strict=True)]
         self._totals = [VersionCounts() for _ in self.jobs]
@@ -272,7 +272,7 @@ class _Worker:
         for job in self.jobs:
             job.counts = VersionCounts()
         progress = Progress()
-        group = JobGroup(self.jobs, self._root, self.device, self._source, work.suspects)
+        group = JobGroup(self.jobs, self._setup.root, self._setup.has_urls, self.device, self._source, work.suspects)
         run_locally(group, iter(work.tasks), RunControl(progress, self._report, self._stop, done=self._send))
         for total, job in zip(self._totals, self.jobs, strict=True):
             total.add(job.counts)

@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.decode import probe_seconds
-from featcache.errors import ManifestError, counted
-from featcache.extract.failures import stat_of, where_missing
+from featcache.audio.remote import each_at_once, require, stamp_of
+from featcache.errors import AudioError, ManifestError, Reason, counted
+from featcache.extract.failures import Stamp, stat_of, where_missing
 from featcache.extract.tasks import RowStatus
 from featcache.manifest import Manifest, rows_at_even_steps
+from featcache.manifest.locations import Location, Url
 from featcache.store.index import Index
 from featcache.store.join import find_other_files, item_at, sources_of
 from featcache.store.version import Version
@@ -26,11 +26,28 @@ from featcache.store.version import Version
 _PROBED = 256
 """The most files that are looked at if some of them are enough."""
 
-_STAT_THREADS = 16
+_FETCHED = 32
+"""The same, if they are at URLs."""
 
+_STAT_THREADS = 16
 
 _FEW = 0.05
 """The share of a version's utterances that may get another file without a word from the user."""
+
+
+def require_fetching(manifest: Manifest) -> None:
+    """Check that the manifest's files at URLs can be fetched, as far as some of them tell.
+
+    Raises:
+        MissingDependencyError: The package that fetches them is not installed.
+        ManifestError: A URL is not valid, or the environment lacks what its store needs.
+    """
+    if not manifest.has_urls:
+        return
+    for row in rows_at_even_steps(len(manifest), _PROBED).tolist():
+        location = manifest.resolve(manifest.paths[row])
+        if isinstance(location, Url):
+            require(location)
 
 
 def row_seconds(manifest: Manifest, known: NDArray[np.float64], speed: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -46,8 +63,7 @@ def row_seconds(manifest: Manifest, known: NDArray[np.float64], speed: NDArray[n
     if not len(unknown):
         return seconds
     probed = unknown[rows_at_even_steps(len(unknown), _PROBED)]
-    with ThreadPoolExecutor(_STAT_THREADS) as pool:
-        found = pool.map(lambda row: probe_seconds(manifest.resolve(manifest.paths[row])), probed.tolist())
+    found = each_at_once(probe_seconds, [manifest.resolve(manifest.paths[row]) for row in probed.tolist()])
     lengths = np.array([math.nan if length is None else length for length in found])
     lengths = (lengths - np.nan_to_num(manifest.start[probed])) / speed[probed]
     usable = lengths > 0
@@ -62,10 +78,13 @@ def with_changed_files(manifest: Manifest, status: RowStatus, index: Index, vers
     positions = index.find(manifest.ids.take(rows))
     sources = sources_of(version, index, positions)[:, :2]
 
-    def look(some: NDArray[np.int64]) -> list[tuple[int | None, int | None]]:
-        return [stat_of(manifest.resolve(path)) for path in manifest.paths.take(some)]
+    def look(some: NDArray[np.int64]) -> list[Stamp]:
+        locations = [manifest.resolve(path) for path in manifest.paths.take(some)]
+        if not any(isinstance(location, Url) for location in locations):
+            return [stat_of(location) for location in locations]
+        return each_at_once(stat_of, locations)
 
-    with ThreadPoolExecutor(_STAT_THREADS) as pool:
+    with ThreadPoolExecutor(1 if manifest.has_urls else _STAT_THREADS) as pool:
         now = list(chain.from_iterable(pool.map(look, np.array_split(rows, 1 + len(rows) // 1024))))
     gone = None, None  # a file that is gone cannot be extracted again
     same = [stat in (gone, tuple(source)) for stat, source in zip(now, sources.tolist(), strict=True)]
@@ -148,12 +167,14 @@ def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]
             than was meant. A single file that is missing may be just that.
     """
     paths = _some_paths(manifest, rows)
-    if len(paths) < 2 or _may_any_exist(manifest, paths):
+    if len(paths) < 2 or not (fault := _fault_of_all(manifest, paths)):
         return []
-    hint = "" if Path(paths[0]).is_absolute() else "; --root says what relative paths are relative to"
-    example = f"for example {paths[0]}{where_missing(paths[0], manifest.root)}"
-    note = f"none of {len(paths):,} audio files checked exists, {example}{hint}"
-    if not _may_any_exist(manifest, _some_paths(manifest, ~rows)):
+    location = manifest.resolve(paths[0])
+    is_at_url = isinstance(location, Url)
+    hint = "" if is_at_url or os.path.isabs(paths[0]) else "; --root says what relative paths are relative to"
+    note = f"none of {len(paths):,} audio files checked {fault}{hint}"
+    others = _some_paths(manifest, ~rows)
+    if not others or _fault_of_all(manifest, others):
         raise ManifestError(f"{manifest.source}: {note}")
     return [note]
 
@@ -161,18 +182,42 @@ def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]
 def _some_paths(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]:
     """The different paths of some of these rows, from the first to the last."""
     numbers = np.flatnonzero(rows)
-    some = numbers[rows_at_even_steps(len(numbers), _PROBED)]
+    some = numbers[rows_at_even_steps(len(numbers), _FETCHED if manifest.has_urls else _PROBED)]
     return list(dict.fromkeys(manifest.paths[row] for row in some.tolist()))
 
 
-def _may_any_exist(manifest: Manifest, paths: Iterable[str]) -> bool:
-    """Whether any of the files exists, or may exist: what else hides a file is reported when it is decoded."""
-    return any(map(_may_exist, map(manifest.resolve, paths)))
+def _fault_of_all(manifest: Manifest, paths: list[str]) -> str:
+    """What is wrong with all of these files, with the first as an example; empty if one exists, or may exist.
+
+    What else hides a file on this machine is reported when it is decoded.
+    """
+    first, *others = map(manifest.resolve, paths)
+    if not (fault := _fault(first)):
+        return ""
+    if not any(isinstance(location, Url) for location in others):
+        may_exist = not all(map(_fault, others))
+    else:
+        may_exist = not all(each_at_once(_fault, others))
+    if may_exist:
+        return ""
+    example = f"for example {paths[0]}{where_missing(paths[0], manifest.root)}"
+    return f"exists, {example}" if fault == _MISSING else f"can be fetched, {example}: {fault}"
 
 
-def _may_exist(path: Path) -> bool:
+_MISSING = "there is no such file"
+
+
+def _fault(location: Location) -> str:
+    """Why a file cannot be had; empty if it can be, or may be."""
     try:
-        os.stat(path)
-    except OSError as error:
-        return not isinstance(error, FileNotFoundError | NotADirectoryError)
-    return True
+        if isinstance(location, Url):
+            stamp_of(location)
+        else:
+            os.stat(location)
+    except (FileNotFoundError, NotADirectoryError):
+        return _MISSING
+    except AudioError as error:
+        return _MISSING if error.reason == Reason.FILE_MISSING else str(error)
+    except OSError:
+        return ""
+    return ""

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from featcache.audio.content_hash import ContentHashes
 from featcache.audio.decode import Cut, FileIdentity, decode
+from featcache.audio.remote import Fetched, fetch
 from featcache.audio.waveform import WaveformMaker
 from featcache.errors import AudioError
 from featcache.manifest import Utterance
+from featcache.manifest.locations import Location, Url, locate
 from featcache.store.shard import Item
 
 _SMALLEST = 8
@@ -143,10 +145,11 @@ def _share_decoding(previous: Utterance, utterance: Utterance) -> bool:
 
 def decode_all(
     utterances: Sequence[Utterance],
-    root: Path,
+    root: Location,
     max_seconds: float | None = None,
     reserve: Callable[[int, float], None] | None = None,
     hashes: ContentHashes | None = None,
+    fetched: Callable[[Url], Fetched] = fetch,
 ) -> Iterator[Decoded]:
     """Decode utterances one by one, in order. Neighbours that cut the same file share its decoder.
 
@@ -156,7 +159,8 @@ def decode_all(
     for path, group in groupby(utterances, key=lambda utterance: utterance.path):
         copies = [(segment, list(rows)) for segment, rows in groupby(group, key=_segment)]
         segments = [segment for segment, _ in copies]
-        decoding = decode(root / path, segments, max_seconds=max_seconds, reserve=reserve, hashes=hashes)
+        location = locate(root, path)
+        decoding = decode(location, segments, max_seconds=max_seconds, reserve=reserve, hashes=hashes, fetched=fetched)
         for (_, rows), result in zip(copies, decoding, strict=True):
             if isinstance(result, AudioError):
                 yield from (Decoded(row, None, None, result) for row in rows)

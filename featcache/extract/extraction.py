@@ -26,11 +26,12 @@ from featcache.extract.audio_files import (
     missing_file_notes,
     refuse_another_corpus,
     refuse_other_paths,
+    require_fetching,
     row_seconds,
     with_changed_files,
 )
 from featcache.extract.batching import choose_batching
-from featcache.extract.failures import FailureLimit, would_fail_again
+from featcache.extract.failures import FailureLimit, stats_of_failed, would_fail_again
 from featcache.extract.from_version import SourceVersion, find_source
 from featcache.extract.jobs import ConcurrentRuns, Engine, JobGroup, Progress, RunControl, VersionJob, made_by
 from featcache.extract.summary import Summary, summarize
@@ -155,6 +156,7 @@ def plan_extraction(
     Raises:
         ConfigError: The device does not exist, or a config does not suit its extractor.
         ManifestError: The manifest looks like another corpus with the same ids, or none of its files is there.
+        MissingDependencyError: Files are at URLs, and the package that fetches them is not installed.
         ArgumentError: A version's folder has been renamed, or the cache is a URL.
         DamagedError: A version's metadata or columns are damaged.
     """
@@ -162,6 +164,8 @@ def plan_extraction(
     _refuse_equal_names(configs)
     device = Device(options.device, options.threads)
     started = perf_counter()
+    if options.source is None:
+        require_fetching(manifest)
     device.configure_torch()
     label = device.label if options.workers is None else options.workers_label
     built_configs = [BuiltConfig.build(config, device.torch_device) for config in configs]
@@ -301,12 +305,13 @@ def _compare(
     if version is None:
         return compare(manifest, index, {})
     limit = built.max_seconds
+    known = {} if options.retry_failed else stats_of_failed(manifest, held.failures.values())
 
     def is_unchanged(failure: Failure) -> bool:
         if options.retry_failed:
             return False
         max_seconds = None if limit is None else limit * built.waveform_maker.speed(failure.id)
-        return would_fail_again(manifest, failure, built.config.audio, max_seconds)
+        return would_fail_again(manifest, failure, built.config.audio, max_seconds, known)
 
     rows = compare(manifest, index, held.failures, is_unchanged)
     if options.check_sources:
@@ -386,7 +391,8 @@ def _fill(
         _say_if_locks_are_not_shared(opened[0])
     jobs = [_begin(plan, planned, version) for planned, version in zip(versions, opened, strict=True)]
     suspects = reduce(or_, (planned.suspects for planned in versions))
-    group = JobGroup(jobs, plan.manifest.root, plan.device, plan.source, suspects)
+    has_urls = plan.source is None and plan.manifest.has_urls
+    group = JobGroup(jobs, plan.manifest.root, has_urls, plan.device, plan.source, suspects)
     engine(group, _tasks(versions, plan.options.shard_megabytes), control)
     for job in jobs:
         job.finish(interrupted=control.stop.is_set())

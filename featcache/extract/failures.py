@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from featcache.audio.decode import probe_rate, probe_seconds
+from featcache.audio.remote import each_at_once, stamp_of
 from featcache.audio.sections import AudioPolicy
 from featcache.errors import ArgumentError, AudioError, Reason
-from featcache.manifest import Manifest, Utterance
+from featcache.manifest import CallersUrls, Manifest, Utterance
+from featcache.manifest.locations import SCHEMES, Location, Url, is_other_url, locate
 from featcache.store.runs import Failure
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+Stamp = tuple[int | None, int | None]
+"""A file's size in bytes and its mtime in ns, see `FileStamp`; two Nones if there is no such file."""
 
 _MAY_PASS = frozenset({Reason.FILE_UNREADABLE, Reason.NOT_IN_SOURCE, Reason.OUT_OF_MEMORY})
 """Reasons that may no longer hold on another disk or machine, or with another source version."""
@@ -58,40 +61,69 @@ class FailureLimit:
         return f"{failed:,} of the {tried:,} {are} failed, and --max-failures allows {self.text}"
 
 
-def failure_of(utterance: Utterance, root: Path, error: AudioError) -> Failure:
+def failure_of(utterance: Utterance, root: Location, error: AudioError) -> Failure:
     """The ledger's record of an utterance that failed."""
-    size, mtime_ns = stat_of(root / utterance.path)
+    location = locate(root, utterance.path)
+    is_not_had = error.reason in (Reason.FILE_MISSING, Reason.FILE_UNREADABLE)
+    size, mtime_ns = (None, None) if isinstance(location, Url) and is_not_had else stat_of(location)
     where = where_missing(utterance.path, root) if error.reason == Reason.FILE_MISSING else ""
     return Failure(
         **utterance.row(), reason=error.reason.value, message=f"{error}{where}", size=size, mtime_ns=mtime_ns
     )
 
 
-def stat_of(path: Path) -> tuple[int | None, int | None]:
-    """A file's size in bytes and its mtime in ns; two Nones if there is no such file."""
+def stat_of(location: Location) -> Stamp:
+    """A file's size and mtime as they are now; of a file at a URL, two Nones if the server does not tell, too."""
     try:
-        stat = os.stat(path)
+        if isinstance(location, Url):
+            return stamp_of(location)
+        stat = os.stat(location)
+    except AudioError:
+        return None, None
     except (OSError, ValueError):  # ValueError: the path has a zero byte
         return None, None
     return stat.st_size, stat.st_mtime_ns
 
 
-def where_missing(path: str, root: Path) -> str:
+def where_missing(path: str, root: Location) -> str:
     """The end of a message about a path without a file: where it was looked for, or why it cannot be a file."""
-    if _URL.match(path):
-        return ": URLs are not read, only files"
+    location = locate(root, path)
+    if isinstance(location, Url):
+        return "" if location == path else f": {location}"
+    if is_other_url(path):
+        return f": URLs are read that begin with {', '.join(SCHEMES)}"
     if path.startswith("~"):
         return ": ~ stands for no folder in a manifest"
-    return "" if os.path.isabs(path) else f": {root / path}"
+    return "" if os.path.isabs(path) else f": {location}"
 
 
-def would_fail_again(manifest: Manifest, failure: Failure, audio: AudioPolicy, max_seconds: float | None) -> bool:
+def stats_of_failed(manifest: Manifest, failures: Iterable[Failure]) -> dict[Location, Stamp]:
+    """What `stat_of` says of files at URLs that failed. Only the manifest's own are asked for: see `CallersUrls`."""
+    if not manifest.has_urls:
+        return {}
+    own = CallersUrls(manifest)
+    locations = {manifest.resolve(failure.path) for failure in failures if failure.reason not in _MAY_PASS}
+    urls = [location for location in locations if isinstance(location, Url) and location in own]
+    return dict(zip(urls, each_at_once(stat_of, urls), strict=True))
+
+
+def would_fail_again(
+    manifest: Manifest,
+    failure: Failure,
+    audio: AudioPolicy,
+    max_seconds: float | None,
+    known: Mapping[Location, Stamp],
+) -> bool:
     """Whether an utterance that failed would fail again: its file is the same, and is refused again if it was refused.
 
-    `audio` and `max_seconds`, the longest recording that is allowed, are what the config says now.
+    `audio` and `max_seconds`, the longest recording that is allowed, are what the config says now; `known` is what
+    `stats_of_failed` gave.
     """
+    if failure.reason in _MAY_PASS:
+        return False
     path = manifest.resolve(failure.path)
-    if failure.reason in _MAY_PASS or stat_of(path) != (failure.size, failure.mtime_ns):
+    found = known.get(path, (None, None)) if isinstance(path, Url) else stat_of(path)
+    if found != (failure.size, failure.mtime_ns) or (isinstance(path, Url) and path not in known):
         return False
     if failure.reason == Reason.RATE_REFUSED and audio.resample != "forbid":
         rate = probe_rate(path)

@@ -7,14 +7,14 @@ together with rows of other batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.content_hash import ContentHashes
+from featcache.audio.remote import Fetched
 from featcache.audio.resample import error_if_too_long
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
@@ -25,16 +25,18 @@ from featcache.extract.out_of_memory import is_out_of_memory
 from featcache.extract.padded_rows import PendingRows
 from featcache.extract.version_plan import BuiltConfig
 from featcache.manifest import Utterance
+from featcache.manifest.locations import Location, Url
 from featcache.store.runs import Failure
 from featcache.store.shard import Item
 
 
 def extract_from_audio(
-    root: Path,
+    root: Location,
     configs: Sequence[BuiltConfig],
     device: Device,
     memory: AudioMemory,
     hashes: ContentHashes,
+    fetched: Callable[[Url], Fetched],
     batch: Sequence[Utterance],
     times: WorkerTimes,
 ) -> Iterator[list[Extracted | PendingRows]]:
@@ -54,7 +56,8 @@ def extract_from_audio(
         def reserve_all(num_bytes: int, seconds: float) -> None:
             reserve(num_bytes + int(seconds * bytes_per_second))
 
-        for part in parts(decode_all(batch, root, max_seconds, reserve_all, hashes), device.batch_seconds, times):
+        decoding = decode_all(batch, root, max_seconds, reserve_all, hashes, fetched)
+        for part in parts(decoding, device.batch_seconds, times):
             yield from _extract_part(extracting, part, times)
             del part  # before the next one is decoded
 
@@ -84,7 +87,7 @@ def _extract_part(
 class _BatchOfConfig:
     """Extracts a batch for one config, part by part."""
 
-    def __init__(self, config: BuiltConfig, root: Path, device: Device, times: WorkerTimes) -> None:
+    def __init__(self, config: BuiltConfig, root: Location, device: Device, times: WorkerTimes) -> None:
         self._config = config
         self._root = root
         self._device = device

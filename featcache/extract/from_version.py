@@ -23,6 +23,7 @@ from featcache.extract.padded_rows import PendingRows
 from featcache.extract.version_plan import BuiltConfig
 from featcache.manifest import Manifest, Utterance
 from featcache.manifest.copies import copies_of
+from featcache.manifest.locations import Location
 from featcache.quantize import dequantize_array
 from featcache.spec import QUANTIZATION
 from featcache.store import zarr3
@@ -144,7 +145,7 @@ class _ShardColumns:
 
 
 def extract_from_version(
-    root: Path,
+    root: Location,
     configs: Sequence[BuiltConfig],
     device: Device,
     source: SourceVersion,

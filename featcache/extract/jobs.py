@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.content_hash import ContentHashes
+from featcache.audio.remote import Fetched, fetch
 from featcache.device import Device
 from featcache.extract.batching import BatchingChoice
 from featcache.extract.decoding import AudioMemory, WorkerTimes
@@ -26,6 +26,7 @@ from featcache.extract.padded_rows import PendingRows
 from featcache.extract.tasks import ShardTask
 from featcache.extract.version_plan import BuiltConfig
 from featcache.manifest import Utterance
+from featcache.manifest.locations import Location, Url
 from featcache.store.in_flight import Suspects, forget_suspects
 from featcache.store.index import ShardItems, open_index
 from featcache.store.join import RowKeys
@@ -279,8 +280,10 @@ class JobGroup:
 
     jobs: Sequence[VersionJob]
     """The versions; every task is for all of them."""
-    root: Path
-    """The folder that paths of audio files are relative to."""
+    root: Location
+    """What paths of audio files are relative to."""
+    has_urls: bool
+    """Whether audio files have to be fetched."""
     device: Device
     """The device that extracts."""
     source: SourceVersion | None
@@ -303,9 +306,16 @@ BatchExtractor = Callable[[Sequence[Utterance], WorkerTimes], Iterable[list[Extr
 
 
 def batch_extractor(
-    root: Path, configs: Sequence[BuiltConfig], device: Device, source: SourceVersion | None
+    root: Location,
+    configs: Sequence[BuiltConfig],
+    device: Device,
+    source: SourceVersion | None,
+    fetched: Callable[[Url], Fetched] = fetch,
 ) -> BatchExtractor:
-    """A function that extracts batches for these configs: from audio, or if there is a source, from its features."""
+    """A function that extracts batches for these configs: from audio, or if there is a source, from its features.
+
+    `fetched` gives the file of a URL.
+    """
     if source is not None:
         return partial(extract_from_version, root, configs, device, source)
-    return partial(extract_from_audio, root, configs, device, AudioMemory(), ContentHashes())
+    return partial(extract_from_audio, root, configs, device, AudioMemory(), ContentHashes(), fetched)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from featcache.audio.waveform import WaveformMaker
 from featcache.config import recorded_config
 from featcache.device import Device
-from featcache.errors import AudioError
+from featcache.errors import AudioError, Reason
 from featcache.extract.batching import BATCHINGS
 from featcache.extract.features import cast, compute_clips
 from featcache.extract.out_of_memory import DoesNotFitError, OutOfMemoryRetry
@@ -28,6 +27,8 @@ from featcache.health.compare import largest_difference, tied_frames
 from featcache.health.results import extract_results
 from featcache.health.sampling import SampledClip, decode_waveform
 from featcache.health.sources import root_of
+from featcache.manifest import CallersUrls
+from featcache.manifest.locations import Location, Url, locate
 from featcache.quantize import dequantize_array, quantize
 from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.store.check import Problem
@@ -60,11 +61,17 @@ class Recomputed:
 
 
 def recompute(
-    version: Version, index: Index, positions: Sequence[int], root: Path | None, device: Device
+    version: Version,
+    index: Index,
+    positions: Sequence[int],
+    root: Location | None,
+    device: Device,
+    urls: CallersUrls | None = None,
 ) -> Recomputed:
     """Extract the items at `positions` of the index again, one by one, from the files they came from.
 
-    Relative paths are relative to `root`, or if it is None to the root of the run that extracted the item.
+    Relative paths are relative to `root`, or if it is None to the root of the run that extracted the item. Files at
+    URLs are fetched only if they are among `urls`.
 
     Raises:
         ConfigError: The version's config names an extractor that is not registered, or its weights are not here.
@@ -85,7 +92,9 @@ def recompute(
             shard.side(QUANTIZATION, check=True).item(number) if version.info.spec.is_quantized else None,
         )
         try:
-            clip = SampledClip(item.id, decode_waveform(item, root or root_of(shard, version), waveform_maker))
+            folder = root or root_of(shard, version)
+            _refuse_foreign_url(locate(folder, item.path), urls)
+            clip = SampledClip(item.id, decode_waveform(item, folder, waveform_maker))
             again = _extract_again(clip, version.info.spec, extractor, shard, device)
         except DoesNotFitError:
             message = f"{item.id}: {item.path}: cannot be extracted again: it does not fit on {device.label}"
@@ -119,6 +128,11 @@ def recompute(
             message = f"{item.id}: extracted again from {item.path}, {fault}{_devices(shard, device)}"
             problems.append(Problem("recompute", message, shard.name, item.id))
     return Recomputed(len(positions), identical, largest, codes, differing, tied, problems)
+
+
+def _refuse_foreign_url(location: Location, urls: CallersUrls | None) -> None:
+    if isinstance(location, Url) and (urls is None or location not in urls):
+        raise AudioError(Reason.FILE_UNREADABLE, "is at a URL, which is fetched if it is in --manifest")
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from featcache.audio.remote import each_at_once
 from featcache.config import Config, recorded_config
 from featcache.device import Device
 from featcache.engines.local import run_locally
 from featcache.errors import DamagedError, FeatcacheError, StoreError, counted, listing
 from featcache.extract.extraction import Options, plan_extraction, run_extraction
+from featcache.extract.failures import stat_of
 from featcache.extract.jobs import Progress
 from featcache.extract.summary import Summary
 from featcache.extract.version_plan import version_info
@@ -305,7 +307,9 @@ def _refuse_another_version(version: Version, info: VersionInfo) -> None:
 
 def _refuse_loss(ids: Strings, manifest: Manifest, damaged: Sequence[str]) -> None:
     paths = dict(zip(manifest.ids, manifest.paths, strict=True))
-    gone = [path for path in {paths[id_]: None for id_ in ids if id_ in paths} if not manifest.resolve(path).exists()]
+    needed = list({paths[id_]: None for id_ in ids if id_ in paths})
+    found = each_at_once(stat_of, [manifest.resolve(path) for path in needed])
+    gone = [path for path, stat in zip(needed, found, strict=True) if stat == (None, None)]
     if gone:
         raise StoreError(
             f"damaged utterances of the shards {listing(damaged)} need {counted(len(gone), 'audio file')} not found "

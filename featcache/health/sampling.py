@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.decode import probe_seconds
+from featcache.audio.remote import each_at_once
 from featcache.audio.waveform import WaveformMaker
 from featcache.extract.decoding import decode_all
 from featcache.manifest import Manifest, Utterance
+from featcache.manifest.locations import Location
 from featcache.store.index import Index
 
 _MOST_HEADERS = 256
@@ -42,7 +43,7 @@ def utterances_by_length(manifest: Manifest, count: int) -> list[Utterance]:
     seconds = manifest.duration
     if np.isnan(seconds).any():
         rows = np.random.default_rng(_SEED).permutation(rows)[: max(_MOST_HEADERS, count)]
-        seconds = np.array([_seconds(manifest, manifest[row]) for row in rows.tolist()])
+        seconds = np.array(each_at_once(lambda row: _seconds(manifest, manifest[row]), rows.tolist()))
     order = rows[np.argsort(seconds, kind="stable")]
     chosen = order[np.unique(np.linspace(0, len(order) - 1, count).round().astype(int))]
     return [manifest[row] for row in chosen.tolist()]
@@ -53,7 +54,7 @@ def items_at_random(index: Index, count: int, seed: int | None = None) -> list[i
     return sorted(random.Random(seed).sample(range(len(index)), min(count, len(index))))
 
 
-def decode_waveform(utterance: Utterance, root: Path, waveform_maker: WaveformMaker) -> NDArray[np.float32]:
+def decode_waveform(utterance: Utterance, root: Location, waveform_maker: WaveformMaker) -> NDArray[np.float32]:
     """Decode an utterance and make its waveform, float32 `[num_samples]`.
 
     Raises:

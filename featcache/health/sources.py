@@ -6,14 +6,17 @@ import os
 import stat
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes
-from featcache.errors import counted
+from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
+from featcache.audio.remote import fetch, stamp_of
+from featcache.errors import AudioError, counted
+from featcache.manifest import CallersUrls
+from featcache.manifest.locations import Location, Url, is_url, locate
 from featcache.store.check import Problem
 from featcache.store.index import Index
 from featcache.store.runs import request_of
@@ -23,6 +26,8 @@ from featcache.store.version import Version
 _STAT_THREADS = 16
 """Files whose status is asked for at once: a network file system takes long for each, and little for many."""
 
+_URL_THREADS = 64
+
 
 @dataclass(frozen=True)
 class SourceCheck:
@@ -30,8 +35,10 @@ class SourceCheck:
 
     by_content: bool = False
     """Whether by the hash of their bytes, if it is known; else by size and mtime."""
-    root: Path | None = None
-    """The folder that relative paths are relative to; None for that of the run that extracted each utterance."""
+    root: Location | None = None
+    """What relative paths are relative to; None for that of the run that extracted each utterance."""
+    urls: CallersUrls = field(default_factory=lambda: CallersUrls(None))
+    """Files at URLs that are asked for; others are not looked at."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +49,14 @@ class SourceFindings:
     """Files that are missing, changed or unreadable, each once. They are in no shard, so none is damaged."""
     unknown: int
     """Utterances whose file was to be compared by its content, and had not been hashed."""
+    not_asked: int = 0
+    """Utterances whose file is at a URL that was not to be asked for."""
 
 
 class _File(NamedTuple):
     """An audio file as it was when it was decoded."""
 
-    path: Path
+    location: Location
     size: int
     mtime_ns: int
     content_hash: int
@@ -73,15 +82,18 @@ def check_sources(
         report: Called after each shard.
         stopped: Called now and then; once it returns True, the rest is not looked at.
     """
-    hashes, unknown = ContentHashes(), 0
-    faulty: dict[tuple[Path, str], list[str]] = {}
-    with ThreadPoolExecutor(threads if wanted.by_content else _STAT_THREADS) as pool:
+    hashes, unknown, not_asked = ContentHashes(), 0, 0
+    faulty: dict[tuple[Location, str], list[str]] = {}
+    at_once = _URL_THREADS if wanted.urls else threads if wanted.by_content else _STAT_THREADS
+    with ThreadPoolExecutor(at_once) as pool:
         for number, name in enumerate(index.shards):
             if stopped():
                 break
             if name not in shards:
                 continue
             files = _files_of(version.shard(name), version, index, number, wanted.root)
+            for file in [file for file in files if isinstance(file.location, Url) and file.location not in wanted.urls]:
+                not_asked += len(files.pop(file))
             looked_at = (
                 files if wanted.by_content else {file._replace(content_hash=UNKNOWN_HASH): None for file in files}
             )
@@ -90,9 +102,10 @@ def check_sources(
             faults = pool.map(lambda file: None if stopped() else _fault(file, hashes), looked_at)
             for (file, ids), fault in zip(files.items(), faults, strict=True):
                 if fault is not None:
-                    faulty.setdefault((file.path, fault), []).extend(ids)
+                    faulty.setdefault((file.location, fault), []).extend(ids)
             report()
-    return SourceFindings([_problem(path, fault, ids) for (path, fault), ids in faulty.items()], unknown)
+    problems = [_problem(location, fault, ids) for (location, fault), ids in faulty.items()]
+    return SourceFindings(problems, unknown, not_asked)
 
 
 def notes_on_sources(findings: SourceFindings) -> Iterator[str]:
@@ -102,14 +115,20 @@ def notes_on_sources(findings: SourceFindings) -> Iterator[str]:
             f"extracted by an earlier featcache, which did not hash audio: {counted(findings.unknown, 'utterance')}, "
             "whose files were compared by size and mtime"
         )
+    if findings.not_asked:
+        utterances = counted(findings.not_asked, "utterance")
+        yield f"extracted from URLs, which are asked for only if --manifest names them: {utterances}"
 
 
-def root_of(shard: Shard, version: Version) -> Path:
-    """The folder that the paths of a shard's items are relative to, by the record of the run that extracted them."""
-    return Path(request_of(version, shard.info.made_by.get("run", "")).get("root", "."))
+def root_of(shard: Shard, version: Version) -> Location:
+    """What the paths of a shard's items are relative to, by the record of the run that extracted them."""
+    root = request_of(version, shard.info.made_by.get("run", "")).get("root", ".")
+    return Url(root) if is_url(root) else Path(root)
 
 
-def _files_of(shard: Shard, version: Version, index: Index, number: int, root: Path | None) -> dict[_File, list[str]]:
+def _files_of(
+    shard: Shard, version: Version, index: Index, number: int, root: Location | None
+) -> dict[_File, list[str]]:
     """The files of a shard's items that count, and for each the ids of its utterances.
 
     `number` is the shard's in the index. A file that was changed between two utterances is there twice.
@@ -122,21 +141,23 @@ def _files_of(shard: Shard, version: Version, index: Index, number: int, root: P
     for position, path, (size, mtime_ns, _), content_hash in zip(
         range(first, last), shard.paths.take(items), sources, hashes, strict=True
     ):
-        files.setdefault(_File(folder / path, size, mtime_ns, content_hash), []).append(index.ids[position])
+        files.setdefault(_File(locate(folder, path), size, mtime_ns, content_hash), []).append(index.ids[position])
     return files
 
 
 def _fault(file: _File, hashes: ContentHashes) -> str | None:
     """What is wrong with a file; None if it is what it was, as far as can be told."""
+    if isinstance(file.location, Url):
+        return _fault_at_url(file.location, file)
     try:
-        status = os.stat(file.path)
+        status = os.stat(file.location)
         if not stat.S_ISREG(status.st_mode):
             return "is not a file any more"
         if status.st_size != file.size:
             return f"has changed since: {file.size:,} → {status.st_size:,} bytes"
         if file.content_hash == UNKNOWN_HASH:
             return None if status.st_mtime_ns == file.mtime_ns else "has changed since: its mtime is another"
-        with file.path.open("rb", buffering=0) as opened:
+        with file.location.open("rb", buffering=0) as opened:
             content_hash = hashes.of(opened.fileno())
     except FileNotFoundError:
         return "there is no such file"
@@ -147,6 +168,26 @@ def _fault(file: _File, hashes: ContentHashes) -> str | None:
     return None if content_hash == file.content_hash else "has changed since: other bytes, of the same number"
 
 
-def _problem(path: Path, fault: str, ids: list[str]) -> Problem:
+def _fault_at_url(url: Url, file: _File) -> str | None:
+    """The same for a file at a URL: it is asked for, or to compare its content, fetched."""
+    try:
+        if file.content_hash == UNKNOWN_HASH:
+            stamp, content_hash = stamp_of(url), UNKNOWN_HASH
+        else:
+            fetched = fetch(url)
+            with fetched.open() as opened:
+                stamp, content_hash = fetched.stamp, hash_of_content(opened.fileno())
+    except AudioError as error:
+        return str(error)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if stamp.size != file.size:
+        return f"has changed since: {file.size:,} → {stamp.size:,} bytes"
+    if file.content_hash == UNKNOWN_HASH:
+        return None if stamp.mtime_ns == file.mtime_ns else "has changed since: its ETag or its date is another"
+    return None if content_hash == file.content_hash else "has changed since: other bytes, of the same number"
+
+
+def _problem(path: Location, fault: str, ids: list[str]) -> Problem:
     more = f" and {counted(len(ids) - 1, 'other', 'others')}" if len(ids) > 1 else ""
     return Problem("source", f"{ids[0]}{more}: {path}: {fault}", id=ids[0] if len(ids) == 1 else None)

@@ -12,10 +12,11 @@ skipped. A manifest may have 10^7 rows: they are read and checked in batches, an
 
 from featcache.manifest.columns import SPELLINGS
 from featcache.manifest.read import read_manifest
-from featcache.manifest.utterances import Manifest, Segment, SegmentColumns, Utterance, rows_at_even_steps
+from featcache.manifest.utterances import CallersUrls, Manifest, Segment, SegmentColumns, Utterance, rows_at_even_steps
 
 __all__ = [
     "SPELLINGS",
+    "CallersUrls",
     "Manifest",
     "Segment",
     "SegmentColumns",

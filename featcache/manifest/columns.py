@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from featcache.manifest.locations import secret_in, without_secrets
 from featcache.strings import Strings
 
 _LONGEST = 4000
@@ -39,6 +40,8 @@ def _path(cell: Any) -> str:
         raise ValueError(f"is a pipe, and pipes are never run: {shown(cell)}")
     if "\0" in cell:
         raise ValueError(f"has a NUL character: {shown(cell)}")
+    if "://" in cell and (fault := secret_in(cell)):
+        raise ValueError(f"{fault}: {without_secrets(cell)}")
     return _not_too_long(cell)
 
 

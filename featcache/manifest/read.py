@@ -17,6 +17,7 @@ from featcache.arguments import refuse_url
 from featcache.errors import ManifestError
 from featcache.manifest.columns import COLUMNS, SPELLINGS, Column, carried
 from featcache.manifest.formats import Batch, Faults, batches
+from featcache.manifest.locations import Location, Url, as_root, is_url
 from featcache.manifest.utterances import Manifest
 from featcache.strings import Strings
 
@@ -31,18 +32,19 @@ def read_manifest(
     Args:
         source: A file of CSV, TSV or JSON lines, which may be compressed by gzip, or of Parquet; or `-` for standard
             input.
-        root: The folder that relative paths are relative to; by default the manifest's own, and for standard
-            input the current one.
+        root: What relative paths are relative to, a folder or a URL such as `s3://bucket/corpus`; by default the
+            manifest's folder, and for standard input the current one.
         audio: Whether paths are required; ids always are.
         carry: Whether to keep the columns that an `Utterance` does not have.
 
     Raises:
         ManifestError: The file cannot be read, or has faults. The message lists the first 20 by line.
-        ArgumentError: A path is a URL.
+        ArgumentError: The manifest is a URL, or the root one that has a secret in it.
     """
     refuse_url("the manifest", source)
-    if root is not None:
+    if root is not None and not is_url(str(root)):
         refuse_url("root", root)
+    folder: Location = Path(source).parent if root is None else as_root(str(root))
     is_stdin = str(source) == "-"
     name = "<stdin>" if is_stdin else str(source)
     if is_stdin and sys.stdin is None:
@@ -64,7 +66,7 @@ def read_manifest(
     faults.raise_if_any()
     return Manifest(
         source=name,
-        root=(Path(source).parent if root is None else Path(root)).absolute(),
+        root=folder if isinstance(folder, Url) else folder.absolute(),
         ids=ids,
         paths=Strings.concatenate(parts.pop("path")),
         start=np.concatenate(parts.pop("start")),

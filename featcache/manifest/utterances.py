@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.manifest.locations import Location, Url, have_urls, locate
 from featcache.strings import Strings, extend_hashes
 
 
@@ -123,8 +123,8 @@ class Manifest:
 
     source: str
     """What was read, for messages: the file as it was named, or `<stdin>`."""
-    root: Path
-    """The folder that relative paths are relative to; absolute."""
+    root: Location
+    """What relative paths are relative to: a folder, absolute, or the beginning of URLs."""
     ids: Strings
     """The ids `[rows]`, all different."""
     paths: Strings
@@ -157,13 +157,40 @@ class Manifest:
             columns={name: column.take(rows) for name, column in self.columns.items()},
         )
 
-    def resolve(self, path: str) -> Path:
-        """Where the file of one of the `paths` is: under `root`, unless the path is absolute."""
-        return self.root / path
+    def resolve(self, path: str) -> Location:
+        """Where the file of one of the `paths` is: under `root`, unless the path is absolute or a URL."""
+        return locate(self.root, path)
+
+    @property
+    def has_urls(self) -> bool:
+        """Whether files have to be fetched."""
+        return isinstance(self.root, Url) or have_urls(self.paths)
 
     def row_hashes(self) -> NDArray[np.uint64]:
         """The hash of each row's segment, uint64 `[rows]`."""
         return SegmentColumns(self.paths, self.start, self.duration, self.channel).hashes()
+
+
+class CallersUrls:
+    """The URLs that a user's own manifest names, and no others.
+
+    Paths in a cache are a stranger's, if the cache is: they alone must not make this machine send a request, since that
+    may be to a service that trusts this machine. A file at a URL is fetched if a manifest names it, too.
+
+    Args:
+        manifest: The manifest; None if the user has given none.
+    """
+
+    def __init__(self, manifest: Manifest | None) -> None:
+        self._urls: frozenset[str] = frozenset()
+        if manifest is not None and manifest.has_urls:
+            self._urls = frozenset(url for url in map(manifest.resolve, manifest.paths) if isinstance(url, Url))
+
+    def __contains__(self, url: Url) -> bool:
+        return url in self._urls
+
+    def __bool__(self) -> bool:
+        return bool(self._urls)
 
 
 def rows_at_even_steps(count: int, at_most: int) -> NDArray[np.int64]:

@@ -142,6 +142,8 @@ def find_other_files(
     for number, (size, mtime_ns, _) in zip(looked_at.tolist(), sources.tolist(), strict=True):
         path = manifest.paths[int(rows[number])]
         here = manifest.resolve(path)
+        if not isinstance(here, Path):
+            continue  # nothing is fetched; `--check-sources` asks
         try:
             status = os.stat(here)
         except (OSError, ValueError):

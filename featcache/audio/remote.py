@@ -1,0 +1,335 @@
+"""Audio files at URLs: fetched whole, with retries, from object stores and web servers.
+
+A file is fetched by one request, so that its bytes are of one moment, and decoded from a copy without a name: in
+memory, or if it is large, on the disk of `TMPDIR`. Of the copy, `Recording` gives the same samples as of any file. What
+tells whether the file has changed is its size and its ETag, see `FileStamp`.
+
+obstore (https://developmentseed.org/obstore) talks to the servers, and finds credentials in the environment. Its own
+retries are turned off: they leave out what breaks off in the middle. Its messages are not passed on: they quote
+addresses to which a server has redirected the request, with signatures in them.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import re
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import unquote
+
+import xxhash
+
+from featcache.errors import AudioError, ManifestError, MissingDependencyError, Reason
+from featcache.manifest.locations import Url, without_secrets
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+    from obstore.store import ObjectStore
+
+TRIES = 8
+"""Requests for a file before it fails: over about 25 seconds, with the waits between them."""
+
+FEW_TRIES = 3
+"""Requests for what a command can do without, or is told about before it begins: over about a second."""
+
+_FIRST_WAIT = 0.2  # seconds
+_LONGEST_WAIT = 15.0  # seconds
+_IN_MEMORY = 32 << 20
+"""The most bytes of a file that is kept in memory."""
+
+_BEGINNING = 64 << 10
+"""The bytes in which headers are."""
+
+_PIECE = 4 << 20
+_TIMEOUTS = {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "1d"}  # the last is for the whole of a file
+_MOST_STORES = 64
+
+_STATUS = re.compile(r"status code: (\d{3})( [A-Za-z' -]{1,40}[a-z])?")
+_NO_CREDENTIALS = re.compile(
+    r"Missing AccessKeyId|169\.254\.169\.254|token request|metadata\.google|Account must be", re.I
+)
+_ENDPOINTS = ("AWS_ENDPOINT", "AZURE_", "GOOGLE_")
+_WORDS = (
+    ("dns error", "its host is not known"),
+    ("Connection refused", "its host refuses the connection"),
+    ("kind: Connect", "its host cannot be reached"),
+    ("Timeout", "the server does not answer in time"),
+    ("timed out", "the server does not answer in time"),
+    ("kind: Interrupted", "the connection breaks off"),
+    ("kind: Body", "the connection breaks off"),
+    ("Content-Length", "the server does not say how long the file is"),
+    ("certificate", "the server's certificate is not valid"),
+)
+_CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+
+_ASKED_AT_ONCE = 64
+
+_Result = TypeVar("_Result")
+_Given = TypeVar("_Given")
+
+
+class FileStamp(NamedTuple):
+    """What tells whether a file has changed."""
+
+    size: int
+    """The size of the file, in bytes."""
+    mtime_ns: int
+    """When the file was last modified, in nanoseconds since the epoch. For a file at a URL with an ETag, a number below
+    0 that follows from the ETag."""
+
+
+class Fetched:
+    """A file that was fetched, or the beginning of one.
+
+    Args:
+        stamp: What tells whether the file has changed.
+        data: The file's bytes, or as many as were fetched; None if they are in `file`.
+        file: A file without a name that holds the bytes.
+    """
+
+    def __init__(self, stamp: FileStamp, data: Any = None, file: io.FileIO | None = None) -> None:
+        self.stamp = stamp
+        self._data = data
+        self._file = file
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the file was fetched."""
+        return self._data is None or len(self._data) == self.stamp.size
+
+    def open(self) -> io.FileIO:
+        """The file, as one of this machine, with a position of its own. Bytes that were not fetched are zeros.
+
+        Raises:
+            OSError: There is not enough memory.
+        """
+        if self._file is not None:
+            return io.FileIO(f"/proc/self/fd/{self._file.fileno()}")
+        file = io.FileIO(os.memfd_create("featcache-audio"), "r+")
+        try:
+            _write(file, self._data)
+            file.truncate(self.stamp.size)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+
+def require(url: Url) -> None:
+    """Check that URLs like this one can be fetched, before anything begins.
+
+    Raises:
+        MissingDependencyError: The package is missing.
+        ManifestError: No store can be made of it.
+    """
+    try:
+        _address(url)
+    except AudioError as error:
+        raise ManifestError(f"{without_secrets(url)}: {error}") from error
+
+
+def fetch(url: Url, wait: Callable[[float], object] = time.sleep) -> Fetched:
+    """Fetch a file. What may pass (a server that is busy, a connection that breaks off) is tried again.
+
+    `wait` is called with the seconds to wait before the next try, and may raise to give up.
+
+    Raises:
+        AudioError: It cannot be fetched, or is empty.
+    """
+    return _try(url, TRIES, lambda store, key: _get(store, key), wait)
+
+
+def fetch_beginning(url: Url) -> Fetched:
+    """Fetch the bytes in which the file's header is.
+
+    Raises:
+        AudioError: It cannot be fetched, or the server gives only whole files.
+    """
+
+    def get(store: ObjectStore, key: str) -> Fetched:
+        import obstore
+
+        result = obstore.get(store, key, options={"range": (0, _BEGINNING)})
+        return Fetched(_stamp(result.meta), result.bytes())
+
+    return _try(url, FEW_TRIES, get)
+
+
+def stamp_of(url: Url, tries: int = FEW_TRIES) -> FileStamp:
+    """What tells whether the file has changed, without fetching it.
+
+    Raises:
+        AudioError: There is no such file, or the server does not answer.
+    """
+
+    def head(store: ObjectStore, key: str) -> FileStamp:
+        import obstore
+
+        return _stamp(obstore.head(store, key))
+
+    return _try(url, tries, head)
+
+
+def each_at_once(ask: Callable[[_Given], _Result], locations: Sequence[_Given]) -> list[_Result]:
+    """Ask something about each file, about many of them at a time: servers take long for each, and little for many."""
+    with ThreadPoolExecutor(_ASKED_AT_ONCE, "featcache-ask") as pool:
+        return list(pool.map(ask, locations))
+
+
+def _get(store: ObjectStore, key: str) -> Fetched:
+    import obstore
+
+    result = obstore.get(store, key)
+    stamp = _stamp(result.meta)
+    if stamp.size == 0:
+        raise AudioError(Reason.EMPTY, "the file holds 0 bytes")
+    if stamp.size <= _IN_MEMORY:
+        data = result.bytes()
+        if len(data) != stamp.size:
+            raise _BrokenOffError
+        return Fetched(stamp, data)
+    return Fetched(stamp, file=_kept_on_disk(result.stream(_PIECE), stamp.size))
+
+
+class _BrokenOffError(Exception):
+    """Fewer bytes have come than were promised."""
+
+
+def _kept_on_disk(pieces: Any, size: int) -> io.FileIO:
+    """A file without a name that holds the pieces."""
+    file: io.FileIO = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (the caller closes it)
+    try:
+        held = 0
+        for piece in pieces:
+            try:
+                held += _write(file, piece)
+            except OSError as error:
+                message = f"cannot be kept in {tempfile.gettempdir()}: {error.strerror}"
+                raise AudioError(Reason.FILE_UNREADABLE, message) from error
+        if held != size:
+            raise _BrokenOffError
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _write(file: io.FileIO, data: Any) -> int:
+    view = memoryview(data)
+    written = 0
+    while written < len(view):
+        written += file.write(view[written:])
+    return written
+
+
+def _try(
+    url: Url, tries: int, request: Callable[[ObjectStore, str], _Result], wait: Callable[[float], object] = time.sleep
+) -> _Result:
+    """Make a request until it succeeds, or fails for good."""
+    store, key = _address(url)
+    from obstore.exceptions import BaseError
+
+    for number in range(1, tries + 1):
+        try:
+            return request(store, key)
+        except (BaseError, OSError, ValueError, _BrokenOffError) as error:
+            fault, may_pass = _fault(url, error)
+            if not may_pass:
+                raise fault from None
+            if number == tries:
+                raise AudioError(fault.reason, f"{fault}, and so it did {tries} times") from None
+        wait(min(_FIRST_WAIT * 2 ** (number - 1), _LONGEST_WAIT) * random.uniform(0.75, 1.25))
+    raise AssertionError
+
+
+def _fault(url: Url, error: Exception) -> tuple[AudioError, bool]:
+    """What is wrong, and whether it may pass."""
+    from obstore.exceptions import NotSupportedError, PermissionDeniedError, UnauthenticatedError
+
+    scheme = url.partition("://")[0].lower()
+    text = str(error)
+    if isinstance(error, FileNotFoundError):
+        return AudioError(Reason.FILE_MISSING, "there is no such file"), False
+    if _NO_CREDENTIALS.search(text):
+        hint = f": {_CREDENTIALS[scheme]}" if scheme in _CREDENTIALS else ""
+        return AudioError(Reason.FILE_UNREADABLE, f"cannot be fetched: there are no credentials{hint}"), False
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+        code = 403 if isinstance(error, PermissionDeniedError) else 401
+        return AudioError(Reason.FILE_UNREADABLE, f"cannot be fetched: the server forbids it ({code})"), False
+    if isinstance(error, ValueError):
+        return AudioError(Reason.FILE_MISSING, "not a valid path in a store"), False
+    status = _STATUS.search(text)
+    code = int(status[1]) if status else 0
+    if status is not None:
+        words = f"the server answers {code}{status[2] or ''}"
+    elif isinstance(error, _BrokenOffError):
+        words = "the connection breaks off"
+    else:
+        words = next((words for sign, words in _WORDS if sign in text), "the request fails")
+    may_pass = not isinstance(error, NotSupportedError) and (not 400 <= code < 500 or code in (408, 425, 429))
+    return AudioError(Reason.FILE_UNREADABLE, f"cannot be fetched: {words}"), may_pass
+
+
+def _stamp(meta: ObjectMeta) -> FileStamp:
+    etag, modified = meta["e_tag"], meta["last_modified"]
+    if etag:
+        return FileStamp(meta["size"], -(xxhash.xxh3_64_intdigest(etag.encode()) >> 1) - 1)
+    return FileStamp(meta["size"], _nanoseconds(modified))
+
+
+def _nanoseconds(moment: datetime) -> int:
+    return round(moment.timestamp()) * 10**9  # HTTP tells seconds
+
+
+def _address(url: Url) -> tuple[ObjectStore, str]:
+    """The store of a URL, and the file's key in it.
+
+    Raises:
+        MissingDependencyError: The package is missing.
+        AudioError: There is no store like that.
+    """
+    scheme, _, rest = url.partition("://")
+    host, _, key = rest.partition("/")
+    scheme = scheme.lower()
+    try:
+        if not scheme.startswith("http"):
+            return _store(f"{scheme}://{host}"), key
+        if "?" in key or "#" in key or "//" in f"/{key}" or "/." in f"/{key}":  # not a path that a store knows
+            return _store(str(url)), ""
+        return _store(f"{scheme}://{host}"), unquote(key)
+    except MissingDependencyError:
+        raise
+    except Exception as error:  # noqa: BLE001 (obstore's own, ValueErrors and others; no request has been made)
+        fault, _ = _fault(url, error)
+        if fault.reason == Reason.FILE_MISSING or _NO_CREDENTIALS.search(str(error)) is None:
+            fault = AudioError(Reason.FILE_UNREADABLE, "cannot be fetched: not a valid URL")
+        raise fault from None
+
+
+@lru_cache(maxsize=_MOST_STORES)
+def _store(base: str) -> ObjectStore:
+    """The store at the beginning of URLs, which keeps its connections."""
+    try:
+        from obstore.store import HTTPStore, from_url
+    except ImportError as error:
+        raise MissingDependencyError("obstore", "audio at a URL", "cloud") from error
+
+    is_plain = base.startswith("http://") or any(
+        value.startswith("http://") for name, value in os.environ.items() if name.startswith(_ENDPOINTS)
+    )
+    options: Any = {**_TIMEOUTS, "allow_http": is_plain and not base.startswith("https://")}
+    once: Any = {"max_retries": 0}
+    if base.startswith("http"):
+        return HTTPStore.from_url(base, client_options=options, retry_config=once)
+    return from_url(base, client_options=options, retry_config=once)
