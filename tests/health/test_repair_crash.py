@@ -1,4 +1,4 @@
-"""Repair that is killed, or meets a full disk or another repair, loses nothing that was sound."""
+"""Repair that meets a full disk, an interrupt or another repair loses nothing that was sound."""
 
 from __future__ import annotations
 
