@@ -31,8 +31,13 @@ from featcache.store.version import Version
 # How long an example takes says something about the machine, and nothing about the code. Examples are others each time,
 # but where many changes are tested: there, one that fails is the fault of the change.
 settings.register_profile(
-    "featcache", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+    "featcache",
+    deadline=None,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="CI" in os.environ,
 )
+settings.register_profile("long", settings.get_profile("featcache"), max_examples=1000, derandomize=False)
 settings.load_profile("featcache")
 
 

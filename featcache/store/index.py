@@ -390,7 +390,7 @@ def _fits_together(index: Index) -> bool:
         and index.first_frame.min(initial=0) >= 0
         and index.num_frames.min(initial=1) >= 1
         and max(index.first_frame.max(initial=0), index.num_frames.max(initial=0)) <= MOST
-        and len(index.runs) == len(index.shards)
+        and [type(run) for run in index.runs] == [str] * len(index.shards)
         and index.shard.max(initial=0) < max(1, len(index.shards))
         and index.by_hash.max(initial=0) < max(1, count)
     )

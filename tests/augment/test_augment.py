@@ -262,14 +262,15 @@ def test_masks_are_within_their_limits(lengths, time_masks, time_width, fraction
 
 
 def test_widths_and_places_are_uniform():
-    masked = masked_stretches([101] * 20000, time_masks=1, time_width=9, max_time_fraction=1.0, freq_masks=0).all(2)
+    masked = masked_stretches([101] * 5000, time_masks=1, time_width=9, max_time_fraction=1.0, freq_masks=0).all(2)
     widths = masked.sum(1)
     counts = torch.bincount(widths, minlength=10)
     assert len(counts) == 10
-    assert (counts - 2000).abs().max() < 5 * 2000**0.5
+    assert (counts - 500).abs().max() < 5 * 500**0.5
     of_four = masked[widths == 4].int().argmax(1)  # where they begin: 0 to 97
-    assert (of_four.min(), of_four.max()) == (0, 97)
-    assert of_four.double().mean().item() == pytest.approx(48.5, abs=3)
+    assert of_four.min() < 3
+    assert 94 < of_four.max() <= 97
+    assert of_four.double().mean().item() == pytest.approx(48.5, abs=6)
 
 
 def test_rows_are_masked_differently_and_both_axes_are():

@@ -30,8 +30,6 @@ from featcache.store import files, zarr3
 ONE_EACH = "0.0003"
 """MB: a shard size that gives each of the plain utterances a shard of its own, with `odd_extractors`."""
 
-KILLS = 50
-
 
 @pytest.fixture(scope="module")
 def job(plain, slow_config) -> tuple:
@@ -67,14 +65,17 @@ def assert_clean(cache: Path) -> int:
 # Kills
 
 
-def test_killed_at_random_moments_and_resumed_it_ends_as_if_it_had_not_been(cli, plain, gate, gated_config, scratch):
-    """Fifty times `kill -9`: every state in between verifies clean, and the last one is that of an unharmed run."""
+@pytest.mark.parametrize("kills", [12, pytest.param(100, marks=pytest.mark.slow)])
+def test_killed_at_random_moments_and_resumed_it_ends_as_if_it_had_not_been(
+    cli, plain, gate, gated_config, scratch, kills
+):
+    """Again and again `kill -9`: every state in between verifies clean, and the last one is that of an unharmed run."""
     rows = plain.rows[:8]
     job = ("extract", plain.manifest(rows, "eight.csv"), "-c", gated_config, "--shard-size", ONE_EACH, "--threads", 1)
     assert cli(*job, "-o", scratch / "whole").code == 0
     whole = chunk_files(scratch / "whole")
     chance, cache, there = random.Random(20), scratch / "killed", 0
-    for _ in range(KILLS):
+    for _ in range(kills):
         # It makes so many shards, and no more; the kill comes when some of them are there, or a little later.
         more = chance.randint(0, 2)
         some = there + chance.randint(0, more)
@@ -92,54 +93,6 @@ def test_killed_at_random_moments_and_resumed_it_ends_as_if_it_had_not_been(cli,
             assert chunk_files(cache) == whole
             shutil.rmtree(cache)
             there = 0
-
-
-@pytest.mark.slow  # tests/faults does more of this, where there is a C compiler
-def test_killed_before_each_change_of_a_file_and_resumed_it_ends_as_if_it_had_not_been(
-    cli, plain, slow_config, scratch
-):
-    """Not left to chance: dead just before every eighth folder, file, rename or removal of a run, one after another."""
-    manifest = plain.manifest(plain.rows[:3], "three.csv")
-    job = ("extract", manifest, "-c", slow_config, "--shard-size", ONE_EACH, "--threads", 2)
-    assert cli(*job, "-o", scratch / "whole").code == 0
-    whole = chunk_files(scratch / "whole")
-    operation, deaths = 0, set()
-    while True:
-        cache = scratch / "cache"
-        died = cli(*job, "-o", cache, fault={"folder": str(cache), "before": operation, "error": 0})
-        deaths.add(assert_clean(cache))
-        if died.code == 0:
-            break
-        assert died.code == -signal.SIGKILL
-        assert cli(*job, "-o", cache).code == 0
-        assert chunk_files(cache) == whole
-        assert check(cache).problems == []
-        assert not [path for path in only_version(cache).path.glob("work/*") if path.is_dir()]
-        shutil.rmtree(cache)
-        operation += 8
-    assert operation > 100
-    assert deaths == {0, 1, 2, 3}
-
-
-def test_a_killed_run_loses_no_failure(cli, plain, slow_config, scratch):
-    """The ledger reaches the disk before the shard that lacks the utterance."""
-    rows = [{**row, "path": "nowhere.wav"} if i % 3 == 1 else row for i, row in enumerate(plain.rows[:6])]
-    manifest = plain.manifest(rows, "failing.csv")
-    job = ("extract", manifest, "-c", slow_config, "--shard-size", "0.0008", "--threads", 1, "-o", scratch)
-    for operation in range(0, 400, 40):
-        died = cli(*job, fault={"folder": str(scratch), "before": operation, "error": 0})
-        if not list(scratch.glob("[!.]*/zarr.json")):
-            continue
-        shards = [only_version(scratch).shard(name) for name in only_version(scratch).shard_names()]
-        there = {id_ for shard in shards for id_ in shard.ids}
-        failed = {one["id"] for one in cli("info", scratch, "--json").json()["versions"][0]["failures"]}
-        for number in (0, 3):  # shards are made of three rows, of which the second fails
-            if {rows[number]["id"], rows[number + 2]["id"]} <= there:
-                assert rows[number + 1]["id"] in failed
-        if died.code == 3:
-            break
-    assert cli(*job).code == 3
-    assert check(scratch, manifest=read_manifest(manifest)).failed == 2
 
 
 def test_everything_is_flushed_before_it_becomes_visible(plain, tmp_path, monkeypatch):
@@ -249,28 +202,6 @@ def test_a_full_disk_is_one_clear_line_and_harms_nothing(cli, plain, scratch):
     assert cli(*job).code == 0
     assert cli(*job, "-o", scratch / "fresh").code == 0
     assert chunk_files(scratch / "c") == chunk_files(scratch / "fresh")
-
-
-@pytest.mark.slow  # tests/faults does more of this, where there is a C compiler
-def test_a_disk_that_is_full_from_any_change_on_is_one_clear_line(cli, plain, slow_config, scratch):
-    """At every twelfth folder, file or rename of a run: exit 1 and one line, and the next run does the rest."""
-    manifest = plain.manifest(plain.rows[:3], "three.csv")
-    job = ("extract", manifest, "-c", slow_config, "--shard-size", ONE_EACH, "--threads", 2)
-    assert cli(*job, "-o", scratch / "whole").code == 0
-    operation = 0
-    while True:
-        cache = scratch / "cache"
-        full = cli(*job, "-o", cache, fault={"folder": str(cache), "before": operation, "error": errno.ENOSPC})
-        there = assert_clean(cache)
-        if full.code == 0:  # all that could not be written is the index, which a cache can do without
-            assert there == 3
-            break
-        assert_one_line(full, "cannot be written", "No space left on device")
-        assert cli(*job, "-o", cache).code == 0
-        assert chunk_files(cache) == chunk_files(scratch / "whole")
-        shutil.rmtree(cache)
-        operation += 12
-    assert operation > 100
 
 
 @pytest.mark.parametrize(("module", "broken"), [(files, "sync"), (zarr3, "write_array")])

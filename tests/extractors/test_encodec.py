@@ -66,13 +66,20 @@ def cut(lengths, rate=24000, seed=1):
 BOUNDARIES = sorted({*range(1, 20), *(k * HOP + d for k in (1, 2, 3, 6, 7, 8, 9, 25) for d in (-1, 0, 1)), 5003, 12345})
 
 
+@pytest.fixture(scope="module")
+def around(model):
+    """Clips of these lengths, and what the real model gives for each alone."""
+    clips = cut(BOUNDARIES)
+    return clips, [alone(model, clip)[0] for clip in clips]
+
+
 @pytest.mark.parametrize("policy", ["padded", "equal_length", "single"])
-def test_every_length_around_the_boundaries(folder, model, policy):
+def test_every_length_around_the_boundaries(folder, around, policy):
     extractor = build(folder)
     extractor.chosen_batching = policy
-    clips = cut(BOUNDARIES)
-    references = [alone(model, clip)[0] for clip in clips]
-    assert codes.assert_equal(extractor, clips, references) == 0
+    clips, references = around
+    if policy == "padded":
+        assert codes.assert_equal(extractor, clips, references) == 0
     order = torch.randperm(len(clips), generator=torch.Generator().manual_seed(0)).tolist()
     assert codes.assert_equal(extractor, [clips[i] for i in order], [references[i] for i in order]) == 0
 

@@ -14,7 +14,7 @@ from scratch import scratch_folder
 
 COMMANDS = 8 + 3
 EXIT_CODES = {0, 1, 2, 3}
-QUICK = 5
+QUICK = 8
 """Every so many edits are tried each time; all of them with `-m slow`."""
 
 
@@ -93,19 +93,20 @@ def test_nothing_is_wrong_with_the_cache_that_is_edited(cli, made, audio, outsid
     assert set(found.values()) == {0}, found
 
 
-def edits():
-    for number, name in enumerate(EDITS):
+def some_of(names):
+    """The names, of which most are slow."""
+    for number, name in enumerate(names):
         yield pytest.param(name, marks=[] if number % QUICK == 0 else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", [*edits()])
+@pytest.mark.parametrize("name", [*some_of(EDITS)])
 def test_every_command_ends_well_on_a_hostile_cache(cli, made, audio, outside, name):
     shutil.copytree(made, outside / "cache")
     EDITS[name](outside / "cache")
     try_everything(cli, outside, audio)
 
 
-@pytest.mark.parametrize("name", QUANTISED)
+@pytest.mark.parametrize("name", [*some_of(QUANTISED)])
 def test_every_command_ends_well_on_a_hostile_cache_of_quantised_features(cli, quantised, audio, outside, name):
     shutil.copytree(quantised, outside / "cache")
     QUANTISED[name](outside / "cache")

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import threading
+from itertools import product
 
 import pytest
 from cache_contents import check, chunk_files, items, only_version
@@ -21,6 +22,16 @@ def test_the_files_of_a_shard_are_these(sound):
     """No file of a shard escapes the tests below."""
     folder = victim(sound).folder
     assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == set(FILES)
+
+
+def some_of(cases, step):
+    """The cases, of which all but each so-manyth are slow: what is repaired, and how, is the same for all."""
+    params = []
+    for number, case in enumerate(cases):
+        values = case if isinstance(case, tuple) else (case,)
+        names = "-".join(getattr(value, "__name__", str(value)) for value in values)
+        params.append(pytest.param(*values, id=names, marks=pytest.mark.slow if number % step else ()))
+    return params
 
 
 # One bit
@@ -71,7 +82,7 @@ def test_a_flipped_bit_in_features_names_the_utterance(cache):
             flip(chunk, at)
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", some_of(FILES, 3))
 def test_a_flipped_bit_is_repaired(cli, plain, sound, cache, file):
     """From the shell: verify exits with 1 and names the shard; repair brings back its utterances, and touches no other
     shard.
@@ -109,10 +120,10 @@ def test_json_names_what_is_damaged(cli, cache):
     assert (problem["shard"], problem["id"], problem["kind"]) == (shard.name, shard.ids[0], "checksum")
 
 
-@pytest.mark.parametrize(
-    "file", ["zarr.json", "features/zarr.json", CHUNKS["features"], CHUNKS["ids"], CHUNKS["crc32c"]]
-)
-@pytest.mark.parametrize("spoil", SPOIL, ids=lambda spoil: spoil.__name__)
+SPOILT = ("zarr.json", "features/zarr.json", CHUNKS["features"], CHUNKS["ids"], CHUNKS["crc32c"])
+
+
+@pytest.mark.parametrize(("file", "spoil"), some_of(product(SPOILT, SPOIL), len(SPOIL) - 1))
 def test_a_spoilt_file_is_found_and_repaired(cli, plain, sound, cache, file, spoil):
     """Gone, empty, a byte too short or too long, a folder, or another shard's."""
     shard = victim(cache)

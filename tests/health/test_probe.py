@@ -145,7 +145,7 @@ def test_naive_padding_of_encodec_is_found_and_ours_is_clean(tmp_path, speech, e
     manifest = read_manifest(speech.manifest())
     naive = load_config(encodec_config(tmp_path, encodec, "odd_extractors:NaiveEncodec"))
     for config, is_clean in ((naive, False), (load_config(encodec_config(tmp_path, encodec)), True)):
-        found = probe(config, manifest, Device("cpu", 2), 3)
+        found = probe(config, manifest, Device("cpu", 2), 2)
         measured = {(one.precision, one.policy): one for one in found.measured}
         assert {precision for precision, _ in measured} == {"fp32", "bf16", "fp16"}
         padded = measured["fp32", "padded"]

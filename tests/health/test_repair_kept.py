@@ -68,7 +68,7 @@ def end_of(shard: Shard, number: int) -> int:
     return int(shard.offsets[number + 1]) * shard.features[:1].nbytes
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0), st.integers(0, 7)), min_size=1, max_size=5))
 def test_whatever_bits_flip_just_their_utterances_are_extracted_again(plain, sound, flips):
     """In any byte of any features, or in the checksum behind them, which is nobody's."""

@@ -33,11 +33,13 @@ _CHANGES_FILES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.
 
 
 def preload() -> None:
+    import numpy.ma
     import soxr
     import tqdm
     import zarr
 
     import featcache.cli
+    import featcache.cli.progress
     import featcache.engines.local
     import featcache.extract.extraction
     import featcache.extractors.kaldi
@@ -46,6 +48,7 @@ def preload() -> None:
     import featcache.health.verify
 
     assert featcache.cli
+    assert numpy.ma
     assert soxr
     assert tqdm
     assert zarr

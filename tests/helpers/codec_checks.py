@@ -84,7 +84,7 @@ class CodecChecks(ABC):
     def test_every_length_around_the_boundaries(self, folder, clips, references, policy):
         extractor = self.build(folder)
         extractor.chosen_batching = policy
-        for seed in (0, 1):
+        for seed in (0, 1) if policy == "padded" else (0,):
             order = torch.randperm(len(clips), generator=torch.Generator().manual_seed(seed)).tolist()
             codes.assert_equal(extractor, [clips[i] for i in order], [references[i] for i in order])
         assert len(torch.cat([reference.codes.flatten() for reference in references]).unique()) > MANY

@@ -108,7 +108,7 @@ class TestProcesses:
             while True:
                 assert read_all(cache, expected)
 
-        for number in range(25):
+        for number in range(12):
             before = len(copies_in(disk))
             pids = [fork(train) for _ in range(2)]
             if number % 2:  # else it may be that none ever gets to a copy

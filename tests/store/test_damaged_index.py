@@ -99,11 +99,27 @@ def test_an_index_whose_arrays_do_not_fit_together_is_not_believed(small):
         assert same(load_index(small, names), sound)
 
 
+def test_an_index_whose_runs_are_no_names_is_not_believed(small):
+    """Nor one that has another number of them than of shards."""
+    names = small.shard_names()
+    folder = index_folder(small, names)
+    document = json.loads((folder / "index.json").read_text())
+    for runs in ([1] * len(names), [""] * (len(names) + 1), 3):
+        write_document(folder, {**document, "runs": runs})
+        assert load_index(small, names) is None
+    write_document(folder, document)
+    assert load_index(small, names) is not None
+
+
 def reseal(folder, name):
     """Have `index.json` say that the array's file is as it was written."""
     document = json.loads((folder / "index.json").read_text())
     data = np.frombuffer((folder / f"{name}.npy").read_bytes(), np.uint8)
     document["crc32c"][name] = f"{zarr3.crc32c(data):08x}"
+    write_document(folder, document)
+
+
+def write_document(folder, document):
     (folder / "index.json").write_bytes(zarr3.seal({**document, "checksum": zarr3.UNSEALED}))
 
 
