@@ -300,7 +300,8 @@ class _Dispatch:
             for one in fields(counts):
                 setattr(job.counts, one.name, getattr(counts, one.name))
         self._control.check_failures(now_done.counts)
-        self._control.report(progress)
+        if self._first is not None:  # until then, there is nothing to tell
+            self._control.report(progress)
 
     def _end(self) -> None:
         """Record what is poison, and have the workers record the outcome.
