@@ -5,7 +5,8 @@
     cache = featcache.open("features")
     features, lengths = cache.batch(["utt-1", "utt-2"])
 
-Extraction is a command: `featcache extract manifest.csv`. See `featcache --help`.
+Extraction is a command, `featcache extract manifest.csv`, or a call, `featcache.extract("manifest.csv")`. See
+`featcache --help`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from featcache import augment, cmvn, errors, masks, stats
     from featcache.cmvn import Cmvn
+    from featcache.engines.main_job import extract
     from featcache.errors import FeatcacheError, FeatcacheWarning
+    from featcache.extract.summary import Summary
     from featcache.loader import BucketBatchSampler, Cache, Crop, DataLoader, FeatureDataset, open  # noqa: A004
     from featcache.quantize import dequantize
 
@@ -36,12 +39,13 @@ __all__ = [
     "cmvn",
     "dequantize",
     "errors",
+    "extract",
     "masks",
     "open",
     "stats",
 ]
 
-_MODULES = {"adapters", "augment", "cmvn", "errors", "masks", "stats"}
+_MODULES = {"adapters", "augment", "cmvn", "errors", "extract", "masks", "stats"}
 
 _HOME = {
     "BucketBatchSampler": "loader",
@@ -66,6 +70,21 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f"featcache.{_HOME[name]}"), name)
     globals()[name] = value
     return value
+
+
+def _extract(*args: Any, **options: Any) -> Summary:
+    """What `featcache.extract(...)` calls, see `featcache.engines.main_job.extract`; a training environment lacks it.
+
+    Raises:
+        MissingDependencyError: A package of the extra `extract` is not installed.
+    """
+    try:
+        from featcache.engines.main_job import extract
+    except ImportError as error:
+        from featcache.errors import MissingDependencyError
+
+        raise MissingDependencyError((error.name or "").partition(".")[0], "featcache.extract") from error
+    return extract(*args, **options)
 
 
 def __dir__() -> list[str]:

@@ -74,6 +74,11 @@ def imported(tree, needed_only=False):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def without_types(tree):
+    """A module without what it imports only for its annotations."""
+    return ast.Module([node for node in tree.body if not ast.unparse(node).startswith("if TYPE_CHECKING:")], [])
+
+
 def units_imported(tree, needed_only):
     """The files and folders of the package that a module imports."""
     parts = [name.split(".") for name in imported(tree, needed_only)]
@@ -111,9 +116,7 @@ def test_store_knows_no_audio_and_no_extractor_and_the_loader_stands_on_the_stor
 def test_what_pads_a_batch_knows_nothing_of_what_keeps_utterances_elsewhere_or_of_the_manifest():
     core = {"shards", "cache", "buffers", "crop"}
     for name in core:
-        typed = "if TYPE_CHECKING:"
-        tree = modules()[Path("loader", f"{name}.py")]
-        at_work = ast.Module([node for node in tree.body if not ast.unparse(node).startswith(typed)], [])
+        at_work = without_types(modules()[Path("loader", f"{name}.py")])
         parts = [dotted.split(".") for dotted in imported(at_work) if dotted.startswith("featcache.")]
         assert {part[2] for part in parts if part[1] == "loader"} <= core
         assert not [part for part in parts if part[1] in {"manifest", "device"}]
@@ -129,7 +132,7 @@ def test_training_needs_no_package_of_the_extra_extract():
     while pending:
         if (name := pending.pop()) not in reached:
             reached.add(name)
-            names = [*imported(modules()[modules_of[name]], needed_only=True)]
+            names = [*imported(without_types(modules()[modules_of[name]]), needed_only=True)]
             assert not EXTRACT_ONLY & {dotted.partition(".")[0] for dotted in names}, name
             parents = {".".join(name.split(".")[:length]) for length in range(1, name.count(".") + 1)}
             pending += (parents | {*names}) & {*modules_of}

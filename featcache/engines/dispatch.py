@@ -139,6 +139,7 @@ class _Dispatch:
         self._chunks = Chunks(tasks, len(self._workers))
         self._suspects = group.suspects
         self._dead: set[str] = set()  # runs of workers
+        self._poison: list[tuple[ShardTask, str]] = []  # and how the last process ended
         self._before = deepcopy(control.progress)
         self._total = _Tally([VersionCounts() for _ in group.jobs])
         self._first: tuple[str, str] | None = None  # the first worker that was ready, and its device
@@ -239,8 +240,7 @@ class _Dispatch:
         worker.is_ready, worker.is_at_work, worker.runs, worker.latest, worker.done = False, False, (), None, []
         if was_ready:
             self._learn(runs, counts)
-        for task in self._chunks.died(number, done, counts):
-            self._bury(task, how)
+        self._poison += [(task, how) for task in self._chunks.died(number, done, counts)]
         worker.deaths += counts
         worker.is_lost = worker.deaths >= (_MOST_DEATHS if was_ready else MOST_DEATHS) or self._control.stop.is_set()
         when = "at work" if was_ready else "before it was ready"
@@ -249,10 +249,7 @@ class _Dispatch:
         if not worker.is_lost:
             self._start(number)
         elif all(worker.is_lost for worker in self._workers) and not self._is_over():
-            raise ExtractorError(
-                f"{', '.join(self._team.names)}: processes ended again and again, the last one by {how}; the shards "
-                "committed so far are good"
-            )
+            raise self._hopeless()
 
     def _learn(self, dead: Sequence[str], counts: bool) -> None:
         """Look at what was in flight in a worker that has died."""
@@ -263,6 +260,12 @@ class _Dispatch:
                 remove_marks(job.version, run)
             found = find_suspects(job.version, latest_failures(job.version), living, self._dead)
             self._suspects |= found
+
+    def _hopeless(self) -> ExtractorError:
+        return ExtractorError(
+            f"{', '.join(self._team.names)}: processes ended again and again, the last one by {self._last_end}; the "
+            "shards committed so far are good"
+        )
 
     def _bury(self, task: ShardTask, how: str) -> None:
         """Record that what is left of a task cannot be extracted."""
@@ -297,10 +300,18 @@ class _Dispatch:
             for one in fields(counts):
                 setattr(job.counts, one.name, getattr(counts, one.name))
         self._control.check_failures(now_done.counts)
-        self._control.report(progress)
+        if self._first is not None:  # until then, there is nothing to tell
+            self._control.report(progress)
 
     def _end(self) -> None:
-        """Have the workers record the outcome."""
+        """Record what is poison, and have the workers record the outcome.
+
+        This waits for the end since, where everything kills, no utterance is at fault.
+        """
+        if len(self._poison) > 1 and not self._total.progress.shards:
+            raise self._hopeless()
+        for task, how in self._poison:
+            self._bury(task, how)
         for number in range(len(self._workers)):
             self._team.send(number, End(interrupted=self._control.stop.is_set()))
         limit = monotonic() + _SECONDS_TO_END

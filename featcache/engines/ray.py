@@ -228,6 +228,8 @@ class _Actors:
         if found is not None and not found["Alive"]:
             how = "its node is gone"
             preempted = preempted or found.get("DeathReason") == _DRAINED
+        with suppress(Exception):  # Ray has no public word for it; Ray Client has none at all
+            preempted = preempted or node in self._ray._private.state.state.get_draining_nodes()
         return Died("its node was preempted" if preempted else how, counts=not preempted)
 
 

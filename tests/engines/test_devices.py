@@ -1,0 +1,191 @@
+"""A process for each device of this machine: what they make, what their deaths cost, how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from cache_contents import being_written, check, items, shard_folders
+from extractions import write_config
+from test_suspects import children_of, crashing, failures, marks
+
+import featcache
+from featcache.device import cores_near
+from featcache.engines.devices import parse_devices, shares_of
+from featcache.errors import ArgumentError, ConfigError
+from featcache.manifest import read_manifest
+
+TWO = ("--device", "cpu,cpu", "--threads", 2)
+ONE_EACH = "0.0003"
+"""MB: a shard size that gives each of the plain utterances a shard of its own, with `odd_extractors`."""
+
+
+def arrays(cache: Path) -> dict[str, bytes]:
+    """The bytes of all arrays of all shards."""
+    files = (path for shard in shard_folders(cache) for path in shard.glob("*/c/**/*"))
+    return {str(path.relative_to(cache)): path.read_bytes() for path in files if path.is_file()}
+
+
+def wait_for_end(pids: list[int]) -> None:
+    """Until none of the processes is there any more."""
+    for _ in range(15_000):
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            return
+        time.sleep(0.002)
+    raise AssertionError("processes are left")
+
+
+def test_two_processes_make_what_one_makes(corpus, scratch):
+    """Frames and rows, several versions at once, clips that fail; the summaries agree too. In Python, and so that a
+    call that names an engine is what the command does.
+    """
+    configs = ["fbank80", write_config(scratch, "Moments", module="row_extractors", piece=20)]
+    options = {"threads": 2, "shard_megabytes": 0.05}
+    one = featcache.extract(corpus.manifest(), configs, scratch / "one", device="cpu", **options)
+    seen = []
+    watch = {"progress": lambda progress: seen.append(progress.shards)}
+    two = featcache.extract(corpus.manifest(), configs, scratch / "two", device="cpu,cpu", **watch, **options)
+    assert arrays(scratch / "one") == arrays(scratch / "two")
+    assert len(shard_folders(scratch / "two")) > 6
+    told = ("utterances", "failures", "resampled", "audio_hours", "device", "threads", "elsewhere", "interrupted")
+    assert [getattr(one, name) for name in told] == [getattr(two, name) for name in told]
+    told = ("extracted", "failed", "num_bytes", "resampled", "left")
+    assert [[getattr(v, name) for name in told] for v in one.versions] == [
+        [getattr(v, name) for name in told] for v in two.versions
+    ]
+    assert (one.processes, two.processes) == (1, 2)
+    assert seen[-1] == len(shard_folders(scratch / "two"))
+
+
+@pytest.mark.parametrize(("how", "most_deaths"), [("segfault", 1), pytest.param("7", 2, marks=pytest.mark.slow)])
+def test_a_clip_that_ends_its_process_costs_itself_in_one_run(cli, plain, scratch, how, most_deaths):
+    """It is in the ledger as after several runs of one process; everything else is there, bit for bit."""
+    manifest, config = crashing(plain, how), write_config(scratch, "Crashing")
+    job = ("extract", manifest, "-c", config, "--shard-size", "0.0008")
+    done = cli(*job, "-o", scratch / "c", *TWO)
+    assert done.code == 3, done.err
+    ended = {"segfault": "SIGSEGV", "7": "exit code 7"}[how]
+    culprit = f"{plain.ids[1]}!{how}"
+    assert failures(cli, scratch / "c") == {culprit: ("crashed", f"extracting it ended a process: {ended}")}
+    assert done.err.count("the process ended at work") <= most_deaths
+    assert "12 utterances: 11 extracted" in done.out
+    others = plain.manifest([row for row in plain.rows if row["id"] != plain.ids[1]], "others.csv")
+    assert cli("extract", others, "-c", config, "-o", scratch / "d", "--threads", 1).code == 0
+    assert items(scratch / "c") == items(scratch / "d")
+    assert check(scratch / "c", manifest=read_manifest(manifest)).problems == []
+    assert marks(scratch / "c") == []
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_replaced(cli, plain, gate, gated_config, scratch):
+    """Three times; what it had is given to others, and nothing is lost or there twice."""
+    gate.write_text("1")
+    job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch, "--shard-size", ONE_EACH, *TWO)
+    running = cli.start(*job, "--json")
+    for deaths in range(3):
+        running.wait_until(lambda: len(children_of(running.pid)) == 2)
+        pid = max(children_of(running.pid))
+        running.wait_until(lambda pid=pid: Path(f"{gate}.{pid}").stat().st_size == 2)  # it stands at its second clip
+        os.kill(pid, signal.SIGKILL)
+        running.wait_until(lambda deaths=deaths: running.err().count("(SIGKILL)") == deaths + 1)
+    gate.unlink()
+    ended = running.wait()
+    assert ended.code == 0, ended.err
+    assert (ended.json()["versions"][0]["extracted"], ended.json()["elsewhere"]) == (12, 0)
+    report = check(scratch, manifest=read_manifest(plain.manifest()))
+    assert (report.problems, report.repeated, report.items) == ([], 0, 12)
+    assert being_written(scratch) == []
+
+
+def test_an_interrupt_ends_all_processes_and_keeps_what_they_have(cli, plain, gate, gated_config, scratch):
+    gate.write_text("2")
+    job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch, *TWO, "--shard-size", "0.0015")
+    running = cli.start(*job)
+    running.wait_until(lambda: len(children_of(running.pid)) == 2)
+    pids = children_of(running.pid)
+    running.wait_until(lambda: all(Path(f"{gate}.{pid}").stat().st_size == 3 for pid in pids))
+    for pid in (*pids, running.pid):  # as a terminal does
+        os.kill(pid, signal.SIGINT)
+    running.wait_until(lambda: "interrupted" in running.err())
+    gate.unlink()
+    ended = running.wait()
+    assert ended.code == 130, ended.err
+    wait_for_end(pids)
+    assert "extracted utterances kept" in ended.out
+    assert being_written(scratch) == []
+    assert [problem.kind for problem in check(scratch).problems] == ["unfinished"]
+    assert cli(*job).code == 0
+    report = check(scratch, manifest=read_manifest(plain.manifest()))
+    assert (report.problems, report.repeated, report.items) == ([], 0, 12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_asked_before", [False, True])
+def test_a_killed_run_leaves_no_process(cli, plain, gate, gated_config, scratch, is_asked_before):
+    """They commit what they have; and end at once if they had been told to stop, and a second signal came."""
+    gate.write_text("1")
+    job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch, *TWO, "--shard-size", "0.0015")
+    running = cli.start(*job)
+    running.wait_until(lambda: len(children_of(running.pid)) == 2)
+    pids = children_of(running.pid)
+    running.wait_until(lambda: all(Path(f"{gate}.{pid}").stat().st_size == 2 for pid in pids))
+    if is_asked_before:
+        running.send(signal.SIGTERM)
+        running.wait_until(lambda: "interrupted" in running.err())
+        time.sleep(1)  # the processes are told
+        running.send(signal.SIGTERM)
+        assert running.wait().code == 130
+        wait_for_end(pids)
+        gate.unlink()
+    else:
+        running.send(signal.SIGKILL)
+        running.wait()
+        gate.unlink()
+        wait_for_end(pids)
+        assert being_written(scratch) == []
+        assert len(items(scratch)) >= 2
+    finished = cli(*job)
+    assert finished.code == 0, finished.err
+    report = check(scratch, manifest=read_manifest(plain.manifest()))
+    assert (report.problems, report.repeated, report.items) == ([], 0, 12)
+    assert being_written(scratch) == []
+
+
+@pytest.mark.slow
+def test_what_is_wrong_with_a_config_or_the_disk_is_said_once(cli, plain, scratch):
+    broken = cli("extract", plain.manifest(), "-c", write_config(scratch, "Wrong"), "-o", scratch / "c", *TWO)
+    assert broken.code == 1
+    assert broken.err.count("featcache: ") == 1, broken.err
+    assert "frames" in broken.err
+
+
+# Names and shares
+
+
+def test_devices_by_their_names():
+    assert parse_devices("cpu,cpu") == ["cpu", "cpu"]
+    for names, message in (("all", "no CUDA device"), ("cpu,cuda:7", "cuda:7"), ("cpu,", "''"), ("cpu,meta", "meta")):
+        with pytest.raises(ConfigError, match=message):
+            parse_devices(names)
+    with pytest.raises(ArgumentError, match="there is no such engine; use local, ray"):
+        featcache.extract("m.csv", engine="dask")
+
+
+def test_the_budget_is_shared():
+    assert shares_of(8, ["cpu", "cpu", "cpu"]) == [3, 3, 2]
+    assert shares_of(1, ["cuda:0", "cuda:1"]) == [1, 1]
+
+
+def test_cores_near_a_gpu(tmp_path):
+    device = tmp_path / "bus/pci/devices/0000:3b:00.0"
+    device.mkdir(parents=True)
+    node = tmp_path / "devices/system/node/node1"
+    node.mkdir(parents=True)
+    (node / "cpulist").write_text("4-6,12\n")
+    for number, cores in (("1", {4, 5, 6, 12}), ("-1", set()), ("7", set())):
+        (device / "numa_node").write_text(f"{number}\n")
+        assert cores_near("0000:3b:00.0", tmp_path) == cores
+    assert cores_near("0000:00:00.0", tmp_path) == set()

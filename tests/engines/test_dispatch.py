@@ -1,0 +1,120 @@
+"""What becomes of tasks when workers die: all in this process, with workers that are none."""
+
+from __future__ import annotations
+
+import pytest
+from cache_contents import check, items, only_version
+from extractions import extract_here
+from inline_team import InlineTeam
+
+from featcache.config import load_config
+from featcache.engines.worker import Died
+from featcache.errors import ConfigError, ExtractorError
+from featcache.extract.extraction import Options, plan_extraction, run_extraction
+from featcache.extract.failures import FailureLimit
+from featcache.manifest import read_manifest
+from featcache.store.runs import latest_failures
+
+ONE_EACH = 0.0003
+"""MB: a shard size that gives each of the plain utterances a shard of its own, with `odd_extractors`."""
+
+
+@pytest.fixture
+def run(plain, slow_config, scratch):
+    """Runs a job over the plain utterances with a team."""
+
+    def run(team, manifest=None, report=lambda progress: None, **options):
+        chosen = Options("cpu", 1, **{"shard_megabytes": ONE_EACH, **options})
+        read = read_manifest(manifest or plain.manifest())
+        plan = plan_extraction(read, [load_config(slow_config)], scratch / "cache", chosen)
+        return run_extraction(plan, team.engine(), report)
+
+    return run
+
+
+@pytest.fixture
+def whole(plain, slow_config, scratch):
+    """What one process makes."""
+    options = Options("cpu", 1, shard_megabytes=ONE_EACH)
+    extract_here(read_manifest(plain.manifest()), [load_config(slow_config)], scratch / "whole", options)
+    return items(scratch / "whole")
+
+
+def test_workers_make_what_one_process_makes(run, plain, scratch, whole):
+    seen = []
+    summary = run(InlineTeam(3), report=lambda progress: seen.append(progress.audio_seconds))
+    assert items(scratch / "cache") == whole
+    assert (summary.versions[0].extracted, summary.failed, summary.elsewhere) == (12, 0, 0)
+    assert (summary.processes, summary.threads, summary.device) == (3, 3, "cpu")
+    assert seen == sorted(seen)
+    report = check(scratch / "cache", manifest=read_manifest(plain.manifest()))
+    assert (report.problems, report.repeated) == ([], 0)
+
+
+def test_what_always_ends_a_process_is_in_the_ledger_and_everything_else_is_there(run, plain, scratch, whole):
+    """Whatever it does leaves no marks here, so that only its shard is known; there are six attempts at most."""
+    bad = plain.ids[4]
+    team = InlineTeam(2, deadly=[bad])
+    summary = run(team)
+    (failure,) = latest_failures(only_version(scratch / "cache")).values()
+    assert (failure.id, failure.reason) == (bad, "crashed")
+    assert failure.message.endswith("ended 3 processes, and what in it did so is not known: SIGKILL")
+    assert summary.failures == {"crashed": 1}
+    assert (summary.versions[0].extracted, summary.versions[0].failed) == (11, 1)
+    assert items(scratch / "cache") == {id_: item for id_, item in whole.items() if id_ != bad}
+    assert check(scratch / "cache", manifest=read_manifest(plain.manifest())).problems == []
+    assert sum(bad in {row.id for task in work.tasks for row in task.utterances} for _, work in team.works) <= 6
+    assert run(InlineTeam(2)).versions[0].failed == 1  # it is not tried again
+
+
+def test_a_whole_shard_is_poison_if_nothing_tells_which_utterance_is(run, plain, scratch):
+    summary = run(InlineTeam(1, deadly=[plain.ids[0]]), shard_megabytes=ONE_EACH * 4)
+    failed = latest_failures(only_version(scratch / "cache"))
+    assert plain.ids[0] in failed
+    assert {*failed} | {*items(scratch / "cache")} == {*plain.ids}
+    assert summary.versions[0].failed == len(failed) < 12
+
+
+def test_a_device_that_ends_every_process_is_left_out(run, scratch, whole):
+    """What it had goes to the other, and nothing is poison."""
+    team = InlineTeam(2, fate=lambda number, work: Died("SIGBUS") if number == 0 else None)
+    assert run(team).versions[0].extracted == 12
+    assert items(scratch / "cache") == whole
+    assert team.started.count(0) <= 7
+
+
+def test_where_nothing_lives_long_the_run_fails(run, scratch):
+    """And no utterance is blamed, neither of many shards nor of few."""
+    for size in (ONE_EACH, 6 * ONE_EACH):
+        team = InlineTeam(2, fate=lambda number, work: Died("SIGBUS"))
+        with pytest.raises(ExtractorError, match=r"worker 1, worker 2: processes ended again and again.*SIGBUS"):
+            run(team, shard_megabytes=size)
+        assert latest_failures(only_version(scratch / "cache")) == {}
+
+
+def test_preemption_is_no_death(run, scratch, whole):
+    """However often it happens."""
+    fates = iter([Died("its node was preempted", counts=False)] * 20)
+    team = InlineTeam(2, fate=lambda number, work: next(fates, None))
+    summary = run(team)
+    assert (summary.versions[0].extracted, summary.failures) == (12, {})
+    assert items(scratch / "cache") == whole
+
+
+def test_devices_of_several_models_are_refused_unless_they_are_wanted(plain, slow_config, scratch):
+    config, manifest = load_config(slow_config), read_manifest(plain.manifest())
+
+    def job(**options):
+        plan = plan_extraction(manifest, [config], scratch, Options("cpu", 1))
+        return run_extraction(plan, InlineTeam(2, labels=["NVIDIA A", "NVIDIA B"]).engine(**options))
+
+    with pytest.raises(ConfigError, match=r"worker 2 is NVIDIA B, and worker 1 is NVIDIA A.*--allow-mixed-devices"):
+        job()
+    assert job(allow_mixed_devices=True).device == "NVIDIA A, NVIDIA B"
+
+
+def test_failures_of_all_workers_count_for_the_limit(run, plain):
+    rows = [{**row, "path": "missing.wav"} if number % 2 else row for number, row in enumerate(plain.rows)]
+    summary = run(InlineTeam(2), plain.manifest(rows, "half.csv"), max_failures=FailureLimit.parse("2"))
+    assert summary.too_many_failures.endswith("have failed, and --max-failures allows 2")
+    assert summary.interrupted

@@ -1,0 +1,222 @@
+"""Actors of a Ray cluster on this machine: what they make, and what deaths cost."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from cache_contents import being_written, check, items
+from extractions import write_config
+from processes import MOST_SECONDS, TESTS
+from test_devices import ONE_EACH, wait_for_end
+from test_suspects import crashing, failures, marks
+
+from featcache.engines.ray import _Shape
+from featcache.errors import ArgumentError
+from featcache.extract.extraction import Options
+from featcache.manifest import read_manifest
+
+pytest.importorskip("ray")
+
+ACTORS = ("--engine", "ray", "--threads", 1)
+ALONE = {
+    "RAY_ADDRESS": "local",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # so that it listens on the loopback interface only
+    "RAY_AUTH_MODE": "disabled",  # no token is put into the home folder
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "PYTHONWARNINGS": "",
+}
+
+
+@pytest.fixture
+def alone():
+    """The environment of a cluster of its own, and of a folder that goes after the test."""
+    folder = tempfile.mkdtemp(prefix="ray-")  # short: paths of sockets are limited to 100 characters
+    yield {**ALONE, "RAY_TMPDIR": folder}
+    shutil.rmtree(folder, ignore_errors=True)  # what was killed may still write into it
+
+
+def test_a_clip_that_ends_its_process_costs_itself_and_the_rest_is_as_from_one_process(cli, plain, scratch, alone):
+    manifest, config = crashing(plain, "segfault"), write_config(scratch, "Crashing")
+    job = ("extract", manifest, "-c", config, "--shard-size", ONE_EACH)
+    done = cli(*job, "-o", scratch / "c", *ACTORS, "--json", env=alone)
+    assert done.code == 3, done.err
+    culprit = f"{plain.ids[1]}!segfault"
+    summary = done.json()  # and nothing of Ray's on standard output
+    assert summary["failures"] == {"crashed": 1}
+    assert (summary["versions"][0]["extracted"], summary["processes"]) == (11, 2)
+    assert done.err.count("the process ended at work (Ray lost its process)") <= 1
+    assert failures(cli, scratch / "c") == {culprit: ("crashed", "extracting it ended a process: SIGSEGV")}
+    assert marks(scratch / "c") == []
+    others = plain.manifest([row for row in plain.rows if row["id"] != plain.ids[1]], "others.csv")
+    assert cli("extract", others, "-c", config, "-o", scratch / "d", "--threads", 1).code == 0
+    assert items(scratch / "c") == items(scratch / "d")
+    assert check(scratch / "c", manifest=read_manifest(manifest)).problems == []
+
+
+@pytest.fixture
+def command(scratch, alone):
+    """Starts `featcache` beside this process; kills what a failed test has left of it."""
+    started = []
+
+    def start(*args):
+        environment = {**os.environ, **alone}
+        environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), environment.get("PYTHONPATH", "")])
+        path = scratch / f"err{len(started)}"
+        arguments = [sys.executable, "-m", "featcache", *map(str, args)]
+        with path.open("w") as errors:
+            process = subprocess.Popen(arguments, env=environment, stderr=errors, stdout=subprocess.DEVNULL)
+        process.err = path.read_text
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + MOST_SECONDS / 4
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def actors_at(gate: Path, count: int) -> set[int]:
+    """The processes that stand at a gate, as the `count`th to enter of theirs."""
+    return {int(path.suffix[1:]) for path in gate.parent.glob(f"{gate.name}.*") if path.stat().st_size == count}
+
+
+@pytest.mark.slow
+def test_actors_that_are_killed_are_replaced(command, plain, gate, gated_config, scratch):
+    """Three times; what they had is given to others, and nothing is lost or there twice."""
+    gate.write_text("1")
+    job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch / "c", "--shard-size", ONE_EACH, *ACTORS)
+    running, killed = command(*job), set()
+    for deaths in range(3):
+        wait_until(lambda: actors_at(gate, 2) - killed)
+        pid = max(actors_at(gate, 2) - killed)
+        os.kill(pid, signal.SIGKILL)
+        killed.add(pid)
+        wait_until(lambda deaths=deaths: running.err().count("the process ended at work") == deaths + 1)
+    gate.unlink()
+    assert running.wait() == 0, running.err()
+    report = check(scratch / "c", manifest=read_manifest(plain.manifest()))
+    assert (report.problems, report.repeated, report.items) == ([], 0, 12)
+    assert being_written(scratch / "c") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_driver_that_ends_loses_at_most_the_shards_under_way(command, plain, gate, gated_config, scratch, number):
+    """If it is killed; an interrupt loses nothing. Either way, nothing of it is left, and the next does the rest."""
+    gate.write_text("2")
+    job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch / "c", "--shard-size", ONE_EACH, *ACTORS)
+    running = command(*job)
+    wait_until(lambda: len(actors_at(gate, 3)) == 2)
+    pids = [*actors_at(gate, 3)]
+    running.send_signal(number)
+    if number == signal.SIGTERM:
+        wait_until(lambda: "interrupted" in running.err())
+        gate.unlink()
+    assert running.wait() == (130 if number == signal.SIGTERM else -number)
+    wait_for_end(pids)
+    there = {*items(scratch / "c")}
+    assert len(there) >= 4
+    gate.unlink(missing_ok=True)
+    again = command(*job)
+    assert again.wait() == 0, again.err()
+    assert there <= {*items(scratch / "c")}
+    report = check(scratch / "c", manifest=read_manifest(plain.manifest()))
+    assert (report.problems, report.repeated, report.items) == ([], 0, 12)
+
+
+LOSE_A_NODE = """
+import logging, sys, time
+from pathlib import Path
+
+import ray
+from ray._raylet import GcsClient
+from ray.cluster_utils import Cluster
+
+import featcache
+
+logging.basicConfig(level="INFO")
+manifest, config, cache, gate, drained = sys.argv[1:]
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+ray.init(address=cluster.address, log_to_driver=False)
+
+
+def stand():
+    return [path for path in Path(gate).parent.glob("gate.*") if path.stat().st_size == 2]
+
+
+def lose(progress, lost=[]):
+    if len(stand()) == 2 and not lost:
+        lost.append(nodes[0])
+        if drained:  # as a cloud does with a machine that it wants back
+            reason, deadline = 2, 1000 * int(time.time() + 600)
+            GcsClient(address=cluster.gcs_address).drain_node(nodes[0].node_id, reason, "preempted", deadline)
+        cluster.remove_node(nodes[0], allow_graceful=False)
+    elif lost and not all(Path(f"/proc/{path.suffix[1:]}").exists() for path in stand()):
+        Path(gate).unlink(missing_ok=True)
+
+
+summary = featcache.extract(
+    manifest, config, cache, engine="ray", threads=1, shard_megabytes=0.0003, progress=lose
+)
+print("RESULT", summary.versions[0].extracted + summary.elsewhere, summary.failed)
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("drained", "how"), [("", "(Ray lost its process|its node is gone)"), ("drained", "its node was preempted")]
+)
+def test_a_lost_node_costs_what_it_had_under_way(plain, gate, gated_config, scratch, alone, drained, how):
+    gate.write_text("1")
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    job = [plain.manifest(), gated_config, scratch / "c", gate, drained]
+    done = subprocess.run(
+        [sys.executable, "-c", LOSE_A_NODE, *map(str, job)],
+        env={**os.environ, **alone, "PYTHONPATH": path, "RAY_ADDRESS": ""},
+        capture_output=True,
+        text=True,
+        timeout=MOST_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "RESULT 12 0\n" in done.stdout, done.stderr
+    assert len(re.findall(rf"the process ended at work \({how}\)", done.stderr)) == 1, done.stderr
+    report = check(scratch / "c", manifest=read_manifest(plain.manifest()))
+    assert (report.problems, report.repeated, report.items) == ([], 0, 12)
+
+
+def test_an_actor_for_each_gpu_or_for_so_many_cores():
+    def shape(nodes, device=None, threads=None):
+        found = _Shape.of(nodes, Options(device, threads))
+        return found.actors, found.device, found.threads
+
+    cores, gpus = (
+        [{"CPU": 64.0}, {"CPU": 4.0}, {}],
+        [{"CPU": 64.0, "GPU": 4.0}, {"CPU": 32.0, "GPU": 4.0}, {"CPU": 8.0}],
+    )
+    assert shape(cores) == (8, "cpu", 8)
+    assert shape(cores, threads=4) == (17, "cpu", 4)
+    assert shape(gpus) == (8, "cuda", 8)
+    assert shape(gpus, "cpu", 16) == (6, "cpu", 16)
+    with pytest.raises(ArgumentError, match="no GPU"):
+        shape(cores, "cuda")
+    with pytest.raises(ArgumentError, match="no node of the cluster has 65 cores: fewer --threads"):
+        shape(cores, threads=65)
