@@ -138,10 +138,10 @@ def _have_other_paths(
     return differ
 
 
-def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]:
+def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_], whole: Manifest | None = None) -> list[str]:
     """That none of the files to be extracted is there, as far as some of them tell.
 
-    `rows` says which are to be extracted.
+    `rows` says which are to be extracted. If the rows are a part of a manifest, `whole` is all of it.
 
     Raises:
         ManifestError: No other file of the manifest is there either, as far as some tell: the root is probably another
@@ -153,7 +153,8 @@ def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]
     hint = "" if Path(paths[0]).is_absolute() else "; --root says what relative paths are relative to"
     example = f"for example {paths[0]}{where_missing(paths[0], manifest.root)}"
     note = f"none of {len(paths):,} audio files checked exists, {example}{hint}"
-    if not _may_any_exist(manifest, _some_paths(manifest, ~rows)):
+    others = _some_paths(manifest, ~rows) if whole is None else _some_paths(whole, np.ones(len(whole), bool))
+    if not _may_any_exist(manifest, others):
         raise ManifestError(f"{manifest.source}: {note}")
     return [note]
 
