@@ -49,8 +49,8 @@ def read_manifest(
     required = ("id", "path") if audio else ("id",)
     faults = Faults(name)
     try:
-        with nullcontext(sys.stdin.buffer) if is_stdin else _opened(Path(source)) as stream:
-            found = batches(stream, _suffix(Path(source)), required, faults)
+        with nullcontext(sys.stdin.buffer) if is_stdin else opened(Path(source)) as stream:
+            found = batches(stream, suffix_of(Path(source)), required, faults)
             parts, lines = _gather(found, required, carry, faults)
     except (OSError, EOFError, zlib.error) as error:  # the latter two come from a gzip file that is cut off or damaged
         raise ManifestError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
@@ -72,7 +72,7 @@ def read_manifest(
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def opened(path: Path) -> Iterator[BinaryIO]:
     """The bytes of a file; unpacked, if gzip has compressed it."""
     with path.open("rb") as file:
         if not file.peek(2).startswith(_GZIP):
@@ -82,7 +82,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
             yield cast(BinaryIO, unpacked)
 
 
-def _suffix(path: Path) -> str:
+def suffix_of(path: Path) -> str:
     """The suffix that tells the format: `.csv` for `train.csv.gz` too."""
     return (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
 
