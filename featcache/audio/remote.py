@@ -73,7 +73,8 @@ _CREDENTIALS = {
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 
-_ASKED_AT_ONCE = 64
+ASKED_AT_ONCE = 64
+"""How many files are asked about at a time."""
 
 _Result = TypeVar("_Result")
 _Given = TypeVar("_Given")
@@ -183,7 +184,7 @@ def stamp_of(url: Url, tries: int = FEW_TRIES) -> FileStamp:
 
 def each_at_once(ask: Callable[[_Given], _Result], locations: Sequence[_Given]) -> list[_Result]:
     """Ask something about each file, about many of them at a time: servers take long for each, and little for many."""
-    with ThreadPoolExecutor(_ASKED_AT_ONCE, "featcache-ask") as pool:
+    with ThreadPoolExecutor(ASKED_AT_ONCE, "featcache-ask") as pool:
         return list(pool.map(ask, locations))
 
 

@@ -19,8 +19,10 @@ import click
 from featcache import __version__
 from featcache.cli.common import note
 from featcache.cli.configs import configs
+from featcache.cli.durations import durations
 from featcache.cli.extract import extract
 from featcache.cli.fit_kmeans import fit_kmeans
+from featcache.cli.index import index
 from featcache.cli.info import info
 from featcache.cli.probe import probe
 from featcache.cli.repair import repair
@@ -126,5 +128,5 @@ def main() -> None:
     log.handlers = [_Notes()]
 
 
-for command in (extract, verify, repair, info, show, stats, probe, configs, fit_kmeans):
+for command in (extract, verify, repair, index, info, show, stats, durations, probe, configs, fit_kmeans):
     main.add_command(command)

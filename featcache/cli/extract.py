@@ -90,6 +90,13 @@ FAILURES_LEFT = 3
     is_flag=True,
     help="Re-extract utterances whose path has changed even if they are more than 5% of the version.",
 )
+@click.option(
+    "--partition",
+    metavar="I/N|auto",
+    help="Extract only part I of N, counted from 0: 0/8 to 7/8. For jobs of an array, which need no locks and do not "
+    "wait for each other; the manifest needs durations. `featcache index` builds the index after them. With auto, the "
+    "variables of SLURM, Kubernetes or SkyPilot say which part.",
+)
 @options.trust_remote_code
 @click.option("--dry-run", is_flag=True, help="Only say what would be done: utterances, hours, bytes.")
 @options.as_json("Print the summary as one JSON document.")
@@ -112,6 +119,7 @@ def extract(
     allow_mismatch: bool,
     check_sources: bool,
     replace: bool,
+    partition: str | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -139,12 +147,14 @@ def extract(
       featcache extract train.csv -c hubert-base-l6 --device all
       featcache extract train.csv -c hubert-base-l6 -o /shared/features --engine ray
       featcache extract segments.jsonl -c my-config.yaml --root /corpora/audio --dry-run
+      featcache extract train.csv --partition 3/8
     """
     _limit_libraries(threads)
     from featcache.config import load_config
     from featcache.engines.main_job import choose_engine
     from featcache.extract.extraction import SHARD_MEGABYTES, Options, plan_extraction, run_extraction
     from featcache.extract.failures import FailureLimit
+    from featcache.extract.partition import Partition
     from featcache.manifest import read_manifest
 
     chosen = Options(
@@ -159,6 +169,7 @@ def extract(
         allow_mismatch=allow_mismatch,
         max_failures=None if max_failures is None else FailureLimit.parse(max_failures),
         allow_mixed_devices=allow_mixed_devices,
+        partition=None if partition is None else Partition.parse(partition, os.environ),
     )
     run, chosen = choose_engine(engine, chosen)
     loaded = [load_config(config) for config in configs]
@@ -167,6 +178,8 @@ def extract(
             if weights := getattr(config.params, "weights", None):
                 note(f"loading {config.name}: {weights}")
     plan = plan_extraction(read_manifest(manifest, root=root, carry=False), loaded, cache, chosen)
+    if chosen.partition is not None and chosen.partition.chosen_by:
+        note(f"--partition {chosen.partition}, by {chosen.partition.chosen_by}")
     for line in [*plan.notes, *disk_space_notes(cache, plan.expected_bytes)]:
         note(line)
     if dry_run:

@@ -157,10 +157,10 @@ def _have_other_paths(
     return differ
 
 
-def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]:
+def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_], whole: Manifest | None = None) -> list[str]:
     """That none of the files to be extracted is there, as far as some of them tell.
 
-    `rows` says which are to be extracted.
+    `rows` says which are to be extracted. If the rows are a part of a manifest, `whole` is all of it.
 
     Raises:
         ManifestError: No other file of the manifest is there either, as far as some tell: the root is probably another
@@ -173,7 +173,7 @@ def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]
     is_at_url = isinstance(location, Url)
     hint = "" if is_at_url or os.path.isabs(paths[0]) else "; --root says what relative paths are relative to"
     note = f"none of {len(paths):,} audio files checked {fault}{hint}"
-    others = _some_paths(manifest, ~rows)
+    others = _some_paths(manifest, ~rows) if whole is None else _some_paths(whole, np.ones(len(whole), bool))
     if not others or _fault_of_all(manifest, others):
         raise ManifestError(f"{manifest.source}: {note}")
     return [note]

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -16,7 +16,6 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.arguments import refuse_url
 from featcache.config import Config
@@ -27,13 +26,13 @@ from featcache.extract.audio_files import (
     refuse_another_corpus,
     refuse_other_paths,
     require_fetching,
-    row_seconds,
     with_changed_files,
 )
 from featcache.extract.batching import choose_batching
 from featcache.extract.failures import FailureLimit, stats_of_failed, would_fail_again
 from featcache.extract.from_version import SourceVersion, find_source
 from featcache.extract.jobs import ConcurrentRuns, Engine, JobGroup, Progress, RunControl, VersionJob, made_by
+from featcache.extract.partition import Partition
 from featcache.extract.summary import Summary, summarize
 from featcache.extract.tasks import RowStatus, ShardTask, compare, shard_tasks
 from featcache.extract.version_plan import (
@@ -44,10 +43,13 @@ from featcache.extract.version_plan import (
     suspect_notes,
     version_info,
 )
+from featcache.extract.wanted_rows import WantedRows, all_rows, rows_of_part
 from featcache.manifest import Manifest
-from featcache.manifest.copies import Copies, expand
+from featcache.manifest.copies import Copies
+from featcache.spec import FeatureSpec
 from featcache.store.in_flight import Suspects, find_suspects, forget_suspects
 from featcache.store.index import Index, build_index, open_index
+from featcache.store.parts import digest_of_rows, index_of_part, is_done, shards_to_make_up_for_in
 from featcache.store.runs import Failure, Run, ShardEvent, standing_failures
 from featcache.store.unfinished import find_unfinished, held_before, shards_to_make_up_for, unrecorded_shards
 from featcache.store.version import Version, library_versions
@@ -92,6 +94,9 @@ class Options:
     """The model of these devices, as far as it is known before they run."""
     allow_mixed_devices: bool = False
     """Let devices of several models extract, which round differently."""
+    partition: Partition | None = None
+    """The part of the manifest to extract, as a job of an array; None for all of it. Other jobs do the other parts: no
+    tasks are claimed, and the index is not built."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,8 @@ class ExtractionPlan:
     """The device that extracts."""
     source: SourceVersion | None
     """The version whose features are used instead of audio; None for audio."""
+    num_utterances: int
+    """The number of utterances of the manifest that the run is about: all, or those of its part."""
     versions: Sequence[VersionPlan]
     """What is to be done for each config's version."""
     notes: Sequence[str]
@@ -155,7 +162,8 @@ def plan_extraction(
 
     Raises:
         ConfigError: The device does not exist, or a config does not suit its extractor.
-        ManifestError: The manifest looks like another corpus with the same ids, or none of its files is there.
+        ManifestError: The manifest looks like another corpus with the same ids, or none of its files is there; or it
+            has no durations, and is to be extracted in parts.
         MissingDependencyError: Files are at URLs, and the package that fetches them is not installed.
         ArgumentError: A version's folder has been renamed, or the cache is a URL.
         DamagedError: A version's metadata or columns are damaged.
@@ -170,13 +178,14 @@ def plan_extraction(
     label = device.label if options.workers is None else options.workers_label
     built_configs = [BuiltConfig.build(config, device.torch_device) for config in configs]
     source = None if options.source is None else find_source(built_configs, options.source)
-    wanted = {copies: _wanted_rows(manifest, copies, source) for copies in dict.fromkeys(c.copies for c in configs)}
+    wanted = _wanted_rows(manifest, built_configs, source, options)
     versions = [
         _plan_version(built, wanted[built.config.copies], cache, folder, label, options, only)
         for built in built_configs
     ]
-    notes = _notes(versions, cache, source, only)
-    return ExtractionPlan(manifest, cache, options, only, device, source, versions, notes, started)
+    notes = _notes(versions, manifest, cache, source, only)
+    num_utterances = wanted[configs[0].copies].num_utterances
+    return ExtractionPlan(manifest, cache, options, only, device, source, num_utterances, versions, notes, started)
 
 
 def run_extraction(
@@ -196,10 +205,15 @@ def run_extraction(
     Raises:
         StoreError: The cache cannot be written. What was committed stays.
     """
-    control = RunControl(Progress(), report, stop or threading.Event(), plan.options.max_failures)
+    is_whole = plan.options.partition is None
+    control = RunControl(
+        Progress(), report, stop or threading.Event(), plan.options.max_failures, takes_claims=is_whole
+    )
     jobs: list[VersionJob] = []
     for planned in plan.versions:
-        if not (planned.num_missing or planned.is_new):
+        if planned.part is not None and not planned.num_missing:
+            _settle_part(plan, planned)
+        elif not (planned.num_missing or planned.is_new):
             _settle(plan, planned)
     for versions in group_versions(plan.versions):
         if not control.stop.is_set():
@@ -212,7 +226,7 @@ def run_extraction(
         control.progress,
         plan.device,
         looks_at_audio=plan.options.check_sources or plan.only is not None,  # repair is about what is lost
-        utterances=len(plan.manifest),
+        utterances=plan.num_utterances,
         seconds=perf_counter() - plan.started,
         interrupted=interrupted,
     )
@@ -227,22 +241,16 @@ def _refuse_equal_names(configs: Sequence[Config]) -> None:
         raise ConfigError(f"two configs have the same name: {', '.join(sorted(names))}; each names a version")
 
 
-@dataclass(frozen=True, eq=False)
-class _WantedRows:
-    """The rows that versions with the same copies should hold."""
-
-    manifest: Manifest
-    seconds: NDArray[np.float64]
-
-
-def _wanted_rows(manifest: Manifest, copies: Copies, source: SourceVersion | None) -> _WantedRows:
-    """The manifest with its copies, and how long each lasts: by the manifest or the source, else by files' headers."""
-    expanded = expand(manifest, copies)
-    speed = np.tile(copies.speeds, len(manifest))
-    known = expanded.duration / speed  # a faster copy is shorter
-    if source is not None:
-        known = source.seconds(expanded, known)
-    return _WantedRows(expanded, row_seconds(expanded, known, speed))
+def _wanted_rows(
+    manifest: Manifest, configs: Sequence[BuiltConfig], source: SourceVersion | None, options: Options
+) -> dict[Copies, WantedRows]:
+    """The rows that a version should hold, by the copies that its config makes."""
+    all_copies = dict.fromkeys(built.config.copies for built in configs)
+    if options.partition is None:
+        return {copies: all_rows(manifest, copies, source) for copies in all_copies}
+    # All versions have the same ranges, whatever each lacks: so the jobs of an array agree on them.
+    seconds = _seconds_per_shard([built.spec for built in configs], options.shard_megabytes)
+    return {copies: rows_of_part(manifest, copies, source, options.partition, seconds) for copies in all_copies}
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,7 +266,7 @@ class _HeldVersion:
 
 def _plan_version(
     built: BuiltConfig,
-    wanted: _WantedRows,
+    wanted: WantedRows,
     cache: Path,
     folder: str | None,
     device_label: str,
@@ -268,7 +276,7 @@ def _plan_version(
     """Open a config's version, compare it with the rows that it should hold, and choose how to put rows together."""
     info = version_info(built.config, built.extractor.spec)
     path = cache / (folder or info.folder_name)
-    held = _open_held(path)
+    held = _open_held(path, wanted)
     rows = _compare(built, wanted.manifest, held, options, only)
     probes = [] if held.version is None else held.version.probes()
     batching = choose_batching(built.extractor, probes, device_label, options.batching, options.allow_mismatch)
@@ -277,6 +285,8 @@ def _plan_version(
         built=built,
         manifest=wanted.manifest,
         seconds=wanted.seconds,
+        part=wanted.part,
+        ranges=wanted.ranges,
         info=info,
         path=path,
         is_new=held.version is None,
@@ -288,11 +298,11 @@ def _plan_version(
     )
 
 
-def _open_held(path: Path) -> _HeldVersion:
+def _open_held(path: Path, wanted: WantedRows) -> _HeldVersion:
     if not (path / "zarr.json").exists():
         return _HeldVersion(None, build_index([]), {}, Suspects())
     version = Version.open(path)
-    index = open_index(version)
+    index = open_index(version) if wanted.part is None else index_of_part(version, wanted.part)
     failures = standing_failures(version, index)
     return _HeldVersion(version, index, failures, find_suspects(version, failures))
 
@@ -329,7 +339,11 @@ def _compare(
 
 
 def _notes(
-    versions: Sequence[VersionPlan], cache: Path, source: SourceVersion | None, only: Strings | None
+    versions: Sequence[VersionPlan],
+    manifest: Manifest,
+    cache: Path,
+    source: SourceVersion | None,
+    only: Strings | None,
 ) -> list[str]:
     """What a user should read before the run."""
     notes = []
@@ -348,7 +362,8 @@ def _notes(
         notes += replacement_notes(plan)
     lacking = [plan for plan in versions if plan.num_missing]
     if source is None and lacking:  # the other versions need the same files
-        notes += missing_file_notes(lacking[0].manifest, lacking[0].rows.missing)
+        whole = None if lacking[0].part is None else manifest
+        notes += missing_file_notes(lacking[0].manifest, lacking[0].rows.missing, whole)
     return notes
 
 
@@ -393,7 +408,7 @@ def _fill(
     suspects = reduce(or_, (planned.suspects for planned in versions))
     has_urls = plan.source is None and plan.manifest.has_urls
     group = JobGroup(jobs, plan.manifest.root, has_urls, plan.device, plan.source, suspects)
-    engine(group, _tasks(versions, plan.options.shard_megabytes), control)
+    engine(group, _tasks(plan, versions), control)
     for job in jobs:
         job.finish(interrupted=control.stop.is_set())
     return jobs
@@ -420,28 +435,47 @@ def _settle(plan: ExtractionPlan, planned: VersionPlan) -> None:
             _begin(plan, planned, version).finish(interrupted=False)
 
 
-def _tasks(versions: Sequence[VersionPlan], shard_megabytes: float) -> Iterator[ShardTask]:
+def _settle_part(plan: ExtractionPlan, planned: VersionPlan) -> None:
+    """Record that a version lacks nothing of a part if its records do not say so; also of one that has no rows."""
+    assert planned.part is not None
+    version = Version.create(plan.cache, planned.info, planned.path.name)
+    if not is_done(version, planned.part):
+        _begin(plan, planned, version).finish(interrupted=False)
+
+
+def _tasks(plan: ExtractionPlan, versions: Sequence[VersionPlan]) -> Iterator[ShardTask]:
     """The shards of a group, whose versions lack the same rows."""
-    largest = max(version.bytes_per_second for version in versions)
-    seconds_per_shard = min(SHARD_HOURS * 3600, shard_megabytes * 1e6 / largest)
     first = versions[0]
-    return shard_tasks(first.manifest, first.index, first.rows, first.seconds, seconds_per_shard)
+    sized = versions if first.part is None else plan.versions
+    seconds = _seconds_per_shard([version.info.spec for version in sized], plan.options.shard_megabytes)
+    first_row = 0 if first.part is None else first.part.first
+    return shard_tasks(first.manifest, first.index, first.rows, first.seconds, seconds, first.ranges, first_row)
+
+
+def _seconds_per_shard(specs: Iterable[FeatureSpec], shard_megabytes: float) -> float:
+    """How much audio a shard holds, about, if it is to have features of each of these specs."""
+    largest = max(spec.frame_rate * spec.bytes_per_frame for spec in specs)
+    return min(SHARD_HOURS * 3600, shard_megabytes * 1e6 / largest)
 
 
 def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> VersionJob:
     """Open a version's ledger for this run."""
     manifest = plan.manifest.source, str(plan.manifest.root)
     ids, index = planned.manifest.ids, planned.index
-    held = held_before(version, index, manifest, ids.take(np.flatnonzero(planned.rows.missing)))
     asked = {
         "manifest": manifest[0],
         "root": manifest[1],
-        "utterances": len(planned.manifest),
         "new": planned.num_missing - planned.num_replaced,
         "replaced": planned.num_replaced,
-        "held": len(index),
-        **held,
         "only": plan.only is not None,
+    }
+    if planned.part is None:
+        held = held_before(version, index, manifest, ids.take(np.flatnonzero(planned.rows.missing)))
+        asked |= {"utterances": len(planned.manifest), "digest": digest_of_rows(planned.manifest)}
+        asked |= {"held": len(index), **held}
+    else:
+        asked |= {"utterances": planned.part.rows, "part": planned.part.document()}
+    asked |= {
         "config": planned.config.resolved(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -455,7 +489,10 @@ def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> Vers
     if plan.only is None:
         there = planned.rows.present | (planned.rows.replaces >= 0)
         unrecorded = unrecorded_shards(version, index, ids.take(np.flatnonzero(there)))
-        lost = shards_to_make_up_for(version, index, manifest)
+        if planned.part is None:
+            lost = shards_to_make_up_for(version, index, manifest)
+        else:
+            lost = shards_to_make_up_for_in(version, planned.part)
     run = Run(version, asked, after=index.runs)
     run.record_shards(unrecorded)
     return VersionJob(
@@ -467,4 +504,5 @@ def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> Vers
         shards=index.shards,
         concurrent=ConcurrentRuns(version, index.shards),
         lost=lost,
+        builds_index=planned.part is None,
     )

@@ -229,6 +229,8 @@ class VersionJob:
     """What other runs add to the version in the meantime."""
     lost: Sequence[ShardEvent]
     """What to record of lost shards once the run has ended: it makes up for them."""
+    builds_index: bool = True
+    """Whether the run builds the index when it has ended well. The jobs of an array leave that to `featcache index`."""
     counts: VersionCounts = field(default_factory=VersionCounts)
     """What this run has added to the version."""
     _last_resampled: str = ""
@@ -250,16 +252,17 @@ class VersionJob:
         return counts
 
     def finish(self, interrupted: bool) -> None:
-        """Record the outcome; unless the run was interrupted, also build the index, so that training opens it at once.
+        """Record the outcome; if the run came to its end, build the index first, so that training opens it at once.
 
         Raises:
             StoreError: The outcome cannot be written.
         """
         outcome = asdict(self.counts)
         if not interrupted:
-            index = open_index(self.version)
-            outcome["items"] = len(index)
-            forget_suspects(self.version, index)
+            if self.builds_index:
+                index = open_index(self.version)
+                outcome["items"] = len(index)
+                forget_suspects(self.version, index)
             self.run.record_shards(self.lost)
         self.run.finish({**outcome, "interrupted": interrupted})
 

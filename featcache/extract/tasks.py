@@ -101,7 +101,7 @@ def compare(
     return RowStatus(present, failed, np.where(present, -1, joined.positions), np.ones(len(manifest), bool))
 
 
-def partition(seconds: NDArray[np.float64], seconds_per_shard: float) -> NDArray[np.int64]:
+def shard_ranges(seconds: NDArray[np.float64], seconds_per_shard: float) -> NDArray[np.int64]:
     """The number of the range that each row is in, int64 `[rows]`; it depends on the rows' durations only."""
     weight = np.clip(seconds / seconds_per_shard, 1 / MAX_ITEMS, 1)  # at most 1: a row fills no more than one shard
     begins = np.zeros(len(weight))
@@ -111,28 +111,46 @@ def partition(seconds: NDArray[np.float64], seconds_per_shard: float) -> NDArray
 
 
 def shard_tasks(
-    manifest: Manifest, index: Index, status: RowStatus, seconds: NDArray[np.float64], seconds_per_shard: float
+    manifest: Manifest,
+    index: Index,
+    status: RowStatus,
+    seconds: NDArray[np.float64],
+    seconds_per_shard: float,
+    ranges: NDArray[np.int64] | None = None,
+    first_row: int = 0,
 ) -> Iterator[ShardTask]:
     """The shards to make, as far as possible in the manifest's order.
 
-    The durations `seconds` of the rows, known or estimated, decide only which shard a row is in.
+    Args:
+        manifest: The rows that the version should hold.
+        index: The items that the version holds.
+        status: What it holds and lacks of the rows.
+        seconds: The durations of the rows, known or estimated; they decide only which shard a row is in.
+        seconds_per_shard: How much audio a shard holds, about.
+        ranges: If the rows are a part of a manifest: the number of the range of the whole that each is in.
+        first_row: The number of their first row in the whole.
     """
     rows = np.flatnonzero(status.missing)
     if not len(rows):
         return
-    ranges = partition(seconds, seconds_per_shard)
+    ranges = shard_ranges(seconds, seconds_per_shard) if ranges is None else ranges - ranges[0]
     partly_there = np.zeros(int(ranges[-1]) + 1, bool)
     partly_there[ranges[status.present]] = True
     partly = partly_there[ranges[rows]]
     whole, gathered = rows[~partly], rows[partly]
-    for group, shard in ((whole, ranges[whole]), (gathered, partition(seconds[gathered], seconds_per_shard))):
+    for group, shard in ((whole, ranges[whole]), (gathered, shard_ranges(seconds[gathered], seconds_per_shard))):
         for members in np.split(group, np.flatnonzero(np.diff(shard)) + 1):
             if len(members):
-                yield _task(manifest, index, status, seconds, members)
+                yield _task(manifest, index, status, seconds, members, first_row)
 
 
 def _task(
-    manifest: Manifest, index: Index, status: RowStatus, seconds: NDArray[np.float64], rows: NDArray[np.int64]
+    manifest: Manifest,
+    index: Index,
+    status: RowStatus,
+    seconds: NDArray[np.float64],
+    rows: NDArray[np.int64],
+    first_row: int,
 ) -> ShardTask:
     utterances = tuple(manifest[row] for row in rows.tolist())
     name = hashlib.sha256("\n".join(map(repr, utterances)).encode()).hexdigest()[:12]
@@ -141,4 +159,4 @@ def _task(
         for utterance, position in zip(utterances, status.replaces[rows].tolist(), strict=True)
         if position >= 0
     }
-    return ShardTask(name, int(rows[0]), utterances, tuple(seconds[rows].tolist()), replaces)
+    return ShardTask(name, first_row + int(rows[0]), utterances, tuple(seconds[rows].tolist()), replaces)

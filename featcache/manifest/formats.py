@@ -79,27 +79,28 @@ def batches(stream: BinaryIO, suffix: str, required: Collection[str], carry: boo
     """
     if suffix == ".parquet":
         return _parquet_batches(ParquetTable(stream), required, carry, faults)
-    lines = _decoded(stream, faults)
+    lines, suffix = format_of(lines_of(stream, faults), suffix)
+    if suffix == ".csv":
+        return _table_batches(_csv_rows(lines, faults), required, faults)
+    if suffix == ".tsv":
+        return _table_batches(_tsv_rows(lines), required, faults)
+    return _json_batches(_json_rows(lines, faults), required, faults)
+
+
+def format_of(lines: Iterator[str], suffix: str) -> tuple[Iterator[str], str]:
+    """The same lines, and the suffix of their format: the one given, unless the first line must tell."""
     head = []  # up to the first line that is not blank
     for line in lines:
         head.append(line)
         if line.strip():
             break
     first = "".join(head).lstrip()
-    lines = chain(head, lines)
     if suffix not in {".csv", ".tsv", ".json", ".jsonl"}:
         suffix = ".jsonl" if first.startswith(("{", "[")) else ".tsv" if "\t" in first else ".csv"
-    if suffix == ".csv":
-        return _table_batches(_csv_rows(lines, faults), required, faults)
-    if suffix == ".tsv":
-        return _table_batches(_tsv_rows(lines), required, faults)
-    if first.startswith("["):
-        faults.add(len(head), "a JSON array; one object on each line is expected: jq -c '.[]' makes them")
-        return iter(())
-    return _json_batches(_json_rows(lines, faults), required, faults)
+    return chain(head, lines), suffix
 
 
-def _decoded(stream: BinaryIO, faults: Faults) -> Iterator[str]:
+def lines_of(stream: BinaryIO, faults: Faults) -> Iterator[str]:
     """The lines as text; a faulty line as some other text, so that the rest is checked too."""
     for number, raw in enumerate(iter(lambda: stream.readline(_LINE_BYTES + 1), b""), 1):
         if len(raw) > _LINE_BYTES:  # a device, or no table: the rest of it may have no end
@@ -164,9 +165,14 @@ def _table_batches(rows: _Rows, required: Collection[str], faults: Faults) -> It
 
 
 def _json_rows(lines: Iterable[str], faults: Faults) -> _Rows:
+    is_first = True
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
+        if is_first and line.lstrip().startswith("["):
+            faults.add(number, "a JSON array; one object on each line is expected: jq -c '.[]' makes them")
+            return
+        is_first = False
         try:
             row = json.loads(line)
             if "\\ud" in line.lower():  # such an escape may be half of a surrogate pair, which is no text

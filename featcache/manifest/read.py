@@ -52,8 +52,8 @@ def read_manifest(
     required = ("id", "path") if audio else ("id",)
     faults = Faults(name)
     try:
-        with nullcontext(sys.stdin.buffer) if is_stdin else _opened(Path(source)) as stream:
-            found = batches(stream, _suffix(Path(source)), required, carry, faults)
+        with nullcontext(sys.stdin.buffer) if is_stdin else opened(Path(source)) as stream:
+            found = batches(stream, suffix_of(Path(source)), required, carry, faults)
             parts, lines = _gather(found, required, carry, faults)
     except ManifestError as error:
         raise ManifestError(f"{name}: {error}") from error
@@ -77,7 +77,7 @@ def read_manifest(
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def opened(path: Path) -> Iterator[BinaryIO]:
     """The bytes of a file; unpacked, if gzip has compressed it."""
     with path.open("rb") as file:
         if not file.peek(2).startswith(_GZIP):
@@ -87,7 +87,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
             yield cast(BinaryIO, unpacked)
 
 
-def _suffix(path: Path) -> str:
+def suffix_of(path: Path) -> str:
     """The suffix that tells the format: `.csv` for `train.csv.gz` too."""
     return (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
 

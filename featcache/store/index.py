@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import StoreError
+from featcache.errors import DamagedError, StoreError
 from featcache.manifest import SegmentColumns
 from featcache.store import zarr3
 from featcache.store.documents import open_file, parse_object, read_bytes
@@ -216,6 +216,50 @@ def index_of(shards: Iterable[ShardItems]) -> Index:
     names = [shard.name for shard in items.shards]
     runs = [_run_of(shard) for shard in items.shards]
     return Index(names, runs, ids, **columns, id_hash=id_hash[by_hash], by_hash=by_hash.astype(np.uint32))
+
+
+def latest_index(version: Version, names: Sequence[str]) -> Index | None:
+    """Of the indexes on disk whose shards are all among these names, the one of the most shards; None without one."""
+    there, found = {*names}, list[list[str]]()
+    with suppress(OSError):
+        for entry in os.scandir(version.path / "index"):
+            with suppress(OSError, ValueError, KeyError, TypeError, DamagedError):
+                path = Path(entry.path, "index.json")
+                shards = parse_object(read_bytes(path), path)["shards"]
+                if there.issuperset(shards) and entry.name == index_folder(version, shards).name:
+                    found.append(shards)
+    loaded = (load_index(version, shards) for shards in sorted(found, key=len, reverse=True))
+    return next((index for index in loaded if index is not None), None)
+
+
+def extend_index(version: Version, older: Index, newer: Index) -> Index:
+    """An index with the items of another, of shards that were added since, behind its own; in no particular order."""
+    if not len(newer):
+        return older
+    numbers = {name: number for number, name in enumerate(older.shards)}
+    counts = np.ones(len(older), bool)
+    for name in newer.shards:
+        for shard, items in version.shard(name).info.supersedes.items():
+            if shard in numbers:
+                counts &= ~((older.shard == numbers[shard]) & np.isin(older.item, np.array(items, np.int64)))
+    # What two runs that did not know of each other have extracted: the later one's counts.
+    at = older.find(newer.ids)
+    same = np.flatnonzero(at >= 0)
+    is_later = np.array(newer.runs)[newer.shard[same]] >= np.array(older.runs)[older.shard[at[same]]]
+    counts[at[same[is_later]]] = False
+    takes = np.ones(len(newer), bool)
+    takes[same[~is_later]] = False
+    parts = [(older, np.flatnonzero(counts), 0), (newer, np.flatnonzero(takes), len(older.shards))]
+    ids = Strings.concatenate([index.ids.take(keep) for index, keep, _ in parts])
+    columns: dict[str, NDArray[Any]] = {
+        name: np.concatenate([getattr(index, name)[keep] for index, keep, _ in parts])
+        for name in ("item", "first_frame", "num_frames", "row_hash")
+    }
+    columns["shard"] = np.concatenate([index.shard[keep] + np.uint32(first) for index, keep, first in parts])
+    id_hash = ids.hashes()
+    by_hash = np.argsort(id_hash, kind="stable").astype(np.uint32)
+    names, runs = [*older.shards, *newer.shards], [*older.runs, *newer.runs]
+    return Index(names, runs, ids, **columns, id_hash=id_hash[by_hash], by_hash=by_hash)
 
 
 @dataclass(frozen=True)

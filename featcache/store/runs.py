@@ -73,6 +73,9 @@ class Failure(Utterance):
 _MESSAGE = 10_000
 """The longest message that is kept of a failure, in characters."""
 
+MOST_PARTS = 1_000_000
+"""The most parts that a manifest may be extracted in."""
+
 _SECONDS = optional(number(0))
 _FAILURE = checks.fields(
     {"id": text(), "path": text(), "reason": text(), "message": any_text(1 << 20)},
@@ -88,9 +91,12 @@ _FAILURE = checks.fields(
 _ANYTHING: checks.Check = lambda value: value  # noqa: E731
 _PATH = optional(any_text(1 << 16, "[^\0]*"))
 _COUNT = optional(whole())
+_PART = dict.fromkeys(("first", "end", "rows", "number"), whole()) | {"count": whole(1, MOST_PARTS)}
 _ASKED = checks.fields(
     {},
     or_not={
+        "part": optional(checks.fields({"digest": text(), **_PART})),
+        "digest": optional(text()),
         "root": _PATH,
         "manifest": _PATH,
         **dict.fromkeys(("utterances", "new", "replaced", "held", "others", "failed"), _COUNT),

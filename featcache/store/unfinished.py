@@ -13,6 +13,9 @@ missing; running it again finds them.) A run over the whole manifest that has en
 over it, and the last run over the whole manifest was to add all that was missing. So only that run and those after it
 are looked at.
 
+The jobs of an array are runs over parts of a manifest, of which `featcache.store.parts` says what is missing. All of
+them together are a run over the whole.
+
 **What is lost.** A shard that a run has recorded is there, or is superseded by others that are there, or a record says
 that repair took it away, or that a whole run over the same manifest has made up for it. Otherwise it is lost.
 
@@ -34,6 +37,7 @@ import numpy as np
 
 from featcache.errors import DamagedError, counted, listing
 from featcache.store.index import Index
+from featcache.store.parts import are_made_up_for, has_ended_well, lacking_parts, part_of
 from featcache.store.runs import (
     RunRecord,
     ShardEvent,
@@ -71,6 +75,9 @@ class Unfinished:
     """Whether the run is still running, as far as can be seen from here."""
     were_there: bool = False
     """Whether the missing utterances were there once, and their shards have been removed."""
+    parts: tuple[str, ...] = ()
+    """The parts of the manifest, such as `3/8`, that are not known to have been extracted to the end. Then `missing` is
+    the most that may be missing. Empty if the manifest was extracted as a whole."""
 
     def __str__(self) -> str:
         if self.were_there:
@@ -80,6 +87,14 @@ class Unfinished:
             )
         failed = f", {self.failed:,} failed" if self.failed else ""
         what = "extraction is running" if self.is_going_on else "extraction was interrupted, or is running elsewhere"
+        if self.parts:
+            are = "part {} is not known to be" if len(self.parts) == 1 else "parts {} are not known to be"
+            begun = what if self.is_going_on else "interrupted, never begun, or running elsewhere"
+            return (
+                f"of the {self.utterances:,} utterances of {self.manifest}, up to {self.missing:,} are missing{failed}:"
+                f" {are.format(listing(self.parts))} complete: {begun}; run `featcache extract … --partition` again "
+                "for these, or without it for all that is missing"
+            )
         return (
             f"{self.missing:,} of the {self.utterances:,} utterances of {self.manifest} are missing{failed}: {what}; "
             "run the same `featcache extract` again to add the rest"
@@ -236,7 +251,9 @@ class _Records:
     def findings(self) -> list[Finding]:
         """Why the version may not be whole."""
         lost = self.lost()
-        return [*self.damaged(), *self.unrecorded(), *self.missing(), *lost] or list(self.fewer())
+        return [*self.damaged(), *self.unrecorded(), *self.missing(), *self.lacking_parts(), *lost] or list(
+            self.fewer()
+        )
 
     def over(self, manifest: ManifestKey) -> list[RunRecord]:
         """The runs over a manifest."""
@@ -255,7 +272,8 @@ class _Records:
                 by_manifest[_manifest_of(run)].append(run)
         for manifest, runs in reversed(by_manifest.items()):
             last_whole = max((at for at, run in enumerate(runs) if _is_whole(run)), default=0)
-            open_runs = [at for at in range(last_whole, len(runs)) if not _has_ended_well(runs[at])]
+            open_runs = [at for at in range(last_whole, len(runs)) if not has_ended_well(runs[at])]
+            open_runs = [at for at in open_runs if not are_made_up_for(self._after(runs[at]))]
             lacking = [(self._missing_of(runs[at], runs[at:]), runs[at]) for at in open_runs]
             if not lacking:
                 continue
@@ -264,6 +282,30 @@ class _Records:
                 failed = len(self.failed(runs)[0])
                 going_on = any(is_running(self._version, runs[at].name) for at in open_runs)
                 yield Unfinished(manifest[0], run.asked["utterances"], missing, failed, going_on)
+
+    def lacking_parts(self) -> Iterator[Unfinished]:
+        """What is missing of each manifest that jobs of an array were to extract, since the last run over all of it."""
+        by_manifest: dict[ManifestKey, list[RunRecord]] = defaultdict(list)
+        for run in self.runs:
+            if run.is_known:
+                by_manifest[_manifest_of(run)].append(run)
+        for manifest, runs in by_manifest.items():
+            last_whole = max((at for at, run in enumerate(runs) if _is_whole(run)), default=-1)
+            if not any(part_of(run) for run in runs[last_whole + 1 :]):
+                continue
+            if (lacking := lacking_parts(runs, self._done_by)) is not None:
+                going_on = any(is_running(self._version, run.name) for run in lacking.runs)
+                failed, rows = len(self.failed(runs)[0]), runs[-1].asked.get("utterances", 0)
+                parts = tuple(lacking.parts)
+                yield Unfinished(manifest[0], rows, lacking.missing, failed, going_on, parts=parts)
+
+    def _done_by(self, run: RunRecord) -> int:
+        """How many utterances a run has extracted, or recorded as failed, so that it still counts."""
+        return self._items_of[run.name] + len(self.failed([run])[0])
+
+    def _after(self, run: RunRecord) -> list[RunRecord]:
+        """The later runs over the same manifest."""
+        return [other for other in self.over(_manifest_of(run)) if other.name > run.name]
 
     def _missing_of(self, run: RunRecord, since: Sequence[RunRecord]) -> int:
         """How many utterances are missing of those that a run was to add; `since` are it and later ones over its
@@ -363,7 +405,7 @@ class _Records:
             if run in runs and shard not in recorded
         }
         # One that has added nothing which is there: a later run over a whole manifest makes up for it.
-        latest = max((run.name for run in self.runs if _is_whole(run) and _has_ended_well(run)), default="")
+        latest = max((run.name for run in self.runs if _is_whole(run) and has_ended_well(run)), default="")
         runs = {run for run in runs if run in shards.values() or (run not in self._items_of and run > latest)}
         if runs:
             at = [self._index.shards.index(shard) for shard in shards]
@@ -384,7 +426,7 @@ class _Records:
 
     def fewer(self) -> Iterator[Unfinished]:
         """What is missing of what was there once, by the number of items; at most one finding."""
-        ended = {_manifest_of(run): at for at, run in enumerate(self.runs) if _is_whole(run) and _has_ended_well(run)}
+        ended = {_manifest_of(run): at for at, run in enumerate(self.runs) if _is_whole(run) and has_ended_well(run)}
         counts = [
             (_items_at_end(run), -at, run)
             for at, run in enumerate(self.runs)
@@ -410,11 +452,7 @@ def _manifest_of(run: RunRecord) -> ManifestKey:
 
 def _is_whole(run: RunRecord) -> bool:
     """Whether it was to extract all of its manifest."""
-    return not run.asked.get("only") and isinstance(run.asked.get("new"), int)
-
-
-def _has_ended_well(run: RunRecord) -> bool:
-    return run.outcome is not None and not run.outcome.get("interrupted")
+    return not run.asked.get("only") and isinstance(run.asked.get("new"), int) and part_of(run) is None
 
 
 def _items_at_end(run: RunRecord) -> int:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featcache.extract.tasks import MAX_ITEMS, compare, partition, shard_tasks
+from featcache.extract.tasks import MAX_ITEMS, compare, shard_ranges, shard_tasks
 from featcache.manifest import Manifest
 from featcache.store.index import Index
 from featcache.store.runs import Failure
@@ -94,7 +94,7 @@ def test_after_any_tasks_are_done_the_others_remain_as_they_were(durations, seco
 def test_ranges_rise_one_by_one_and_hold_a_shard_of_audio_at_most(durations, seconds_per_shard):
     """Whatever durations a manifest claims, ranges are no more than its rows."""
     seconds = np.array(durations)
-    ranges = partition(seconds, seconds_per_shard)
+    ranges = shard_ranges(seconds, seconds_per_shard)
     assert ranges[0] == 0
     assert set(np.diff(ranges).tolist()) <= {0, 1}
     for number in range(int(ranges[-1]) + 1):
@@ -104,7 +104,7 @@ def test_ranges_rise_one_by_one_and_hold_a_shard_of_audio_at_most(durations, sec
 
 def test_a_shard_holds_no_more_than_so_many_items():
     """Clips of a millisecond would fill a shard by the million."""
-    ranges = partition(np.full(250_000, 1e-6), 3600.0)
+    ranges = shard_ranges(np.full(250_000, 1e-6), 3600.0)
     assert np.bincount(ranges).max() <= MAX_ITEMS + 1
 
 

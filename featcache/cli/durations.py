@@ -1,0 +1,72 @@
+"""`featcache durations`: a manifest with the durations of its utterances."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+from tqdm import tqdm
+
+from featcache.cli import options
+from featcache.cli.common import note, print_json, refuse_output, say, terminal_columns
+from featcache.errors import ArgumentError, counted
+
+FAILURES_LEFT = 3
+_SHOWN = 5
+_LOOKING_THREADS = 4
+"""Threads for each core: they mostly wait for the disk."""
+
+
+@click.command(short_help="Add durations to a manifest, from the files' headers.")
+@options.manifest_argument
+@options.output_file("The new manifest, in the same format.", required=True)
+@options.root()
+@options.threads("Files that are looked at side by side.  [default: 4 for each core, at most 32]")
+@options.force
+@options.as_json("Print the result as one JSON document.")
+@click.pass_context
+def durations(
+    ctx: click.Context, manifest: str, output: Path, root: Path | None, threads: int | None, force: bool, as_json: bool
+) -> None:
+    """Write the MANIFEST again with a duration, in seconds, for each row that has none. Columns and rows stay as they
+    are. Only the headers of the audio files are read.
+
+    `featcache extract --partition` needs durations, because it cuts the manifest into parts of equal length. A row
+    with its duration has the same features as without, but is another row: versions that were extracted with the old
+    manifest are extracted again with the new one. So do this first.
+
+    Rows stay without a duration if their file cannot be read, is cut off, or its header does not say how long it is:
+    they are counted by reason, and the exit code is 3. Each counts as long as the mean of the others, and extraction
+    tries it.
+
+    \b
+    Examples:
+      featcache durations train.csv -o train-durations.csv
+      featcache durations segments.jsonl -o timed.jsonl --root /corpora/audio --threads 64
+    """
+    from featcache.extract.durations import measure_durations
+    from featcache.manifest import read_manifest
+    from featcache.manifest.rewrite import with_durations
+    from featcache.store.files import write_file
+
+    if manifest == "-":
+        raise ArgumentError("MANIFEST is -: give a file, which is read twice")
+    refuse_output(output, force)
+    read = read_manifest(manifest, root=root, carry=False)
+    threads = threads or min(32, _LOOKING_THREADS * len(os.sched_getaffinity(0)))
+    with tqdm(total=len(read), unit=" rows", leave=False, file=sys.stderr, disable=not terminal_columns()) as bar:
+        found = measure_durations(read, threads, bar.update)
+    write_file(output, with_durations(Path(manifest), found.seconds.tolist(), output))
+    added = int((found.seconds == found.seconds).sum())
+    if as_json:
+        print_json({"manifest": str(output), "rows": len(read), "added": added, "failed": found.reasons})
+    else:
+        say(f"{output}: {counted(len(read), 'row')}, {added:,} durations added")
+    for row, (reason, message) in list(found.failures.items())[:_SHOWN]:
+        note(f"{read.ids[row]}: {reason}: {read.paths[row]}: {message}")
+    if found.failures:
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in found.reasons.items())
+        note(f"{counted(len(found.failures), 'row has', 'rows have')} no duration: {reasons}")
+    ctx.exit(FAILURES_LEFT if found.failures else 0)

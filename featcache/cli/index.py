@@ -1,0 +1,64 @@
+"""`featcache index`: what training opens, built once after the jobs of an array."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from featcache.cli import options
+from featcache.cli.common import note_unfinished, print_json, say
+from featcache.errors import StoreError, counted
+
+
+@dataclass(frozen=True)
+class _Indexed:
+    """The index of a version."""
+
+    path: str
+    """The folder of the version."""
+    shards: int
+    """The number of its shards."""
+    utterances: int
+    """The number of utterances in them."""
+    built: bool
+    """Whether the index was built now; else it was there."""
+
+
+@click.command(short_help="Build the index, after the jobs of an array.")
+@options.version_path
+@options.as_json("Print the result as one JSON document.")
+def index(path: Path, as_json: bool) -> None:
+    """Build the index of all versions of a cache, or of one, unless it is there: from the columns of all shards.
+
+    `featcache extract` builds it when it ends, but not with --partition: there, one job does it after all others. Until
+    then, whoever opens the version builds it. Says on stderr if utterances are still missing.
+
+    \b
+    Examples:
+      featcache index features
+      sbatch --dependency=afterany:$ARRAY --wrap 'featcache index features'
+    """
+    from featcache.store.in_flight import forget_suspects
+    from featcache.store.index import load_index, open_index
+    from featcache.store.selection import version_folders
+    from featcache.store.version import Version
+
+    found = []
+    for folder in version_folders(path):
+        version = Version.open(folder)
+        names = version.shard_names()
+        is_there = load_index(version, names) is not None
+        opened = open_index(version)
+        if load_index(version, opened.shards) is None:
+            raise StoreError(f"{folder / 'index'}: cannot be written, or is a link: the index has not been kept")
+        forget_suspects(version, opened)
+        found.append(_Indexed(str(folder), len(opened.shards), len(opened), not is_there))
+        note_unfinished(version)
+    if as_json:
+        print_json({"versions": [asdict(one) for one in found]})
+        return
+    for one in found:
+        what = "built" if one.built else "already there"
+        say(f"{one.path}: {counted(one.utterances, 'utterance')} in {counted(one.shards, 'shard')}: index {what}")

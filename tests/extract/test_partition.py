@@ -1,0 +1,245 @@
+"""Jobs of an array, each of which extracts a part of the manifest: together they are one run, and nobody waits."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+
+import numpy as np
+import pytest
+from cache_contents import being_written, check, chunk_files, items, only_version, shard_folders
+from hypothesis import given
+from hypothesis import strategies as st
+
+import featcache
+from featcache.errors import ArgumentError, StoreError
+from featcache.extract.partition import Partition
+from featcache.extract.tasks import shard_ranges
+from featcache.store.runs import read_run, run_names
+
+ONE_EACH = "0.0003"
+"""MB: a shard size that gives each clip a shard."""
+THREE = "0.03"
+"""MB: a shard size that gives twelve clips three or four shards."""
+
+
+def extract(manifest, cache, *options):
+    return ("extract", manifest, "-o", cache, "--threads", 1, "--shard-size", THREE, *options)
+
+
+def problems(cache):
+    return [problem.message for problem in check(cache).problems]
+
+
+@given(st.lists(st.floats(0.1, 40), min_size=1, max_size=60), st.integers(1, 30), st.floats(5, 100))
+def test_parts_are_all_rows_in_order_and_cut_no_range(durations, count, seconds_per_shard):
+    ranges = shard_ranges(np.array(durations), seconds_per_shard)
+    parts = [Partition(number, count).rows(ranges) for number in range(count)]
+    assert [row for part in parts for row in range(part.start, part.stop)] == list(range(len(durations)))
+    assert sum(len(set(ranges[part].tolist())) for part in parts) == len(set(ranges.tolist()))
+
+
+SLURM = {f"SLURM_ARRAY_TASK_{name}": value for name, value in zip(("MIN", "MAX", "COUNT"), "174", strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "part"),
+    [
+        ("0/8", {}, "0/8"),
+        ("auto", {**SLURM, "SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_COUNT": "4"}, "2/4"),
+        (
+            "auto",
+            {**SLURM, "SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_MAX": "1", "SLURM_ARRAY_TASK_COUNT": "1"},
+            "0/1",
+        ),
+        ("auto", {"JOB_COMPLETION_INDEX": "3", "JOB_COMPLETIONS": "4", "SKYPILOT_NODE_RANK": "0"}, "3/4"),
+        ("auto", {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2"}, "1/2"),
+        ("auto", {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3"}, "1/3"),
+    ],
+)
+def test_which_part(text, environment, part):
+    assert str(Partition.parse(text, environment)) == part
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "said"),
+    [
+        ("8/8", {}, "parts count from 0: 0/8 to 7/8"),
+        ("1/0", {}, "there are 1 to"),
+        ("3", {}, "such as 0/8, or auto"),
+        ("-1/8", {}, "such as 0/8, or auto"),
+        ("auto", {}, "there is no SLURM_ARRAY_TASK_ID"),
+        ("auto", {**SLURM, "SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "3"}, "not evenly spaced"),
+        ("auto", {**SLURM, "SLURM_ARRAY_TASK_ID": "5", "SLURM_STEP_NUM_TASKS": "2"}, "srun --ntasks=1"),
+        ("auto", {"SLURM_ARRAY_TASK_ID": "5"}, "no SLURM_ARRAY_TASK_MIN in the environment"),
+        ("auto", {"JOB_COMPLETION_INDEX": "0"}, "set the variable JOB_COMPLETIONS"),
+        ("auto", {"SKYPILOT_NODE_RANK": "2", "SKYPILOT_NUM_NODES": "two"}, "SKYPILOT_NUM_NODES is 'two'"),
+        ("auto", {"PARALLEL_SEQ": "3"}, "--partition {}/8"),
+    ],
+)
+def test_a_part_that_there_is_not_is_refused_in_one_line(text, environment, said):
+    with pytest.raises(ArgumentError) as error:
+        Partition.parse(text, environment)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_parts_are_together_one_run(cli, plain, scratch):
+    """Item by item, and shard by shard, in whatever order; on the way, the version is said to lack parts."""
+    manifest = plain.manifest()
+    assert cli(*extract(manifest, scratch / "whole")).code == 0
+    cache = scratch / "parts"
+    for number in (2, 0, 3):
+        assert cli(*extract(manifest, cache, "--partition", f"{number}/4")).code == 0
+    (problem,) = problems(cache)
+    assert "of the 12 utterances of" in problem
+    assert "part 1/4 is not known to be complete" in problem
+    assert f"up to {12 - len(items(cache))} are missing" in problem
+    assert "part 1/4" in cli("info", cache).out
+    with pytest.raises(StoreError, match="part 1/4"):
+        featcache.open(cache, strict=True)
+    assert cli(*extract(manifest, cache, "--partition", "1/4")).code == 0
+    assert problems(cache) == []
+    assert "is not known" not in cli("info", cache).out
+    featcache.open(cache, strict=True)
+    assert items(cache) == items(scratch / "whole")
+    assert chunk_files(cache) == chunk_files(scratch / "whole")
+    assert list(featcache.open(cache).ids) == list(featcache.open(scratch / "whole").ids)
+
+
+def test_a_part_builds_no_index_and_takes_no_claims(cli, plain, gate, gated_config, scratch):
+    gate.write_text("1")
+    running = cli.start(*extract(plain.manifest(), scratch, "-c", gated_config, "--partition", "0/1"))
+    running.wait_until(lambda: being_written(scratch, "*.????????"))
+    assert being_written(scratch, "*.lock") == []
+    gate.unlink()
+    assert running.wait().code == 0
+    assert not list(scratch.glob("*/index"))
+
+
+def test_a_part_that_was_killed_and_is_run_again_makes_the_same_shards(cli, plain, gate, gated_config, scratch):
+    manifest, options = plain.manifest(), ("-c", gated_config, "--shard-size", ONE_EACH)
+    assert cli(*extract(manifest, scratch / "whole", *options)).code == 0
+    cache = scratch / "parts"
+    assert cli(*extract(manifest, cache, *options, "--partition", "1/2")).code == 0
+    gate.write_text("3")
+    running = cli.start(*extract(manifest, cache, *options, "--partition", "0/2"))
+    running.wait_until(lambda: len(shard_folders(cache)) >= 8)
+    running.send(signal.SIGKILL)
+    running.wait()
+    there = len(items(cache))
+    assert f"up to {12 - there} are missing" in problems(cache)[0]
+    gate.unlink()
+    assert cli(*extract(manifest, cache, *options, "--partition", "0/2")).code == 0
+    assert problems(cache) == []
+    assert chunk_files(cache) == chunk_files(scratch / "whole")
+
+
+def test_a_part_that_was_interrupted_keeps_what_it_has(cli, plain, gate, gated_config, scratch):
+    """SIGTERM, as before a time limit: exit code 130; run again, in other parts or as a whole, the rest is done."""
+    manifest, options = plain.manifest(), ("-c", gated_config, "--shard-size", ONE_EACH)
+    assert cli(*extract(manifest, scratch, *options, "--partition", "1/2")).code == 0
+    gate.write_text("2")
+    running = cli.start(*extract(manifest, scratch, *options, "--partition", "0/2"))
+    running.wait_until(lambda: len(shard_folders(scratch)) >= 7)
+    running.send(signal.SIGTERM)
+    gate.unlink()
+    assert running.wait().code == 130
+    there = len(items(scratch))
+    assert there >= 7
+    assert "part 0/2 is not known to be complete" in problems(scratch)[0]
+    assert cli(*extract(manifest, scratch, *options, "--partition", "0/3")).code == 0
+    assert len(problems(scratch)) == 1
+    assert cli(*extract(manifest, scratch, *options, "--partition", "1/3")).code == 0
+    assert problems(scratch) == []  # the first half's rows are all in these two thirds
+    assert len(items(scratch)) == 12
+
+
+def test_a_run_over_the_whole_makes_up_for_parts_and_parts_for_it(cli, plain, gate, gated_config, scratch):
+    manifest, options = plain.manifest(), ("-c", gated_config, "--shard-size", ONE_EACH)
+    gate.write_text("2")
+    running = cli.start(*extract(manifest, scratch, *options))
+    running.wait_until(lambda: len(shard_folders(scratch)) >= 2)
+    running.send(signal.SIGKILL)
+    running.wait()
+    gate.unlink()
+    for number in range(2):
+        assert problems(scratch) != []
+        assert cli(*extract(manifest, scratch, *options, "--partition", f"{number}/2")).code == 0
+    assert problems(scratch) == []
+    rows = [*plain.rows, {**plain.rows[0], "id": "added"}]
+    longer = plain.manifest(rows, "manifest.csv")
+    assert cli(*extract(longer, scratch, *options, "--partition", "0/2")).code == 0
+    assert "part 1/2 is not known to be complete" in problems(scratch)[0]
+    assert cli(*extract(longer, scratch, *options)).code == 0
+    assert problems(scratch) == []
+    assert len(items(scratch)) == 13
+
+
+def test_failures_of_parts_are_in_the_ledger(cli, plain, scratch):
+    """Exit code 3, now and when nothing is to be done; retried by the part that has the row, and by no other."""
+    rows = [dict(row) for row in plain.rows]
+    rows[1]["path"] = "missing.wav"
+    manifest = plain.manifest(rows, "failing.csv")
+    codes = [cli(*extract(manifest, scratch, "--partition", f"{number}/3")).code for number in range(3)]
+    assert codes == [3, 0, 0]
+    report = check(scratch)
+    assert (report.problems, report.failed) == ([], 1)
+    again = cli(*extract(manifest, scratch, "--partition", "0/3"))
+    assert again.code == 3
+    assert "1 failed before" in again.out
+    assert cli(*extract(manifest, scratch, "--partition", "0/3", "--retry-failed")).code == 3
+    assert cli(*extract(manifest, scratch, "--partition", "1/3", "--retry-failed")).code == 0
+    assert problems(scratch) == []
+
+
+def test_more_parts_than_shards(cli, plain, scratch):
+    """Some have no rows; they end well, and nothing is missing."""
+    for number in range(16):
+        assert cli(*extract(plain.manifest(), scratch, "--partition", f"{number}/16")).code == 0
+    assert problems(scratch) == []
+    assert len(items(scratch)) == 12
+
+
+def test_a_part_that_is_run_twice_records_nothing_the_second_time(cli, plain, scratch):
+    for _ in range(2):
+        for number in range(2):
+            assert cli(*extract(plain.manifest(), scratch, "--partition", f"{number}/2")).code == 0
+    version = only_version(scratch)
+    assert [read_run(version, name).asked["part"]["number"] for name in run_names(version)] == [0, 1]
+
+
+def test_a_shard_that_is_gone_is_made_again_by_its_part(cli, plain, scratch):
+    for number in range(3):
+        assert cli(*extract(plain.manifest(), scratch, "--partition", f"{number}/3")).code == 0
+    before = items(scratch)
+    version = only_version(scratch)
+    shutil.rmtree(version.path / "shards" / version.shard_names()[0])
+    assert "no longer there" in problems(scratch)[0]
+    for number in range(3):
+        assert cli(*extract(plain.manifest(), scratch, "--partition", f"{number}/3")).code == 0
+    assert problems(scratch) == []
+    assert items(scratch) == before
+
+
+def test_without_durations_a_part_is_refused_in_one_line(cli, plain, scratch):
+    rows = [{key: value for key, value in row.items() if key != "duration"} for row in plain.rows]
+    manifest = plain.manifest(rows, "no-durations.csv")
+    ended = cli(*extract(manifest, scratch, "--partition", "0/2"))
+    assert ended.code == 2
+    assert ended.err.splitlines() == [
+        f"featcache: {manifest}: no row has a duration, and parts are cut by these: featcache durations {manifest} -o "
+        "FILE adds them, from the files' headers"
+    ]
+
+
+def test_copies_are_dealt_out_too(cli, plain, scratch):
+    config = scratch / "copies.yaml"
+    config.write_text("name: c\nextractor: fbank\naudio: {sample_rate: 16000}\naugment: {speed: [1.0, 0.9]}\n")
+    options = ("-c", config, "--shard-size", ONE_EACH)
+    assert cli(*extract(plain.manifest(), scratch / "whole", *options)).code == 0
+    for number in range(5):
+        assert cli(*extract(plain.manifest(), scratch / "parts", *options, "--partition", f"{number}/5")).code == 0
+    assert chunk_files(scratch / "parts") == chunk_files(scratch / "whole")
+    assert len(items(scratch / "parts")) == 24
+    assert problems(scratch / "parts") == []
