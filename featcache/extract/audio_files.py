@@ -201,7 +201,7 @@ def _fault_of_all(manifest: Manifest, paths: list[str]) -> str:
     if may_exist:
         return ""
     example = f"for example {paths[0]}{where_missing(paths[0], manifest.root)}"
-    return f"exists, {example}" if fault == _MISSING else f"can be fetched, {example}: {fault}"
+    return f"exists, {example}" if fault == _MISSING else f"can be had, {example}: {fault}"
 
 
 _MISSING = "there is no such file"

@@ -107,7 +107,7 @@ def measure(manifest: Path, url: str, threads: int, rounds: int) -> dict:
         local / max(remote - used / 2, 1e-9)
         for local, remote, used in zip(seconds["local"], seconds["url"], server_cpu, strict=True)
     ]
-    files = [path for path in manifest.parent.rglob("*.flac")]
+    files = list(manifest.parent.rglob("*.flac"))
     return {
         "files": len(files),
         "megabytes": sum(path.stat().st_size for path in files) / 1e6,
