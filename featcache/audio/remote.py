@@ -333,7 +333,7 @@ def _store(base: str) -> ObjectStore:
         raise MissingDependencyError("obstore", "audio at a URL", "cloud") from error
 
     is_plain = base.startswith("http://") or any(
-        value.startswith("http://") for name, value in os.environ.items() if name.startswith(_ENDPOINTS)
+        "http://" in value for name, value in os.environ.items() if name.startswith(_ENDPOINTS)
     )
     options: Any = {**_TIMEOUTS, "allow_http": is_plain and not base.startswith("https://")}
     once: Any = {"max_retries": 0}

@@ -102,7 +102,7 @@ def extract(
     """Extract the features of the MANIFEST's utterances into a cache.
 
     MANIFEST is a CSV, TSV or JSONL file with the columns id and path, and optionally start and duration
-    (seconds) and channel; - is standard input.
+    (seconds) and channel; - is standard input. Paths may be URLs (s3://, gs://, az://, https://) with featcache[cloud].
 
     Run the command again to extract only what is missing: after a crash, with a longer manifest, or for
     rows whose path, start, duration or channel has changed. Each config gets a version of its own.
@@ -121,6 +121,7 @@ def extract(
       featcache extract train.csv -c encodec24k-6kbps -c fbank80
       featcache extract train.csv -c units.yaml --from features/hubert-base-l6
       featcache extract segments.jsonl -c my-config.yaml --root /corpora/audio --dry-run
+      featcache extract train.csv --root s3://bucket/corpus
     """
     _limit_libraries(threads)
     from featcache.config import load_config

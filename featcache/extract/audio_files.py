@@ -105,7 +105,9 @@ def refuse_another_corpus(manifest: Manifest, status: RowStatus, index: Index, v
     """
     present = np.flatnonzero(status.present)
     positions = index.find(manifest.ids.take(present))
-    other, looked_at = find_other_files(manifest, present, positions, version, index)
+    other, looked_at = find_other_files(
+        manifest, present, positions, version, index, lambda urls: [size for size, _ in each_at_once(stat_of, urls)]
+    )
     if len(other):
         row = manifest[int(present[other[0]])]
         raise ManifestError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from contextlib import suppress
@@ -126,16 +127,19 @@ def test_the_header_alone_tells_the_length(tmp_path, server):
 # --- what servers do
 
 
-@pytest.fixture(params=["http", "s3"])
+@pytest.fixture(params=["http", "s3", "gs"])
 def base(request, server, monkeypatch):
-    """The beginning of the server's URLs, which does as an S3, too: it is asked for `/bucket/key`."""
+    """The beginning of the server's URLs, which does as an object store, too: it is asked for `/bucket/key`."""
     if request.param == "http":
         return server.address
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.address)
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    account = {"gcs_base_url": server.address, "disable_oauth": True}
+    account |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(account))
     remote._store.cache_clear()
     server.has_dates = True
-    return "s3:/"
+    return f"{request.param}:/"
 
 
 @pytest.mark.parametrize("in_memory", [True, False])

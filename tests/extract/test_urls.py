@@ -234,6 +234,15 @@ def test_none_of_the_files_is_there(corpus, server, scratch, fbank):
     assert not (scratch / "c").exists()
 
 
+def test_another_corpus_with_the_same_paths_is_refused(corpus, server, scratch, fbank):
+    extract(corpus.manifest(), server.address, scratch / "c", fbank)
+    moved = {f"/moved{path}": data for path, data in server.files.items()}
+    server.files |= moved | {f"/other{path}": data + b"more" for path, data in server.files.items()}
+    assert extract(corpus.manifest(), server.url("/moved"), scratch / "c", fbank).versions[0].extracted == 0
+    with pytest.raises(ManifestError, match=r"\d+ of \d+ files checked are not what .* was extracted from"):
+        extract(corpus.manifest(), server.url("/other"), scratch / "c", fbank)
+
+
 def test_without_credentials_it_says_which(corpus, scratch, fbank, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)

@@ -88,9 +88,9 @@ def audio_server() -> Iterator[AudioServer]:
                 first, last = int(wanted[1]), min(int(wanted[2]), len(data) - 1)
                 headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
                 data, status = data[first : last + 1], 206
-            self._send(status, data, headers, fault)
             if fault == "replace":
                 server.files[path] = server.files[path][::-1]
+            self._send(status, data, headers, fault)
 
         def _send(self, status: int, data: bytes, headers: dict[str, str], fault: Any = None) -> None:
             self.send_response(status)
