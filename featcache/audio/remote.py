@@ -59,11 +59,13 @@ _ENDPOINTS = ("AWS_ENDPOINT", "AZURE_", "GOOGLE_")
 _WORDS = (
     ("dns error", "its host is not known"),
     ("Connection refused", "its host refuses the connection"),
-    ("kind: Connect", "its host cannot be reached"),
+    ("kind: Connect,", "its host cannot be reached"),
     ("Timeout", "the server does not answer in time"),
     ("timed out", "the server does not answer in time"),
     ("kind: Interrupted", "the connection breaks off"),
     ("kind: Body", "the connection breaks off"),
+    ("ConnectionReset", "the connection breaks off"),
+    ("IncompleteMessage", "the connection breaks off"),
     ("Content-Length", "the server does not say how long the file is"),
     ("certificate", "the server's certificate is not valid"),
 )
@@ -104,10 +106,9 @@ class Fetched:
         self._data = data
         self._file = file
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of the file was fetched."""
-        return self._data is None or len(self._data) == self.stamp.size
+    def __del__(self) -> None:
+        if self._file is not None:  # several recordings may share it, so none of them closes it
+            self._file.close()
 
     def open(self) -> io.FileIO:
         """The file, as one of this machine, with a position of its own. Bytes that were not fetched are zeros.
@@ -121,6 +122,7 @@ class Fetched:
         try:
             _write(file, self._data)
             file.truncate(self.stamp.size)
+            file.seek(0)
         except BaseException:
             file.close()
             raise
@@ -203,6 +205,10 @@ def _get(store: ObjectStore, key: str) -> Fetched:
     return Fetched(stamp, file=_kept_on_disk(result.stream(_PIECE), stamp.size))
 
 
+class TriedInVainError(AudioError):
+    """A file that cannot be fetched now, after many tries, and may be had later."""
+
+
 class _BrokenOffError(Exception):
     """Fewer bytes have come than were promised."""
 
@@ -249,7 +255,7 @@ def _try(
             if not may_pass:
                 raise fault from None
             if number == tries:
-                raise AudioError(fault.reason, f"{fault}, and so it did {tries} times") from None
+                raise TriedInVainError(fault.reason, f"{fault} ({tries} tries)") from None
         wait(min(_FIRST_WAIT * 2 ** (number - 1), _LONGEST_WAIT) * random.uniform(0.75, 1.25))
     raise AssertionError
 
@@ -305,6 +311,8 @@ def _address(url: Url) -> tuple[ObjectStore, str]:
     scheme = scheme.lower()
     try:
         if not scheme.startswith("http"):
+            if not key or key.startswith("/"):  # which a store would leave out
+                raise ValueError(key)
             return _store(f"{scheme}://{host}"), key
         if "?" in key or "#" in key or "//" in f"/{key}" or "/." in f"/{key}":  # not a path that a store knows
             return _store(str(url)), ""
@@ -312,10 +320,9 @@ def _address(url: Url) -> tuple[ObjectStore, str]:
     except MissingDependencyError:
         raise
     except Exception as error:  # noqa: BLE001 (obstore's own, ValueErrors and others; no request has been made)
-        fault, _ = _fault(url, error)
-        if fault.reason == Reason.FILE_MISSING or _NO_CREDENTIALS.search(str(error)) is None:
-            fault = AudioError(Reason.FILE_UNREADABLE, "cannot be fetched: not a valid URL")
-        raise fault from None
+        if isinstance(error, ValueError) or _NO_CREDENTIALS.search(str(error)):
+            raise _fault(url, error)[0] from None
+        raise AudioError(Reason.FILE_UNREADABLE, "cannot be fetched: not a valid URL") from None
 
 
 @lru_cache(maxsize=_MOST_STORES)
@@ -327,7 +334,7 @@ def _store(base: str) -> ObjectStore:
         raise MissingDependencyError("obstore", "audio at a URL", "cloud") from error
 
     is_plain = base.startswith("http://") or any(
-        value.startswith("http://") for name, value in os.environ.items() if name.startswith(_ENDPOINTS)
+        "http://" in value for name, value in os.environ.items() if name.startswith(_ENDPOINTS)
     )
     options: Any = {**_TIMEOUTS, "allow_http": is_plain and not base.startswith("https://")}
     once: Any = {"max_retries": 0}

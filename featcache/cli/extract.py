@@ -126,7 +126,7 @@ def extract(
     """Extract the features of the MANIFEST's utterances into a cache.
 
     MANIFEST is a CSV, TSV, JSONL or Parquet file with the columns id and path, and optionally start and duration
-    (seconds) and channel; - is standard input.
+    (seconds) and channel; - is standard input. Paths may be URLs (s3://, gs://, az://, https://) with featcache[cloud].
 
     Run the command again to extract only what is missing: after a crash, with a longer manifest, or for
     rows whose path, start, duration or channel has changed. Each config gets a version of its own.
@@ -148,6 +148,7 @@ def extract(
       featcache extract train.csv -c hubert-base-l6 -o /shared/features --engine ray
       featcache extract segments.jsonl -c my-config.yaml --root /corpora/audio --dry-run
       featcache extract train.csv --partition 3/8
+      featcache extract train.csv --root s3://bucket/corpus
     """
     _limit_libraries(threads)
     from featcache.config import load_config

@@ -92,9 +92,11 @@ def _print(document: dict[str, Any]) -> None:
     lines["duration"] = f"{document['seconds']:.3f} s"
     if document["channel"] is not None:
         lines["channel"] = document["channel"]
-    modified = datetime.fromtimestamp(document["mtime_ns"] // 10**9, UTC)
     lines["source rate"] = f"{document['source_rate']} Hz"
-    lines["source file"] = f"{counted(document['size'], 'byte')}, modified {modified:%Y-%m-%d %H:%M:%S} UTC"
+    lines["source file"] = counted(document["size"], "byte")
+    if document["mtime_ns"] > 0:  # else it follows from an ETag, or the server told no time
+        modified = datetime.fromtimestamp(document["mtime_ns"] // 10**9, UTC)
+        lines["source file"] += f", modified {modified:%Y-%m-%d %H:%M:%S} UTC"
     lines |= {name: document[name] for name in ("shape", "dtype", "min", "mean", "max") if document[name] is not None}
     if quantized := document.get("quantized"):
         lines["stored"] = f"{quantized['dtype']}, off by at most {quantized['largest_error']:.3g}"

@@ -50,7 +50,7 @@ def _subset(context: click.Context, parameter: click.Parameter, value: str | Non
     is_flag=False,
     flag_value="stat",
     help="Also compare the audio files with what they were when they were extracted: by size and mtime (stat, "
-    "the default), or by a hash of every byte.",
+    "the default), or by a hash of every byte. Files at URLs are asked for only if --manifest names them.",
 )
 @click.option(
     "--subset",

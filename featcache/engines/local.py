@@ -57,7 +57,7 @@ def run_locally(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl
     """
     folders = [job.run.folder for job in group.jobs]
     workers = group.device.workers
-    ahead = Downloads(group.root, workers) if group.has_urls else nullcontext()
+    ahead = Downloads(group.root, workers, control.give_up) if group.has_urls else nullcontext()
     with InFlight(folders, workers) as in_flight, IsolatedProcess(group) as isolated, ahead as downloads:
         try:
             _Workers(group, control, in_flight, isolated, downloads).run(tasks)

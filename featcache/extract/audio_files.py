@@ -105,7 +105,9 @@ def refuse_another_corpus(manifest: Manifest, status: RowStatus, index: Index, v
     """
     present = np.flatnonzero(status.present)
     positions = index.find(manifest.ids.take(present))
-    other, looked_at = find_other_files(manifest, present, positions, version, index)
+    other, looked_at = find_other_files(
+        manifest, present, positions, version, index, lambda urls: [size for size, _ in each_at_once(stat_of, urls)]
+    )
     if len(other):
         row = manifest[int(present[other[0]])]
         raise ManifestError(
@@ -201,7 +203,7 @@ def _fault_of_all(manifest: Manifest, paths: list[str]) -> str:
     if may_exist:
         return ""
     example = f"for example {paths[0]}{where_missing(paths[0], manifest.root)}"
-    return f"exists, {example}" if fault == _MISSING else f"can be fetched, {example}: {fault}"
+    return f"exists, {example}" if fault == _MISSING else f"can be had, {example}: {fault}"
 
 
 _MISSING = "there is no such file"

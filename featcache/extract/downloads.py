@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
 
-from featcache.audio.remote import Fetched, fetch
-from featcache.errors import AudioError, Reason
+from featcache.audio.remote import Fetched, TriedInVainError, fetch
+from featcache.errors import AudioError, Reason, counted
 from featcache.manifest import Utterance
-from featcache.manifest.locations import Location, Url, locate
+from featcache.manifest.locations import Location, Url, locate, without_secrets
 
 _PER_WORKER = 32
 _MOST = 256
 _LEAST = 64
 """Requests at once: enough for a server that takes 50 ms to answer, and for workers that decode 600 files a second."""
+
+_MOST_IN_A_ROW = 100
+"""Files that cannot be fetched, one after the other, until it is no use to go on: the network is gone, say."""
 
 _AHEAD_BYTES = 256 << 20
 """The bytes that may be held ahead, approximately. One batch is held in any case."""
@@ -35,10 +38,12 @@ class Downloads:
     Args:
         root: What relative paths are relative to.
         workers: The number of threads that decode.
+        give_up: Called once, with the reason, if nothing can be fetched any more.
     """
 
-    def __init__(self, root: Location, workers: int) -> None:
+    def __init__(self, root: Location, workers: int, give_up: Callable[[str], object]) -> None:
         self._root = root
+        self._give_up = give_up
         self._at_once = min(_MOST, max(_LEAST, _PER_WORKER * workers))
         self._threads = ThreadPoolExecutor(self._at_once, "featcache-fetch")
         self._closed = threading.Event()
@@ -47,6 +52,7 @@ class Downloads:
         self._wanted: Counter[Url] = Counter()  # how often each will be taken
         self._sizes: dict[Url, int] = {}  # of those that have been fetched
         self._fetched_bytes = self._fetched_files = 0
+        self._in_vain = 0  # files in a row
 
     def __enter__(self) -> Downloads:
         return self
@@ -94,8 +100,19 @@ class Downloads:
                 yield location
 
     def _fetch(self, url: Url) -> Fetched:
-        fetched = fetch(url, self._wait)
+        try:
+            fetched = fetch(url, self._wait)
+        except TriedInVainError as error:
+            with self._lock:
+                self._in_vain += 1
+                is_hopeless = self._in_vain == _MOST_IN_A_ROW
+            if is_hopeless:
+                count = counted(_MOST_IN_A_ROW, "audio file")
+                self._give_up(f"{count} in a row could not be fetched, the last one {without_secrets(url)}: {error}")
+                self._closed.set()
+            raise
         with self._lock:
+            self._in_vain = 0
             self._fetched_bytes += fetched.stamp.size
             self._fetched_files += 1
             if url in self._files:

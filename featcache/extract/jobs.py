@@ -83,7 +83,8 @@ class Progress:
     elsewhere: int = 0
     """Utterances that another run has extracted in the meantime."""
     too_many_failures: str = ""
-    """That more utterances have failed than were allowed, and how many; empty if not."""
+    """That more utterances have failed than were allowed, and how many, or that no audio can be fetched any more; empty
+    if not."""
     stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     """Seconds of worker threads in each stage; complete once the run has ended."""
     processes: int = 0
@@ -144,14 +145,18 @@ class RunControl:
     meantime is left out. If not, because the tasks have been dealt out, no lock is taken, and nobody else's shards are
     looked for."""
 
+    def give_up(self, reason: str) -> None:
+        """Stop the run, as if too many utterances had failed."""
+        self.progress.too_many_failures = self.progress.too_many_failures or reason
+        self.stop.set()
+
     def check_failures(self, counts: Iterable[VersionCounts], is_end: bool = False) -> None:
         """Stop the run if too many utterances have failed in one of the versions; `is_end` if nothing more follows."""
         if self.max_failures is None or self.progress.too_many_failures:
             return
         for one in counts:
             if fault := self.max_failures.fault(one.failed, one.failed + one.extracted, is_end):
-                self.progress.too_many_failures = fault
-                self.stop.set()
+                self.give_up(fault)
                 return
 
 

@@ -85,7 +85,7 @@ COLUMNS = (
         "sources",
         "int64",
         "n",
-        "the audio file when it was decoded: size in bytes, mtime in ns since 1970, sample rate in Hz",
+        "the audio file when it was decoded: size in bytes, mtime in ns since 1970 (or see below), sample rate in Hz",
         (3,),
     ),
     Column(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import filecmp
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, MissingItemError, listing
 from featcache.manifest import Manifest, Segment, SegmentColumns, Utterance, rows_at_even_steps
+from featcache.manifest.locations import Url
 from featcache.store.index import Index
 from featcache.store.runs import Failure, manifest_roots, outdated_items
 from featcache.store.shard import Item
@@ -118,7 +119,12 @@ def with_other_files(joined: Joined, rows: RowKeys, manifest: Manifest, version:
 
 
 def find_other_files(
-    manifest: Manifest, rows: NDArray[np.int64], positions: NDArray[np.int64], version: Version, index: Index
+    manifest: Manifest,
+    rows: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    version: Version,
+    index: Index,
+    sizes_of: Callable[[Sequence[Url]], Sequence[int | None]] | None = None,
 ) -> tuple[NDArray[np.int64], int]:
     """Find the rows whose file is another than the one of the same path that their item was extracted from.
 
@@ -130,6 +136,7 @@ def find_other_files(
         manifest, version, index: The manifest, the version and its index.
         rows: Numbers of rows, int64 `[n]`.
         positions: The positions of their items in the index, int64 `[n]`.
+        sizes_of: Asks servers for the sizes of files, in bytes; None to leave files at URLs out.
 
     Returns:
         Which of `rows`, as numbers below n, rising, int64; and how many files were looked at.
@@ -139,11 +146,14 @@ def find_other_files(
     looked_at = rows_at_even_steps(len(rows), _FILES_CHECKED)
     sources = sources_of(version, index, positions[looked_at])
     other, compared = [], 0
+    sizes = {} if sizes_of is None else _sizes_at_urls(manifest, rows[looked_at], sizes_of)
     for number, (size, mtime_ns, _) in zip(looked_at.tolist(), sources.tolist(), strict=True):
         path = manifest.paths[int(rows[number])]
         here = manifest.resolve(path)
         if not isinstance(here, Path):
-            continue  # nothing is fetched; `--check-sources` asks
+            if sizes.get(here, size) not in (size, None):
+                other.append(number)
+            continue
         try:
             status = os.stat(here)
         except (OSError, ValueError):
@@ -172,6 +182,15 @@ def sources_of(version: Version, index: Index, positions: NDArray[np.int64]) -> 
             raise DamagedError(f"{version.path / 'index'}: damaged: there is no item {items.max()}: remove this folder")
         sources[inside] = column[items]
     return sources
+
+
+def _sizes_at_urls(
+    manifest: Manifest, rows: NDArray[np.int64], sizes_of: Callable[[Sequence[Url]], Sequence[int | None]]
+) -> dict[Url, int | None]:
+    """The sizes of the rows' files that are at URLs."""
+    locations = map(manifest.resolve, manifest.paths.take(rows))
+    urls = [location for location in locations if isinstance(location, Url)]
+    return dict(zip(urls, sizes_of(urls), strict=True))
 
 
 def _differs(old: Path, new: Path) -> bool:

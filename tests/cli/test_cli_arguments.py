@@ -57,7 +57,8 @@ def paths(plain, scratch):
         (["extract", "s3://b/m.csv"], f"MANIFEST: s3://b/m.csv {URL}"),
         (["extract", "{manifest}", "-o", "s3://b/x"], f"-o: s3://b/x {URL}"),
         (["extract", "{manifest}", "-c", "https://h/c.yaml"], f"-c: https://h/c.yaml {URL}"),
-        (["extract", "{manifest}", "--root", "gs://b"], f"--root: gs://b {URL}"),
+        (["extract", "{manifest}", "--root", "hf://b"], f"--root: hf://b {URL}"),
+        (["extract", "{manifest}", "--root", "s3://b/x?y"], "--root: s3://b/x has a query"),
         (["extract", "{manifest}", "--from", "s3://b/x"], f"--from: s3://b/x {URL}"),
         (["info", "file:///x"], f"CACHE[/VERSION]: file:///x {URL}"),
         (["verify", "{folder}", "--manifest", "s3://b/m.csv"], f"--manifest: s3://b/m.csv {URL}"),
@@ -82,12 +83,13 @@ def test_urls_are_no_paths_in_python_either(plain, scratch, monkeypatch):
         lambda url: featcache.open(scratch, copy_to=url),
         lambda url: plan_extraction(manifest, [load_config("fbank80")], url, Options("cpu", 1)),
         lambda url: read_manifest(url),
-        lambda url: read_manifest(plain.manifest(), root=url),
     ]
     for call in calls:
         for url in ("s3://b/x", Path("s3://b/x"), "https://b/x"):
             with pytest.raises(ArgumentError, match=f"{url} {URL}"):
                 call(url)
+    with pytest.raises(ArgumentError, match=f"root: s3:/b/x {URL}"):
+        read_manifest(plain.manifest(), root=Path("s3://b/x"))
     assert listed(scratch) == []
     (scratch / "a:").mkdir()
     with pytest.raises(StoreError, match="holds no version"):

@@ -118,8 +118,7 @@ def test_files_that_are_missing_are_failures_where_the_root_is_right(cli, plain,
     [
         ("sub/gone.wav", "there is no such file: {root}/sub/gone.wav"),
         ("/nowhere/gone.wav", "there is no such file"),
-        ("https://example.org/a.wav", "there is no such file: URLs are not read, only files"),
-        ("s3://bucket/a.wav", "there is no such file: URLs are not read, only files"),
+        ("hf://org/a.wav", "there is no such file: URLs are read that begin with s3, gs, az, https, http"),
         ("~/a.wav", "there is no such file: ~ stands for no folder in a manifest"),
     ],
 )

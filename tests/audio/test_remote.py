@@ -1,0 +1,375 @@
+"""Audio files at URLs: the same samples, whatever servers do on the way, and what is said if they cannot be had."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import pytest
+from audio_files import KINDS, bad_files, write_tone
+from audio_server import audio_server
+from decoded_audio import WHOLE, in_seconds
+
+from featcache.audio import remote
+from featcache.audio.content_hash import ContentHashes
+from featcache.audio.decode import decode, probe_rate, probe_seconds
+from featcache.audio.remote import fetch, stamp_of
+from featcache.errors import ArgumentError, AudioError, MissingDependencyError, Reason
+from featcache.extract.downloads import Downloads
+from featcache.manifest import Utterance
+from featcache.manifest.locations import Url, as_root, is_url, locate, secret_in
+
+pytest.importorskip("obstore")
+
+PASSING = ["drop", "half", "reset", "replace", 500, 502, 503, 429, (429, {"Retry-After": "1"}), 408]
+
+
+@pytest.fixture(scope="module")
+def listener():
+    with audio_server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(listener, monkeypatch):
+    """A server with nothing on it, whose clients do not wait long."""
+    listener.files, listener.faults, listener.always, listener.requests = {}, {}, {}, []
+    listener.has_etags, listener.has_dates, listener.has_ranges = True, False, True
+    monkeypatch.setattr(remote, "_FIRST_WAIT", 0.001)
+    yield listener
+    remote._store.cache_clear()
+
+
+def at_url(server, path: Path) -> Url:
+    server.files[f"/{path.name}"] = path.read_bytes()
+    return Url(server.url(f"/{path.name}"))
+
+
+def copies_that_are_open() -> list[str]:
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return sorted(name for name in found if name.endswith("(deleted)"))
+
+
+def bytes_of(url: str) -> bytes:
+    with fetch(Url(url)).open() as file:
+        return file.read()
+
+
+def fault_of(url: str) -> AudioError:
+    with pytest.raises(AudioError) as raised:
+        fetch(Url(url))
+    return raised.value
+
+
+# --- the samples
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_are_those_of_the_file(files, server, monkeypatch, kind, in_memory):
+    path, whole = files[kind]
+    if not in_memory:
+        monkeypatch.setattr(remote, "_IN_MEMORY", 100)
+    cuts = [WHOLE, in_seconds(1000, 9000), in_seconds(500, 1200), WHOLE]
+    here = list(decode(path, cuts, hashes=ContentHashes()))
+    there = list(decode(at_url(server, path), cuts, hashes=ContentHashes()))
+    assert len(whole)
+    for (samples, source), (others, other) in zip(here, there, strict=True):
+        np.testing.assert_array_equal(samples, others)
+        assert (source.size, source.content_hash, source.sample_rate) == (
+            other.size,
+            other.content_hash,
+            other.sample_rate,
+        )
+        assert other.mtime_ns < 0
+    assert server.requests == [f"GET /{path.name}"]
+
+
+def test_bad_files_are_as_bad_at_urls(tmp_path, server):
+    for name, (path, reason) in bad_files(tmp_path).items():
+        if os.path.isfile(path):
+            (fault,) = decode(at_url(server, path), [WHOLE])
+            assert (name, fault.reason) == (name, reason)
+            assert str(fault) == str(next(iter(decode(path, [WHOLE]))))
+
+
+def test_nothing_stays_open(tmp_path, server, monkeypatch):
+    url = at_url(server, write_tone(tmp_path / "a.wav"))
+    assert not isinstance(next(iter(decode(url, [WHOLE]))), AudioError)
+    before = copies_that_are_open()
+    for limit in (32 << 20, 100):
+        monkeypatch.setattr(remote, "_IN_MEMORY", limit)
+        for _ in decode(url, [WHOLE, WHOLE]):
+            pass
+        assert copies_that_are_open() == before
+
+
+def test_the_header_alone_tells_the_length(tmp_path, server):
+    for suffix in ("wav", "flac"):
+        path = write_tone(tmp_path / f"long.{suffix}", 30.0, kind=f"{suffix}-16")
+        url = at_url(server, path)
+        assert probe_seconds(url) == probe_seconds(path) == 30.0
+        assert probe_rate(url) == probe_rate(path)
+        assert path.stat().st_size > remote._BEGINNING or suffix == "flac"
+    server.has_ranges = False
+    assert probe_seconds(url) is None
+    assert probe_seconds(Url(server.url("/gone.wav"))) is None
+
+
+# --- what servers do
+
+
+@pytest.fixture(params=["http", "s3", "gs"])
+def base(request, server, monkeypatch):
+    """The beginning of the server's URLs, which does as an object store, too: it is asked for `/bucket/key`."""
+    if request.param == "http":
+        return server.address
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.address)
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    account = {"gcs_base_url": server.address, "disable_oauth": True}
+    account |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(account))
+    remote._store.cache_clear()
+    server.has_dates = True
+    return f"{request.param}:/"
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("fault", PASSING, ids=str)
+def test_what_passes_is_tried_again(server, base, monkeypatch, fault, in_memory):
+    if not in_memory:
+        monkeypatch.setattr(remote, "_IN_MEMORY", 100)
+    content = bytes(range(256)) * 500
+    server.files["/b/a"], server.faults["/b/a"] = content, [fault, fault]
+    assert bytes_of(f"{base}/b/a") == content  # as it was replaced twice, too
+    assert server.requests == ["GET /b/a"] * 3
+    server.faults["/b/a"] = [fault]
+    stamp_of(Url(f"{base}/b/a"))
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_again(server, base):
+    server.files["/b/a"], server.faults["/b/a"] = b"abcdef", ["replace"]
+    assert bytes_of(f"{base}/b/a") == b"fedcba"
+
+
+@pytest.mark.parametrize("fault", PASSING, ids=str)
+def test_tries_end(server, base, fault):
+    server.files["/b/a"], server.always["/b/a"] = bytes(1000), fault
+    failed = fault_of(f"{base}/b/a")
+    assert (failed.reason, len(server.requests)) == (Reason.FILE_UNREADABLE, remote.TRIES)
+    assert str(failed).startswith("cannot be fetched: the ")
+    assert str(failed).endswith(f"({remote.TRIES} tries)")
+    assert "secret" not in str(failed)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message"),
+    [
+        (404, Reason.FILE_MISSING, "there is no such file"),
+        (403, Reason.FILE_UNREADABLE, "cannot be fetched: the server forbids it (403)"),
+        (401, Reason.FILE_UNREADABLE, "cannot be fetched: the server forbids it (401)"),
+        (400, Reason.FILE_UNREADABLE, "cannot be fetched: the server answers 400 Bad Request"),
+    ],
+)
+def test_what_stays_is_not_tried_again(server, base, status, reason, message):
+    server.always["/b/a"] = status
+    failed = fault_of(f"{base}/b/a")
+    assert (failed.reason, str(failed), len(server.requests)) == (reason, message, 1)
+
+
+def test_no_bytes_are_no_audio(server):
+    server.files["/a"] = b""
+    assert fault_of(server.url("/a")).reason == Reason.EMPTY
+
+
+def test_a_host_that_is_not_there(server):
+    for url in ("http://127.0.0.1:1/a", "http://no-such-host.invalid/a"):
+        started = perf_counter()
+        failed = fault_of(url)
+        assert failed.reason == Reason.FILE_UNREADABLE
+        assert str(failed).startswith("cannot be fetched: its host ")
+        assert perf_counter() - started < 30
+
+
+def test_a_redirection_is_followed_and_its_signature_is_not_told(server):
+    server.files["/b"] = b"abc"
+    server.always["/a"] = (302, {"Location": "/b?sig=SECRET"})
+    assert bytes_of(server.url("/a")) == b"abc"
+    server.always["/b"] = 503
+    assert "SECRET" not in str(fault_of(server.url("/a")))
+    assert "SECRET" not in str(fault_of(server.url("/a")).__cause__)
+
+
+@pytest.mark.parametrize("path", ["/a b.wav", "/ü/é.wav", "/a+b=c.wav", "/x//y.wav", "/100%.wav", "/a?b.wav"])
+def test_names_of_files_are_what_servers_know(server, path):
+    from urllib.parse import quote
+
+    server.files[path] = path.encode()
+    assert bytes_of(server.url(quote(path))) == path.encode()
+    if not set(path) & {"%", "?"}:
+        assert bytes_of(server.url(path)) == path.encode()
+
+
+def test_a_query_is_part_of_a_url(server):
+    server.files["/a"] = b"abc"
+    assert bytes_of(server.url("/a?author=1&b=%20")) == b"abc"
+    assert server.requests == ["GET /a?author=1&b=%20"]
+
+
+# --- what tells whether a file has changed
+
+
+def test_an_etag_tells_that_a_file_has_changed(server):
+    server.files["/a"] = b"abc"
+    url = Url(server.url("/a"))
+    before = stamp_of(url)
+    assert before == fetch(url).stamp == stamp_of(url)
+    assert (before.size, -(2**63) <= before.mtime_ns < 0) == (3, True)
+    server.files["/a"] = b"abd"
+    assert stamp_of(url).mtime_ns != before.mtime_ns
+
+
+def test_without_an_etag_it_is_the_date(server):
+    server.files["/a"], server.has_etags = b"abc", False
+    assert stamp_of(Url(server.url("/a"))) == (3, 0)
+    server.has_dates = True
+    assert stamp_of(Url(server.url("/a"))) == (3, 1795348800 * 10**9)
+
+
+# --- URLs
+
+
+def test_where_a_path_is():
+    root, url = Path("/corpus"), Url("s3://bucket/corpus/")
+    assert locate(root, "a/b.wav") == Path("/corpus/a/b.wav")
+    assert locate(root, "s3://b/k.wav") == Url("s3://b/k.wav")
+    assert locate(root, "file:///x/a%20b.wav") == locate(url, "file://localhost/x/a%20b.wav") == Path("/x/a b.wav")
+    assert locate(url, "./a/b.wav") == Url("s3://bucket/corpus/a/b.wav")
+    assert locate(url, "https://h/a.wav") == Url("https://h/a.wav")
+    assert locate(url, "/a.wav") == Path("/a.wav")
+    assert locate(root, "hf://x/a.wav") == Path("/corpus/hf:/x/a.wav")
+    assert [is_url(text) for text in ("S3://b", "file:///x", "a.wav", "hf://x", "as3://b")] == [True, *[False] * 4]
+
+
+@pytest.mark.parametrize(
+    ("url", "is_secret"),
+    [
+        ("https://h/a.wav", False),
+        ("https://h/a@b.wav?author=x&id=7", False),
+        ("https://user:hush@h/a.wav", True),
+        ("s3://key:hush@b/a.wav", True),
+        ("https://h/a.wav?X-Amz-Algorithm=A&X-Amz-Signature=S", True),
+        ("https://h/a.wav?x-goog-signature=S", True),
+        ("https://h/a.wav?sv=2024&sig=S", True),
+        ("https://h/a.wav?access_token=S", True),
+        ("https://h/a.wav?Expires=1&Signature=S&Key-Pair-Id=K", True),
+        ("https://h/a.wav?token=", True),
+        ("/a.wav?token=S", False),
+    ],
+)
+def test_urls_with_secrets_are_known(url, is_secret):
+    assert (secret_in(url) is not None) == is_secret
+    if is_secret:
+        with pytest.raises(ArgumentError) as raised:
+            as_root(url)
+        assert "hush" not in str(raised.value)
+        assert "=S" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/", "s3://bucket//a.wav", "s3://bucket/a/../b.wav"])
+def test_keys_that_no_store_has_are_not_asked_for(url, monkeypatch):
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    assert fault_of(url).reason == Reason.FILE_MISSING
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
+    remote._store.cache_clear()
+    with pytest.raises(MissingDependencyError, match=r"audio at a URL needs .*: pip install 'featcache\[cloud\]'"):
+        remote.require(Url("s3://bucket/a.wav"))
+
+
+# --- reading ahead
+
+
+def rows(*paths: str) -> list[Utterance]:
+    return [Utterance(id=str(number), path=path) for number, path in enumerate(paths)]
+
+
+def test_what_is_expected_is_fetched_before_it_is_taken(server):
+    server.files |= {f"/{name}": name.encode() * 100 for name in "abc"}
+    with Downloads(Url(server.address), 2, pytest.fail) as downloads:
+        downloads.expect(rows("a", "b"))
+        downloads.expect(rows("b", "/local.wav"))
+        for name in "abb":
+            with downloads.take(Url(server.url(f"/{name}"))).open() as file:
+                assert file.read() == name.encode() * 100
+        assert sorted(server.requests) == ["GET /a", "GET /b"]  # both that want b share it
+        assert not any([downloads._files, downloads._wanted, downloads._sizes])
+        downloads.take(Url(server.url("/c")))
+        downloads.take(Url(server.url("/b")))
+    assert server.asked("GET") == 4
+
+
+def test_what_is_held_ahead_is_bounded(server, monkeypatch):
+    monkeypatch.setattr("featcache.extract.downloads._AHEAD_BYTES", 1000)
+    server.files |= {"/a": bytes(600), "/b": bytes(600)}
+    with Downloads(Url(server.address), 2, pytest.fail) as downloads:
+        assert downloads.is_room
+        downloads.expect(rows("a"))
+        downloads.expect(rows("b"))
+        for url in (server.url("/a"), server.url("/b")):
+            downloads._files[Url(url)].result()
+        assert not downloads.is_room
+        downloads.take(Url(server.url("/a")))
+        assert downloads.is_room
+
+
+def test_what_fails_is_told_to_whoever_takes_it(server):
+    with Downloads(Url(server.address), 2, pytest.fail) as downloads:
+        downloads.expect(rows("gone"))
+        with pytest.raises(AudioError) as raised:
+            downloads.take(Url(server.url("/gone")))
+    assert raised.value.reason == Reason.FILE_MISSING
+
+
+def test_it_gives_up_once_nothing_can_be_fetched_any_more(server, monkeypatch):
+    monkeypatch.setattr("featcache.extract.downloads._MOST_IN_A_ROW", 5)
+    names = [f"{number}" for number in range(40)]
+    server.files |= {f"/{name}": b"abc" for name in names}
+    server.always = {f"/{name}": 503 for name in names if int(name) % 4}
+    said: list[str] = []
+    with Downloads(Url(server.address), 2, said.append) as downloads:
+        downloads._threads._max_workers = 1  # one after the other
+        downloads.expect(rows(*names))
+        for name in names:
+            with suppress(AudioError):
+                downloads.take(Url(server.url(f"/{name}")))
+        assert said == []
+        server.always = {f"/{name}": 503 for name in names}
+        downloads.expect(rows(*names))
+        with pytest.raises(AudioError, match="cannot be fetched"):
+            downloads.take(Url(server.url("/39")))
+    assert len(said) == 1
+    assert said[0].startswith("5 audio files in a row could not be fetched, the last one http://127.0.0.1")
+    assert said[0].endswith("the server answers 503 Service Unavailable (8 tries)")
+
+
+def test_the_end_of_a_run_does_not_wait_for_tries(server, monkeypatch):
+    monkeypatch.setattr(remote, "_FIRST_WAIT", 60.0)
+    monkeypatch.setattr(remote, "_LONGEST_WAIT", 60.0)
+    server.always["/a"] = 503
+    started = perf_counter()
+    with Downloads(Url(server.address), 2, pytest.fail) as downloads:
+        downloads.expect(rows(*["a", "b"] * 100))
+        while not server.asked("GET"):
+            threading.Event().wait(0.01)
+    assert perf_counter() - started < 20

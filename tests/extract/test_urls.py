@@ -1,0 +1,321 @@
+"""Extraction from audio at URLs: the features of local files, whatever servers do, and nothing asked for a stranger."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from audio_server import audio_server
+from cache_contents import items
+from corpora import COLUMNS, Corpus
+from extractions import TINY, extract_here
+from manifests import manifest_of
+
+from featcache.audio import remote
+from featcache.config import load_config
+from featcache.engines.local import run_locally
+from featcache.errors import ManifestError, MissingDependencyError
+from featcache.extract.extraction import Options, plan_extraction, run_extraction
+from featcache.manifest import read_manifest
+
+pytest.importorskip("obstore")
+
+
+@pytest.fixture(scope="module")
+def listener():
+    with audio_server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(listener, monkeypatch, corpus: Corpus):
+    """A server that has the corpus, and in this process clients that do not wait long."""
+    files = [path for path in corpus.folder.rglob("*") if path.is_file()]
+    listener.files = {f"/{path.relative_to(corpus.folder)}": path.read_bytes() for path in files}
+    listener.faults, listener.always, listener.requests, listener.has_etags = {}, {}, [], True
+    monkeypatch.setattr(remote, "_FIRST_WAIT", 0.001)
+    return listener
+
+
+@dataclass
+class Bucket:
+    client: Any
+    environment: dict[str, str]
+
+    def put(self, key: str, data: bytes) -> None:
+        self.client.put_object(Bucket="speech", Key=key, Body=data)
+
+
+@pytest.fixture(scope="module")
+def bucket(corpus: Corpus):
+    """A bucket that has the corpus, and the environment in which it is found."""
+    pytest.importorskip("moto.server")
+    boto3 = pytest.importorskip("boto3")
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        environment = {
+            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "hush",
+            "AWS_REGION": "us-east-1",
+        }
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            client = boto3.client("s3", endpoint_url=environment["AWS_ENDPOINT_URL"])
+            client.create_bucket(Bucket="speech")
+            for path in corpus.folder.rglob("*"):
+                if path.is_file():
+                    key = f"corpus/{path.relative_to(corpus.folder)}"
+                    client.put_object(Bucket="speech", Key=key, Body=path.read_bytes())
+            remote._store.cache_clear()
+            yield Bucket(client, environment)
+            client.close()
+        remote._store.cache_clear()
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def fbank():
+    return [load_config("fbank80")]
+
+
+CPU = Options("cpu", 2, shard_megabytes=float(TINY))
+
+
+def extract(manifest, root, cache, config, **options):
+    options = {"device": "cpu", "threads": 2, "shard_megabytes": float(TINY), **options}
+    return extract_here(read_manifest(manifest, root=root, carry=False), config, cache, Options(**options))
+
+
+def failures(cli, cache) -> dict[str, str]:
+    (version,) = cli("info", cache, "--json").json()["versions"]
+    return {failure["id"]: failure["reason"] for failure in version["failures"]}
+
+
+# --- values
+
+
+def test_features_are_those_of_the_files(cli, corpus, truth, bucket, scratch):
+    """In an S3 bucket, by the command: bit for bit, and nothing is left to do."""
+    manifest, root = corpus.manifest(), ["--root", "s3://speech/corpus"]
+
+    def run(*args):
+        return cli(*args, *root, env=bucket.environment)
+
+    made = run("extract", manifest, "-o", scratch / "c", "--shard-size", TINY)
+    assert made.code == 0, made.err
+    assert items(scratch / "c") == truth
+    again = run("extract", manifest, "-o", scratch / "c")
+    assert (again.code, "nothing to do" in again.out) == (0, True)
+    for how in ("stat", "content"):
+        checked = run("verify", scratch / "c", "--manifest", manifest, f"--sources={how}")
+        assert checked.code == 0, checked.out
+    again = run("verify", scratch / "c", "--manifest", manifest, "--recompute", 5, "--device", "cpu")
+    assert (again.code, "5 bit-identical" in again.out) == (0, True)
+    shown = cli("show", scratch / "c", "plain-00")
+    assert (shown.code, "modified" in shown.out) == (0, False)
+
+
+def test_an_object_that_has_changed_is_extracted_again(cli, corpus, bucket, scratch, fbank):
+    manifest, root = corpus.manifest(), "s3://speech/corpus"
+    extract(manifest, root, scratch / "c", fbank)
+    kept = (corpus.folder / "plain/02.wav").read_bytes()
+    bucket.put("corpus/plain/02.wav", kept[:-200] + bytes(200))
+    try:
+        for how in ("stat", "content"):
+            args = ["--manifest", manifest, "--root", root, f"--sources={how}", "--no-data"]
+            checked = cli("verify", scratch / "c", *args, env=bucket.environment)
+            assert checked.code == 1
+            assert "plain-02: s3://speech/corpus/plain/02.wav: has changed since" in checked.out
+        assert extract(manifest, root, scratch / "c", fbank).versions[0].extracted == 0
+        assert extract(manifest, root, scratch / "c", fbank, check_sources=True).versions[0].extracted == 1
+    finally:
+        bucket.put("corpus/plain/02.wav", kept)
+
+
+def test_urls_and_files_in_one_manifest(corpus, server, scratch, tmp_path, fbank, truth):
+    rows = [row | {"path": path_at(server, corpus, row["path"], i)} for i, row in enumerate(corpus.rows)]
+    manifest = manifest_of(tmp_path, [[str(row.get(name, "")) for name in COLUMNS] for row in rows], COLUMNS)
+    assert not extract(manifest, None, scratch / "c", fbank).failed
+    assert items(scratch / "c") == truth
+
+
+def path_at(server, corpus, path, number):
+    """A third of the paths are URLs, a third file URLs, a third plain."""
+    here = corpus.folder / path
+    return [server.url(f"/{path}"), here.as_uri(), str(here)][number % 3]
+
+
+def test_a_file_is_fetched_once_for_all_its_rows(corpus, server, scratch, fbank):
+    rows = [row for row in corpus.rows if row["path"] == "long.flac"]
+    assert len(rows) == 6
+    server.requests.clear()
+    extract(corpus.manifest(rows, "long.csv"), server.address, scratch / "c", fbank)
+    assert server.requests.count("GET /long.flac") <= 3  # its length, its features, and another batch's
+
+
+# --- faults
+
+
+def test_faults_that_pass_leave_no_trace(corpus, server, scratch, fbank, truth):
+    for number, path in enumerate(sorted(server.files)):
+        server.faults[path] = [["drop", "half", 500, 503, 429, "reset"][number % 6]] * 2
+    assert not extract(corpus.manifest(), server.address, scratch / "c", fbank).failed
+    assert items(scratch / "c") == truth
+
+
+def test_faults_that_stay_are_in_the_ledger_and_tried_again_once_they_may_pass(cli, corpus, server, scratch, fbank):
+    server.always = {"/plain/00.wav": 503, "/plain/01.flac": 403, "/plain/03.flac": "half"}
+    gone = server.files.pop("/plain/02.wav")
+    server.files["/plain/04.wav"], kept = b"no audio", server.files["/plain/04.wav"]
+    extract(corpus.manifest(), server.address, scratch / "c", fbank)
+    assert failures(cli, scratch / "c") == {
+        "plain-00": "file_unreadable",
+        "plain-01": "file_unreadable",
+        "plain-02": "file_missing",
+        "plain-03": "file_unreadable",
+        "plain-04": "not_audio",
+        "ünï-ço∂é": "file_unreadable",
+    }
+    server.always = {}
+    again = extract(corpus.manifest(), server.address, scratch / "c", fbank)
+    assert (again.versions[0].extracted, failures(cli, scratch / "c").keys()) == (4, {"plain-02", "plain-04"})
+    server.files |= {"/plain/02.wav": gone, "/plain/04.wav": kept}
+    again = extract(corpus.manifest(), server.address, scratch / "c", fbank)
+    assert (again.versions[0].extracted, failures(cli, scratch / "c")) == (2, {})
+
+
+def test_a_stopped_run_does_not_wait_for_tries(corpus, server, scratch, fbank, monkeypatch):
+    """What was taken before the stop is finished: its tries are counted, and the threads that fetch ahead give up."""
+    server.always = dict.fromkeys(server.files, 503)
+    monkeypatch.setattr(remote, "_FIRST_WAIT", 0.01)
+    manifest = read_manifest(corpus.manifest(), root=server.address, carry=False)
+    server.always.pop("/plain/00.wav")
+    plan = plan_extraction(manifest, fbank, scratch / "c", CPU)
+    stop = threading.Event()
+    threading.Timer(0.1, stop.set).start()
+    assert run_extraction(plan, run_locally, stop=stop).interrupted
+
+
+def test_a_network_that_goes_away_ends_the_run(cli, corpus, server, scratch, fbank, monkeypatch):
+    """What was extracted is kept, the others are tried again by the next run."""
+    monkeypatch.setattr("featcache.extract.downloads._MOST_IN_A_ROW", 3)
+    manifest = read_manifest(corpus.manifest(), root=server.address, carry=False)
+    plan = plan_extraction(manifest, fbank, scratch / "c", CPU)
+    server.always = dict.fromkeys(sorted(server.files)[4:], 503)
+    summary = run_extraction(plan, run_locally)
+    assert "3 audio files in a row could not be fetched, the last one http" in summary.too_many_failures
+    assert set(failures(cli, scratch / "c").values()) <= {"file_unreadable"}
+    server.always = {}
+    assert not extract(corpus.manifest(), server.address, scratch / "c", fbank).failed
+    assert len(items(scratch / "c")) == len(manifest)
+
+
+def test_none_of_the_files_is_there(corpus, server, scratch, fbank):
+    manifest = corpus.manifest()
+    with pytest.raises(ManifestError, match=r"none of \d+ audio files checked exists, for example plain/00.wav: http:"):
+        extract(manifest, server.url("/elsewhere"), scratch / "c", fbank)
+    with pytest.raises(ManifestError, match=r"checked can be had, for example .*: its host refuses the connection"):
+        extract(manifest, "http://127.0.0.1:1", scratch / "c", fbank)
+    server.always = dict.fromkeys(server.files, 403)
+    with pytest.raises(ManifestError, match=r"checked can be had, for example .*: the server forbids it \(403\)"):
+        extract(manifest, server.address, scratch / "c", fbank)
+    assert not (scratch / "c").exists()
+
+
+def test_another_corpus_with_the_same_paths_is_refused(corpus, server, scratch, fbank):
+    extract(corpus.manifest(), server.address, scratch / "c", fbank)
+    moved = {f"/moved{path}": data for path, data in server.files.items()}
+    server.files |= moved | {f"/other{path}": data + b"more" for path, data in server.files.items()}
+    assert extract(corpus.manifest(), server.url("/moved"), scratch / "c", fbank).versions[0].extracted == 0
+    with pytest.raises(ManifestError, match=r"\d+ of \d+ files checked are not what .* was extracted from"):
+        extract(corpus.manifest(), server.url("/other"), scratch / "c", fbank)
+
+
+def test_without_credentials_it_says_which(corpus, scratch, fbank, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
+    remote._store.cache_clear()
+    with pytest.raises(ManifestError, match="there are no credentials: set AWS_ACCESS_KEY_ID and ") as raised:
+        extract(corpus.manifest(), "s3://speech/corpus", scratch / "c", fbank)
+    assert "hush" not in str(raised.value)
+    remote._store.cache_clear()
+
+
+def test_without_the_package_nothing_begins(corpus, scratch, fbank, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
+    remote._store.cache_clear()
+    with pytest.raises(MissingDependencyError, match=r"pip install 'featcache\[cloud\]'"):
+        extract(corpus.manifest(), "s3://speech/corpus", scratch / "c", fbank)
+    assert not (scratch / "c").exists()
+
+
+def test_secrets_in_a_manifest_are_refused_and_not_told(cli, tmp_path, scratch):
+    paths = ["https://user:hush@h/a.wav", "https://h/a.wav?X-Amz-Signature=hush", "https://h/a.wav?id=7"]
+    manifest = manifest_of(tmp_path, list(zip("abc", paths, strict=True)), ("id", "path"))
+    refused = cli("extract", manifest, "-o", scratch / "c")
+    assert (refused.code, refused.err.count("\n"), "hush" in refused.err) == (2, 3, False)
+    assert "line 2: path has a user or a password" in refused.err
+    assert "line 3: path is signed" in refused.err
+
+
+# --- caches of strangers
+
+
+@pytest.fixture
+def strangers(cli, corpus, server, scratch, fbank):
+    """A cache whose items and failures are at URLs."""
+    server.files["/plain/04.wav"] = b"no audio"
+    extract(corpus.manifest(), server.address, scratch / "c", fbank)
+    assert failures(cli, scratch / "c") == {"plain-04": "not_audio"}
+    server.requests.clear()
+    return scratch / "c"
+
+
+def test_a_cache_alone_makes_no_requests(cli, corpus, server, strangers):
+    for command in (
+        ["verify", "--sources"],
+        ["verify", "--sources=content"],
+        ["verify", "--sources", "--manifest", corpus.manifest()],
+        ["verify", "--sources", "--root", server.address],
+        ["verify", "--recompute", 3, "--device", "cpu"],
+    ):
+        ran = cli(command[0], strangers, *command[1:])
+        assert ran.code in (1, 3), ran.err
+        assert "Traceback" not in ran.err
+    assert server.requests == []
+    checked = cli("verify", strangers, "--sources")
+    assert "extracted from URLs, which are asked for only if --manifest names them: " in checked.out
+    checked = cli("verify", strangers, "--sources", "--manifest", corpus.manifest(), "--root", server.address)
+    assert server.asked("HEAD") > 10
+
+
+def test_failures_of_a_cache_are_not_asked_for(corpus, server, strangers, fbank):
+    """Under another root, the same rows failed elsewhere."""
+    extract(corpus.manifest(), corpus.folder, strangers, fbank)
+    assert server.requests == []
+    (ledger,) = strangers.glob("*/runs/*/failures.jsonl")
+    assert "plain-04" in json.loads(ledger.read_text().splitlines()[0])["id"]
+
+
+def test_noise_is_not_fetched(tmp_path, server, cli, scratch):
+    noise = manifest_of(tmp_path, [("n", server.url("/plain/00.wav"))], ("id", "path"))
+    config = tmp_path / "noisy.yaml"
+    config.write_text(
+        f"name: noisy\nextractor: fbank\naugment: {{noise: {{manifest: {noise}, snr: [10], probability: 1.0}}}}\n"
+    )
+    refused = cli("extract", noise, "-c", config, "-o", scratch / "c")
+    assert (refused.code, "is at a URL: copy the noise to this machine" in refused.err) == (2, True), refused.err
+    assert server.requests == []
