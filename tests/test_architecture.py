@@ -16,7 +16,7 @@ PACKAGE = Path(featcache.__file__).parent
 LAYERS = {
     "ground": {"errors", "spec", "strings", "trust"},
     "values": {"arguments", "quantize", "device", "masks"},
-    "inputs": {"manifest", "weights"},
+    "inputs": {"manifest", "storage", "weights"},
     "features": {"store", "audio", "extractors", "augment"},
     "configs": {"config"},
     "readers": {"loader"},
@@ -27,11 +27,12 @@ LAYERS = {
     "process": {"__main__"},
 }
 LAYER_OF = {unit: number for number, units in enumerate(LAYERS.values()) for unit in units}
-FLAT = {"arguments", "errors", "spec", "strings", "manifest"}
+FLAT = {"arguments", "errors", "spec", "strings", "manifest", "storage"}
 """What knows no audio, no extractor and no config."""
 
 ONLY = {
     "manifest": {"arguments", "errors", "strings"},
+    "storage": {"errors"},
     "store": FLAT,
     "extractors": {"errors", "quantize", "spec", "strings", "trust", "weights"},
     "loader": FLAT | {"device", "quantize", "store"},

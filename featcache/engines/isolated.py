@@ -62,7 +62,7 @@ class _Setup:
             configs=[job.plan.config for job in group.jobs],
             batchings=[job.plan.batching.batching for job in group.jobs],
             device=str(group.device.torch_device),
-            source=None if group.source is None else group.source.version.path,
+            source=None if group.source is None else group.source.version.folder,
             allows_remote_code=remote_code_is_allowed(),
         )
 

@@ -26,7 +26,7 @@ from featcache.manifest.copies import copies_of
 from featcache.quantize import dequantize_array
 from featcache.spec import QUANTIZATION
 from featcache.store import zarr3
-from featcache.store.chunk_file import ChunkFile
+from featcache.store.chunk_file import Chunk
 from featcache.store.index import open_index
 from featcache.store.join import RowKeys, item_at, join, what_changed
 from featcache.store.runs import Failure, standing_failures
@@ -135,7 +135,7 @@ class SourceVersion:
 class _ShardColumns:
     """The columns of a shard that are read for every utterance."""
 
-    features: ChunkFile
+    features: Chunk
     crc32c: NDArray[np.uint32]
     num_samples: NDArray[np.uint64]
     sources: NDArray[np.int64]

@@ -158,7 +158,7 @@ class _Mark:
 
 def _dead_runs(version: Version) -> list[Path]:
     """The folders of runs that have left marks and are not running, the earliest first."""
-    runs = version.path / "runs"
+    runs = version.folder / "runs"
     folders = sorted({path.parent for name in (f"{_MARK}*", _CRASH) for path in runs.glob(f"*/{name}")})
     return [folder for folder in folders if not (folder.is_symlink() or is_running(version, folder.name))]
 
