@@ -20,9 +20,11 @@ from featcache.health.records import LACKING, check_records
 from featcache.health.sources import SourceCheck, check_sources, notes_on_sources
 from featcache.manifest import Manifest
 from featcache.manifest.copies import copies_of, expand
+from featcache.storage.objects import read_ahead
 from featcache.storage.store import store_of
 from featcache.store import zarr3
 from featcache.store.check import Problem, check_shard
+from featcache.store.columns import COLUMNS
 from featcache.store.index import DuplicateItem, Index, build_index, find_duplicates, index_folder, load_index
 from featcache.store.runs import Failure, standing_failures
 from featcache.store.shard import Shard
@@ -237,7 +239,8 @@ def _check_shards(
 
     def check(name: str) -> _CheckedShard:
         shard = version.shard(name)
-        return shard, [] if stopped() else list(check_shard(shard, version.info.spec, data, stopped))
+        with read_ahead(shard.files(column.name for column in COLUMNS)):
+            return shard, [] if stopped() else list(check_shard(shard, version.info.spec, data, stopped))
 
     limits = {"async.concurrency": threads, "threading.max_workers": threads}
     with zarr.config.set(limits), ThreadPoolExecutor(threads) as pool:

@@ -204,10 +204,14 @@ class Shards:
         shard = self._shard(number)
         with self._reading(shard):
             features = shard.features
-        if (features.shape[1:], features.dtype) != (self.version.info.spec.item_shape, self.version.dtype):
-            found = f"{features.dtype} {list(features.shape)}"
-            raise DamagedError(f"{shard.folder}: damaged: features are {found}", self.version.path)
+        self._check_form(shard, features.shape, features.dtype)
         return features
+
+    def _check_form(self, shard: Shard, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """Refuse features that are not the version's."""
+        if (shape[1:], dtype) != (self.version.info.spec.item_shape, self.version.dtype):
+            found = f"{dtype} {list(shape)}"
+            raise DamagedError(f"{shard.folder}: damaged: features are {found}", self.version.path)
 
     def _open_side(self, name: str, shard: Shard, check: bool) -> SideArray:
         specs = {spec.name: spec for spec in self.version.info.spec.side}

@@ -90,6 +90,12 @@ class Folder:
         finally:
             beside.unlink(missing_ok=True)
 
+    def put_blocks(self, location: Any, blocks: Callable[[], Iterator[memoryview]]) -> int:
+        """Write a file, whole or not at all, of blocks; returns its size."""
+        data = b"".join(blocks())
+        self.put(location, data)
+        return len(data)
+
     def put_if_absent(self, location: Any, data: bytes) -> bool:
         """Write a file unless there is one; whether it was written."""
         path = Path(location)

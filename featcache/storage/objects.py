@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, TypeVar
 
 from featcache.errors import DamagedError, StoreError
@@ -28,6 +29,10 @@ REQUESTS = 32
 _ATTEMPTS = 5
 _AHEAD_BYTES = 64 << 20
 """The largest file that is fetched ahead; others are when they are asked for, and have been held against their size."""
+
+_PART_BYTES = 8 << 20
+_PARTS = 4
+"""A larger file is written in parts of that size, so many of them at once."""
 
 _PAGE = 1000
 _S = TypeVar("_S")
@@ -109,6 +114,41 @@ class Objects:
         """Write a file, whole or not at all."""
         in_parts = len(data) > _AHEAD_BYTES
         _repeated(location, lambda: client(location.root).put(location.key, data, use_multipart=in_parts))
+
+    def put_blocks(self, location: Any, blocks: Callable[[], Iterator[memoryview]]) -> int:
+        """Write a file, whole or not at all, of blocks; returns its size."""
+        failures: list[BaseException] = []
+        sizes: list[int] = []
+
+        def read() -> Iterator[memoryview]:
+            sizes.clear()
+            try:
+                for block in blocks():
+                    sizes.append(block.nbytes)
+                    yield block
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+        def send() -> None:
+            parts = read()
+            first = bytearray()
+            while len(first) < _PART_BYTES and (block := next(parts, None)) is not None:
+                first += block
+            store = client(location.root)
+            if len(first) < _PART_BYTES:
+                store.put(location.key, bytes(first), use_multipart=False)
+            else:
+                rest = chain([bytes(first)], map(bytes, parts))
+                store.put(location.key, rest, use_multipart=True, chunk_size=_PART_BYTES, max_concurrency=_PARTS)
+
+        try:
+            _repeated(location, send)
+        except StoreError:
+            if failures:
+                raise failures[-1] from None
+            raise
+        return sum(sizes)
 
     def put_if_absent(self, location: Any, data: bytes) -> bool:
         """Write a file unless there is one; whether it was written."""

@@ -56,6 +56,11 @@ class Store(Protocol):
     def put(self, location: Location, data: bytes) -> None:
         """Write a file, which appears whole or not at all; one that is there is replaced."""
 
+    def put_blocks(self, location: Location, blocks: Callable[[], Iterator[memoryview]]) -> int:
+        """Write a file, likewise, of blocks, which are read again if that fails; returns its size. If reading them
+        fails, that error is raised, and nothing is written.
+        """
+
     def put_if_absent(self, location: Location, data: bytes) -> bool:
         """Write a file unless there is one; whether it has been written."""
 

@@ -62,7 +62,12 @@ class Chunk(ABC):
         self.shape = shape
         self.dtype = dtype
         self._frame_bytes = math.prod(shape[1:]) * dtype.itemsize
-        self._version = version
+        self.version = version
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all entries."""
+        return self.shape[0] * self._frame_bytes
 
     def read(self, first: int, count: int) -> NDArray[Any]:
         """Entries of the array, from `first` on: `[count, ...]`."""
@@ -87,7 +92,7 @@ class Chunk(ABC):
         """Fill a C-contiguous array with entries, from `first` on."""
 
     def _ends_before(self, frame: int) -> DamagedError:
-        return DamagedError(f"{self.path}: damaged: it ends before frame {frame}", self._version)
+        return DamagedError(f"{self.path}: damaged: it ends before frame {frame}", self.version)
 
 
 def open_chunk(path: Location, shape: tuple[int, ...], dtype: np.dtype[Any], version: Location | None) -> Chunk:
@@ -118,7 +123,7 @@ class ChunkFile(Chunk):
             try:
                 count = os.preadv(self._descriptor, [view], at)
             except OSError as error:
-                raise reading_error(error, self.path, self._version) from error
+                raise reading_error(error, self.path, self.version) from error
             if not count:
                 raise self._ends_before(first + len(out))
             view, at = view[count:], at + count
@@ -132,18 +137,26 @@ class ChunkObject(Chunk):
         (entries,) = self.read_ranges([first], [len(out)])
         out[...] = entries
 
+    def check_ends(self, firsts: Sequence[int], counts: Sequence[int]) -> None:
+        """Refuse stretches of entries beyond the end: memory is asked for by what there is.
+
+        Raises:
+            DamagedError: Says where the chunk ends.
+        """
+        last = max((first + count for first, count in zip(firsts, counts, strict=True)), default=0)
+        if last > self.shape[0]:
+            raise self._ends_before(last)
+
     def read_ranges(self, firsts: Sequence[int], counts: Sequence[int]) -> list[NDArray[Any]]:
         """Several stretches of entries, `counts` of each from `firsts` on, fetched side by side; read-only."""
+        self.check_ends(firsts, counts)
         starts = [first * self._frame_bytes for first in firsts]
         sizes = [count * self._frame_bytes for count in counts]
-        for first, count in zip(firsts, counts, strict=True):
-            if first + count > self.shape[0]:  # memory is asked for by what there is
-                raise self._ends_before(first + count)
         place = self.path
         try:
             found = store_of(place).get_ranges(place, starts, sizes)
         except OSError as error:
-            raise reading_error(error, place, self._version) from error
+            raise reading_error(error, place, self.version) from error
         if [part.nbytes for part in found] != sizes:
-            raise self._ends_before(max(first + count for first, count in zip(firsts, counts, strict=True)))
+            raise self._ends_before(max(map(sum, zip(firsts, counts, strict=True))))
         return [np.frombuffer(part, self.dtype).reshape(-1, *self.shape[1:]) for part in found]

@@ -135,6 +135,9 @@ def open_index(version: Version, names: Sequence[str] | None = None) -> Index:
         DamagedError: A shard's metadata or columns are damaged, or a shard of these names is gone.
     """
     if names is None:
+        if not isinstance(version.path, Path) and (index := load_index(version, listed := version.listed_shards())):
+            version.are_whole(listed)  # they were when it was built
+            return index
         return version.reading(lambda: _open_index(version, version.shard_names()))
     return _open_index(version, names)
 

@@ -206,7 +206,7 @@ class Shard:
 
     def find_features(self) -> zarr3.FoundArray:
         """What the features are; their file has the size that follows."""
-        return self._find("features")
+        return self.find("features")
 
     @property
     def offsets(self) -> NDArray[np.int64]:
@@ -281,7 +281,7 @@ class Shard:
 
     def num_bytes(self, spec: FeatureSpec) -> int:
         """The stored bytes of features and of side arrays' entries; everything else is small beside them."""
-        entries = (self._find(side_names(side.name)[0]).num_bytes for side in spec.side)
+        entries = (self.find(side_names(side.name)[0]).num_bytes for side in spec.side)
         return self.info.frames * spec.bytes_per_frame + sum(entries)
 
     def items(self, numbers: Sequence[int] | None = None) -> Iterator[Item]:
@@ -303,8 +303,8 @@ class Shard:
             array = self.folder / name
             return zarr3.map_array(array) if isinstance(array, Path) else zarr3.read_array(array)[0]
 
-    def _find(self, name: str) -> zarr3.FoundArray:
-        """What an array is; its file has the size that follows."""
+    def find(self, name: str) -> zarr3.FoundArray:
+        """What any array is; its file has the size that follows."""
         self._require_own()
         with self._naming_remedy():
             return zarr3.find_whole_array(self.folder / name)

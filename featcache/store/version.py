@@ -18,7 +18,7 @@ import os
 import platform
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -291,10 +291,14 @@ class Version:
 
         In an object store, where nothing is renamed, a shard is there once its `zarr.json` is, which comes last.
         """
+        names = self.listed_shards()
+        return names if isinstance(self.path, Path) else self._whole(names)
+
+    def listed_shards(self) -> list[str]:
+        """The names that shards have in the listing, sorted; in an object store, some may not be there as a whole."""
         shards = self.path / "shards"
         try:
-            names = sorted(filter(_SHARD_NAME.fullmatch, store_of(shards).folders(shards)))
-            return names if isinstance(shards, Path) else self._whole(names)
+            return sorted(filter(_SHARD_NAME.fullmatch, store_of(shards).folders(shards)))
         except FileNotFoundError as error:
             raise DamagedError(
                 f"{error.filename}: damaged: the folder is missing, and every shard with it: move {self.path} away, "
@@ -302,6 +306,10 @@ class Version:
             ) from error
         except OSError as error:
             raise reading_error(error, self.path / "shards") from error
+
+    def are_whole(self, names: Iterable[str]) -> None:
+        """Take these shards for whole without looking."""
+        self._known_whole.update(names)
 
     def _whole(self, names: list[str]) -> list[str]:
         """Those of some shards in an object store whose `zarr.json` is there. Nobody takes it away again."""

@@ -7,6 +7,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,9 +16,11 @@ from pathlib import Path
 import pytest
 
 from featcache.storage import clients
+from featcache.storage.location import parse_location
+from featcache.storage.store import store_of
 
 BUCKET = "speech"
-ENVIRONMENT = {
+_ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "id",
     "AWS_SECRET_ACCESS_KEY": "secret",
     "AWS_REGION": "us-east-1",
@@ -57,7 +60,7 @@ class Proxy:
     """Passes requests on to the server.
 
     Attributes:
-        url: Its own address.
+        environment: The variables by which a process finds it.
         requests: How many there were, by method.
         sent: The bytes of bodies that were sent in answers.
         fault: Called with the method and the path of each; what it returns happens to it: `before` (the connection ends
@@ -89,7 +92,7 @@ class Proxy:
                 pass
 
         self.server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self.environment = {**_ENVIRONMENT, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.server.server_address[1]}"}
 
     def reset(self):
         self.requests, self.sent, self.sent_by_path = Counter(), 0, Counter()
@@ -156,7 +159,7 @@ def s3_of_module():
 def s3(s3_of_module, monkeypatch):
     """The server, counted from now on, and the environment that leads to it."""
     s3_of_module.reset()
-    for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": s3_of_module.url}.items():
+    for name, value in s3_of_module.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(clients, "_clients", {})
     yield s3_of_module
@@ -165,12 +168,12 @@ def s3(s3_of_module, monkeypatch):
 
 def upload(folder, url):
     """Put all files of a folder into an object store, as they are."""
-    from featcache.storage.location import parse_location
-    from featcache.storage.store import store_of
-
     to = parse_location("url", url)
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            path = Path(parent, name)
-            location = to / str(path.relative_to(folder))
-            store_of(location).put(location, path.read_bytes())
+    paths = [Path(parent, name) for parent, _, names in os.walk(folder) for name in names]
+
+    def put(path):
+        location = to / str(path.relative_to(folder))
+        store_of(location).put(location, path.read_bytes())
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(put, paths))
