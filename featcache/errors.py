@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from pathlib import Path
 from shlex import quote
 
 __all__ = [
@@ -135,10 +134,10 @@ class DamagedError(StoreError):
 
     Args:
         what: What is damaged, and where.
-        version: The folder of the version if `featcache repair` can repair it: the message then says so.
+        version: The place of the version if `featcache repair` can repair it: the message then says so.
     """
 
-    def __init__(self, what: str, version: Path | None = None) -> None:
+    def __init__(self, what: str, version: object = None) -> None:
         remedy = "" if version is None else f"; `featcache repair {quote(str(version))} --manifest MANIFEST` repairs it"
         super().__init__(what + remedy)
         self.what = what

@@ -14,7 +14,7 @@ PACKAGE = Path(featcache.__file__).parent
 LAYERS = {
     "ground": {"errors", "spec", "strings", "trust"},
     "values": {"arguments", "quantize", "device", "masks"},
-    "inputs": {"manifest", "weights"},
+    "inputs": {"manifest", "storage", "weights"},
     "features": {"store", "audio", "extractors", "augment"},
     "configs": {"config"},
     "readers": {"loader"},
@@ -25,11 +25,12 @@ LAYERS = {
     "process": {"__main__"},
 }
 LAYER_OF = {unit: number for number, units in enumerate(LAYERS.values()) for unit in units}
-FLAT = {"arguments", "errors", "spec", "strings", "manifest"}
+FLAT = {"arguments", "errors", "spec", "strings", "manifest", "storage"}
 """What knows no audio, no extractor and no config."""
 
 ONLY = {
     "manifest": {"arguments", "errors", "strings"},
+    "storage": {"errors"},
     "store": FLAT,
     "extractors": {"errors", "quantize", "spec", "strings", "trust", "weights"},
     "loader": FLAT | {"device", "quantize", "store"},
@@ -114,7 +115,7 @@ def test_store_knows_no_audio_and_no_extractor_and_the_loader_stands_on_the_stor
 
 
 def test_what_pads_a_batch_knows_nothing_of_what_keeps_utterances_elsewhere_or_of_the_manifest():
-    core = {"shards", "cache", "buffers", "crop"}
+    core = {"shards", "object_shards", "cache", "buffers", "crop"}
     for name in core:
         at_work = without_types(modules()[Path("loader", f"{name}.py")])
         parts = [dotted.split(".") for dotted in imported(at_work) if dotted.startswith("featcache.")]

@@ -26,7 +26,7 @@ from featcache.audio.containers import EndlessFile, mp3_end, shortfall
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
 from featcache.audio.remote import Fetched, FileStamp, fetch
 from featcache.errors import AudioError, MissingDependencyError, Reason
-from featcache.manifest.locations import Location, Url
+from featcache.manifest.audio_locations import AudioLocation, Url
 
 try:
     import soundfile
@@ -88,7 +88,7 @@ class Recording:
     damage: AudioError | None
     """Why nothing can be decoded from `position` on; None if nothing is known to be wrong."""
 
-    def __init__(self, location: Location | str, fetched: Callable[[Url], Fetched] = fetch) -> None:
+    def __init__(self, location: AudioLocation | str, fetched: Callable[[Url], Fetched] = fetch) -> None:
         if isinstance(location, Url):
             self._file, stamp = _open_fetched(fetched(location))
         else:

@@ -27,7 +27,7 @@ from urllib.parse import unquote
 import xxhash
 
 from featcache.errors import AudioError, ManifestError, MissingDependencyError, Reason
-from featcache.manifest.locations import Url, without_secrets
+from featcache.manifest.audio_locations import Url, without_secrets
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta

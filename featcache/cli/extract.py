@@ -19,7 +19,7 @@ from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.cli.summary import print_plan, print_summary
 
 if TYPE_CHECKING:
-    from featcache.manifest.locations import Location
+    from featcache.manifest.audio_locations import AudioLocation
 
 FAILURES_LEFT = 3
 
@@ -106,7 +106,7 @@ def extract(
     manifest: str,
     configs: tuple[str, ...],
     cache: Path,
-    root: Location | None,
+    root: AudioLocation | None,
     device: str | None,
     allow_mixed_devices: bool,
     engine: str,

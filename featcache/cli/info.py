@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,15 +12,16 @@ from featcache.cli.common import describe_fastest, hours, megabytes, note, print
 from featcache.errors import DamagedError, counted
 
 if TYPE_CHECKING:
+    from featcache.storage.location import Location
     from featcache.store.version import Version
 
 
 @click.command(short_help="Show what a cache holds.")
-@options.version_path
+@options.version_location
 @click.option("--failures", is_flag=True, help="List the failure ledger: each utterance that failed, with its reason.")
 @options.as_json("Print the result as one JSON document.")
 @click.pass_context
-def info(ctx: click.Context, path: Path, failures: bool, as_json: bool) -> None:
+def info(ctx: click.Context, path: Location, failures: bool, as_json: bool) -> None:
     """Show what each version of a cache holds: utterances, hours, bytes, config, library versions, failures.
 
     Bytes of features, here and in the other commands, count the features as stored and all side arrays,
@@ -55,6 +55,7 @@ def info(ctx: click.Context, path: Path, failures: bool, as_json: bool) -> None:
 def _describe(version: Version) -> dict[str, Any]:
     from dataclasses import asdict
 
+    from featcache.storage.objects import read_ahead
     from featcache.store.index import open_index
     from featcache.store.runs import standing_failures
     from featcache.store.unfinished import find_unfinished
@@ -62,7 +63,8 @@ def _describe(version: Version) -> dict[str, Any]:
     index = open_index(version)
     failures = [failure.document() for failure in standing_failures(version, index).values()]
     shards = [version.shard(name) for name in index.shards]
-    batched = {(shard.info.made_by.get("batching"), shard.info.made_by.get("mismatch")) for shard in shards}
+    with read_ahead(location for shard in shards for location in shard.files(())):
+        batched = {(shard.info.made_by.get("batching"), shard.info.made_by.get("mismatch")) for shard in shards}
     newest = {probe["device"]: probe for probe in version.probes() if {"device", "date", "fastest"} <= probe.keys()}
     return {
         "path": str(version.path),

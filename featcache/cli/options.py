@@ -11,6 +11,7 @@ import click
 
 from featcache.arguments import refuse_url
 from featcache.errors import ArgumentError
+from featcache.storage.location import is_url, parse_location
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -22,17 +23,26 @@ class _LocalPath(click.Path):
 
     Args:
         fault: Says what is wrong with a path, if anything.
+        is_cache: Whether it is that of a cache to write in.
         settings: Those of `click.Path`.
     """
 
-    def __init__(self, fault: Callable[[str], str | None] = lambda path: None, **settings: Any) -> None:
+    def __init__(
+        self, fault: Callable[[str], str | None] = lambda path: None, *, is_cache: bool = False, **settings: Any
+    ) -> None:
         super().__init__(**settings)
         self._fault = fault
+        self._is_cache = is_cache
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         given = os.fspath(value)
         if not given:
             raise ArgumentError(f"{_name(param)} is empty")
+        if self._is_cache and is_url(given):
+            raise ArgumentError(
+                f"{_name(param)}: {given} is a URL, and caches are written in folders: `featcache copy` copies them to "
+                "object stores, and back"
+            )
         refuse_url(_name(param), given)
         if given == "~" or given.startswith("~/"):
             given = os.path.expanduser(given)
@@ -72,15 +82,33 @@ TEXT = _LocalPath()
 PATH = _LocalPath(path_type=Path)
 """A path that the command itself checks further."""
 
-_CACHE = _LocalPath(_no_place_for_folder, file_okay=False, path_type=Path)
+_EXISTING_FOLDER = _LocalPath(_no_folder, file_okay=False, path_type=Path)
+_CACHE = _LocalPath(_no_place_for_folder, is_cache=True, file_okay=False, path_type=Path)
 _FILE = _LocalPath(_no_place_for_file, dir_okay=False, path_type=Path)
 
 
 manifest_argument = click.argument("manifest", type=TEXT)
 """`MANIFEST`, for every command that needs a manifest."""
 
-version_path = click.argument("path", metavar="CACHE[/VERSION]", type=PATH)
+
+class _Location(_LocalPath):
+    """A cache or a version, by its folder or its URL; a location."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if is_url(value):
+            return parse_location(_name(param), value)
+        return super().convert(value, param, ctx)
+
+
+version_path = click.argument("path", metavar="CACHE[/VERSION]", type=_LocalPath(is_cache=True, path_type=Path))
 """`CACHE[/VERSION]`, for every command that takes one version (by its folder or its config's name) or a whole cache."""
+
+version_location = click.argument("path", metavar="CACHE[/VERSION]", type=_Location(path_type=Path))
+"""`CACHE[/VERSION]`, likewise, in a folder or an object store, for commands that only read it."""
+
+
+copy_location = click.argument("to", metavar="TO", type=_Location(path_type=Path))
+"""`TO`, the cache that is copied to."""
 
 
 def manifest(meaning: str, **settings: Any) -> Decorator:
@@ -92,7 +120,7 @@ class _Root(_LocalPath):
     """A folder that exists, or the beginning of URLs."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from featcache.manifest.locations import as_root, is_url
+        from featcache.manifest.audio_locations import as_root, is_url
 
         given = os.fspath(value)
         return as_root(given) if is_url(given) else super().convert(value, param, ctx)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from featcache.config import Config
     from featcache.health.probe import Probe
     from featcache.health.trials import Measured
-    from featcache.manifest.locations import Location
+    from featcache.manifest.audio_locations import AudioLocation
     from featcache.store.version import Version
 
 _NEAR = 16
@@ -46,7 +46,7 @@ def probe(
     config: str,
     manifest: str,
     cache: Path | None,
-    root: Location | None,
+    root: AudioLocation | None,
     device: str | None,
     threads: int | None,
     utterances: int,

@@ -16,7 +16,7 @@ from featcache.cli.summary import print_summary
 from featcache.errors import counted
 
 if TYPE_CHECKING:
-    from featcache.manifest.locations import Location
+    from featcache.manifest.audio_locations import AudioLocation
 
 
 @click.command(short_help="Re-extract damaged utterances, and keep the others.")
@@ -32,7 +32,7 @@ def repair(
     ctx: click.Context,
     path: Path,
     manifest: str,
-    root: Location | None,
+    root: AudioLocation | None,
     device: str | None,
     threads: int | None,
     as_json: bool,
@@ -58,12 +58,13 @@ def repair(
     from featcache.extract.extraction import Options
     from featcache.health.repair import repair as repair_version
     from featcache.manifest import read_manifest
+    from featcache.storage.location import folder_of
     from featcache.store.selection import version_folders
 
     read = read_manifest(manifest, root=root, carry=False)
     chosen = Options(device=device, threads=threads)
     with stoppable() as stop:
-        repaired = [repair_version(folder, read, chosen, stop=stop) for folder in version_folders(path)]
+        repaired = [repair_version(folder_of(folder), read, chosen, stop=stop) for folder in version_folders(path)]
     if as_json:
         print_json({"versions": [asdict(version) for version in repaired]})
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,15 +16,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from featcache.loader import Cache
+    from featcache.storage.location import Location
     from featcache.store.shard import Item
     from featcache.store.version import Version
 
 
 @click.command(short_help="Show one utterance: its place, its source, its values.")
-@options.version_path
+@options.version_location
 @click.argument("utterance", metavar="ID")
 @options.as_json("Print the result as one JSON document.")
-def show(path: Path, utterance: str, as_json: bool) -> None:
+def show(path: Location, utterance: str, as_json: bool) -> None:
     """Show one utterance in each version that has it: its shard, its audio file, and a summary of its values.
 
     With --json, start, duration (seconds) and channel are those of the manifest's row, and null where it gave none;

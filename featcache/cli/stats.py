@@ -22,12 +22,13 @@ from featcache.errors import ArgumentError, counted
 if TYPE_CHECKING:
     from featcache.loader import Cache
     from featcache.stats import Stats, Usage
+    from featcache.storage.location import Location
 
 _SHOWN = 20
 
 
 @click.command(short_help="Compute mean and variance of features, or how codes are used.")
-@options.version_path
+@options.version_location
 @options.manifest("Count only the utterances of this manifest.")
 @click.option(
     "--by", metavar="COLUMN", help="Also compute statistics for each value of this manifest column, such as speaker."
@@ -37,7 +38,7 @@ _SHOWN = 20
 @options.threads("[default: every core, at most 8]")
 @options.as_json("Print the result as one JSON document.")
 def stats(
-    path: Path,
+    path: Location,
     manifest: str | None,
     by: str | None,
     output: Path | None,

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -18,12 +17,14 @@ from tqdm import tqdm
 from featcache.cli import options
 from featcache.cli.common import default_threads, megabytes, note, print_json, say, terminal_columns
 from featcache.errors import DamagedError, MissingDependencyError, counted
+from featcache.storage.location import parse_location
 
 if TYPE_CHECKING:
     from featcache.health.recompute import Recomputed
     from featcache.health.verify import Report, Subset
     from featcache.manifest import CallersUrls
-    from featcache.manifest.locations import Location
+    from featcache.manifest.audio_locations import AudioLocation
+    from featcache.storage.location import Location
     from featcache.store.version import Version
 
 _SHOWN = 20
@@ -40,7 +41,7 @@ def _subset(context: click.Context, parameter: click.Parameter, value: str | Non
 
 
 @click.command(short_help="Check a cache: what is damaged, missing, changed.")
-@options.version_path
+@options.version_location
 @options.manifest("Also report which of its utterances are missing, changed or failed, and which others are there.")
 @options.root("that of the run that extracted each utterance")
 @click.option("--data/--no-data", default=True, help="Read every byte of the features; --no-data is a quick check.")
@@ -72,9 +73,9 @@ def _subset(context: click.Context, parameter: click.Parameter, value: str | Non
 @click.pass_context
 def verify(
     ctx: click.Context,
-    path: Path,
+    path: Location,
     manifest: str | None,
-    root: Location | None,
+    root: AudioLocation | None,
     data: bool,
     sources: str | None,
     subset: tuple[int, int] | None,
@@ -150,7 +151,7 @@ def shard_bar(version: Version, subset: Subset | None = None, passes: int = 1) -
 
 def _recompute(
     version: Version,
-    root: Location | None,
+    root: AudioLocation | None,
     count: int,
     device: str | None,
     threads: int,
@@ -171,7 +172,7 @@ def _recompute(
     return version.reading(again)
 
 
-def _as_given(manifest: str, root: Location | None) -> str:
+def _as_given(manifest: str, root: AudioLocation | None) -> str:
     """The manifest and its root as arguments of a command, quoted for a shell."""
     return shlex.quote(manifest) + ("" if root is None else f" --root {shlex.quote(str(root))}")
 
@@ -214,7 +215,7 @@ def _print(result: Report, again: Recomputed | None, manifest: str | None) -> No
     lacking = Counter(problem.kind for problem in problems if problem.kind in ("missing", "changed"))
     if lacking and manifest is not None:
         counts = ", ".join(f"{count:,} {kind}" for kind, count in lacking.items())
-        note(f"{counts}: {_extract_again(Path(result.path), manifest)}")
+        note(f"{counts}: {_extract_again(parse_location('path', result.path), manifest)}")
 
 
 def _print_counts(result: Report) -> None:
@@ -233,7 +234,7 @@ def _print_counts(result: Report) -> None:
         say(f"  the damaged {are} {counted(result.damaged_items, 'utterance')}: repair keeps the sound ones")
 
 
-def _extract_again(version: Path, manifest: str) -> str:
+def _extract_again(version: Location, manifest: str) -> str:
     """The command that adds what a version lacks; `manifest` is as `_as_given` returns it."""
     name = version.name.rpartition("-")[0]
     config = "" if name == "fbank80" else " -c CONFIG"

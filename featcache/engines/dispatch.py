@@ -128,7 +128,7 @@ class _Dispatch:
         self._setup = Setup.of(group)
         self._versions = [
             VersionSetup(
-                path=job.version.path.absolute(),
+                path=job.version.folder.absolute(),
                 shards=job.shards,
                 run=job.run.id,
                 asked={key: job.run.asked[key] for key in _ASKED},

@@ -166,7 +166,7 @@ class OpenShard:
                 continue
             with _writing(job.version):
                 name = writer.commit(
-                    job.version.path / "shards",
+                    job.version.folder / "shards",
                     sample_rate=job.built.sample_rate,
                     row=self.task.row,
                     supersedes=self.task.supersedes(writer.ids),

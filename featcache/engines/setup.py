@@ -11,7 +11,7 @@ from featcache.device import Device
 from featcache.extract.from_version import SourceVersion
 from featcache.extract.jobs import JobGroup
 from featcache.extract.version_plan import BuiltConfig
-from featcache.manifest.locations import Location
+from featcache.manifest.audio_locations import AudioLocation
 from featcache.store.version import Version
 from featcache.trust import allow_remote_code, remote_code_is_allowed
 
@@ -20,7 +20,7 @@ from featcache.trust import allow_remote_code, remote_code_is_allowed
 class Setup:
     """The configs of a group of versions, and where their audio is."""
 
-    root: Location
+    root: AudioLocation
     """What paths of audio files are relative to."""
     has_urls: bool
     """Whether audio files have to be fetched."""
@@ -38,7 +38,7 @@ class Setup:
             root=group.root.absolute() if isinstance(group.root, Path) else group.root,
             has_urls=group.has_urls,
             configs=[config.config for config in group.configs],
-            source=None if group.source is None else group.source.version.path.absolute(),
+            source=None if group.source is None else group.source.version.folder.absolute(),
             allows_remote_code=remote_code_is_allowed(),
         )
 

@@ -18,7 +18,7 @@ from featcache.errors import AudioError, ManifestError, Reason, counted
 from featcache.extract.failures import Stamp, stat_of, where_missing
 from featcache.extract.tasks import RowStatus
 from featcache.manifest import Manifest, rows_at_even_steps
-from featcache.manifest.locations import Location, Url
+from featcache.manifest.audio_locations import AudioLocation, Url
 from featcache.store.index import Index
 from featcache.store.join import find_other_files, item_at, sources_of
 from featcache.store.version import Version
@@ -209,7 +209,7 @@ def _fault_of_all(manifest: Manifest, paths: list[str]) -> str:
 _MISSING = "there is no such file"
 
 
-def _fault(location: Location) -> str:
+def _fault(location: AudioLocation) -> str:
     """Why a file cannot be had; empty if it can be, or may be."""
     try:
         if isinstance(location, Url):

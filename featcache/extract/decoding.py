@@ -19,7 +19,7 @@ from featcache.audio.remote import Fetched, fetch
 from featcache.audio.waveform import WaveformMaker
 from featcache.errors import AudioError
 from featcache.manifest import Utterance
-from featcache.manifest.locations import Location, Url, locate
+from featcache.manifest.audio_locations import AudioLocation, Url, locate
 from featcache.store.shard import Item
 
 _SMALLEST = 8
@@ -145,7 +145,7 @@ def _share_decoding(previous: Utterance, utterance: Utterance) -> bool:
 
 def decode_all(
     utterances: Sequence[Utterance],
-    root: Location,
+    root: AudioLocation,
     max_seconds: float | None = None,
     reserve: Callable[[int, float], None] | None = None,
     hashes: ContentHashes | None = None,

@@ -16,7 +16,7 @@ from itertools import groupby
 from featcache.audio.remote import Fetched, TriedInVainError, fetch
 from featcache.errors import AudioError, Reason, counted
 from featcache.manifest import Utterance
-from featcache.manifest.locations import Location, Url, locate, without_secrets
+from featcache.manifest.audio_locations import AudioLocation, Url, locate, without_secrets
 
 _PER_WORKER = 32
 _MOST = 256
@@ -41,7 +41,7 @@ class Downloads:
         give_up: Called once, with the reason, if nothing can be fetched any more.
     """
 
-    def __init__(self, root: Location, workers: int, give_up: Callable[[str], object]) -> None:
+    def __init__(self, root: AudioLocation, workers: int, give_up: Callable[[str], object]) -> None:
         self._root = root
         self._give_up = give_up
         self._at_once = min(_MOST, max(_LEAST, _PER_WORKER * workers))

@@ -13,7 +13,7 @@ from featcache.audio.remote import each_at_once, stamp_of
 from featcache.audio.sections import AudioPolicy
 from featcache.errors import ArgumentError, AudioError, Reason
 from featcache.manifest import CallersUrls, Manifest, Utterance
-from featcache.manifest.locations import SCHEMES, Location, Url, is_other_url, locate
+from featcache.manifest.audio_locations import SCHEMES, AudioLocation, Url, is_other_url, locate
 from featcache.store.runs import Failure
 
 Stamp = tuple[int | None, int | None]
@@ -61,7 +61,7 @@ class FailureLimit:
         return f"{failed:,} of the {tried:,} {are} failed, and --max-failures allows {self.text}"
 
 
-def failure_of(utterance: Utterance, root: Location, error: AudioError) -> Failure:
+def failure_of(utterance: Utterance, root: AudioLocation, error: AudioError) -> Failure:
     """The ledger's record of an utterance that failed."""
     location = locate(root, utterance.path)
     is_not_had = error.reason in (Reason.FILE_MISSING, Reason.FILE_UNREADABLE)
@@ -72,7 +72,7 @@ def failure_of(utterance: Utterance, root: Location, error: AudioError) -> Failu
     )
 
 
-def stat_of(location: Location) -> Stamp:
+def stat_of(location: AudioLocation) -> Stamp:
     """A file's size and mtime as they are now; of a file at a URL, two Nones if the server does not tell, too."""
     try:
         if isinstance(location, Url):
@@ -85,7 +85,7 @@ def stat_of(location: Location) -> Stamp:
     return stat.st_size, stat.st_mtime_ns
 
 
-def where_missing(path: str, root: Location) -> str:
+def where_missing(path: str, root: AudioLocation) -> str:
     """The end of a message about a path without a file: where it was looked for, or why it cannot be a file."""
     location = locate(root, path)
     if isinstance(location, Url):
@@ -97,7 +97,7 @@ def where_missing(path: str, root: Location) -> str:
     return "" if os.path.isabs(path) else f": {location}"
 
 
-def stats_of_failed(manifest: Manifest, failures: Iterable[Failure]) -> dict[Location, Stamp]:
+def stats_of_failed(manifest: Manifest, failures: Iterable[Failure]) -> dict[AudioLocation, Stamp]:
     """What `stat_of` says of files at URLs that failed. Only the manifest's own are asked for: see `CallersUrls`."""
     if not manifest.has_urls:
         return {}
@@ -112,7 +112,7 @@ def would_fail_again(
     failure: Failure,
     audio: AudioPolicy,
     max_seconds: float | None,
-    known: Mapping[Location, Stamp],
+    known: Mapping[AudioLocation, Stamp],
 ) -> bool:
     """Whether an utterance that failed would fail again: its file is the same, and is refused again if it was refused.
 

@@ -25,13 +25,13 @@ from featcache.extract.out_of_memory import is_out_of_memory
 from featcache.extract.padded_rows import PendingRows
 from featcache.extract.version_plan import BuiltConfig
 from featcache.manifest import Utterance
-from featcache.manifest.locations import Location, Url
+from featcache.manifest.audio_locations import AudioLocation, Url
 from featcache.store.runs import Failure
 from featcache.store.shard import Item
 
 
 def extract_from_audio(
-    root: Location,
+    root: AudioLocation,
     configs: Sequence[BuiltConfig],
     device: Device,
     memory: AudioMemory,
@@ -87,7 +87,7 @@ def _extract_part(
 class _BatchOfConfig:
     """Extracts a batch for one config, part by part."""
 
-    def __init__(self, config: BuiltConfig, root: Location, device: Device, times: WorkerTimes) -> None:
+    def __init__(self, config: BuiltConfig, root: AudioLocation, device: Device, times: WorkerTimes) -> None:
         self._config = config
         self._root = root
         self._device = device

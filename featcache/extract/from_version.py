@@ -22,12 +22,12 @@ from featcache.extract.features import Extracted, cast
 from featcache.extract.padded_rows import PendingRows
 from featcache.extract.version_plan import BuiltConfig
 from featcache.manifest import Manifest, Utterance
+from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.copies import copies_of
-from featcache.manifest.locations import Location
 from featcache.quantize import dequantize_array
 from featcache.spec import QUANTIZATION
 from featcache.store import zarr3
-from featcache.store.chunk_file import ChunkFile
+from featcache.store.chunk_file import Chunk
 from featcache.store.index import open_index
 from featcache.store.join import RowKeys, item_at, join, what_changed
 from featcache.store.runs import Failure, standing_failures
@@ -136,7 +136,7 @@ class SourceVersion:
 class _ShardColumns:
     """The columns of a shard that are read for every utterance."""
 
-    features: ChunkFile
+    features: Chunk
     crc32c: NDArray[np.uint32]
     num_samples: NDArray[np.uint64]
     sources: NDArray[np.int64]
@@ -145,7 +145,7 @@ class _ShardColumns:
 
 
 def extract_from_version(
-    root: Location,
+    root: AudioLocation,
     configs: Sequence[BuiltConfig],
     device: Device,
     source: SourceVersion,

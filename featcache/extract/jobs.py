@@ -26,7 +26,7 @@ from featcache.extract.padded_rows import PendingRows
 from featcache.extract.tasks import ShardTask
 from featcache.extract.version_plan import BuiltConfig
 from featcache.manifest import Utterance
-from featcache.manifest.locations import Location, Url
+from featcache.manifest.audio_locations import AudioLocation, Url
 from featcache.store.in_flight import Suspects, forget_suspects
 from featcache.store.index import ShardItems, open_index
 from featcache.store.join import RowKeys
@@ -288,7 +288,7 @@ class JobGroup:
 
     jobs: Sequence[VersionJob]
     """The versions; every task is for all of them."""
-    root: Location
+    root: AudioLocation
     """What paths of audio files are relative to."""
     has_urls: bool
     """Whether audio files have to be fetched."""
@@ -314,7 +314,7 @@ BatchExtractor = Callable[[Sequence[Utterance], WorkerTimes], Iterable[list[Extr
 
 
 def batch_extractor(
-    root: Location,
+    root: AudioLocation,
     configs: Sequence[BuiltConfig],
     device: Device,
     source: SourceVersion | None,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from featcache.errors import counted, listing
+from featcache.storage.location import folder_of
+from featcache.storage.objects import read_ahead
 from featcache.store.check import Problem
 from featcache.store.index import Index, open_index
 from featcache.store.records import read_document, rewrite_lines, write_document
-from featcache.store.runs import Run, RunRecord, is_running, read_run, run_names
+from featcache.store.runs import Run, RunRecord, is_running, read_run, record_files, run_names
 from featcache.store.unfinished import (
     DamagedRecord,
     Finding,
@@ -36,6 +38,13 @@ def check_records(
         has_damaged_shards: Whether there are others. How many utterances are missing cannot be told then.
         has_manifest: Whether the version is compared with a manifest, which tells more than a record that is gone.
     """
+    with read_ahead(record_files(version, run_names(version))):
+        return _check_records(version, index, has_damaged_shards, has_manifest)
+
+
+def _check_records(
+    version: Version, index: Index, has_damaged_shards: bool, has_manifest: bool
+) -> tuple[list[Problem], list[str]]:
     problems, notes = [], []
     for finding in find_unfinished(version, index, all_runs=True):
         if isinstance(finding, Unfinished) and not finding.is_going_on and has_damaged_shards:
@@ -81,14 +90,14 @@ def mend_records(version: Version) -> int:
         if lost["failures"] and run.is_known:
             _note_lost_failures(version, run, lost["failures"])
         for kind in [kind for kind, count in lost.items() if count]:
-            rewrite_lines(run.folder / f"{kind}.jsonl", run.lines(kind).records)
+            rewrite_lines(folder_of(run.folder) / f"{kind}.jsonl", run.lines(kind).records)
         if run.fault:
-            write_document(run.folder / "run.json", {"lost": True, "asked": {}})
+            write_document(folder_of(run.folder) / "run.json", {"lost": True, "asked": {}})
         elif any(lost.values()) and run.outcome is not None:
             document = read_document(run.folder / "run.json")
             counts = {"failures": len(run.failures.records), "shards": len(run.shards.records)}
             document["outcome"]["lines"] = counts
-            write_document(run.folder / "run.json", document)
+            write_document(folder_of(run.folder) / "run.json", document)
     return mended
 
 

@@ -30,6 +30,7 @@ from featcache.health.records import mend_records
 from featcache.health.verify import Report, verify
 from featcache.manifest import Manifest
 from featcache.manifest.copies import expand
+from featcache.storage.location import folder_of
 from featcache.store import zarr3
 from featcache.store.check import check_shard
 from featcache.store.damaged import DamagedShard, RepairPlan, copy_sound_items, plan_repairs
@@ -132,7 +133,7 @@ def _replace_damaged_shards(
     report: Callable[[Progress], None],
     stop: threading.Event,
 ) -> Repaired:
-    path, damaged = version.path, found.damaged_shards
+    path, damaged = version.folder, found.damaged_shards
     plans = plan_repairs(version, damaged, stop.is_set)
     again = _ids_to_extract(plans)
     held = _ids_to_extract(plan for plan in plans if plan.was_held)
@@ -196,18 +197,18 @@ def _take_away(version: Version, shards: Iterable[Shard]) -> dict[str, str]:
     aside: dict[str, str] = {}
     for shard in shards:
         with suppress(FileNotFoundError):  # without locks, another repair may have been faster
-            stated = shard.stated_version
-            if shard.folder.is_symlink():
-                shard.folder.unlink()  # what the link leads to stays
-            elif stated in (None, version.info.fingerprint) or _has_sound(version.path.parent, stated, shard.name):
+            stated, folder = shard.stated_version, folder_of(shard.folder)
+            if folder.is_symlink():
+                folder.unlink()  # what the link leads to stays
+            elif stated in (None, version.info.fingerprint) or _has_sound(version.folder.parent, stated, shard.name):
                 gone = version.work_folder(shard.name)
-                shard.folder.rename(gone)
+                folder.rename(gone)
                 sync(gone.parent)  # else, after a power cut, half of it may be back in its place
-                sync(shard.folder.parent)
-                remove_from_version(version.path, "work", gone.name)  # a run that has just begun may do it first
+                sync(folder.parent)
+                remove_from_version(version.folder, "work", gone.name)  # a run that has just begun may do it first
             else:
-                place = folder_to_write(version.path, "aside") / f"{shard.name}.{uuid.uuid4().hex[:8]}"
-                shard.folder.rename(place)
+                place = folder_to_write(version.folder, "aside") / f"{shard.name}.{uuid.uuid4().hex[:8]}"
+                folder.rename(place)
                 aside[str(place)] = stated
     return aside
 

@@ -14,7 +14,7 @@ from featcache.audio.remote import each_at_once
 from featcache.audio.waveform import WaveformMaker
 from featcache.extract.decoding import decode_all
 from featcache.manifest import Manifest, Utterance
-from featcache.manifest.locations import Location
+from featcache.manifest.audio_locations import AudioLocation
 from featcache.store.index import Index
 
 _MOST_HEADERS = 256
@@ -54,7 +54,7 @@ def items_at_random(index: Index, count: int, seed: int | None = None) -> list[i
     return sorted(random.Random(seed).sample(range(len(index)), min(count, len(index))))
 
 
-def decode_waveform(utterance: Utterance, root: Location, waveform_maker: WaveformMaker) -> NDArray[np.float32]:
+def decode_waveform(utterance: Utterance, root: AudioLocation, waveform_maker: WaveformMaker) -> NDArray[np.float32]:
     """Decode an utterance and make its waveform, float32 `[num_samples]`.
 
     Raises:

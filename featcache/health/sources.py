@@ -16,7 +16,7 @@ from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_co
 from featcache.audio.remote import fetch, stamp_of
 from featcache.errors import AudioError, counted
 from featcache.manifest import CallersUrls
-from featcache.manifest.locations import Location, Url, is_url, locate
+from featcache.manifest.audio_locations import AudioLocation, Url, is_url, locate
 from featcache.store.check import Problem
 from featcache.store.index import Index
 from featcache.store.runs import request_of
@@ -35,7 +35,7 @@ class SourceCheck:
 
     by_content: bool = False
     """Whether by the hash of their bytes, if it is known; else by size and mtime."""
-    root: Location | None = None
+    root: AudioLocation | None = None
     """What relative paths are relative to; None for that of the run that extracted each utterance."""
     urls: CallersUrls = field(default_factory=lambda: CallersUrls(None))
     """Files at URLs that are asked for; others are not looked at."""
@@ -56,7 +56,7 @@ class SourceFindings:
 class _File(NamedTuple):
     """An audio file as it was when it was decoded."""
 
-    location: Location
+    location: AudioLocation
     size: int
     mtime_ns: int
     content_hash: int
@@ -83,7 +83,7 @@ def check_sources(
         stopped: Called now and then; once it returns True, the rest is not looked at.
     """
     hashes, unknown, not_asked = ContentHashes(), 0, 0
-    faulty: dict[tuple[Location, str], list[str]] = {}
+    faulty: dict[tuple[AudioLocation, str], list[str]] = {}
     at_once = _URL_THREADS if wanted.urls else threads if wanted.by_content else _STAT_THREADS
     with ThreadPoolExecutor(at_once) as pool:
         for number, name in enumerate(index.shards):
@@ -120,14 +120,14 @@ def notes_on_sources(findings: SourceFindings) -> Iterator[str]:
         yield f"extracted from URLs, which are asked for only if --manifest names them: {utterances}"
 
 
-def root_of(shard: Shard, version: Version) -> Location:
+def root_of(shard: Shard, version: Version) -> AudioLocation:
     """What the paths of a shard's items are relative to, by the record of the run that extracted them."""
     root = request_of(version, shard.info.made_by.get("run", "")).get("root", ".")
     return Url(root) if is_url(root) else Path(root)
 
 
 def _files_of(
-    shard: Shard, version: Version, index: Index, number: int, root: Location | None
+    shard: Shard, version: Version, index: Index, number: int, root: AudioLocation | None
 ) -> dict[_File, list[str]]:
     """The files of a shard's items that count, and for each the ids of its utterances.
 
@@ -188,6 +188,6 @@ def _fault_at_url(url: Url, file: _File) -> str | None:
     return None if content_hash == file.content_hash else "has changed since: other bytes, of the same number"
 
 
-def _problem(path: Location, fault: str, ids: list[str]) -> Problem:
+def _problem(path: AudioLocation, fault: str, ids: list[str]) -> Problem:
     more = f" and {counted(len(ids) - 1, 'other', 'others')}" if len(ids) > 1 else ""
     return Problem("source", f"{ids[0]}{more}: {path}: {fault}", id=ids[0] if len(ids) == 1 else None)

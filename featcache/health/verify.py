@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +21,11 @@ from featcache.health.records import LACKING, check_records
 from featcache.health.sources import SourceCheck, check_sources, notes_on_sources
 from featcache.manifest import Manifest
 from featcache.manifest.copies import copies_of, expand
+from featcache.storage.objects import read_ahead
+from featcache.storage.store import store_of
 from featcache.store import zarr3
 from featcache.store.check import Problem, examine_shard
+from featcache.store.columns import COLUMNS
 from featcache.store.index import (
     DuplicateItem,
     Index,
@@ -252,7 +256,8 @@ def _check_shards(
         shard = version.shard(name)
         if stopped():
             return _CheckedShard(shard, [], None)
-        return _CheckedShard(shard, *examine_shard(shard, version.info.spec, data, stopped))
+        with read_ahead(shard.files(column.name for column in COLUMNS)):
+            return _CheckedShard(shard, *examine_shard(shard, version.info.spec, data, stopped))
 
     limits = {"async.concurrency": threads, "threading.max_workers": threads}
     with zarr.config.set(limits), ThreadPoolExecutor(threads) as pool:
@@ -373,16 +378,16 @@ def _notes_on_index(version: Version, names: list[str]) -> Iterator[str]:
     """What is wrong with the index. Opening the version repairs it, which only takes time."""
     folder = index_folder(version, names)
     for path in (folder.parent, folder):
-        if path.is_symlink():
+        if isinstance(path, Path) and path.is_symlink():
             yield f"{path}: is a symbolic link, which is not followed: the index is built in memory at every opening"
             return
-    if os.path.lexists(folder) and load_index(version, names) is None:
+    if store_of(folder).exists(folder) and load_index(version, names) is None:
         yield f"{folder}: damaged: this index is built anew when the version is opened next"
 
 
 def _notes_on_probes(version: Version) -> Iterator[str]:
     """That measurements cannot be read, which costs no more than to measure again."""
-    there = len([*version.path.glob("probes/*.json")])
+    there = len(version.probe_files())
     if damaged := there - len(version.probes()):
         yield f"{version.path / 'probes'}: damaged: {damaged} of {counted(there, 'record')}: they count for nothing"
 

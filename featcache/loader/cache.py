@@ -6,7 +6,6 @@ import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import numpy as np
@@ -16,9 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 from featcache.errors import ArgumentError, MissingItemError, StoreError
 from featcache.loader.buffers import Buffers, tensor_in
 from featcache.loader.crop import check_codebooks, check_padding, frames_between
+from featcache.loader.object_shards import open_shards
 from featcache.loader.shards import Shards
 from featcache.quantize import dequantize_array
 from featcache.spec import FeatureSpec
+from featcache.storage.location import Location
 from featcache.store.index import open_index
 from featcache.store.join import missing_error
 from featcache.store.runs import Failure, latest_failures
@@ -55,7 +56,7 @@ class Cache:
 
     Raises:
         DamagedError: The index must be built, and a shard's metadata is damaged.
-        ArgumentError: The machine has less memory than `tiers` asks for.
+        ArgumentError: The machine has less memory than `tiers` asks for, or `tiers` has no room for a shard.
     """
 
     def __init__(
@@ -70,8 +71,9 @@ class Cache:
         self.check = check
         self.index = open_index(version, shards)
         self._tiers = tiers
-        copies = None if tiers is None else tiers.local_copies(version, self.index)
-        self._shards = Shards(version, self.index, check=check, copies=copies)
+        self._shards = (
+            open_shards(version, self.index, check=check) if tiers is None else tiers.shards(version, self.index, check)
+        )
         self._reader: Shards | HotUtterances = self._shards if tiers is None else tiers.reader(self._shards)
         self._buffers = Buffers()
 
@@ -389,5 +391,5 @@ def _pad(arrays: list[NDArray[Any]], value: float, out: NDArray[Any]) -> None:
     np.concatenate(pieces, out=out.reshape(-1, *out.shape[2:]))  # one call: a loop over rows takes longer
 
 
-def _reopen(path: Path, check: bool, shards: list[str], tiers: Tiers | None) -> Cache:
+def _reopen(path: Location, check: bool, shards: list[str], tiers: Tiers | None) -> Cache:
     return Cache(Version.open(path), check=check, shards=shards, tiers=tiers)

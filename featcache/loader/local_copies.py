@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, FeatcacheWarning, StoreError
 from featcache.loader.local_disk import CopyRefused, LocalDisk, PartialCopy
+from featcache.storage.location import folder_of
 from featcache.store import zarr3
 from featcache.store.version import Version
 
@@ -127,9 +128,11 @@ class LocalCopies:
         """Find or make a shard's copy, if there is room; False if somebody else is making it."""
         if self._disk is None:
             version = self._version
-            self._disk = LocalDisk(self.folder, self.limit, version.info.folder_name, version.path)
+            self._disk = LocalDisk(self.folder, self.limit, version.info.folder_name, version.folder)
         disk, num_bytes = self._disk, original.nbytes + zarr3.CHECKSUM_BYTES
-        source = zarr3.chunk_path(self._version.shard(self._shards[number]).folder / "features", original.ndim)
+        source = zarr3.chunk_path(
+            folder_of(self._version.shard(self._shards[number]).folder) / "features", original.ndim
+        )
         if number not in self._names:
             self._names[number] = f"{self._shards[number]}-{_checksum(source, num_bytes):08x}"
         name = self._names[number]

@@ -20,6 +20,7 @@ import errno
 import hashlib
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.storage.location import Location
 from featcache.store.locks import Lock, is_held, locked
 from featcache.store.zarr3 import map_file
 
@@ -36,6 +38,7 @@ __all__ = ["CopyRefused", "LocalDisk", "PartialCopy"]
 
 _VERSION = re.compile(r".+-[0-9a-f]{12}\.[0-9a-f]{8}")
 _COPY = re.compile(r"[0-9a-f]{12}-[0-9a-f]{8}(\.part)?")
+_PART = ".part"
 _LEFT_FREE = 0.1
 """The part of the disk that stays free if no limit is given."""
 
@@ -56,16 +59,22 @@ class LocalDisk:
             disk. What is beyond it, and not in use, is removed at once.
         version: The name of the version's folder, as it was made.
         path: Where the version is.
+        idle_seconds: Copies of the version go too, to make room, which nobody has read for so long, though they are in
+            use; None if none of them may.
 
     Raises:
         OSError: From every method: the disk is full, broken, read-only, or without locks.
     """
 
-    def __init__(self, folder: Path, limit: int | None, version: str, path: Path) -> None:
-        place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:8]
+    def __init__(
+        self, folder: Path, limit: int | None, version: str, path: Location, *, idle_seconds: float | None = None
+    ) -> None:
+        where = os.fsencode(path.resolve()) if isinstance(path, Path) else str(path).encode()
+        place = hashlib.sha256(where).hexdigest()[:8]
         self._root = folder / "featcache"
         self._home = self._root / f"{version}.{place}"
         self._limit = limit
+        self._idle_seconds = idle_seconds
         self._root.mkdir(parents=True, exist_ok=True)
         with self.alone():
             self._make_room(self._survey(), 0)
@@ -113,7 +122,7 @@ class LocalDisk:
             return PartialCopy(self, part, self.path(name), num_bytes)
 
     def _part(self, name: str) -> Path:
-        return self._home / f"{name}.part"
+        return self._home / f"{name}{_PART}"
 
     def alone(self) -> AbstractContextManager[None]:
         """The context in which nobody else adds or removes anything here."""
@@ -139,6 +148,10 @@ class LocalDisk:
         else:
             room = min(free, self._limit - sum(file.num_bytes for copies in files.values() for file in copies))
         idle = [file for home, copies in files.items() if not _is_used(home / "users") for file in copies]
+        if self._idle_seconds is not None and _is_used(self._home / "users"):
+            before = time.time_ns() - int(self._idle_seconds * 1e9)
+            own = files.get(self._home, [])
+            idle += [file for file in own if file.used_ns < before and file.path.suffix != _PART]
         if room + sum(file.num_bytes for file in idle) < num_bytes:
             if self._limit is not None and room == free:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._root))

@@ -7,10 +7,10 @@ import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
-from featcache.arguments import refuse_url
 from featcache.errors import ArgumentError, FeatcacheWarning, MissingDependencyError, StoreError
 from featcache.loader.cache import Cache
 from featcache.loader.tiers import Tiers
+from featcache.storage.location import parse_location
 from featcache.store.selection import select_configured, select_version
 from featcache.store.unfinished import find_unfinished
 
@@ -40,7 +40,8 @@ def open(  # noqa: A001
     """Open a version of a cache for reading.
 
     Args:
-        path: The cache; or a version's folder in it, or that version's name in the cache: "features/fbank80".
+        path: The cache; or a version's folder in it, or that version's name in the cache: "features/fbank80". Or the
+            URL of one: "s3://bucket/features", gs:// or az://, which needs the extra `cloud`; see docs/scale.md.
         name: The version's name, or its folder's name; not needed if the cache has only one version.
         config: Open the version with this config's fingerprint: a YAML file, a packaged config's name, or a `Config`.
             The first two need the extra `extract`.
@@ -50,7 +51,8 @@ def open(  # noqa: A001
             are not in the failure ledger either, that has lost shards, or of which its records do not tell.
         ram: How much of this process's memory to use for hot utterances: "4GB", "512MiB", or a number of bytes. None by
             default, since the page cache does the same for all processes.
-        copy_to: A folder on a local disk, or in /dev/shm, to which shards are copied while they are read.
+        copy_to: A folder on a local disk, or in /dev/shm, to which shards are copied while they are read; from an
+            object store, before they are read, so that each byte is fetched once.
         copy_limit: The limit for all copies in that folder together; by default, a tenth of the disk stays free.
 
     Raises:
@@ -58,18 +60,18 @@ def open(  # noqa: A001
             `strict`, also if the version is not finished.
         DamagedError: The version's metadata is damaged.
         ConfigError, MissingDependencyError: `config` has errors or cannot be read, or packages for it are missing.
-        ArgumentError: A size is invalid, or larger than the machine's memory; or a path is a URL.
+        ArgumentError: A size is invalid, larger than the machine's memory, or less than a shard in an object store; or
+            a URL is of no object store.
     """
     if not isinstance(path, (str, os.PathLike)):
-        raise ArgumentError(f"path is {path!r}: give the folder of a cache")
-    refuse_url("path", path)
+        raise ArgumentError(f"path is {path!r}: give the folder of a cache, or its URL")
     tiers = Tiers.parse(ram, copy_to, copy_limit)
-    path = Path(path).absolute()  # the working directory may change while shards are still to be opened
+    location = parse_location("path", path)
     if config is None:
-        version = select_version(path, name)
+        version = select_version(location, name)
     else:
         config = _load(config)
-        version = select_configured(path, name, config.name, config.fingerprint(), config.resolved())
+        version = select_configured(location, name, config.name, config.fingerprint(), config.resolved())
     cache = Cache(version, check=check, tiers=tiers)
     for run in find_unfinished(version, cache.index, all_runs=strict):
         message = f"{version.path}: {run}"

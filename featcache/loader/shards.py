@@ -15,7 +15,7 @@ from featcache.errors import DamagedError, StoreError, listing
 from featcache.loader.buffers import Readahead
 from featcache.spec import QUANTIZATION
 from featcache.store import zarr3
-from featcache.store.chunk_file import ChunkFile, reading_error
+from featcache.store.chunk_file import Chunk, open_chunk, reading_error
 from featcache.store.index import Index
 from featcache.store.shard import Shard, SideArray
 from featcache.store.version import Version
@@ -54,7 +54,7 @@ class Shards:
         self._features: dict[int, NDArray[Any]] = {}  # by the shard's number in the index; so are the others
         self._checksums: dict[int, NDArray[np.uint32]] = {}
         self._sides: dict[tuple[str, int], SideArray] = {}
-        self._files: dict[int, ChunkFile] = {}
+        self._files: dict[int, Chunk] = {}
         self._most_files = max(1, min(_FILES_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
         self._readahead = Readahead()
         self._copies = copies
@@ -173,7 +173,7 @@ class Shards:
                 raise DamagedError(f"{error.what}; remove this copy") from error
             raise
 
-    def _file(self, number: int) -> ChunkFile:
+    def _file(self, number: int) -> Chunk:
         """The file that a shard's features are read from: the shard's own, or a local copy."""
         file = self._files.get(number)
         if file is None:
@@ -181,7 +181,7 @@ class Shards:
             if copy is None:
                 file = self._shard(number).open_features()
             else:
-                file = ChunkFile(copy, features.shape, features.dtype, None)
+                file = open_chunk(copy, features.shape, features.dtype, None)
             if len(self._files) >= self._most_files:
                 with suppress(KeyError):  # another thread has taken it
                     self._files.popitem()
@@ -204,10 +204,14 @@ class Shards:
         shard = self._shard(number)
         with self._reading(shard):
             features = shard.features
-        if (features.shape[1:], features.dtype) != (self.version.info.spec.item_shape, self.version.dtype):
-            found = f"{features.dtype} {list(features.shape)}"
-            raise DamagedError(f"{shard.folder}: damaged: features are {found}", self.version.path)
+        self._check_form(shard, features.shape, features.dtype)
         return features
+
+    def _check_form(self, shard: Shard, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """Refuse features that are not the version's."""
+        if (shape[1:], dtype) != (self.version.info.spec.item_shape, self.version.dtype):
+            found = f"{dtype} {list(shape)}"
+            raise DamagedError(f"{shard.folder}: damaged: features are {found}", self.version.path)
 
     def _open_side(self, name: str, shard: Shard, check: bool) -> SideArray:
         specs = {spec.name: spec for spec in self.version.info.spec.side}

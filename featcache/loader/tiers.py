@@ -11,8 +11,10 @@ from types import NoneType
 
 from featcache.arguments import is_number, refuse_url
 from featcache.errors import ArgumentError
+from featcache.loader.fetched_copies import FetchedCopies
 from featcache.loader.local_copies import LocalCopies
 from featcache.loader.memory import HotUtterances
+from featcache.loader.object_shards import ObjectShards, open_shards
 from featcache.loader.shards import Shards
 from featcache.store.index import Index
 from featcache.store.version import Version
@@ -60,9 +62,25 @@ class Tiers:
             None if copy_limit is None else parse_size("copy_limit", copy_limit),
         )
 
-    def local_copies(self, version: Version, index: Index) -> LocalCopies | None:
-        """What copies a version's shards to the local disk, and hands the copies over."""
-        return None if self.copy_to is None else LocalCopies(version, index.shards, self.copy_to, self.copy_limit)
+    def shards(self, version: Version, index: Index, check: bool) -> Shards:
+        """A version's shards, with their copies on the local disk.
+
+        Raises:
+            ArgumentError: The version is in an object store, and `copy_limit` is less than a shard.
+        """
+        if self.copy_to is None:
+            return open_shards(version, index, check=check)
+        if isinstance(version.path, Path):
+            copies = LocalCopies(version, index.shards, self.copy_to, self.copy_limit)
+            return Shards(version, index, check=check, copies=copies)
+        most = int((index.first_frame + index.num_frames).max(initial=0)) * version.info.spec.bytes_per_frame
+        if self.copy_limit is not None and self.copy_limit < most:
+            raise ArgumentError(
+                f"copy_limit is {self.copy_limit:,} bytes: the largest shard of {version.path} has {most:,}, and "
+                "shards are copied whole: give more, or no copy_to="
+            )
+        fetched = FetchedCopies(version, index.shards, self.copy_to, self.copy_limit)
+        return ObjectShards(version, index, check=check, copies=fetched)
 
     def reader(self, shards: Shards) -> Shards | HotUtterances:
         """What a cache reads its utterances from.

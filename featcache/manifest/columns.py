@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from featcache.manifest.locations import secret_in, without_secrets
+from featcache.manifest.audio_locations import secret_in, without_secrets
 from featcache.strings import Strings
 
 _LONGEST = 4000

@@ -15,9 +15,9 @@ import numpy as np
 
 from featcache.arguments import refuse_url
 from featcache.errors import ManifestError
+from featcache.manifest.audio_locations import AudioLocation, Url, as_root, is_url
 from featcache.manifest.columns import COLUMNS, SPELLINGS, Column, carried
 from featcache.manifest.formats import Batch, Faults, batches
-from featcache.manifest.locations import Location, Url, as_root, is_url
 from featcache.manifest.utterances import Manifest
 from featcache.strings import Strings
 
@@ -44,7 +44,7 @@ def read_manifest(
     refuse_url("the manifest", source)
     if root is not None and not is_url(str(root)):
         refuse_url("root", root)
-    folder: Location = Path(source).parent if root is None else as_root(str(root))
+    folder: AudioLocation = Path(source).parent if root is None else as_root(str(root))
     is_stdin = str(source) == "-"
     name = "<stdin>" if is_stdin else str(source)
     if is_stdin and sys.stdin is None:

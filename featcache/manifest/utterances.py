@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.manifest.locations import Location, Url, have_urls, locate
+from featcache.manifest.audio_locations import AudioLocation, Url, have_urls, locate
 from featcache.strings import Strings, extend_hashes
 
 
@@ -123,7 +123,7 @@ class Manifest:
 
     source: str
     """What was read, for messages: the file as it was named, or `<stdin>`."""
-    root: Location
+    root: AudioLocation
     """What relative paths are relative to: a folder, absolute, or the beginning of URLs."""
     ids: Strings
     """The ids `[rows]`, all different."""
@@ -157,7 +157,7 @@ class Manifest:
             columns={name: column.take(rows) for name, column in self.columns.items()},
         )
 
-    def resolve(self, path: str) -> Location:
+    def resolve(self, path: str) -> AudioLocation:
         """Where the file of one of the `paths` is: under `root`, unless the path is absolute or a URL."""
         return locate(self.root, path)
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, StoreError
-from featcache.store.documents import open_file
+from featcache.storage.folder import open_file
 from featcache.store.files import write_file
 
 FORMAT = "featcache stats 1"

@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 import zarr
 from numpy.typing import NDArray
+from zarr.core.buffer import cpu
 
 from featcache.errors import DamagedError
 from featcache.manifest import SegmentColumns
 from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
+from featcache.storage.stream import open_stream
 from featcache.store import zarr3
 from featcache.store.chunk_file import reading_error
 from featcache.store.columns import FEATURES, SIDE_COLUMNS, Column, columns_of, side_names
-from featcache.store.documents import open_file, read_bytes
+from featcache.store.documents import read_bytes
 from featcache.store.index import ShardItems
 from featcache.store.shard import Shard, are_rising
 from featcache.strings import Strings
@@ -87,7 +89,7 @@ def examine_shard(
 def _check_structure(shard: Shard, spec: FeatureSpec, arrays: dict[str, NDArray[Any]]) -> Iterator[Problem]:
     """Whether the metadata is as it was sealed, every column is whole, and stock Zarr sees the same arrays.
 
-    What is read goes into `arrays`, by name, the features as a memory map.
+    What is read goes into `arrays`, by name; of the features, an array that only has their dtype and shape.
     """
     try:
         info = shard.info
@@ -104,7 +106,8 @@ def _check_structure(shard: Shard, spec: FeatureSpec, arrays: dict[str, NDArray[
                 yield Problem("metadata", message, shard.name)
                 continue
             if name == "features":  # their checksum is computed on the way through the items
-                array = shard.features
+                found = shard.find_features()
+                array = np.broadcast_to(np.zeros((), found.dtype), found.shape)  # of that form; nothing is read
             else:
                 array, checksum = zarr3.read_array(shard.folder / name, shard.form(name), metadata)
                 if zarr3.crc32c(array) != checksum:
@@ -133,7 +136,8 @@ def _check_form(shard: Shard, column: Column, array: NDArray[Any], length: int) 
     if column.is_metadata(shard.info.metadata.get(column.name), length):
         return
     try:
-        stock = zarr.open_array(shard.folder / column.name, mode="r")
+        metadata = read_bytes(shard.folder / column.name / "zarr.json")
+        stock = zarr.open_array({"zarr.json": cpu.Buffer.from_bytes(metadata)}, mode="r")
     except Exception as error:  # noqa: BLE001 (of metadata that is sealed, and odd all the same, Zarr raises all kinds)
         message = f"{shard.folder / column.name}: Zarr cannot open it: {type(error).__name__}: {error}"
         yield Problem("structure", message, shard.name)
@@ -216,8 +220,9 @@ def _check_features(shard: Shard, arrays: Mapping[str, NDArray[Any]], stopped: C
     offsets = arrays["offsets"].astype(np.int64) * features[:1].nbytes
     num_bytes = offsets[1:] - offsets[:-1]
     crc, is_finite = 0, True
-    with open_file(zarr3.chunk_path(shard.folder / "features", features.ndim)) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    with open_stream(zarr3.chunk_path(shard.folder / "features", features.ndim)) as file:
+        if isinstance(file, FileIO):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         for piece in _pieces(file, features):
             if stopped():
                 return
@@ -246,7 +251,7 @@ def _check_features(shard: Shard, arrays: Mapping[str, NDArray[Any]], stopped: C
         )
 
 
-def _pieces(file: FileIO, array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+def _pieces(file: Any, array: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """Read an array's values from its chunk file, in pieces that fit a core's cache and are valid until the next one.
 
     The kernel's copy into memory that begins at a page takes half the time of a copy into numpy's, which begins 16
@@ -261,7 +266,7 @@ def _pieces(file: FileIO, array: NDArray[Any]) -> Iterator[NDArray[Any]]:
         left -= size
 
 
-def _fill(file: FileIO, view: memoryview) -> None:
+def _fill(file: Any, view: memoryview) -> None:
     """Read until a piece of memory is full; one call may read less. If the file ends before, the rest stays."""
     while view and (got := file.readinto(view)):
         view = view[got:]

@@ -1,4 +1,4 @@
-"""The chunk of an array, read from its file and not mapped: what the disk refuses becomes an error.
+"""The chunk of an array, read from where it lies and not mapped: what the disk refuses becomes an error.
 
 If a mapped file lies on a bad sector, or is truncated while it is mapped, the kernel ends the process by SIGBUS. A
 `pread` fails, or comes back short.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import math
 import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError
+from featcache.storage.location import Location
+from featcache.storage.store import store_of
 
 _BLOCK_BYTES = 4 << 20
 
@@ -26,7 +30,7 @@ _NOT_DAMAGE = {
 """Errors of the process or the network: the same file may be read another time, or by somebody else."""
 
 
-def reading_error(error: OSError, path: Path, version: Path | None = None) -> StoreError:
+def reading_error(error: OSError, path: Location, version: Location | None = None) -> StoreError:
     """The error to raise if a file of a cache, by default `path`, cannot be read.
 
     It is a DamagedError, which names the remedy for `version`, unless the fault is that of this process or the network.
@@ -40,44 +44,40 @@ def reading_error(error: OSError, path: Path, version: Path | None = None) -> St
     )
 
 
-class ChunkFile:
-    """The open chunk file of an array. Safe to use from several threads.
+class Chunk(ABC):
+    """The chunk of an array. Safe to use from several threads.
 
     Args:
-        path: The file.
+        path: Its file.
         shape, dtype: The array's shape, and its dtype, little endian.
-        version: The folder of the version, which messages name as what is to be repaired.
+        version: The place of the version, which messages name as what is to be repaired.
 
     Raises:
         DamagedError: From every method: the file ends too early, or the disk cannot read it.
         StoreError: The file may not be opened, or the network fails.
     """
 
-    def __init__(self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], version: Path | None) -> None:
-        self._descriptor = -1
+    def __init__(self, path: Location, shape: tuple[int, ...], dtype: np.dtype[Any], version: Location | None) -> None:
         self.path = path
-        self._item_shape = shape[1:]
-        self._dtype = dtype
+        self.shape = shape
+        self.dtype = dtype
         self._frame_bytes = math.prod(shape[1:]) * dtype.itemsize
-        self._version = version
-        try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise reading_error(error, path, version) from error
+        self.version = version
 
-    def __del__(self, close: Any = os.close) -> None:
-        if self._descriptor >= 0:
-            close(self._descriptor)
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all entries."""
+        return self.shape[0] * self._frame_bytes
 
     def read(self, first: int, count: int) -> NDArray[Any]:
         """Entries of the array, from `first` on: `[count, ...]`."""
-        entries: NDArray[Any] = np.empty((count, *self._item_shape), self._dtype)
+        entries: NDArray[Any] = np.empty((count, *self.shape[1:]), self.dtype)
         self.read_into(entries, first)
         return entries
 
     def take(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
         """Entries of the array by their numbers, which rise: `[numbers, ...]`."""
-        entries: NDArray[Any] = np.empty((len(numbers), *self._item_shape), self._dtype)
+        entries: NDArray[Any] = np.empty((len(numbers), *self.shape[1:]), self.dtype)
         at, most = 0, max(1, _BLOCK_BYTES // max(1, self._frame_bytes))
         while at < len(numbers):
             first = int(numbers[at])
@@ -87,6 +87,35 @@ class ChunkFile:
             at = end
         return entries
 
+    @abstractmethod
+    def read_into(self, out: NDArray[Any], first: int) -> None:
+        """Fill a C-contiguous array with entries, from `first` on."""
+
+    def _ends_before(self, frame: int) -> DamagedError:
+        return DamagedError(f"{self.path}: damaged: it ends before frame {frame}", self.version)
+
+
+def open_chunk(path: Location, shape: tuple[int, ...], dtype: np.dtype[Any], version: Location | None) -> Chunk:
+    """The chunk of an array, by its file; see `Chunk`."""
+    kind = ChunkFile if isinstance(path, Path) else ChunkObject
+    return kind(path, shape, dtype, version)
+
+
+class ChunkFile(Chunk):
+    """The open chunk file of an array."""
+
+    def __init__(self, path: Any, shape: tuple[int, ...], dtype: np.dtype[Any], version: Location | None) -> None:
+        self._descriptor = -1
+        super().__init__(path, shape, dtype, version)
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise reading_error(error, path, version) from error
+
+    def __del__(self, close: Any = os.close) -> None:
+        if self._descriptor >= 0:
+            close(self._descriptor)
+
     def read_into(self, out: NDArray[Any], first: int) -> None:
         """Fill a C-contiguous array with entries, from `first` on."""
         view, at = out.reshape(-1).view(np.uint8).data, first * self._frame_bytes
@@ -94,8 +123,40 @@ class ChunkFile:
             try:
                 count = os.preadv(self._descriptor, [view], at)
             except OSError as error:
-                raise reading_error(error, self.path, self._version) from error
+                raise reading_error(error, self.path, self.version) from error
             if not count:
-                end = first + len(out)
-                raise DamagedError(f"{self.path}: damaged: it ends before frame {end}", self._version)
+                raise self._ends_before(first + len(out))
             view, at = view[count:], at + count
+
+
+class ChunkObject(Chunk):
+    """The chunk of an array in an object store."""
+
+    def read_into(self, out: NDArray[Any], first: int) -> None:
+        """Fill a C-contiguous array with entries, from `first` on."""
+        (entries,) = self.read_ranges([first], [len(out)])
+        out[...] = entries
+
+    def check_ends(self, firsts: Sequence[int], counts: Sequence[int]) -> None:
+        """Refuse stretches of entries beyond the end: memory is asked for by what there is.
+
+        Raises:
+            DamagedError: Says where the chunk ends.
+        """
+        last = max((first + count for first, count in zip(firsts, counts, strict=True)), default=0)
+        if last > self.shape[0]:
+            raise self._ends_before(last)
+
+    def read_ranges(self, firsts: Sequence[int], counts: Sequence[int]) -> list[NDArray[Any]]:
+        """Several stretches of entries, `counts` of each from `firsts` on, fetched side by side; read-only."""
+        self.check_ends(firsts, counts)
+        starts = [first * self._frame_bytes for first in firsts]
+        sizes = [count * self._frame_bytes for count in counts]
+        place = self.path
+        try:
+            found = store_of(place).get_ranges(place, starts, sizes)
+        except OSError as error:
+            raise reading_error(error, place, self.version) from error
+        if [part.nbytes for part in found] != sizes:
+            raise self._ends_before(max(map(sum, zip(firsts, counts, strict=True))))
+        return [np.frombuffer(part, self.dtype).reshape(-1, *self.shape[1:]) for part in found]

@@ -17,7 +17,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,12 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError
 from featcache.spec import FeatureSpec, all_finite
+from featcache.storage.folder import open_file
+from featcache.storage.location import Location, folder_of
 from featcache.store import zarr3
 from featcache.store.check import check_columns
 from featcache.store.columns import Column, columns_of
-from featcache.store.documents import open_file, read_bytes
+from featcache.store.documents import read_bytes
 from featcache.store.index import Index, build_index, load_index
 from featcache.store.shard import Shard
 from featcache.store.shard_writer import ShardWriter, digest_of
@@ -43,7 +44,7 @@ class DamagedShard(Shard):
         DamagedError: From every property and method, if the seal or a column is not what was written.
     """
 
-    def __init__(self, folder: Path, fingerprint: str | None, spec: FeatureSpec) -> None:
+    def __init__(self, folder: Location, fingerprint: str | None, spec: FeatureSpec) -> None:
         super().__init__(folder, fingerprint)
         self._spec = spec
 
@@ -99,7 +100,7 @@ class DamagedShard(Shard):
         frame_bytes = math.prod(self._spec.item_shape) * dtype.itemsize
         offsets, checksums = self.offsets.tolist(), self.column("crc32c")
         try:
-            file = open_file(zarr3.chunk_path(self.folder / "features", 1 + len(self._spec.item_shape)))
+            file = open_file(zarr3.chunk_path(folder_of(self.folder) / "features", 1 + len(self._spec.item_shape)))
         except (OSError, DamagedError):
             return
         with file:
@@ -201,7 +202,7 @@ def copy_sound_items(version: Version, damaged: DamagedShard, numbers: Sequence[
                 side = {name: (array, [len(array)]) for name, array in entries.items()}
                 writer.append([item], features, [len(features)], side)
             return writer.commit(
-                version.path / "shards",
+                version.folder / "shards",
                 sample_rate=spec.sample_rate,
                 row=info.row,
                 supersedes={**supersedes, damaged.name: list(numbers)},

@@ -8,17 +8,16 @@ JSON, is a `DamagedError` that names the file. What its values may be, `featcach
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
-import stat
 from collections.abc import Iterator
-from io import FileIO
-from pathlib import Path
+from io import BufferedReader
 from typing import Any, Never
 
 from featcache.errors import DamagedError
+from featcache.storage.location import Location
+from featcache.storage.store import store_of
+from featcache.storage.stream import open_stream
 
 DOCUMENT_BYTES = 32 << 20
 """The largest document. A shard that replaces two million items of other shards comes near it."""
@@ -33,53 +32,34 @@ _CONTAINERS = 1 << 18
 """How many lists and objects a document has at most, counted by brackets, also those in text. Empty ones take the most
 memory for their length."""
 
+_BUFFER_BYTES = 64 << 10
+
 _NO_BRACKETS = re.compile(r'"[^"]*"|[^][{}"]+')
 
 
-def open_file(path: Path) -> FileIO:
-    """Open a regular file for reading, or one that a link leads to.
-
-    Raises:
-        DamagedError: It is something else: a pipe, a device, a socket, a folder.
-        OSError: It is missing, or cannot be opened.
-    """
-    try:
-        # With O_NONBLOCK, a pipe opens at once. To reading a regular file it makes no difference.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno in (errno.ENXIO, errno.ENODEV, errno.ELOOP):  # a socket; no such device; links in a circle
-            raise DamagedError(f"{path}: damaged: not a regular file") from error
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise DamagedError(f"{path}: damaged: not a regular file")
-    file = FileIO(descriptor)
-    file.name = path  # for messages, as if `open` had opened it
-    return file
-
-
-def read_bytes(path: Path, at_most: int = DOCUMENT_BYTES) -> bytes:
+def read_bytes(path: Location, at_most: int = DOCUMENT_BYTES) -> bytes:
     """All bytes of a regular file.
 
     Raises:
         DamagedError: It is not a regular file, or has more bytes than `at_most`.
         OSError: It is missing, or cannot be read.
     """
-    with open_file(path) as file:
-        size = os.fstat(file.fileno()).st_size
+
+    def check(size: int) -> None:
         if size > at_most:
             raise DamagedError(f"{path}: damaged: {size:,} bytes, and at most {at_most:,} are expected")
-        return file.read(size + 1) if size else b""
+
+    return store_of(path).get(path, check)
 
 
-def read_lines(path: Path, at_most: int = LINE_BYTES) -> Iterator[bytes]:
+def read_lines(path: Location, at_most: int = LINE_BYTES) -> Iterator[bytes]:
     """The lines of a regular file, each with its newline; only the last may lack it.
 
     Raises:
         DamagedError: It is not a regular file, or a line has more bytes than `at_most`.
         OSError: It is missing, or cannot be read.
     """
-    with os.fdopen(os.dup((file := open_file(path)).fileno()), "rb") as lines, file:
+    with open_stream(path) as file, BufferedReader(file, _BUFFER_BYTES) as lines:
         number = 0
         while line := lines.readline(at_most + 1):
             number += 1
@@ -88,7 +68,7 @@ def read_lines(path: Path, at_most: int = LINE_BYTES) -> Iterator[bytes]:
             yield line
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Location) -> dict[str, Any]:
     """The JSON object that a regular file holds.
 
     Raises:

@@ -174,12 +174,12 @@ class _Mark:
 
 def remove_marks(version: Version, run: str) -> None:
     """Remove the marks of a run, by its name, whose end says nothing about what was in flight."""
-    _remove_marks(version.path / "runs" / run)
+    _remove_marks(version.folder / "runs" / run)
 
 
 def _dead_runs(version: Version, living: Set[str] = frozenset(), dead: Set[str] = frozenset()) -> list[Path]:
     """The folders of runs that have left marks and are not running, the earliest first."""
-    runs = version.path / "runs"
+    runs = version.folder / "runs"
     folders = sorted({path.parent for name in (f"{_MARK}*", _CRASH) for path in runs.glob(f"*/{name}")})
 
     def is_dead(run: str) -> bool:

@@ -16,6 +16,7 @@ import hashlib
 import io
 import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,12 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError
 from featcache.manifest import SegmentColumns
+from featcache.storage.location import Location, folder_of
+from featcache.storage.objects import read_ahead
+from featcache.storage.store import store_of
+from featcache.storage.stream import open_stream
 from featcache.store import zarr3
-from featcache.store.documents import open_file, parse_object, read_bytes
+from featcache.store.documents import parse_object, read_bytes
 from featcache.store.fields import MOST
 from featcache.store.files import folder_to_write, publish_folder, remove_from_version
 from featcache.store.shard import Shard, are_rising
@@ -44,6 +49,9 @@ _ARRAYS = {
     "by_hash": np.uint32,
 }
 _FILES = ("ids", "id_offsets", *_ARRAYS)
+_INDEXED = ("offsets", "ids", "id_offsets", "paths", "path_offsets", "segments", "channels")
+"""The columns that an index is built from."""
+
 _KEPT = 3
 _BLOCK_BYTES = 1 << 20
 
@@ -127,6 +135,9 @@ def open_index(version: Version, names: Sequence[str] | None = None) -> Index:
         DamagedError: A shard's metadata or columns are damaged, or a shard of these names is gone.
     """
     if names is None:
+        if not isinstance(version.path, Path) and (index := load_index(version, listed := version.listed_shards())):
+            version.are_whole(listed)  # they were when it was built
+            return index
         return version.reading(lambda: _open_index(version, version.shard_names()))
     return _open_index(version, names)
 
@@ -136,18 +147,18 @@ def _open_index(version: Version, names: Sequence[str]) -> Index:
         return index
     index = build_index(map(version.shard, names))
     with suppress(OSError, StoreError):  # a read-only cache, a full disk, a link in place of a folder
-        folder_to_write(version.path, "index")
+        folder_to_write(version.folder, "index")
         version.sweep_work()
         with version.claim("index") as claim:
             if claim.take():
                 if (kept := load_index(version, names)) is not None:  # by another process, in the meantime
                     return kept
-                _save(index, version, index_folder(version, names))
+                _save(index, version, version.folder / "index" / index_folder(version, names).name)
                 index = load_index(version, names) or index
     return index
 
 
-def index_folder(version: Version, names: Iterable[str]) -> Path:
+def index_folder(version: Version, names: Iterable[str]) -> Location:
     """The folder for the index of these shards."""
     signature = hashlib.sha256("\n".join([version.info.fingerprint, *sorted(names)]).encode()).hexdigest()
     return version.path / "index" / signature[:12]
@@ -186,12 +197,14 @@ class ShardItems:
 
 
 def build_index(shards: Iterable[Shard]) -> Index:
-    """Build an index from the shards' columns.
+    """Build an index from the shards' columns, which are fetched side by side from an object store.
 
     Raises:
         DamagedError: A shard's metadata or columns are damaged.
     """
-    return index_of(map(ShardItems.read, shards))
+    shards = list(shards)
+    with read_ahead(place for shard in shards for place in shard.files(_INDEXED)):
+        return index_of(map(ShardItems.read, shards))
 
 
 def index_of(shards: Iterable[ShardItems]) -> Index:
@@ -222,7 +235,7 @@ def latest_index(version: Version, names: Sequence[str]) -> Index | None:
     """Of the indexes on disk whose shards are all among these names, the one of the most shards; None without one."""
     there, found = {*names}, list[list[str]]()
     with suppress(OSError):
-        for entry in os.scandir(version.path / "index"):
+        for entry in os.scandir(version.folder / "index"):
             with suppress(OSError, ValueError, KeyError, TypeError, DamagedError):
                 path = Path(entry.path, "index.json")
                 shards = parse_object(read_bytes(path), path)["shards"]
@@ -357,15 +370,15 @@ def _save(index: Index, version: Version, folder: Path) -> None:
         sealed = zarr3.seal({**document, "crc32c": checksums, "checksum": zarr3.UNSEALED})
         (work / "index.json").write_bytes(sealed)
         written = {path.name: path.stat().st_size for path in work.iterdir()}
-        remove_from_version(version.path, "index", folder.name)
+        remove_from_version(version.folder, "index", folder.name)
         publish_folder(work, folder, written)
         # Training may still have an older index mapped, so the latest few stay.
         others = [entry for entry in os.scandir(folder.parent) if entry.name != folder.name]
         by_age = sorted(others, key=lambda entry: entry.stat(follow_symlinks=False).st_mtime_ns)
         for old in by_age[: 1 - _KEPT]:
-            remove_from_version(version.path, "index", old.name)
+            remove_from_version(version.folder, "index", old.name)
     finally:
-        remove_from_version(version.path, "work", work.name)
+        remove_from_version(version.folder, "work", work.name)
 
 
 def _write(path: Path, array: NDArray[Any]) -> str:
@@ -381,18 +394,18 @@ def _write(path: Path, array: NDArray[Any]) -> str:
 def load_index(version: Version, names: Sequence[str]) -> Index | None:
     """The index of these shards on disk, memory-mapped; None if there is none, or if anything is wrong with it."""
     folder = index_folder(version, names)
-    if folder.is_symlink() or folder.parent.is_symlink():  # nothing is kept there, see `featcache.store.files`
-        return None
+    if isinstance(folder, Path) and (folder.is_symlink() or folder.parent.is_symlink()):
+        return None  # nothing is kept there, see `featcache.store.files`
     try:
         data = read_bytes(folder / "index.json")
         document = parse_object(data, folder / "index.json")
         if not zarr3.is_sealed(data, document["checksum"]) or document["fingerprint"] != version.info.fingerprint:
             return None
-        if sorted(document["shards"]) != sorted(names) or any(
-            _checksum(folder / f"{name}.npy") != document["crc32c"][name] for name in _FILES
-        ):
+        if sorted(document["shards"]) != sorted(names):
             return None
-        arrays = {name: _map(folder / f"{name}.npy") for name in _FILES}
+        arrays = _arrays(folder, document["crc32c"])
+        if arrays is None:
+            return None
         runs = document["runs"] if "runs" in document else _runs_of(version, document["shards"])
         index = Index(document["shards"], runs, Strings(arrays.pop("ids"), arrays.pop("id_offsets")), **arrays)
         return index if _fits_together(index) else None
@@ -411,12 +424,44 @@ def _runs_of(version: Version, names: Iterable[str]) -> list[str]:
     return runs
 
 
+def _arrays(folder: Location, checksums: dict[str, str]) -> dict[str, NDArray[Any]] | None:
+    """The arrays of an index, by name: memory-mapped if they are in a folder; None if one is not what was written."""
+    paths = {name: folder / f"{name}.npy" for name in _FILES}
+    if isinstance(folder, Path):
+        if any(_checksum(path) != checksums[name] for name, path in paths.items()):
+            return None
+        return {name: _map(folder_of(path)) for name, path in paths.items()}
+    with ThreadPoolExecutor(len(paths)) as pool:
+        files = dict(zip(paths, pool.map(_fetch, paths.values()), strict=True))
+    if any(zarr3.hex_crc32c(data) != checksums[name] for name, data in files.items()):
+        return None
+    return {name: _loaded(data) for name, data in files.items()}
+
+
 def _map(path: Path) -> NDArray[Any]:
-    with open_file(path) as file:
-        if np.lib.format.read_magic(file) != (1, 0):  # the header of other versions may be as long as 4 GB
-            raise ValueError("not as `_write` writes it")
+    with open_stream(path) as file:
+        _check_magic(file)
     array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")  # refuses dtypes that hold objects: no pickle
     return np.asarray(array)
+
+
+def _fetch(location: Location) -> bytes:
+    return store_of(location).get(location, lambda size: None)  # as large as it is; nothing in it says how large
+
+
+def _loaded(data: bytes) -> NDArray[Any]:
+    """The array of an `.npy` file's bytes, a view of them."""
+    file = io.BytesIO(data)
+    _check_magic(file)
+    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    if dtype.hasobject or is_fortran or len(shape) != 1:
+        raise ValueError("not as `_write` writes it")
+    return np.frombuffer(data, dtype, shape[0], file.tell())
+
+
+def _check_magic(file: Any) -> None:
+    if np.lib.format.read_magic(file) != (1, 0):  # the header of other versions may be as long as 4 GB
+        raise ValueError("not as `_write` writes it")
 
 
 def _fits_together(index: Index) -> bool:
@@ -440,10 +485,10 @@ def _fits_together(index: Index) -> bool:
     )
 
 
-def _checksum(path: Path) -> str:
+def _checksum(path: Location) -> str:
     """CRC-32C of a whole file. It is read and not mapped, so that 10^7 items do not stay in a process's memory."""
     crc, block = 0, np.empty(_BLOCK_BYTES, np.uint8)
-    with open_file(path) as file:
+    with open_stream(path) as file:
         while got := file.readinto(block.data):
             crc = zarr3.crc32c(block[:got], crc)
     return f"{crc:08x}"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, MissingItemError, listing
 from featcache.manifest import Manifest, Segment, SegmentColumns, Utterance, rows_at_even_steps
-from featcache.manifest.locations import Url
+from featcache.manifest.audio_locations import Url
 from featcache.store.index import Index
 from featcache.store.runs import Failure, manifest_roots, outdated_items
 from featcache.store.shard import Item

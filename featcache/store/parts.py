@@ -198,7 +198,7 @@ def shards_to_make_up_for_in(version: Version, part: Part) -> list[ShardEvent]:
     gone = [
         name
         for name, run in recorded.items()
-        if run > until.get(name, "") and not os.path.lexists(version.path / "shards" / name)
+        if run > until.get(name, "") and not os.path.lexists(version.folder / "shards" / name)
     ]
     return [ShardEvent(name, 0, latest) for name in gone]
 

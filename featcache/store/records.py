@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from featcache.errors import DamagedError, StoreError
+from featcache.storage.location import Location
 from featcache.store import documents, zarr3
 from featcache.store.files import sync, write_file
 
@@ -42,7 +43,7 @@ def write_document(path: Path, document: Record) -> None:
     write_file(path, zarr3.seal({"sealed": True, **document, "checksum": zarr3.UNSEALED}))
 
 
-def read_document(path: Path) -> Record:
+def read_document(path: Location) -> Record:
     """What `write_document` wrote, or an earlier featcache without a seal. It has `sealed` if it was sealed.
 
     Raises:
@@ -101,7 +102,7 @@ def _sealed_lines(records: Iterable[Record]) -> list[bytes]:
     return [zarr3.seal({**record, "checksum": zarr3.UNSEALED}, indent=None) + b"\n" for record in records]
 
 
-def read_lines(path: Path, sealed: bool) -> Lines:
+def read_lines(path: Location, sealed: bool) -> Lines:
     """What `append_lines` wrote; nothing if there is no file.
 
     Args:

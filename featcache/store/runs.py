@@ -30,6 +30,9 @@ from pathlib import Path
 
 from featcache.errors import DamagedError, StoreError
 from featcache.manifest import Utterance
+from featcache.storage.location import Location
+from featcache.storage.objects import read_ahead
+from featcache.storage.store import store_of
 from featcache.store import documents
 from featcache.store import fields as checks
 from featcache.store.fields import any_text, mapped, number, optional, text, whole
@@ -140,12 +143,12 @@ class Run:
     def __init__(self, version: Version, asked: Record, after: Iterable[str] = ()) -> None:
         started = datetime.now(UTC)
         self.id = _name_after([*run_names(version), *filter(is_run_name, after)], started)
-        self.folder = version.path / "runs" / self.id
+        self.folder = version.folder / "runs" / self.id
         self._version = version
         self._record: Record = {"started": started.isoformat(), "asked": asked}
         self._lines = {"failures": 0, "shards": 0}
         try:
-            folder_to_write(version.path, "runs")
+            folder_to_write(version.folder, "runs")
             self.folder.mkdir()
             self._lock = Lock(self.folder, os.O_RDONLY)
         except OSError as error:
@@ -202,9 +205,17 @@ class Run:
 def run_names(version: Version) -> list[str]:
     """The names of the version's runs, the earliest first."""
     try:
-        return sorted(filter(is_run_name, os.listdir(version.path / "runs")))
+        runs = version.path / "runs"
+        return sorted(filter(is_run_name, store_of(runs).names(runs)))
     except OSError:
         return []  # a copy of a version may have come without them
+
+
+def record_files(version: Version, runs: Iterable[str]) -> Iterator[Location]:
+    """The files of some runs, by their names, which need not be there: for `featcache.storage.objects.read_ahead`."""
+    for run in runs:
+        for name in ("run.json", "failures.jsonl", "shards.jsonl"):
+            yield version.path / "runs" / run / name
 
 
 def is_run_name(name: str) -> bool:
@@ -235,7 +246,7 @@ class RunRecord:
 
     name: str
     """The run's name."""
-    folder: Path
+    folder: Location
     """The run's folder."""
     asked: Record
     """What it was to do; empty if that is not known."""
@@ -292,7 +303,7 @@ def read_run(version: Version, name: str) -> RunRecord | None:
         fault = f"{path}: damaged: not the record of a run: {error}"
         return RunRecord(name, folder, {}, None, False, fault, False)
     except FileNotFoundError:
-        if not any((folder / f"{kind}.jsonl").exists() for kind in ("failures", "shards")):
+        if not any(_is_there(folder / f"{kind}.jsonl") for kind in ("failures", "shards")):
             return None
         return RunRecord(name, folder, {}, None, False, f"{path}: damaged: the file is missing", False)
     except DamagedError as error:
@@ -300,8 +311,14 @@ def read_run(version: Version, name: str) -> RunRecord | None:
     return RunRecord(name, folder, asked, outcome, not document.get("lost"), None, "sealed" in document)
 
 
+def _is_there(location: Location) -> bool:
+    return store_of(location).exists(location)
+
+
 def is_running(version: Version, run: str) -> bool:
     """Whether a run, by its name, is still running; False if its file system has no locks, or none between machines."""
+    if not isinstance(version.path, Path):  # what is in an object store was copied there
+        return False
     try:
         return is_held(version.path / "runs" / run, alone=True)
     except OSError:
@@ -321,7 +338,9 @@ def failures_of(version: Version, run: str) -> Iterator[Failure]:
 
 def latest_failures(version: Version) -> dict[str, Failure]:
     """The latest record of every utterance that ever failed, by id; some may have been extracted since."""
-    return {failure.id: failure for run in runs_with_failures(version) for failure in failures_of(version, run)}
+    runs = runs_with_failures(version)
+    with read_ahead(record_files(version, runs)):
+        return {failure.id: failure for run in runs for failure in failures_of(version, run)}
 
 
 def standing_failures(version: Version, index: Index) -> dict[str, Failure]:
@@ -353,9 +372,11 @@ def outdated_items(version: Version, index: Index) -> dict[str, Failure]:
 
     If no failure has left an item in place, this reads the ledger's bytes and nothing else.
     """
-    ledgers = (version.path / "runs" / run / "failures.jsonl" for run in runs_with_failures(version))
-    if not any(b'"replaces"' in line for ledger in ledgers for line in documents.read_lines(ledger)):
-        return {}
+    runs = runs_with_failures(version)
+    ledgers = (version.path / "runs" / run / "failures.jsonl" for run in runs)
+    with read_ahead(record_files(version, runs)):
+        if not any(b'"replaces"' in line for ledger in ledgers for line in documents.read_lines(ledger)):
+            return {}
     standing = standing_failures(version, index)
     there = index.find(Strings.of(standing)) >= 0
     return {failure.id: failure for failure, is_there in zip(standing.values(), there, strict=True) if is_there}
@@ -363,7 +384,10 @@ def outdated_items(version: Version, index: Index) -> dict[str, Failure]:
 
 def runs_with_failures(version: Version) -> list[str]:
     """The names of the runs that have recorded failures, the earliest first."""
-    return sorted(path.parent.name for path in (version.path / "runs").glob("*/failures.jsonl"))
+    runs = version.path / "runs"
+    if isinstance(runs, Path):
+        return sorted(path.parent.name for path in runs.glob("*/failures.jsonl"))
+    return sorted(name.partition("/")[0] for name, _ in store_of(runs).walk(runs) if name.endswith("/failures.jsonl"))
 
 
 def _record(failure: Failure) -> Record:

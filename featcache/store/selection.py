@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from featcache.errors import DamagedError, StoreError, listing
+from featcache.storage.location import Location
+from featcache.storage.store import store_of
 from featcache.store.version import Version
 
 
-def version_folders(path: Path) -> list[Path]:
+def version_folders(path: Location) -> list[Location]:
     """The folder of the version at `path`, or of every version in the cache at `path`, sorted.
 
     If there is no such folder, the last part of `path` may be a config's name: `features/fbank80`.
@@ -20,7 +22,7 @@ def version_folders(path: Path) -> list[Path]:
     Raises:
         StoreError: There is no version, or several have that name.
     """
-    if (path / "shards").is_dir():
+    if _is_version(path):
         return [path]
     try:
         folders = _folders_in(path)
@@ -33,9 +35,14 @@ def version_folders(path: Path) -> list[Path]:
     return folders
 
 
-def _named(cache: Path, name: str) -> Path:
+def _is_version(path: Location) -> bool:
+    shards = path / "shards"
+    return shards.is_dir() if isinstance(shards, Path) else store_of(shards).exists(shards)
+
+
+def _named(cache: Location, name: str) -> Location:
     """The folder of the only version in the cache whose config is called `name`."""
-    there: list[Path] = []
+    there: list[Location] = []
     with suppress(OSError):
         there = _folders_in(cache)
     found = [folder for folder in there if _name_of(folder) == name]
@@ -47,7 +54,7 @@ def _named(cache: Path, name: str) -> Path:
     return found[0]
 
 
-def _name_of(folder: Path) -> str:
+def _name_of(folder: Location) -> str:
     """The name of a version's config; if the metadata is damaged, as the folder's name has it."""
     try:
         return Version.open(folder).info.name
@@ -55,7 +62,7 @@ def _name_of(folder: Path) -> str:
         return folder.name.rpartition("-")[0]
 
 
-def _several(cache: Path, folders: list[Path]) -> StoreError:
+def _several(cache: Location, folders: Sequence[Location]) -> StoreError:
     """The error to raise if there are several versions and a single one is wanted."""
     hint = ""
     with suppress(StoreError):  # some metadata may be damaged
@@ -65,12 +72,12 @@ def _several(cache: Path, folders: list[Path]) -> StoreError:
     return StoreError(f"{cache}: holds {len(folders)} versions: {names}; name one of these folders{hint}")
 
 
-def _folders_in(cache: Path) -> list[Path]:
-    entries = [Path(entry.path) for entry in os.scandir(cache) if not entry.name.startswith(".")]
-    return sorted(entry for entry in entries if (entry / "shards").is_dir())
+def _folders_in(cache: Location) -> list[Location]:
+    names = store_of(cache).names(cache) if isinstance(cache, Path) else store_of(cache).folders(cache)
+    return [cache / name for name in sorted(names) if not name.startswith(".") and _is_version(cache / name)]
 
 
-def select_versions(path: Path, name: str | None = None) -> list[Version]:
+def select_versions(path: Location, name: str | None = None) -> list[Version]:
     """The version at `path` (see `version_folders`), or every version in the cache at `path` that is called `name`.
 
     Raises:
@@ -90,7 +97,7 @@ def select_versions(path: Path, name: str | None = None) -> list[Version]:
     return versions
 
 
-def select_version(cache: Path, name: str | None = None) -> Version:
+def select_version(cache: Location, name: str | None = None) -> Version:
     """The only version in the cache (that is called `name`).
 
     Raises:
@@ -106,7 +113,7 @@ def select_version(cache: Path, name: str | None = None) -> Version:
 
 
 def select_configured(
-    path: Path, name: str | None, config_name: str, fingerprint: str, resolved: dict[str, Any]
+    path: Location, name: str | None, config_name: str, fingerprint: str, resolved: dict[str, Any]
 ) -> Version:
     """The version in the cache (called `name`) that a config of this name and fingerprint makes.
 

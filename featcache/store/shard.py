@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +14,10 @@ from numpy.typing import NDArray
 from featcache.errors import DamagedError, StoreError
 from featcache.manifest import Utterance
 from featcache.spec import FeatureSpec
+from featcache.storage.location import Location, folder_of
+from featcache.storage.store import store_of
 from featcache.store import zarr3
-from featcache.store.chunk_file import ChunkFile, reading_error
+from featcache.store.chunk_file import Chunk, open_chunk, reading_error
 from featcache.store.columns import COLUMNS, side_names
 from featcache.store.fields import any_of, fields, listed, mapped, number, optional, text, whole
 from featcache.strings import Strings
@@ -132,7 +133,7 @@ class Shard:
     its array whenever it is asked for.
 
     Args:
-        folder: The shard's folder.
+        folder: The shard's folder, or the place of what would be in it.
         fingerprint: The fingerprint of the version that it must belong to; None to read it whatever it belongs to.
 
     Raises:
@@ -141,7 +142,7 @@ class Shard:
         StoreError: The files may not be read.
     """
 
-    def __init__(self, folder: Path, fingerprint: str | None) -> None:
+    def __init__(self, folder: Location, fingerprint: str | None) -> None:
         self.folder = folder
         self.fingerprint = fingerprint
         self._info: ShardInfo | None = None
@@ -187,15 +188,25 @@ class Shard:
 
     @property
     def features(self) -> NDArray[Any]:
-        """All items' frames, one after the other, memory-mapped: `[frames, *item_shape]`."""
-        return self._map("features")
+        """All items' frames, one after the other, memory-mapped: `[frames, *item_shape]`.
 
-    def open_features(self) -> ChunkFile:
-        """All items' frames, one after the other, to be read from the file."""
-        features = self.features  # which says what they are; nothing is read from the map
-        path = zarr3.chunk_path(self.folder / "features", features.ndim)
+        Raises:
+            StoreError: The shard is in an object store.
+        """
+        self._require_own()
         with self._naming_remedy():
-            return ChunkFile(path, features.shape, features.dtype, self.folder.parent.parent)
+            return zarr3.map_array(folder_of(self.folder) / "features")
+
+    def open_features(self) -> Chunk:
+        """All items' frames, one after the other, to be read from where they lie; their file has the right size."""
+        found = self.find_features()
+        with self._naming_remedy():
+            assert found.chunk is not None  # a shard has frames
+            return open_chunk(found.chunk, found.shape, found.dtype, self._version)
+
+    def find_features(self) -> zarr3.FoundArray:
+        """What the features are; their file has the size that follows."""
+        return self.find("features")
 
     @property
     def offsets(self) -> NDArray[np.int64]:
@@ -229,12 +240,20 @@ class Shard:
         return array
 
     def side(self, name: str, check: bool = False) -> SideArray:
-        """One of the version's side arrays. Its entries are memory-mapped, or with `check`, read and held against
-        their checksum.
+        """One of the version's side arrays. Its entries are memory-mapped, if they are in a folder; or with `check`,
+        read and held against their checksum.
         """
         entries_name, offsets_name = side_names(name)
-        entries = self.column(entries_name) if check else self._map(entries_name)
+        entries = self.column(entries_name) if check else self._entries(entries_name)
         return SideArray(entries, self._offsets(offsets_name, len(entries)))
+
+    def files(self, columns: Iterable[str]) -> Iterator[Location]:
+        """The files of some columns, and the shard's own metadata."""
+        yield self.folder / "zarr.json"
+        for name in columns:
+            array = self.folder / name
+            yield array / "zarr.json"
+            yield zarr3.chunk_path(array, 1 + len(_BY_NAME[name].entry_shape))
 
     def form(self, name: str) -> zarr3.Form | None:
         """What an array besides the features must be, by its name; None for the entries of side arrays."""
@@ -262,7 +281,7 @@ class Shard:
 
     def num_bytes(self, spec: FeatureSpec) -> int:
         """The stored bytes of features and of side arrays' entries; everything else is small beside them."""
-        entries = (self._map(side_names(side.name)[0]).nbytes for side in spec.side)
+        entries = (self.find(side_names(side.name)[0]).num_bytes for side in spec.side)
         return self.info.frames * spec.bytes_per_frame + sum(entries)
 
     def items(self, numbers: Sequence[int] | None = None) -> Iterator[Item]:
@@ -278,10 +297,17 @@ class Shard:
             row = Utterance.of_columns(ids[at], paths[at], start, duration, int(channels[at]))
             yield Item.of(row, int(num_samples[at]), sources[at].tolist(), int(hashes[at]))
 
-    def _map(self, name: str) -> NDArray[Any]:
+    def _entries(self, name: str) -> NDArray[Any]:
         self._require_own()
         with self._naming_remedy():
-            return zarr3.map_array(self.folder / name)
+            array = self.folder / name
+            return zarr3.map_array(array) if isinstance(array, Path) else zarr3.read_array(array)[0]
+
+    def find(self, name: str) -> zarr3.FoundArray:
+        """What any array is; its file has the size that follows."""
+        self._require_own()
+        with self._naming_remedy():
+            return zarr3.find_whole_array(self.folder / name)
 
     def _require_own(self) -> None:
         """Read nothing of another version, whose values would be taken for this one's."""
@@ -294,7 +320,7 @@ class Shard:
         try:
             yield
         except DamagedError as error:
-            if not os.path.lexists(self.folder):
+            if not store_of(self.folder).exists(self.folder):
                 raise DamagedError(
                     f"{self.folder}: is no longer there: the version was repaired since it was opened, or somebody has "
                     "removed this shard: open it again"
@@ -304,7 +330,7 @@ class Shard:
             raise reading_error(error, self.folder, self._version) from error
 
     @property
-    def _version(self) -> Path:
+    def _version(self) -> Location:
         return self.folder.parent.parent
 
 

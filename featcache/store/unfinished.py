@@ -32,10 +32,13 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
 from featcache.errors import DamagedError, counted, listing
+from featcache.storage.objects import read_ahead
+from featcache.storage.store import store_of
 from featcache.store.index import Index
 from featcache.store.parts import are_made_up_for, has_ended_well, lacking_parts, part_of
 from featcache.store.runs import (
@@ -45,6 +48,7 @@ from featcache.store.runs import (
     is_run_name,
     is_running,
     read_run,
+    record_files,
     run_names,
     standing_failures,
 )
@@ -177,9 +181,11 @@ def find_unfinished(version: Version, index: Index, *, all_runs: bool = False) -
     """
     if not (all_runs or _has_records(version)):
         return []
-    if not _Records(version, index, None if all_runs else _LATEST).findings():
-        return []
-    # A repair may have taken shards away just now. It records that before, so that a second look sees it.
+    with read_ahead(record_files(version, run_names(version)[-_LATEST if not all_runs else None :])):
+        if not _Records(version, index, None if all_runs else _LATEST).findings():
+            return []
+    # A repair may have taken shards away just now. It records that before, so that a second look, beyond what has been
+    # read ahead, sees it.
     lost = {shard for finding in _Records(version, index, None).lost() for shard in finding.shards}
     found = _Records(version, index, None).findings()
     return [finding for finding in found if not isinstance(finding, LostShards) or lost.intersection(finding.shards)]
@@ -375,7 +381,7 @@ class _Records:
             for event in run.events():
                 if event.until is not None or event.shard in present or run.name <= until.get(event.shard, ""):
                     continue
-                if not os.path.lexists(self._version.path / "shards" / event.shard):
+                if not _is_there(self._version, event.shard):
                     lost[_manifest_of(run)][event.shard] = event.items
         superseded = self._superseded() if lost else {}
         for shards in lost.values():
@@ -443,7 +449,15 @@ class _Records:
 
 
 def _has_records(version: Version) -> bool:
-    return (version.path / "runs").is_dir()
+    runs = version.path / "runs"
+    return runs.is_dir() if isinstance(runs, Path) else store_of(runs).exists(runs)
+
+
+def _is_there(version: Version, shard: str) -> bool:
+    folder = version.path / "shards" / shard
+    if isinstance(folder, Path):
+        return os.path.lexists(folder)
+    return shard in version.shard_names()
 
 
 def _manifest_of(run: RunRecord) -> ManifestKey:

@@ -18,7 +18,8 @@ import os
 import platform
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -32,6 +33,9 @@ import numpy as np
 
 from featcache.errors import DamagedError, ExtractorError, StoreError
 from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
+from featcache.storage.location import Location, folder_of
+from featcache.storage.objects import REQUESTS
+from featcache.storage.store import store_of
 from featcache.store import zarr3
 from featcache.store.chunk_file import reading_error
 from featcache.store.columns import SIDE_NAME, check_side_specs
@@ -177,18 +181,29 @@ class VersionInfo:
 
 
 class Version:
-    """An opened version: its folder `path`, and its attributes `info`.
+    """An opened version: its place `path`, and its attributes `info`.
 
-    What writes in `work/` raises StoreError if that is a link, and OSError if it cannot be made.
+    What writes in `work/` raises StoreError if that is a link, and OSError if it cannot be made; everything that writes
+    raises StoreError for a version in an object store.
     """
 
-    def __init__(self, path: Path, info: VersionInfo) -> None:
+    def __init__(self, path: Location, info: VersionInfo) -> None:
         self.path = path
         self.info = info
+        self._known_whole: set[str] = set()
+
+    @property
+    def folder(self) -> Path:
+        """Its folder, for what writes, renames or locks.
+
+        Raises:
+            StoreError: It is in an object store.
+        """
+        return folder_of(self.path)
 
     @classmethod
-    def open(cls, path: Path) -> Version:
-        """Open the version in the folder `path`.
+    def open(cls, path: Location) -> Version:
+        """Open the version at `path`.
 
         Raises:
             StoreError: It was written by a newer featcache.
@@ -263,7 +278,8 @@ class Version:
     def original_name(self) -> str | None:
         """The name that the folder was made with, if it has another one now: it was renamed, or is a copy."""
         name = self.info.folder_name
-        return None if name in (self.path.name, self.path.resolve().name) else name
+        real = self.path.resolve().name if isinstance(self.path, Path) else self.path.name
+        return None if name in (self.path.name, real) else name
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -271,10 +287,18 @@ class Version:
         return np.dtype(self.info.spec.stored_dtype)
 
     def shard_names(self) -> list[str]:
-        """The names of all committed shards, sorted. Folders with other names (`.snapshot`, `.nfs…`) are no shards."""
+        """The names of all committed shards, sorted. Folders with other names (`.snapshot`, `.nfs…`) are no shards.
+
+        In an object store, where nothing is renamed, a shard is there once its `zarr.json` is, which comes last.
+        """
+        names = self.listed_shards()
+        return names if isinstance(self.path, Path) else self._whole(names)
+
+    def listed_shards(self) -> list[str]:
+        """The names that shards have in the listing, sorted; in an object store, some may not be there as a whole."""
+        shards = self.path / "shards"
         try:
-            entries = [entry for entry in os.scandir(self.path / "shards") if _SHARD_NAME.fullmatch(entry.name)]
-            return sorted(entry.name for entry in entries if _may_be_folder(entry))
+            return sorted(filter(_SHARD_NAME.fullmatch, store_of(shards).folders(shards)))
         except FileNotFoundError as error:
             raise DamagedError(
                 f"{error.filename}: damaged: the folder is missing, and every shard with it: move {self.path} away, "
@@ -283,13 +307,30 @@ class Version:
         except OSError as error:
             raise reading_error(error, self.path / "shards") from error
 
+    def are_whole(self, names: Iterable[str]) -> None:
+        """Take these shards for whole without looking."""
+        self._known_whole.update(names)
+
+    def _whole(self, names: list[str]) -> list[str]:
+        """Those of some shards in an object store whose `zarr.json` is there. Nobody takes it away again."""
+        new = [name for name in names if name not in self._known_whole]
+        with ThreadPoolExecutor(REQUESTS) as pool:
+            places = [self.path / "shards" / name / "zarr.json" for name in new]
+            there = list(pool.map(lambda place: store_of(place).exists(place), places))
+        self._known_whole.update(name for name, is_there in zip(new, there, strict=True) if is_there)
+        return [name for name in names if name in self._known_whole]
+
     def shard_folders(self) -> dict[str, tuple[int, int]]:
         """The names of all committed shards, each with what tells its folder from a later one of the same name."""
         folders = {}
         for name in self.shard_names():
             with suppress(FileNotFoundError):  # it has just been taken away
-                stat = os.lstat(self.path / "shards" / name)
-                folders[name] = stat.st_ino, stat.st_mtime_ns
+                shard = self.path / "shards" / name
+                if isinstance(shard, Path):
+                    stat = os.lstat(shard)
+                    folders[name] = stat.st_ino, stat.st_mtime_ns
+                else:
+                    folders[name] = 0, 0  # an object of a shard is never replaced by another
         return folders
 
     def reading(self, read: Callable[[], _T]) -> _T:
@@ -313,12 +354,7 @@ class Version:
 
     def bytes_on_disk(self) -> int:
         """The sizes of all files in the version's folder."""
-        num_bytes = 0
-        for parent, _, names in os.walk(self.path):
-            for name in names:
-                with suppress(FileNotFoundError):  # a run has moved it in the meantime
-                    num_bytes += os.lstat(os.path.join(parent, name)).st_size
-        return num_bytes
+        return sum(size for _, size in store_of(self.path).walk(self.path))
 
     def write_probe(self, document: dict[str, Any]) -> None:
         """Keep what a probe of the version's extractor has measured: any document that JSON can hold.
@@ -329,7 +365,7 @@ class Version:
         """
         sealed = zarr3.seal({"probe": document, "checksum": zarr3.UNSEALED})
         try:
-            folder = folder_to_write(self.path, "probes")
+            folder = folder_to_write(self.folder, "probes")
         except OSError as error:
             raise StoreError(f"{self.path / 'probes'}: cannot be written: {error.strerror}") from error
         write_file(folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}Z-{secrets.token_hex(2)}.json", sealed)
@@ -340,13 +376,22 @@ class Version:
         Damaged records are left out: losing them costs another measurement, and nothing else.
         """
         documents = []
-        for path in sorted((self.path / "probes").glob("*.json")):
+        for path in self.probe_files():
             with suppress(OSError, DamagedError, ValueError, KeyError, TypeError):
                 data = read_bytes(path)
                 record = parse_object(data, path)
                 if zarr3.is_sealed(data, record["checksum"]):
                     documents.append(_PROBE(record["probe"]))
         return documents
+
+    def probe_files(self) -> list[Location]:
+        """The files that `write_probe` has written, the earliest first; some may be damaged."""
+        folder = self.path / "probes"
+        try:
+            names = store_of(folder).names(folder)
+        except OSError:  # there is none
+            return []
+        return [folder / name for name in sorted(names) if name.endswith(".json")]
 
     def claim(self, work: str) -> Claim:
         """A claim on a piece of work, by its name."""
@@ -370,12 +415,13 @@ class Version:
         return self._work() / temporary_name(work)
 
     def _work(self) -> Path:
-        return folder_to_write(self.path, "work")
+        return folder_to_write(self.folder, "work")
 
     def sweep(self) -> None:
         """Remove what killed processes have left: in `work/`, and small files that they did not complete."""
         self.sweep_work()
-        for folder in (self.path, self.path / "shards", self.path / "probes", *(self.path / "runs").glob("*/")):
+        path = self.folder
+        for folder in (path, path / "shards", path / "probes", *(path / "runs").glob("*/")):
             if not folder.is_symlink():
                 sweep_small_files(folder)
 
@@ -387,15 +433,8 @@ class Version:
             claim = self.claim(what_of(name).partition(".")[0])
             with suppress(OSError):  # on a full disk it stays
                 if claim.take():
-                    remove_from_version(self.path, "work", name)
+                    remove_from_version(self.folder, "work", name)
                     claim.release()
-
-
-def _may_be_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # links in a circle, a bad sector: a shard that cannot be read
-        return True
 
 
 def _sweep_cache(cache: Path) -> None:

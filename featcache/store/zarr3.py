@@ -26,16 +26,18 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import crc32c as icrar
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError
-from featcache.store.documents import DOCUMENT_BYTES, open_file, parse_object, read_bytes
+from featcache.storage.folder import open_file
+from featcache.storage.location import Location, ObjectPath, folder_of
+from featcache.storage.store import store_of
+from featcache.store.documents import DOCUMENT_BYTES, parse_object, read_bytes
 from featcache.store.fields import fields, listed, one_of, whole
 
 CHECKSUM_BYTES = 4
@@ -71,7 +73,10 @@ def hex_crc32c(data: bytes) -> str:
     return f"{crc32c(data):08x}"
 
 
-def chunk_path(folder: Path, num_dimensions: int) -> Path:
+_P = TypeVar("_P", Path, ObjectPath, Location)
+
+
+def chunk_path(folder: _P, num_dimensions: int) -> _P:
     """The file of the only chunk of the array in `folder`."""
     return folder.joinpath("c", *["0"] * num_dimensions)
 
@@ -139,7 +144,7 @@ def group_metadata(attributes: dict[str, Any] | None = None) -> bytes:
     return seal({"zarr_format": 3, "node_type": "group", "attributes": {"featcache": unsealed}})
 
 
-def read_group(folder: Path) -> dict[str, Any]:
+def read_group(folder: Location) -> dict[str, Any]:
     """The attributes of a group that `group_metadata` wrote.
 
     Raises:
@@ -159,7 +164,7 @@ def read_group(folder: Path) -> dict[str, Any]:
     return attributes
 
 
-def is_plain_group(folder: Path) -> bool:
+def is_plain_group(folder: Location) -> bool:
     """Whether a folder has the metadata of a group without attributes.
 
     Raises:
@@ -271,7 +276,7 @@ def write_array(folder: Path, array: NDArray[Any], metadata: bytes) -> None:
     (folder / "zarr.json").write_bytes(metadata)
 
 
-def read_array(folder: Path, form: Form | None = None, metadata: bytes | None = None) -> tuple[NDArray[Any], int]:
+def read_array(folder: Location, form: Form | None = None, metadata: bytes | None = None) -> tuple[NDArray[Any], int]:
     """Read an array: its values, and the checksum that is stored with them. They are not compared.
 
     Args:
@@ -283,11 +288,15 @@ def read_array(folder: Path, form: Form | None = None, metadata: bytes | None = 
         DamagedError: A file is missing, its size is wrong, its metadata is not what format 1 writes, or the array is
             not what `form` says.
     """
-    with _chunk(folder, form, metadata) as (file, shape, dtype):
-        data = file.readall() if file else bytes(CHECKSUM_BYTES)  # the checksum of nothing is 0
-        if len(data) != math.prod(shape) * dtype.itemsize + CHECKSUM_BYTES:
-            raise DamagedError(f"{folder}: damaged: {len(data)} bytes could be read")
-    array = np.frombuffer(data, dtype, count=math.prod(shape)).reshape(shape)
+    found = find_array(folder, form, metadata)
+    if found.chunk is None:
+        data = bytes(CHECKSUM_BYTES)  # the checksum of nothing is 0
+    else:
+        with _missing_is_damage():
+            data = store_of(found.chunk).get(found.chunk, found.check_size)
+    if len(data) != found.num_bytes + CHECKSUM_BYTES:
+        raise DamagedError(f"{folder}: damaged: {len(data)} bytes could be read")
+    array = np.frombuffer(data, found.dtype, count=math.prod(found.shape)).reshape(found.shape)
     return array, int.from_bytes(data[-CHECKSUM_BYTES:], "little")
 
 
@@ -297,9 +306,12 @@ def map_array(folder: Path) -> NDArray[Any]:
     Raises:
         DamagedError: A file is missing, its size is wrong, or its metadata is not what format 1 writes.
     """
-    with _chunk(folder) as (file, shape, dtype):
-        data = map_file(file.fileno(), math.prod(shape) * dtype.itemsize) if file else _NOTHING
-    return data.view(dtype).reshape(shape)
+    found = find_array(folder)
+    if found.chunk is None:
+        return _NOTHING.view(found.dtype).reshape(found.shape)
+    with _missing_is_damage(), open_file(folder_of(found.chunk)) as file:
+        found.check_size(os.fstat(file.fileno()).st_size)
+        return map_file(file.fileno(), found.num_bytes).view(found.dtype).reshape(found.shape)
 
 
 def map_file(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
@@ -347,15 +359,40 @@ class _Map:
         munmap(*self._range)
 
 
-@contextmanager
-def _chunk(
-    folder: Path, form: Form | None = None, metadata: bytes | None = None
-) -> Iterator[tuple[FileIO | None, tuple[int, ...], np.dtype[Any]]]:
-    """The open chunk file of an array, which has the right size, and the array's shape and dtype.
+@dataclass(frozen=True)
+class FoundArray:
+    """What the metadata of an array says."""
 
-    The file is None if the array has no value, and therefore no chunk.
+    chunk: Location | None
+    """Its chunk file, which has not been looked at; None if it has no value, and therefore no chunk."""
+    shape: tuple[int, ...]
+    """Its shape."""
+    dtype: np.dtype[Any]
+    """Its dtype, little endian."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of its values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def check_size(self, size: int) -> None:
+        """Hold the size of its chunk file against its shape and dtype.
+
+        Raises:
+            DamagedError: It is another.
+        """
+        if size != (expected := self.num_bytes + CHECKSUM_BYTES):
+            raise DamagedError(f"{self.chunk}: damaged: {size} bytes, expected {expected}")
+
+
+def find_array(folder: Location, form: Form | None = None, metadata: bytes | None = None) -> FoundArray:
+    """Read the metadata of an array, unless its bytes have been read.
+
+    Raises:
+        DamagedError: It is missing, is not what format 1 writes or not what `form` says; or an array without values has
+            a chunk.
     """
-    try:
+    with _missing_is_damage():
         try:
             path = folder / "zarr.json"
             array = _METADATA(parse_object(read_bytes(path) if metadata is None else metadata, path))
@@ -365,17 +402,24 @@ def _chunk(
         if form is not None and not form.fits(shape, dtype):
             raise DamagedError(f"{folder}: damaged: is {dtype.name} {list(shape)}, not {form}")
         chunk = chunk_path(folder, len(shape))
-        if 0 in shape:
-            if chunk.exists():
-                raise DamagedError(f"{chunk}: damaged: a chunk of an array without values")
-            yield None, shape, dtype
-            return
-        with open_file(chunk) as file:
-            expected = math.prod(shape) * dtype.itemsize + CHECKSUM_BYTES
-            found = os.fstat(file.fileno()).st_size
-            if found != expected:
-                raise DamagedError(f"{file.name}: damaged: {found} bytes, expected {expected}")
-            yield file, shape, dtype
+        if 0 in shape and store_of(chunk).exists(chunk):
+            raise DamagedError(f"{chunk}: damaged: a chunk of an array without values")
+        return FoundArray(None if 0 in shape else chunk, shape, dtype)
+
+
+def find_whole_array(folder: Location) -> FoundArray:
+    """As `find_array`; and its chunk file is there, and has the right size."""
+    found = find_array(folder)
+    if found.chunk is not None:
+        with _missing_is_damage():
+            found.check_size(store_of(found.chunk).size(found.chunk))
+    return found
+
+
+@contextmanager
+def _missing_is_damage() -> Iterator[None]:
+    try:
+        yield
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DamagedError(f"{error.filename}: damaged: the file is missing") from error
 

@@ -13,6 +13,8 @@ from featcache.extract.extraction import Options, plan_extraction
 from featcache.manifest import read_manifest
 
 URL = "is a URL: mount or copy what is there, and give a path on this machine"
+CACHE_URL = "is a URL, and caches are written in folders: `featcache copy` copies them to object stores, and back"
+OTHER_URL = ": a cache is in a folder, or has a URL that begins with s3://, gs://, az://"
 
 
 def listed(folder):
@@ -55,12 +57,13 @@ def paths(plain, scratch):
         (["stats", "{folder}", "-o", "{folder}"], "-o: {folder} is not a file"),
         (["stats", "{folder}", "-o", "/dev/null"], "-o: /dev/null is not a file"),
         (["extract", "s3://b/m.csv"], f"MANIFEST: s3://b/m.csv {URL}"),
-        (["extract", "{manifest}", "-o", "s3://b/x"], f"-o: s3://b/x {URL}"),
+        (["extract", "{manifest}", "-o", "s3://b/x"], f"-o: s3://b/x {CACHE_URL}"),
         (["extract", "{manifest}", "-c", "https://h/c.yaml"], f"-c: https://h/c.yaml {URL}"),
         (["extract", "{manifest}", "--root", "hf://b"], f"--root: hf://b {URL}"),
         (["extract", "{manifest}", "--root", "s3://b/x?y"], "--root: s3://b/x has a query"),
         (["extract", "{manifest}", "--from", "s3://b/x"], f"--from: s3://b/x {URL}"),
-        (["info", "file:///x"], f"CACHE[/VERSION]: file:///x {URL}"),
+        (["repair", "s3://b/x", "--manifest", "m.csv"], f"CACHE[/VERSION]: s3://b/x {CACHE_URL}"),
+        (["info", "file:///x"], f"CACHE[/VERSION]: file:///x{OTHER_URL}"),
         (["verify", "{folder}", "--manifest", "s3://b/m.csv"], f"--manifest: s3://b/m.csv {URL}"),
         (["stats", "{folder}", "-o", "s3://b/x.npz"], f"-o: s3://b/x.npz {URL}"),
     ],
@@ -79,7 +82,6 @@ def test_urls_are_no_paths_in_python_either(plain, scratch, monkeypatch):
     monkeypatch.chdir(scratch)
     manifest = read_manifest(plain.manifest())
     calls = [
-        lambda url: featcache.open(url),
         lambda url: featcache.open(scratch, copy_to=url),
         lambda url: plan_extraction(manifest, [load_config("fbank80")], url, Options("cpu", 1)),
         lambda url: read_manifest(url),
@@ -90,6 +92,9 @@ def test_urls_are_no_paths_in_python_either(plain, scratch, monkeypatch):
                 call(url)
     with pytest.raises(ArgumentError, match=f"root: s3:/b/x {URL}"):
         read_manifest(plain.manifest(), root=Path("s3://b/x"))
+    for url, said in {"https://b/x": OTHER_URL, Path("s3://b/x"): "give the URL as text"}.items():
+        with pytest.raises(ArgumentError, match=said):
+            featcache.open(url)
     assert listed(scratch) == []
     (scratch / "a:").mkdir()
     with pytest.raises(StoreError, match="holds no version"):

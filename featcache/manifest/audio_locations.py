@@ -30,7 +30,7 @@ class Url(str):
     __slots__ = ()
 
 
-Location = Path | Url
+AudioLocation = Path | Url
 """Where a file is, or what relative paths are relative to."""
 
 
@@ -49,7 +49,7 @@ def have_urls(paths: Strings) -> bool:
     return re.search(rb"://", paths.blob.data) is not None and any(map(is_url, paths))
 
 
-def locate(root: Location, path: str) -> Location:
+def locate(root: AudioLocation, path: str) -> AudioLocation:
     """Where the file of a path is: below `root`, unless the path is absolute or a URL."""
     if "://" in path:
         if _FETCHED.match(path):
@@ -61,7 +61,7 @@ def locate(root: Location, path: str) -> Location:
     return Path(root, path)
 
 
-def as_root(text: str) -> Location:
+def as_root(text: str) -> AudioLocation:
     """A root as it is written on a command line or in a record: a folder, or the beginning of URLs.
 
     Raises:

@@ -1,0 +1,113 @@
+"""A version's shards in an object store, as training reads them: by ranges of bytes, or from copies on a local disk."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.loader.shards import Shards
+from featcache.storage.objects import in_parallel
+from featcache.store.chunk_file import Chunk, ChunkObject
+from featcache.store.index import Index
+from featcache.store.version import Version
+
+if TYPE_CHECKING:
+    from featcache.loader.fetched_copies import FetchedCopies
+
+__all__ = ["ObjectShards", "open_shards"]
+
+
+def open_shards(version: Version, index: Index, *, check: bool = False) -> Shards:
+    """A version's shards, read from where they lie."""
+    kind = Shards if isinstance(version.path, Path) else ObjectShards
+    return kind(version, index, check=check)
+
+
+class ObjectShards(Shards):
+    """The frames and side arrays of a version's utterances in an object store. Safe to use from several threads.
+
+    What a batch takes of a shard is asked for at once, neighbours in one request, and of all its shards side by side.
+    Nothing of features is kept in memory.
+
+    Args:
+        version, index, check: As for `Shards`.
+        copies: Copies whole shards to a local disk before they are read; None to read ranges.
+    """
+
+    def __init__(
+        self, version: Version, index: Index, *, check: bool = False, copies: FetchedCopies | None = None
+    ) -> None:
+        super().__init__(version, index, check=check)
+        self._chunks: dict[int, ChunkObject] = {}
+        self._fetched = copies
+        self._batch = threading.local()
+
+    def range(self, shard: int, first: int, count: int) -> NDArray[Any]:
+        """Frames of a shard of one utterance after the other: `[count, *item_shape]`."""
+        return np.array(self._slices([shard], [first], [count])[0])
+
+    def load(self, position: int, out: NDArray[Any]) -> NDArray[Any]:
+        """All frames of an utterance, copied into the beginning of `out`: a view of that."""
+        frames = getattr(self._batch, "frames", {}).get(position)
+        if frames is None:
+            frames = self.utterance(position)
+        out[: len(frames)] = frames
+        return out[: len(frames)]
+
+    def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
+        """The context to read such arrays in: they are in memory, or copied from the store just now."""
+        return nullcontext()
+
+    @contextmanager
+    def requesting(self, positions: NDArray[np.int64]) -> Iterator[None]:
+        """The context to load these utterances in: they are fetched together."""
+        frames = self.frames(positions, None, self.index.num_frames[positions])
+        self._batch.frames = dict(zip(positions.tolist(), frames, strict=True))
+        try:
+            yield
+        finally:
+            self._batch.frames = {}
+
+    def use_copies(self) -> None:
+        """Nothing: copies are made before they are read, and not beside that."""
+
+    def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
+        rows: dict[int, list[int]] = defaultdict(list)
+        for row, number in enumerate(shards):
+            rows[number].append(row)
+
+        def of_shard(number: int) -> list[NDArray[Any]]:
+            wanted = [firsts[row] for row in rows[number]], [counts[row] for row in rows[number]]
+            return self._of_shard(number, *wanted)
+
+        slices: dict[int, NDArray[Any]] = {}
+        for number, found in zip(rows, in_parallel(of_shard, list(rows)), strict=True):
+            slices.update(zip(rows[number], found, strict=True))
+        return [slices[row] for row in range(len(shards))]
+
+    def _of_shard(self, number: int, firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
+        chunk = self._chunk(number)
+        chunk.check_ends(firsts, counts)
+        copy = None if self._fetched is None else self._fetched.features(number, chunk)
+        if copy is None:
+            self._copy_paths.pop(number, None)
+            return chunk.read_ranges(firsts, counts)
+        self._copy_paths[number], features = copy
+        return [features[first : first + count] for first, count in zip(firsts, counts, strict=True)]
+
+    def _chunk(self, number: int) -> ChunkObject:
+        chunk = self._chunks.get(number)
+        if chunk is None:
+            shard = self._shard(number)
+            opened: Chunk = shard.open_features()
+            assert isinstance(opened, ChunkObject)
+            self._check_form(shard, opened.shape, opened.dtype)
+            chunk = self._chunks.setdefault(number, opened)
+        return chunk

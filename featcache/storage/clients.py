@@ -1,0 +1,110 @@
+"""Connections to object stores: one for each bucket and process.
+
+obstore, the library, runs its requests in threads of its own, which a forked process does not have, and it cannot be
+told to start others: in a child, its calls wait for ever. torch's DataLoader forks. So a child whose parent has used
+obstore loads a second copy of it, from a copy of its files: a library of another file begins anew. (20 ms, 15 MB.)
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from featcache.errors import MissingDependencyError, StoreError
+
+__all__ = ["client", "library"]
+
+_RETRIES: Any = {
+    "max_retries": 8,
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=10), "base": 2},
+    "retry_timeout": timedelta(seconds=120),
+}
+
+_lock = threading.RLock()  # held for a moment, and while the process forks
+_clients: dict[str, Any] = {}
+_of_parent: list[Any] = []
+"""What a forked process has of its parent's library. It is kept: to close a connection here would break it there."""
+
+_used_by_parent = False
+_package: Path | None = None
+"""Where obstore is installed, once it has been loaded."""
+
+
+def client(root: str) -> Any:
+    """The connection to a bucket, by its URL. Credentials, region and endpoint are those of the environment.
+
+    Raises:
+        StoreError: What the environment says of it makes no sense.
+        MissingDependencyError: obstore is not installed.
+    """
+    with _lock:
+        if root not in _clients:
+            _clients[root] = _connect(root)
+        return _clients[root]
+
+
+def _connect(root: str) -> Any:
+    obstore = library()
+    if root.startswith("memory://"):
+        return obstore.store.MemoryStore()
+    try:
+        return obstore.store.from_url(root, retry_config=_RETRIES)
+    except Exception as error:  # each of obstore's errors is a class of its own
+        raise StoreError(f"{root}: cannot be opened: {error}") from error
+
+
+def library() -> Any:
+    """The package obstore, as this process may use it.
+
+    Raises:
+        MissingDependencyError: It is not installed.
+    """
+    global _package, _used_by_parent
+    with _lock:
+        if _package is not None and not _used_by_parent:
+            return sys.modules["obstore"]
+        if _package is not None:
+            _load_copy(_package)
+            _used_by_parent = False
+            return sys.modules["obstore"]
+        try:
+            obstore = importlib.import_module("obstore")
+            importlib.import_module("obstore.store")
+        except ImportError as error:
+            raise MissingDependencyError("obstore", "a cache in an object store", "cloud") from error
+        _package = Path(str(obstore.__file__)).parent
+        return obstore
+
+
+def _load_copy(package: Path) -> None:
+    """Load a second copy of obstore, and let it take the first one's location."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "obstore"]:
+        _of_parent.append(sys.modules.pop(name))
+    with tempfile.TemporaryDirectory(prefix="featcache-") as folder:
+        shutil.copytree(package, Path(folder, "obstore"))
+        sys.path.insert(0, folder)
+        importlib.invalidate_caches()
+        try:
+            importlib.import_module("obstore")
+            importlib.import_module("obstore.store")
+        finally:
+            sys.path.remove(folder)
+
+
+def _in_child() -> None:
+    global _used_by_parent
+    _used_by_parent = _package is not None
+    _of_parent.append(_clients.copy())
+    _clients.clear()
+    _lock.release()
+
+
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_in_child)

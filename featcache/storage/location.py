@@ -1,0 +1,105 @@
+"""A location: a path on this machine, or a key in an object store. Both are continued as in `location / "name"`, and
+have `name`, `parent` and, as text, what a user would write.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from featcache.errors import ArgumentError, StoreError, listing
+
+__all__ = ["SCHEMES", "Location", "ObjectPath", "folder_of", "is_url", "parse_location"]
+
+SCHEMES = ("s3", "gs", "az", "memory")
+"""The object stores that there are; `memory` is one of this process, for tests."""
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
+
+
+@dataclass(frozen=True, order=True)
+class ObjectPath:
+    """A location in an object store, which has no folders: a key is a name with slashes in it.
+
+    It holds no connection, and may be pickled into any process.
+    """
+
+    root: str
+    """The bucket, as a URL: `s3://bucket`."""
+    key: str
+    """The parts of the key, with a slash between them; empty for the bucket itself."""
+
+    def __truediv__(self, name: str) -> ObjectPath:
+        return ObjectPath(self.root, "/".join(filter(None, (self.key, name.strip("/")))))
+
+    def __str__(self) -> str:
+        return f"{self.root}/{self.key}" if self.key else self.root
+
+    def joinpath(self, *names: str) -> ObjectPath:
+        """The location below this one by these names, one in the other."""
+        return self / "/".join(names)
+
+    @property
+    def name(self) -> str:
+        """The last part of the key, or the bucket's name."""
+        return str(self).rpartition("/")[2]
+
+    @property
+    def parent(self) -> ObjectPath:
+        """The location that this one is in."""
+        return ObjectPath(self.root, self.key.rpartition("/")[0])
+
+
+Location = Path | ObjectPath
+"""Where something of a cache is."""
+
+
+def is_url(text: object) -> bool:
+    """Whether a text, or a path that was made of one, is a URL."""
+    given = os.fspath(text) if isinstance(text, (str, os.PathLike)) else ""
+    match = _URL.match(given) if isinstance(given, str) else None
+    # `Path("s3://bucket")` has one slash left; a text with one slash is the path of an odd folder.
+    return match is not None and (not isinstance(text, str) or given.startswith("/", match.end()))
+
+
+def parse_location(name: str, text: str | Path | ObjectPath) -> Location:
+    """The location that a user names; a relative path is made absolute, since the working directory may change.
+
+    Args:
+        name: The argument's name, for messages.
+        text: A path, or a URL of one of `SCHEMES`.
+
+    Raises:
+        ArgumentError: It is a URL of another kind, without a bucket, or was made a `Path`.
+    """
+    if isinstance(text, ObjectPath):
+        return text
+    if not is_url(text):
+        return Path(text).absolute()
+    if not isinstance(text, str):
+        raise ArgumentError(f"{name}: {text} is a Path made of a URL: give the URL as text")
+    scheme, _, rest = text.partition("://")
+    bucket, _, key = rest.partition("/")
+    if scheme not in SCHEMES:
+        known = listing(f"{scheme}://" for scheme in SCHEMES[:3])
+        raise ArgumentError(f"{name}: {text}: a cache is in a folder, or has a URL that begins with {known}")
+    parts = [part for part in key.split("/") if part]
+    if not bucket or {".", ".."} & {*parts}:
+        raise ArgumentError(f"{name}: {text} names no location in a bucket: give {scheme}://BUCKET/FOLDER")
+    return ObjectPath(f"{scheme}://{bucket}", "/".join(parts))
+
+
+def folder_of(location: Location) -> Path:
+    """A location as a folder to write in, with renames and locks.
+
+    Raises:
+        StoreError: It is in an object store.
+    """
+    if isinstance(location, ObjectPath):
+        raise StoreError(
+            f"{location}: is in an object store, where nothing is changed: `featcache copy` brings a cache to a "
+            "folder, and back"
+        )
+    return location

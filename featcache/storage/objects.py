@@ -1,0 +1,277 @@
+"""Object stores, as a store: S3, Google's, Azure's and whatever speaks like them, by the library obstore.
+
+obstore repeats requests that fail on the way to the answer, with backoff. If the connection breaks while a body comes,
+it is repeated here. Many small files are fetched side by side with `read_ahead`: then what reads one after the other,
+as everything in `featcache.store` does, waits for none of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, TypeVar
+
+from featcache.errors import DamagedError, StoreError
+from featcache.storage.clients import client
+from featcache.storage.location import Location, ObjectPath
+
+__all__ = ["REQUESTS", "Objects", "fetched", "in_parallel", "read_ahead"]
+
+REQUESTS = 32
+"""How many requests one call makes at once."""
+
+_ATTEMPTS = 5
+_AHEAD_BYTES = 64 << 20
+"""The largest file that is fetched ahead; others are when they are asked for, and have been held against their size."""
+
+_PART_BYTES = 8 << 20
+_PARTS = 4
+"""A larger file is written in parts of that size, so many of them at once."""
+
+_PAGE = 1000
+_S = TypeVar("_S")
+_T = TypeVar("_T")
+_ahead = threading.local()
+_pool: ThreadPoolExecutor | None = None
+
+
+class Objects:
+    """The store that all object stores are; see `featcache.storage.store.Store`. Locations are `ObjectPath`."""
+
+    def get(self, location: Any, check: Callable[[int], None]) -> bytes:
+        """All bytes of a file, once `check` has accepted their number."""
+        if (data := fetched(location)) is not None:
+            check(len(data))
+            return data
+
+        def fetch() -> bytes:
+            response = client(location.root).get(location.key)
+            check(response.meta["size"])
+            return bytes(response.bytes())
+
+        return _repeated(location, fetch)
+
+    def get_ranges(self, location: Any, starts: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
+        """Some ranges of a file's bytes."""
+        if not starts:
+            return []
+
+        def fetch() -> list[memoryview]:
+            # A gap of 64 kB takes less time than another request.
+            parts = client(location.root).get_ranges(location.key, starts=starts, lengths=sizes, coalesce=64 << 10)
+            return [memoryview(part) for part in parts]
+
+        return _repeated(location, fetch)
+
+    def size(self, location: Any) -> int:
+        """The number of bytes of a file."""
+        return int(_repeated(location, lambda: client(location.root).head(location.key))["size"])
+
+    def exists(self, location: Any) -> bool:
+        """Whether there is a file or a folder."""
+        try:
+            self.size(location)
+        except FileNotFoundError:
+            try:
+                self._list(location)
+            except FileNotFoundError:
+                return False
+        return True
+
+    def names(self, location: Any) -> list[str]:
+        """The names in a folder."""
+        found = self._list(location)
+        prefix = f"{location.key}/" if location.key else ""
+        objects = [entry["path"].removeprefix(prefix) for entry in found["objects"]]
+        return [name for name in objects if name] + _last_parts(found["common_prefixes"])
+
+    def folders(self, location: Any) -> list[str]:
+        """The names of the folders in a folder."""
+        return _last_parts(self._list(location)["common_prefixes"])
+
+    def _list(self, location: ObjectPath) -> Any:
+        prefix = f"{location.key}/" if location.key else None
+        found = _repeated(location, lambda: client(location.root).list_with_delimiter(prefix))
+        if not found["objects"] and not found["common_prefixes"]:
+            raise _not_found(location)
+        return found
+
+    def walk(self, location: Any) -> Iterator[tuple[str, int]]:
+        """All files below a folder, each with its size."""
+        prefix = f"{location.key}/" if location.key else ""
+        pages = _repeated(location, lambda: [*client(location.root).list(prefix or None, chunk_size=_PAGE)])
+        for page in pages:
+            for entry in page:
+                yield entry["path"].removeprefix(prefix), int(entry["size"])
+
+    def put(self, location: Any, data: bytes) -> None:
+        """Write a file, whole or not at all."""
+        in_parts = len(data) > _AHEAD_BYTES
+        _repeated(location, lambda: client(location.root).put(location.key, data, use_multipart=in_parts))
+
+    def put_blocks(self, location: Any, blocks: Callable[[], Iterator[memoryview]]) -> int:
+        """Write a file, whole or not at all, of blocks; returns its size."""
+        failures: list[BaseException] = []
+        sizes: list[int] = []
+
+        def read() -> Iterator[memoryview]:
+            sizes.clear()
+            try:
+                for block in blocks():
+                    sizes.append(block.nbytes)
+                    yield block
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+        def send() -> None:
+            parts = read()
+            first = bytearray()
+            while len(first) < _PART_BYTES and (block := next(parts, None)) is not None:
+                first += block
+            store = client(location.root)
+            if len(first) < _PART_BYTES:
+                store.put(location.key, bytes(first), use_multipart=False)
+            else:
+                rest = chain([bytes(first)], map(bytes, parts))
+                store.put(location.key, rest, use_multipart=True, chunk_size=_PART_BYTES, max_concurrency=_PARTS)
+
+        try:
+            _repeated(location, send)
+        except StoreError:
+            if failures:
+                raise failures[-1] from None
+            raise
+        return sum(sizes)
+
+    def put_if_absent(self, location: Any, data: bytes) -> bool:
+        """Write a file unless there is one; whether it was written."""
+        store = client(location.root)
+        try:
+            _repeated(location, lambda: store.put(location.key, data, mode="create", use_multipart=False))
+        except FileExistsError:
+            # After an attempt whose answer was lost, what is there may be what was just written.
+            return self.get(location, lambda size: None) == data
+        return True
+
+    def delete(self, location: Any) -> None:
+        """Remove a file, if it is there."""
+        try:
+            _repeated(location, lambda: client(location.root).delete(location.key))
+        except FileNotFoundError:
+            return
+
+
+@contextmanager
+def read_ahead(locations: Iterable[Location]) -> Iterator[None]:
+    """The context to read these files in, and no others need be: those in object stores are fetched before, at once."""
+    known: tuple[dict[ObjectPath, Any], ...] = getattr(_ahead, "files", ())
+    wanted = [
+        location
+        for location in dict.fromkeys(locations)
+        if isinstance(location, ObjectPath) and not any(location in files for files in known)
+    ]
+    if not wanted:
+        yield
+        return
+    with ThreadPoolExecutor(REQUESTS, "featcache-objects") as pool:
+        files = {location: data for location, data in pool.map(_small, wanted) if data is not _TOO_LARGE}
+    _ahead.files = (files, *known)
+    try:
+        yield
+    finally:
+        _ahead.files = known
+
+
+def in_parallel(work: Callable[[_S], _T], items: Sequence[_S]) -> list[_T]:
+    """What `work` returns for each item, at once in several threads, which only wait. `work` does not call this."""
+    global _pool
+    if len(items) < 2:
+        return [work(item) for item in items]
+    if _pool is None:
+        _pool = ThreadPoolExecutor(REQUESTS, "featcache-objects")
+    return list(_pool.map(work, items))
+
+
+def _in_child() -> None:
+    global _pool
+    _pool = None  # its threads are the parent's
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def fetched(location: ObjectPath) -> bytes | None:
+    """The bytes of a file that `read_ahead` has fetched; None if it has not.
+
+    Raises:
+        FileNotFoundError: It has found that there is none.
+    """
+    for files in getattr(_ahead, "files", ()):
+        if location in files:
+            if files[location] is None:
+                raise _not_found(location)
+            return bytes(files[location])
+    return None
+
+
+_TOO_LARGE = object()
+
+
+def _small(location: ObjectPath) -> tuple[ObjectPath, Any]:
+    """A file's bytes; None if there is none."""
+
+    def fetch() -> Any:
+        response = client(location.root).get(location.key)
+        return response.bytes() if response.meta["size"] <= _AHEAD_BYTES else _TOO_LARGE
+
+    try:
+        return location, _repeated(location, fetch)
+    except FileNotFoundError:
+        return location, None
+
+
+def _repeated(location: ObjectPath, request: Callable[[], _T]) -> _T:
+    """What a request returns, which is made again if the connection breaks while the answer comes.
+
+    Raises:
+        FileNotFoundError, FileExistsError: There is no such file, or there is one already.
+        StoreError: It cannot be read or written.
+    """
+    wait = 0.1
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            return request()
+        except (StoreError, DamagedError):
+            raise
+        except FileNotFoundError as error:
+            raise _not_found(location) from error
+        except Exception as error:  # obstore's errors, which in a forked process are other classes
+            kind = type(error).__name__
+            if kind == "AlreadyExistsError":
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(location)) from error
+            if kind == "NotFoundError":
+                raise _not_found(location) from error
+            if attempt == _ATTEMPTS or kind in ("PermissionDeniedError", "UnauthenticatedError", "NotSupportedError"):
+                raise StoreError(f"{location}: cannot be reached: {_first_line(error)}") from error
+        time.sleep(wait)
+        wait *= 2
+    raise AssertionError
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _not_found(location: ObjectPath) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(location))
+
+
+def _last_parts(prefixes: Iterable[str]) -> list[str]:
+    return [prefix.rstrip("/").rpartition("/")[2] for prefix in prefixes]

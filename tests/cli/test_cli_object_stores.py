@@ -1,0 +1,61 @@
+"""Commands that read a cache take the URL of one, and say the same of it as of its folder."""
+
+import json
+
+import pytest
+from make_cache import make_features, make_version
+from object_stores import upload
+
+import featcache
+
+pytest.importorskip("obstore")
+
+
+@pytest.fixture
+def places(s3, tmp_path):
+    """A cache in a folder, and the same in S3."""
+    items = list(make_features(40).items())
+    make_version(tmp_path / "c", dict(items[:25]), dict(items[25:]))
+    featcache.open(tmp_path / "c")  # which builds the index
+    upload(tmp_path / "c", "s3://speech/cli")
+    return str(tmp_path / "c"), "s3://speech/cli"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("info",),
+        ("verify",),
+        ("verify", "--no-data"),
+        ("verify", "--subset", "1/2"),
+        ("show", "utt-3"),
+        ("stats",),
+    ],
+    ids=" ".join,
+)
+def test_they_say_the_same(cli, s3, places, args):
+    said = []
+    for place in places:
+        command, *rest = args
+        finished = cli(command, place, *rest, "--json", env=s3.environment)
+        assert finished.code == 0, finished.err
+        said.append(json.loads(finished.out.replace(place, "CACHE")))
+    assert said[0] == said[1]
+
+
+def test_a_version_by_its_name_and_for_people(cli, s3, places):
+    _, url = places
+    finished = cli("info", f"{url}/fbank80", env=s3.environment)
+    assert finished.code == 0
+    assert finished.out.startswith(f"{url}/fbank80-")
+
+
+def test_what_is_damaged_is_named(cli, s3, places, tmp_path):
+    chunk = next((tmp_path / "c").glob("*/shards/*/features/c/0/0"))
+    data = bytearray(chunk.read_bytes())
+    data[100] ^= 1
+    chunk.write_bytes(data)
+    upload(tmp_path / "c", "s3://speech/damaged-cli")
+    finished = cli("verify", "s3://speech/damaged-cli", env=s3.environment)
+    assert finished.code == 1
+    assert "the checksum of its features does not match" in finished.out
