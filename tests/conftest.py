@@ -42,6 +42,15 @@ settings.register_profile("long", settings.get_profile("featcache"), max_example
 settings.load_profile("featcache")
 
 
+def pytest_configure() -> None:
+    """Torch is as a run's workers have it, with one thread of its own: small models, and several pytests on a machine,
+    are slower with more. What is about threads sets them.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def no_stand_ins() -> Iterator[None]:
     """SpeechBrain leaves modules that stand for others and warn whoever asks them for anything, as hypothesis does."""
@@ -55,17 +64,6 @@ def same_draws() -> None:
     """What a test draws from torch's own generator is the same alone and after others."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Torch as a worker has it, with one thread of its own; small models are slower in several."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

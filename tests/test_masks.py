@@ -14,8 +14,6 @@ from featcache import masks
 from featcache.errors import ArgumentError
 from featcache.masks import attention_mask, causal_mask, chunk_mask, for_multihead_attention, padding_mask
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 lengths_of_rows = st.lists(st.integers(0, 12), min_size=1, max_size=4)

@@ -10,8 +10,6 @@ from featcache.errors import ConfigError
 from featcache.extractors.dac import Dac, DacParams
 from featcache.extractors.model import Chunk
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CPU = torch.device("cpu")
 MODELS = {"dac_16khz": (16000, 320), "dac_24khz": (24000, 320), "dac_44khz": (44100, 512)}
 

@@ -14,8 +14,6 @@ from featcache.extractors.codec import code_dtype
 from featcache.extractors.encodec import Encodec, EncodecParams
 from featcache.extractors.model import Chunk
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CPU = torch.device("cpu")
 HOP = 320
 CHUNK, STRIDE = 48000, 47520

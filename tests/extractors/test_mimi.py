@@ -13,8 +13,6 @@ from transformers import MimiModel
 from featcache.errors import ConfigError
 from featcache.extractors.mimi import Mimi, MimiParams
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 RATE, HOP, STEP = 24000, 1920, 960
 
 

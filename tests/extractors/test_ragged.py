@@ -12,8 +12,6 @@ from transformers.models.encodec.modeling_encodec import EncodecConv1d
 from featcache.extractors import ragged
 from featcache.extractors.ragged import Padding
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 GARBAGE = [0.0, 1e4, -3.0, float("inf"), float("nan")]
 
 rows = st.lists(st.integers(1, 40), min_size=1, max_size=4)

@@ -17,7 +17,6 @@ from featcache.extractors.speechtokenizer import SpeechTokenizer, SpeechTokenize
 with warnings.catch_warnings(action="ignore"):  # of its dependencies, as they are imported
     theirs = pytest.importorskip("speechtokenizer.model", exc_type=ImportError)
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 RATE, HOP = 16000, 320
 

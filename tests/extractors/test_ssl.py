@@ -21,8 +21,6 @@ from featcache.extractors import wav2vec2
 from featcache.extractors.ssl import SSL
 from featcache.testing import ExtractorSuite
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CPU = torch.device("cpu")
 MODELS = [*small_ssl.WAVEFORM_MODELS, *small_ssl.OTHER_MODELS]
 

@@ -17,8 +17,6 @@ from featcache.errors import ConfigError
 from featcache.extractors.torchaudio_ssl import TorchaudioSSL
 from featcache.testing import ExtractorSuite
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CPU = torch.device("cpu")
 SMALL = {
     "extractor_conv_layer_config": [(32, 10, 5), *[(32, 3, 2)] * 4, *[(32, 2, 2)] * 2],

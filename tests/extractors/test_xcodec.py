@@ -14,8 +14,6 @@ from transformers import DacFeatureExtractor, XcodecConfig, XcodecModel
 from featcache.errors import ConfigError
 from featcache.extractors.xcodec import Xcodec, XcodecParams
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 RATE, HOP = 16000, 320
 
 
