@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # A real SLURM of one node, made for this and removed afterwards: an array of 8 jobs from examples/slurm, of which one
-# is killed and one requeued; then the index and verify, and a comparison with one run. Needs root, Debian's slurm-wlm
-# and munge, featcache in PATH, and a Python that has it (PYTHON=…). About 30,000 short clips keep the jobs busy for the
-# few seconds that this needs.
+# is killed, one requeued, and one stopped as before its time limit; then the index and verify, and a comparison with one
+# run. Needs root, Debian's slurm-wlm and munge, featcache in PATH, and a Python that has it (PYTHON=…). About 30,000
+# short clips keep the jobs busy for the few seconds that this needs.
 #
 #   scripts/scale/slurm.sh MANIFEST ROOT      a manifest with durations, and the folder of its audio
 set -eu
@@ -105,6 +105,11 @@ wait_for has_pid 1
 wait_for has_made $(($(shards) + 6))
 echo "== scontrol requeue of job 1, with $(shards) shards there"
 scontrol requeue "${array}_1"
+wait_for running "${array}_2"
+wait_for has_pid 2
+wait_for has_made $(($(shards) + 6))
+echo "== SIGTERM to the step of job 2, as before its time limit, with $(shards) shards there"
+wait_for scancel --quiet --signal=TERM "${array}_2"
 is_over() { ! squeue -h -j "$1" -o %i 2> /dev/null | grep -q .; }
 for _ in $(seq 600); do is_over "$array" && break || sleep 1; done
 for number in $(seq 0 7); do
@@ -134,5 +139,5 @@ assert list(array.ids) == list(whole.ids)
 assert all((array[id_] == whole[id_]).all() for id_ in whole.ids)
 print(f"{len(whole):,} items are equal, bit for bit, and in the same order")
 PYTHON
-echo "== the logs of job 0, which was killed, and of job 1, which was requeued"
-cat featcache-"$array"_[01].log
+echo "== the logs of job 0, which was killed, of job 1, which was requeued, and of job 2, which was stopped"
+cat featcache-"$array"_[012].log
