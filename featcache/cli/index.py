@@ -38,7 +38,7 @@ def index(path: Path, as_json: bool) -> None:
     \b
     Examples:
       featcache index features
-      sbatch --dependency=afterany:$ARRAY --wrap 'featcache index features'
+      featcache index features/fbank80
     """
     from featcache.store.in_flight import forget_suspects
     from featcache.store.index import load_index, open_index

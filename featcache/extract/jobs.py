@@ -162,8 +162,11 @@ class RunControl:
 
 _BEHIND_ALL = np.uint64(2**64 - 1)
 
+_LOOK_SECONDS = 1.0
+"""How long a run goes by what it knows of other runs' shards before it looks again."""
+
 _SHARE_OF_LOOKING = 0.05
-"""The most of its time that a run spends on looking for shards of other runs: listing 10^5 of them may take seconds."""
+"""The most of its time that it spends on looking, then: listing 10^5 shards may take seconds."""
 
 
 class ConcurrentRuns:
@@ -195,7 +198,7 @@ class ConcurrentRuns:
         if started >= self._next_look:
             self._look()
             ended = self._clock()
-            self._next_look = ended + (ended - started) / _SHARE_OF_LOOKING
+            self._next_look = ended + max(_LOOK_SECONDS, (ended - started) / _SHARE_OF_LOOKING)
         rows = RowKeys.of_utterances(task.utterances)
         wanted = _keys(rows.ids, rows.hashes)
         is_there = self._keys[np.searchsorted(self._keys, wanted)] == wanted

@@ -258,7 +258,8 @@ def extend_index(version: Version, older: Index, newer: Index) -> Index:
     # What two runs that did not know of each other have extracted: the later one's counts.
     at = older.find(newer.ids)
     same = np.flatnonzero(at >= 0)
-    is_later = np.array(newer.runs)[newer.shard[same]] >= np.array(older.runs)[older.shard[at[same]]]
+    runs_of_both = np.array(newer.runs, str)[newer.shard[same]], np.array(older.runs, str)[older.shard[at[same]]]
+    is_later = runs_of_both[0] >= runs_of_both[1]
     counts[at[same[is_later]]] = False
     takes = np.ones(len(newer), bool)
     takes[same[~is_later]] = False

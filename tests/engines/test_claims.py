@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from types import SimpleNamespace
 
+import pytest
 from small_shards import INFO, item, write
 
 from featcache.engines.open_shards import open_shards
@@ -62,27 +63,30 @@ def test_tasks_that_were_dealt_out_are_neither_claimed_nor_looked_for(scratch):
 
 
 class Listed(Version):
-    """A version that counts how often its shards are listed, which takes 10 ms."""
+    """A version that counts how often its shards are listed, and on whose clock that takes a while."""
 
     listings = 0
     seconds = 0.0
+    takes = 0.0
 
     def shard_names(self):
         self.listings += 1
-        self.seconds += 0.01
+        self.seconds += self.takes
         return super().shard_names()
 
 
-def test_looking_for_shards_of_other_runs_takes_a_small_share_of_a_run(scratch):
-    """However many tasks there are; and what another run has added is seen a little later."""
+@pytest.mark.parametrize("takes", [0.001, 2.0])
+def test_looking_for_shards_of_other_runs_takes_a_small_share_of_a_run(scratch, takes):
+    """Once in a second, or in a twentieth of the time; what another run has added is seen a little later."""
     version = Version.create(scratch, INFO)
     listed = Listed(version.path, version.info)
+    listed.takes = takes
     concurrent = ConcurrentRuns(listed, [], clock=lambda: listed.seconds)
-    num_tasks = 1000
+    num_tasks = 2000
     for number in range(num_tasks):
         if number == 600:
-            write(version, [item("t700")])
+            write(version, [item("t1500")])
         left = concurrent.remaining(task("t", f"t{number}"))
-        assert left == (set() if number == 700 else {0})
-        listed.seconds += 0.01
-    assert listed.listings <= 0.05 * num_tasks + 1
+        assert left == (set() if number == 1500 else {0})
+        listed.seconds += 0.1
+    assert listed.listings <= num_tasks * 0.1 / max(1, takes / 0.05) + 1

@@ -1,0 +1,16 @@
+#!/bin/bash
+# Extracts a manifest with an array of jobs, then builds the index and verifies it:
+#
+#   featcache durations train.csv -o train-durations.csv
+#   examples/slurm/submit.sh train-durations.csv /lustre/me/features 8 --partition=gpu --gres=gpu:1
+#
+# What follows the number of jobs are options of sbatch for the array. OPTIONS='-c hubert-base-l6' are featcache's.
+set -eu
+MANIFEST=$(realpath "$1") CACHE=$(realpath -m "$2") jobs=$3
+export MANIFEST CACHE
+shift 3
+here=$(dirname "$(realpath "$0")")
+# Of the same shape for each job: the part follows from the array, 0 to jobs - 1.
+array=$(sbatch --parsable --array="0-$((jobs - 1))" "$@" "$here/extract.sbatch")
+index=$(sbatch --parsable --dependency="afterany:$array" "$here/index.sbatch")
+echo "array $array, then index and verify $index"
