@@ -84,8 +84,6 @@ class Options:
     """How many utterances of a version may fail before the run stops; None for any number."""
     workers: str | None = None
     """The devices of the other processes that are to extract, for the record; None if this process does."""
-    workers_label: str = ""
-    """The model of these devices, as far as it is known before they run."""
     allow_mixed_devices: bool = False
     """Let devices of several models extract, which round differently."""
 
@@ -160,7 +158,7 @@ def plan_extraction(
     device = Device(options.device, options.threads)
     started = perf_counter()
     device.configure_torch()
-    label = device.label if options.workers is None else options.workers_label
+    label = device.label if options.workers is None else ""  # they look for probes of their devices themselves
     built_configs = [BuiltConfig.build(config, device.torch_device) for config in configs]
     source = None if options.source is None else find_source(built_configs, options.source)
     wanted = {copies: _wanted_rows(manifest, copies, source) for copies in dict.fromkeys(c.copies for c in configs)}
