@@ -92,7 +92,6 @@ class _Worker:
     is_lost: bool = False
     """Whether it is not started again."""
     is_at_work: bool = False
-    has_ended: bool = False
     deaths: int = 0
     """How often it has died since it last committed something."""
     runs: Sequence[str] = ()
@@ -142,6 +141,7 @@ class _Dispatch:
         self._poison: list[tuple[ShardTask, str]] = []  # and how the last process ended
         self._before = deepcopy(control.progress)
         self._total = _Tally([VersionCounts() for _ in group.jobs])
+        self._said: dict[str, int] = {}  # which worker was the first to say it
         self._first: tuple[str, str] | None = None  # the first worker that was ready, and its device
         self._last_end = ""
         self._is_told = False
@@ -188,7 +188,8 @@ class _Dispatch:
         worker = self._workers[number]
         match event:
             case Note(message):
-                _log.info(message)
+                if self._said.setdefault(message, number) == number:  # others say the same
+                    _log.info(message)
             case Ready(device, threads, runs):
                 worker.is_ready, worker.runs = True, runs
                 self._welcome(self._team.names[number], device, threads)
@@ -203,8 +204,6 @@ class _Dispatch:
                 worker.latest = event
             case Fault():
                 raise event.error()
-            case Ended():
-                worker.has_ended = True
             case Died(how, counts_as_death):
                 self._bring_back(number, how, counts_as_death)
 
@@ -230,8 +229,6 @@ class _Dispatch:
     def _bring_back(self, number: int, how: str, counts: bool) -> None:
         """Take back what a dead worker had, and start it again."""
         worker, name = self._workers[number], self._team.names[number]
-        if worker.is_lost or worker.has_ended:
-            return
         self._last_end = how
         was_ready, runs = worker.is_ready, worker.runs
         for one in worker.done:
@@ -318,7 +315,8 @@ class _Dispatch:
         waited_for = {number for number, worker in enumerate(self._workers) if worker.is_ready}
         while waited_for and monotonic() < limit:
             for number, event in self._team.wait(_POLL_SECONDS):
-                if isinstance(event, Ended | Died):
-                    waited_for.discard(number)
-                elif isinstance(event, Note):
-                    _log.info(event.message)
+                match event:
+                    case Ended() | Died():
+                        waited_for.discard(number)
+                    case Fault():
+                        raise event.error()

@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
-
 from featcache.config import Config, load_config
 from featcache.engines.devices import ALL, on_devices, parse_devices
 from featcache.engines.local import run_locally
@@ -40,11 +38,7 @@ def choose_engine(name: str, options: Options) -> tuple[Engine, Options]:
         if device is None or (device != ALL and "," not in device):
             return run_locally, options
         devices = parse_devices(device)
-        labels = dict.fromkeys(torch.cuda.get_device_name(one) if one != "cpu" else one for one in devices)
-        planned = dataclasses.replace(
-            options, device="cpu", workers=",".join(devices), workers_label=next(iter(labels))
-        )
-        return on_devices(devices, options), planned
+        return on_devices(devices, options), dataclasses.replace(options, device="cpu", workers=",".join(devices))
     if name == RAY or name.startswith(f"{RAY}://"):
         return on_ray(name, options), dataclasses.replace(options, device="cpu", workers=RAY)
     raise ArgumentError(f"engine {name!r}: there is no such engine; use local, ray or ray://host:port")

@@ -230,18 +230,18 @@ def work(inbox: Inbox, send: Callable[[Event], None]) -> None:
         send(Fault.of(error))
         return
     send(Ready(worker.device.label, worker.device.threads, [job.run.id for job in worker.jobs]))
-    while not isinstance(message := inbox.get(), End):
-        assert isinstance(message, Work)
-        try:
+    try:
+        while not isinstance(message := inbox.get(), End):
+            assert isinstance(message, Work)
             worker.do(message)
-        except Exception as error:  # noqa: BLE001 (likewise)
-            if worker.device.is_lost():
-                send(Note(f"{socket.gethostname()}: {worker.device.label}: {error}"))
-                end_process()
-            send(Fault.of(error))
-            return
-    worker.finish(message.interrupted)
-    send(Ended())
+        worker.finish(message.interrupted)
+    except Exception as error:  # noqa: BLE001 (likewise)
+        if worker.device.is_lost():
+            send(Note(f"{socket.gethostname()}: {worker.device.label}: {error}"))
+            end_process()
+        send(Fault.of(error))
+    else:
+        send(Ended())
 
 
 class _Worker:

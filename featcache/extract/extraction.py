@@ -90,8 +90,6 @@ class Options:
     """How many utterances of a version may fail before the run stops; None for any number."""
     workers: str | None = None
     """The devices of the other processes that are to extract, for the record; None if this process does."""
-    workers_label: str = ""
-    """The model of these devices, as far as it is known before they run."""
     allow_mixed_devices: bool = False
     """Let devices of several models extract, which round differently."""
     partition: Partition | None = None
@@ -175,7 +173,7 @@ def plan_extraction(
     if options.source is None:
         require_fetching(manifest)
     device.configure_torch()
-    label = device.label if options.workers is None else options.workers_label
+    label = device.label if options.workers is None else ""  # they look for probes of their devices themselves
     built_configs = [BuiltConfig.build(config, device.torch_device) for config in configs]
     source = None if options.source is None else find_source(built_configs, options.source)
     wanted = _wanted_rows(manifest, built_configs, source, options)

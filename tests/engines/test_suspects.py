@@ -20,7 +20,7 @@ from featcache.extract.extraction import Options, plan_extraction, run_extractio
 from featcache.manifest import read_manifest
 from featcache.store.in_flight import InFlight, Suspects, find_suspects, forget_suspects
 from featcache.store.index import open_index
-from featcache.store.runs import Failure, Run, latest_failures
+from featcache.store.runs import Failure, Run, latest_failures, run_names
 from featcache.store.version import Version
 
 ONE_EACH = "0.0003"
@@ -183,6 +183,18 @@ def test_what_is_extracted_apart_is_bit_for_bit_the_same(plain, scratch):
 def chunks(shard: Path) -> dict[str, bytes]:
     """The bytes of all arrays of a shard."""
     return {str(path.relative_to(shard)): path.read_bytes() for path in shard.glob("*/c/**/*") if path.is_file()}
+
+
+def test_what_leaves_a_device_useless_is_a_crash(plain, scratch, monkeypatch):
+    """Some CUDA errors stay until the process ends: what was in flight is suspected, as after a fatal signal."""
+    monkeypatch.setattr("featcache.device.Device.is_lost", lambda self: True)
+    config = load_config(write_config(scratch, "Broken"))
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        extract_here(read_manifest(plain.manifest()), [config], scratch / "c", Options("cpu", 1))
+    version = only_version(scratch / "c")
+    (crash,) = [path.read_text() for path in marks(scratch / "c") if path.name == "crash.txt"]
+    assert crash == "cpu: CUDA error: out of cheese"
+    assert plain.ids[0] in find_suspects(version, {}, dead={*run_names(version)}).ids
 
 
 def test_suspects_fail_where_no_other_process_can_begin(plain, slow_config, scratch, monkeypatch):
