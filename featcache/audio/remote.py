@@ -75,7 +75,8 @@ _CREDENTIALS = {
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 
-_ASKED_AT_ONCE = 64
+_URLS_AT_ONCE = 64
+_FILES_AT_ONCE = 16
 
 _Result = TypeVar("_Result")
 _Given = TypeVar("_Given")
@@ -138,7 +139,8 @@ def require(url: Url) -> None:
     try:
         _address(url)
     except AudioError as error:
-        raise ManifestError(f"{without_secrets(url)}: {error}") from error
+        if error.reason != Reason.FILE_MISSING:  # that is a fault of one row
+            raise ManifestError(f"{without_secrets(url)}: {error}") from error
 
 
 def fetch(url: Url, wait: Callable[[float], object] = time.sleep) -> Fetched:
@@ -185,7 +187,8 @@ def stamp_of(url: Url, tries: int = FEW_TRIES) -> FileStamp:
 
 def each_at_once(ask: Callable[[_Given], _Result], locations: Sequence[_Given]) -> list[_Result]:
     """Ask something about each file, about many of them at a time: servers take long for each, and little for many."""
-    with ThreadPoolExecutor(_ASKED_AT_ONCE, "featcache-ask") as pool:
+    at_once = _URLS_AT_ONCE if any(isinstance(location, Url) for location in locations) else _FILES_AT_ONCE
+    with ThreadPoolExecutor(at_once, "featcache-ask") as pool:
         return list(pool.map(ask, locations))
 
 
