@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError
-from featcache.store.documents import DOCUMENT_BYTES, open_file, parse_object, read_bytes, read_object
+from featcache.store.documents import DOCUMENT_BYTES, open_file, parse_object, read_bytes
 from featcache.store.fields import fields, listed, one_of, whole
 
 CHECKSUM_BYTES = 4
@@ -271,14 +271,19 @@ def write_array(folder: Path, array: NDArray[Any], metadata: bytes) -> None:
     (folder / "zarr.json").write_bytes(metadata)
 
 
-def read_array(folder: Path, form: Form | None = None) -> tuple[NDArray[Any], int]:
+def read_array(folder: Path, form: Form | None = None, metadata: bytes | None = None) -> tuple[NDArray[Any], int]:
     """Read an array: its values, and the checksum that is stored with them. They are not compared.
+
+    Args:
+        folder: The array's folder.
+        form: What the array must be; None for anything.
+        metadata: The bytes of its `zarr.json`, if they have been read.
 
     Raises:
         DamagedError: A file is missing, its size is wrong, its metadata is not what format 1 writes, or the array is
             not what `form` says.
     """
-    with _chunk(folder, form) as (file, shape, dtype):
+    with _chunk(folder, form, metadata) as (file, shape, dtype):
         data = file.readall() if file else bytes(CHECKSUM_BYTES)  # the checksum of nothing is 0
         if len(data) != math.prod(shape) * dtype.itemsize + CHECKSUM_BYTES:
             raise DamagedError(f"{folder}: damaged: {len(data)} bytes could be read")
@@ -343,17 +348,20 @@ class _Map:
 
 
 @contextmanager
-def _chunk(folder: Path, form: Form | None = None) -> Iterator[tuple[FileIO | None, tuple[int, ...], np.dtype[Any]]]:
+def _chunk(
+    folder: Path, form: Form | None = None, metadata: bytes | None = None
+) -> Iterator[tuple[FileIO | None, tuple[int, ...], np.dtype[Any]]]:
     """The open chunk file of an array, which has the right size, and the array's shape and dtype.
 
     The file is None if the array has no value, and therefore no chunk.
     """
     try:
         try:
-            metadata = _METADATA(read_object(folder / "zarr.json"))
+            path = folder / "zarr.json"
+            array = _METADATA(parse_object(read_bytes(path) if metadata is None else metadata, path))
         except ValueError as error:
-            raise DamagedError(f"{folder / 'zarr.json'}: damaged: not an array of format 1: {error}") from error
-        shape, dtype = tuple(metadata["shape"]), np.dtype(metadata["data_type"]).newbyteorder("<")
+            raise DamagedError(f"{path}: damaged: not an array of format 1: {error}") from error
+        shape, dtype = tuple(array["shape"]), np.dtype(array["data_type"]).newbyteorder("<")
         if form is not None and not form.fits(shape, dtype):
             raise DamagedError(f"{folder}: damaged: is {dtype.name} {list(shape)}, not {form}")
         chunk = chunk_path(folder, len(shape))
