@@ -75,8 +75,10 @@ _CREDENTIALS = {
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 
-ASKED_AT_ONCE = 64
-"""How many files are asked about at a time."""
+URLS_AT_ONCE = 64
+"""How many files at URLs are asked about at a time."""
+
+_FILES_AT_ONCE = 16
 
 _Result = TypeVar("_Result")
 _Given = TypeVar("_Given")
@@ -139,7 +141,8 @@ def require(url: Url) -> None:
     try:
         _address(url)
     except AudioError as error:
-        raise ManifestError(f"{without_secrets(url)}: {error}") from error
+        if error.reason != Reason.FILE_MISSING:  # that is a fault of one row
+            raise ManifestError(f"{without_secrets(url)}: {error}") from error
 
 
 def fetch(url: Url, wait: Callable[[float], object] = time.sleep) -> Fetched:
@@ -186,7 +189,8 @@ def stamp_of(url: Url, tries: int = FEW_TRIES) -> FileStamp:
 
 def each_at_once(ask: Callable[[_Given], _Result], locations: Sequence[_Given]) -> list[_Result]:
     """Ask something about each file, about many of them at a time: servers take long for each, and little for many."""
-    with ThreadPoolExecutor(ASKED_AT_ONCE, "featcache-ask") as pool:
+    at_once = URLS_AT_ONCE if any(isinstance(location, Url) for location in locations) else _FILES_AT_ONCE
+    with ThreadPoolExecutor(at_once, "featcache-ask") as pool:
         return list(pool.map(ask, locations))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.recording import UNKNOWN, Recording
-from featcache.audio.remote import ASKED_AT_ONCE, fetch_beginning
+from featcache.audio.remote import URLS_AT_ONCE, fetch_beginning
 from featcache.errors import AudioError, Reason
 from featcache.manifest import Manifest
 
@@ -68,7 +68,7 @@ def measure_durations(manifest: Manifest, threads: int, report: Callable[[int], 
                     failures[row] = found
         report(sum(map(len, some)))
 
-    at_once = max(threads, ASKED_AT_ONCE) if manifest.has_urls else threads
+    at_once = max(threads, URLS_AT_ONCE) if manifest.has_urls else threads
     with ThreadPoolExecutor(at_once, "featcache-durations") as pool:
         for _ in pool.map(look, [files[at : at + _FILES_AT_ONCE] for at in range(0, len(files), _FILES_AT_ONCE)]):
             pass

@@ -157,6 +157,14 @@ def path_at(server, corpus, path, number):
     return [server.url(f"/{path}"), here.as_uri(), str(here)][number % 3]
 
 
+def test_paths_that_no_store_has_fail_alone(cli, corpus, bucket, scratch, tmp_path):
+    good = "s3://speech/corpus/plain/00.wav"
+    rows = [("a", good), ("b", "s3://speech//corpus/plain/00.wav"), ("c", "s3://speech/../a.wav"), ("d", "s3://speech")]
+    manifest = manifest_of(tmp_path, rows, ("id", "path"))
+    assert cli("extract", manifest, "-o", scratch / "c", env=bucket.environment).code == 3
+    assert failures(cli, scratch / "c") == dict.fromkeys("bcd", "file_missing")
+
+
 def test_a_file_is_fetched_once_for_all_its_rows(corpus, server, scratch, fbank):
     rows = [row for row in corpus.rows if row["path"] == "long.flac"]
     assert len(rows) == 6
