@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -100,13 +101,17 @@ def all_finite(array: NDArray[Any]) -> bool:
     """
     if array.dtype.kind != "f":
         return True
-    width = array.dtype.itemsize
-    signed, unsigned = np.dtype(f"i{width}"), np.dtype(f"u{width}")
-    positive = np.array(np.inf, array.dtype).view(signed)[()]
-    negative = np.array(-np.inf, array.dtype).view(unsigned)[()]
+    positive, negative = _bits_of_infinity(array.dtype)
     flat = array.reshape(-1)
     for start in range(0, len(flat), _BLOCK):
         block = flat[start : start + _BLOCK]
-        if block.view(signed).max() >= positive or block.view(unsigned).max() >= negative:
+        if block.view(positive.dtype).max() >= positive or block.view(negative.dtype).max() >= negative:
             return False
     return True
+
+
+@cache
+def _bits_of_infinity(dtype: np.dtype[Any]) -> tuple[np.signedinteger[Any], np.unsignedinteger[Any]]:
+    """The bits of +inf as a signed integer, and those of -inf as an unsigned one."""
+    positive, negative = np.array([np.inf, -np.inf], dtype)[:, None]
+    return positive.view(f"i{dtype.itemsize}")[0], negative.view(f"u{dtype.itemsize}")[0]

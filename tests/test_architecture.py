@@ -44,7 +44,7 @@ ONLY = {
 EXTRACT_ONLY = {"pydantic", "yaml", "soundfile", "miniaudio", "soxr", "torchaudio", "transformers", "safetensors"}
 """Packages of the extras `extract` and `models`, which a training environment does not have."""
 
-TOOLKITS = {"speechbrain": {"speechbrain"}, "lhotse": {"lhotse"}, "huggingface": {"datasets", "pyarrow"}}
+TOOLKITS = {"speechbrain": {"speechbrain"}, "lhotse": {"lhotse"}, "huggingface": {"datasets"}}
 """What each adapter imports that nothing else of the package does."""
 
 

@@ -21,7 +21,7 @@ from featcache.extractors import find
 from featcache.extractors.base import _BUILT_IN
 from featcache.extractors.model import ModelParams
 from featcache.manifest import SPELLINGS
-from featcache.store.index import find_duplicates, open_index
+from featcache.store.index import ShardItems, find_duplicates, open_index
 from featcache.store.selection import select_version
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]
@@ -150,7 +150,7 @@ def test_the_format_pages_reader_knows_which_item_counts(reader, clone, tmp_path
     version = select_version(tmp_path / "features")
     for name in other.shard_names():
         shutil.copytree(other.path / "shards" / name, version.path / "shards" / name)
-    assert len(find_duplicates(map(version.shard, version.shard_names()))) == len(rows) - first
+    assert len(find_duplicates(map(ShardItems.read, map(version.shard, version.shard_names())))) == len(rows) - first
     items = check_reader(reader, tmp_path / "features")
     assert items["anna-4"] == items["ben-4"], "the later run's"
 

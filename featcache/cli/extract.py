@@ -97,7 +97,7 @@ def extract(
 ) -> None:
     """Extract the features of the MANIFEST's utterances into a cache.
 
-    MANIFEST is a CSV, TSV or JSONL file with the columns id and path, and optionally start and duration
+    MANIFEST is a CSV, TSV, JSONL or Parquet file with the columns id and path, and optionally start and duration
     (seconds) and channel; - is standard input.
 
     Run the command again to extract only what is missing: after a crash, with a longer manifest, or for

@@ -25,7 +25,7 @@ from featcache.extract.tasks import ShardTask
 from featcache.extract.version_plan import BuiltConfig, VersionPlan
 from featcache.manifest import Utterance
 from featcache.store.in_flight import Suspects, forget_suspects
-from featcache.store.index import open_index, row_hashes
+from featcache.store.index import ShardItems, open_index
 from featcache.store.join import RowKeys
 from featcache.store.runs import Failure, Run, ShardEvent
 from featcache.store.version import Version
@@ -144,8 +144,8 @@ class ConcurrentRuns:
         new = [name for name in self._version.shard_names() if name not in self._known]
         if new:
             self._known.update(new)
-            shards = map(self._version.shard, new)
-            self._keys = np.unique(np.concatenate([self._keys, *(_keys(s.ids, row_hashes(s)) for s in shards)]))
+            shards = map(ShardItems.read, map(self._version.shard, new))
+            self._keys = np.unique(np.concatenate([self._keys, *(_keys(one.ids, one.row_hash) for one in shards)]))
         rows = RowKeys.of_utterances(task.utterances)
         wanted = _keys(rows.ids, rows.hashes)
         is_there = self._keys[np.searchsorted(self._keys, wanted)] == wanted

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import zarr
@@ -23,9 +24,18 @@ from featcache.manifest.copies import copies_of, expand
 from featcache.storage.objects import read_ahead
 from featcache.storage.store import store_of
 from featcache.store import zarr3
-from featcache.store.check import Problem, check_shard
+from featcache.store.check import Problem, examine_shard
 from featcache.store.columns import COLUMNS
-from featcache.store.index import DuplicateItem, Index, build_index, find_duplicates, index_folder, load_index
+from featcache.store.index import (
+    DuplicateItem,
+    Index,
+    ShardItems,
+    build_index,
+    find_duplicates,
+    index_folder,
+    index_of,
+    load_index,
+)
 from featcache.store.runs import Failure, standing_failures
 from featcache.store.shard import Shard
 from featcache.store.version import Version
@@ -124,7 +134,7 @@ def verify(
         new = [name for name in names if name not in checked]
         checked |= _check_shards(version, new, data, threads, report, stop)
         if stop.is_set():
-            problems = [*_check_version(version), *(problem for _, found in checked.values() for problem in found)]
+            problems = [*_check_version(version), *(problem for one in checked.values() for problem in one.problems)]
             return Report(str(version.path), len(names), 0, 0, 0, data, problems, interrupted=True)
         try:
             result, index = _report(version, list(there), [checked[name] for name in names], data, manifest, subset)
@@ -143,7 +153,7 @@ def verify(
         checked = {name: one for name, one in checked.items() if (name, there.get(name)) in now.items()}
     if sources is None or index is None:
         return result
-    sound = [name for name in names if not checked[name][1]]
+    sound = [name for name in names if not checked[name].problems]
     of_sources = check_sources(version, index, sound, sources, threads, report, stop.is_set)
     return replace(
         result,
@@ -153,8 +163,12 @@ def verify(
     )
 
 
-_CheckedShard = tuple[Shard, list[Problem]]
-"""A shard, and what is wrong with it."""
+class _CheckedShard(NamedTuple):
+    """A shard, what is wrong with it, and its items if that is nothing."""
+
+    shard: Shard
+    problems: list[Problem]
+    items: ShardItems | None
 
 
 def _report(
@@ -168,15 +182,16 @@ def _report(
     """What checked shards come to: the shards of the subset, of all that are there. And the index of the items that
     count; None if it cannot be built.
     """
-    problems = [*_check_version(version), *(problem for _, found in checked for problem in found)]
-    sound = [shard for shard, found in checked if not found]
+    problems = [*_check_version(version), *(problem for one in checked for problem in one.problems)]
+    items = [one.items for one in checked if one.items is not None]
+    sound = [one.shard for one in items]
     notes = [*_notes(version), *_notes_on_shards(sound)]
     index: Index | None = None
     repeats: list[DuplicateItem] = []
     if subset is None:
-        index = build_index(sound)
+        index = index_of(items)
         if sum(shard.info.items for shard in sound) > len(index):  # some are superseded or repeated
-            repeats = find_duplicates(sound)
+            repeats = find_duplicates(items)
             problems += _check_repeats(repeats)
     else:
         notes += _notes_on_subset(subset, len(checked), len(there))
@@ -216,7 +231,7 @@ def _report(
         surplus=surplus,
         repeated=sum(repeat.same_row for repeat in repeats),
         notes=[*notes, *_notes_on_index(version, there), *_notes_on_probes(version)],
-        damaged_items=_count_items(shard for shard, found in checked if found),
+        damaged_items=_count_items(one.shard for one in checked if one.problems),
         left_out=len(there) - len(checked),
     )
     return result, index
@@ -239,17 +254,19 @@ def _check_shards(
 
     def check(name: str) -> _CheckedShard:
         shard = version.shard(name)
+        if stopped():
+            return _CheckedShard(shard, [], None)
         with read_ahead(shard.files(column.name for column in COLUMNS)):
-            return shard, [] if stopped() else list(check_shard(shard, version.info.spec, data, stopped))
+            return _CheckedShard(shard, *examine_shard(shard, version.info.spec, data, stopped))
 
     limits = {"async.concurrency": threads, "threading.max_workers": threads}
     with zarr.config.set(limits), ThreadPoolExecutor(threads) as pool:
         _start_zarr()
         try:
-            for shard, found in pool.map(check, names):
+            for one in pool.map(check, names):
                 if stop.is_set():
                     break
-                checked[shard.name] = shard, found
+                checked[one.shard.name] = one
                 report()
         finally:
             ended.set()  # after an error or an interrupt, the pool waits for threads that are still checking

@@ -74,8 +74,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
     Args:
         cache: The opened cache; or several, as a dictionary with names of your choice.
-        manifest: A CSV, TSV or JSONL file with an `id` for each utterance, in the dataset's order; rows with a path are
-            compared with what was extracted. Without a manifest, the dataset has the (first) cache's utterances.
+        manifest: A CSV, TSV, JSONL or Parquet file with an `id` for each utterance, in the dataset's order; rows with a
+            path are compared with what was extracted. Without one, the dataset has the (first) cache's utterances.
         where: Select the manifest's rows by columns: `{"split": "train"}`; a list of values matches any of them.
         columns: Names of the manifest's columns to keep; by default all. A mapping also sets their types:
             `{"speaker": str, "digit": int}`.
@@ -178,6 +178,13 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         version = self.versions[0]
         lengths = version.cache.lengths if version.positions is None else version.cache.lengths[version.positions]
         return lengths if self._windows is None else np.minimum(lengths, self._windows.length)
+
+    @property
+    def shards(self) -> NDArray[np.uint32]:
+        """The number of the shard that has each utterance in the first version, from 0; uint32 `[utterances]`."""
+        version = self.versions[0]
+        shards = version.cache.index.shard
+        return shards if version.positions is None else shards[version.positions]
 
     @property
     def epoch(self) -> int:

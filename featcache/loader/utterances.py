@@ -166,7 +166,7 @@ def find_utterances(
     `FeatureDataset`, which lists the errors.
     """
     if not isinstance(manifest, (str, os.PathLike, Manifest, NoneType)):
-        raise ArgumentError(f"manifest is a {type(manifest).__name__}: give a CSV, TSV or JSONL file")
+        raise ArgumentError(f"manifest is a {type(manifest).__name__}: give a CSV, TSV, JSONL or Parquet file")
     if where is not None and not isinstance(where, Mapping):
         raise ArgumentError(f'where is {where!r}: give values of columns, such as {{"split": "train"}}')
     if not isinstance(columns, (Collection, NoneType)):

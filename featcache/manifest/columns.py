@@ -134,7 +134,7 @@ def meaning_of(name: str) -> str:
 
 
 def carried(cell: Any) -> str:
-    """A cell of any other column as text: text as it is, other values as JSON, `null` as nothing."""
+    """A cell of any other column as text: text as it is, dates in ISO 8601, other values as JSON, `null` as nothing."""
     if cell is None:
         return ""
-    return cell if isinstance(cell, str) else json.dumps(cell, ensure_ascii=False, separators=(",", ":"))
+    return cell if isinstance(cell, str) else json.dumps(cell, ensure_ascii=False, separators=(",", ":"), default=str)

@@ -1,4 +1,4 @@
-"""From the bytes of a table to batches of rows: CSV, TSV, JSON lines. Every fault is counted, the first are shown."""
+"""From the bytes of a table to batches of rows: CSV, TSV, JSON lines, Parquet. Every fault is counted."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from featcache.errors import ManifestError, counted, listing
 from featcache.manifest.columns import SPELLINGS, meaning_of
+from featcache.manifest.parquet import ParquetTable
 
 _ROWS_PER_BATCH = 1024
 _FAULTS_SHOWN = 20
@@ -37,6 +38,9 @@ class Faults:
         source: The manifest, for the message.
     """
 
+    unit = "line"
+    """What is counted: lines, or the rows of a table that has no lines."""
+
     def __init__(self, source: str) -> None:
         self.count = 0
         self._source = source
@@ -53,21 +57,28 @@ class Faults:
         if not self.count:
             return
         message = [f"{self._source}: {counted(self.count, 'error')}"]
-        message += [f"  line {line}: {what}" if line else f"  {what}" for line, what in self._first]
+        message += [f"  {self.unit} {line}: {what}" if line else f"  {what}" for line, what in self._first]
         if self.count > _FAULTS_SHOWN:
             message.append(f"  … and {self.count - _FAULTS_SHOWN} more")
         raise ManifestError("\n".join(message))
 
 
-def batches(stream: BinaryIO, suffix: str, required: Collection[str], faults: Faults) -> Iterator[Batch]:
+def batches(stream: BinaryIO, suffix: str, required: Collection[str], carry: bool, faults: Faults) -> Iterator[Batch]:
     """The rows of a manifest, by column.
 
     Args:
         stream: The manifest's bytes.
         suffix: The suffix of its name, which tells the format; if it does not, the first line does.
         required: Columns that must be there.
+        carry: Whether columns that an `Utterance` does not have are wanted; they may be there even if not.
         faults: Where faults are added; rows that cannot be read are left out.
+
+    Raises:
+        ManifestError: A Parquet file is damaged.
+        MissingDependencyError: Parquet needs pyarrow.
     """
+    if suffix == ".parquet":
+        return _parquet_batches(ParquetTable(stream), required, carry, faults)
     lines = _decoded(stream, faults)
     head = []  # up to the first line that is not blank
     for line in lines:
@@ -97,6 +108,9 @@ def _decoded(stream: BinaryIO, faults: Faults) -> Iterator[str]:
         if number == 1:
             if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                 faults.add(1, "UTF-16, and UTF-8 is expected: iconv -f UTF-16 -t UTF-8 converts it")
+                return
+            if raw.startswith(b"PAR1"):
+                faults.add(0, "a Parquet file: its name must end in .parquet")
                 return
             raw = raw.removeprefix(codecs.BOM_UTF8)
         try:
@@ -137,9 +151,7 @@ def _table_batches(rows: _Rows, required: Collection[str], faults: Faults) -> It
     if (fault := _no_header(header, required)) is not None:
         faults.add(line, fault)
         return
-    for name, count in Counter(header).items():
-        if count > 1:
-            faults.add(line, f"{count} columns are named {name!r}")
+    _refuse_equal_names(header, line, faults)
     _require(required, header, line, faults)
     names = _meanings(header, line, faults)
     while batch := list(islice(rows, _ROWS_PER_BATCH)):
@@ -187,6 +199,16 @@ def _json_batches(rows: _Rows, required: Collection[str], faults: Faults) -> Ite
         yield [line for line, _ in batch], {name: [row.get(name, "") for row in renamed] for name in names}
 
 
+def _parquet_batches(table: ParquetTable, required: Collection[str], carry: bool, faults: Faults) -> Iterator[Batch]:
+    faults.unit = "row"
+    _refuse_equal_names(table.names, 0, faults)
+    _require(required, table.names, 0, faults)
+    names = dict(zip(table.names, _meanings(table.names, 0, faults), strict=True))
+    wanted = {name: meaning for name, meaning in names.items() if carry or meaning in SPELLINGS}
+    for rows, cells in table.batches(wanted):
+        yield rows, {meaning: cells[name] for name, meaning in wanted.items()}
+
+
 def _no_header(cells: Sequence[str], required: Collection[str]) -> str | None:
     """Why the first row of a table plainly names no columns; None if it may be a header."""
     if all(column in map(meaning_of, cells) for column in required):
@@ -202,6 +224,12 @@ def _no_header(cells: Sequence[str], required: Collection[str]) -> str | None:
     if any(map(_AUDIO.search, cells)):
         return "there is no header, but a file's name: name the columns in a line above it, id and path for instance"
     return None
+
+
+def _refuse_equal_names(names: Iterable[str], line: int, faults: Faults) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            faults.add(line, f"{count} columns are named {name!r}")
 
 
 def _meanings(names: Collection[str], line: int, faults: Faults) -> list[str]:

@@ -29,7 +29,8 @@ def read_manifest(
     """Read and check a manifest.
 
     Args:
-        source: A file, which may be compressed by gzip, or `-` for standard input.
+        source: A file of CSV, TSV or JSON lines, which may be compressed by gzip, or of Parquet; or `-` for standard
+            input.
         root: The folder that relative paths are relative to; by default the manifest's own, and for standard
             input the current one.
         audio: Whether paths are required; ids always are.
@@ -50,8 +51,10 @@ def read_manifest(
     faults = Faults(name)
     try:
         with nullcontext(sys.stdin.buffer) if is_stdin else _opened(Path(source)) as stream:
-            found = batches(stream, _suffix(Path(source)), required, faults)
+            found = batches(stream, _suffix(Path(source)), required, carry, faults)
             parts, lines = _gather(found, required, carry, faults)
+    except ManifestError as error:
+        raise ManifestError(f"{name}: {error}") from error
     except (OSError, EOFError, zlib.error) as error:  # the latter two come from a gzip file that is cut off or damaged
         raise ManifestError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not lines and not faults.count:
@@ -135,4 +138,4 @@ def _find_duplicates(ids: Strings, lines: Sequence[int], faults: Faults) -> None
         name = ids[row]
         first = first_rows.setdefault(name, row)
         if name and first != row:
-            faults.add(lines[row], f"id {name!r} is already on line {lines[first]}")
+            faults.add(lines[row], f"id {name!r} is already on {faults.unit} {lines[first]}")

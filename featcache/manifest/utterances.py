@@ -97,6 +97,11 @@ class SegmentColumns(NamedTuple):
             np.array([-1 if segment.channel is None else segment.channel for segment in segments], np.int32),
         )
 
+    @classmethod
+    def of_arrays(cls, paths: Strings, segments: NDArray[np.float64], channels: NDArray[np.int32]) -> SegmentColumns:
+        """The columns as a shard has them: starts and durations in one array, `[rows, 2]`."""
+        return cls(paths, segments[:, 0], segments[:, 1], channels)
+
     def hashes(self) -> NDArray[np.uint64]:
         """Hashes that tell rows apart by their segments: equal for equal path, start, duration and channel.
 

@@ -16,16 +16,18 @@ from numpy.typing import NDArray
 from zarr.core.buffer import cpu
 
 from featcache.errors import DamagedError
+from featcache.manifest import SegmentColumns
 from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
 from featcache.storage.stream import open_stream
 from featcache.store import zarr3
 from featcache.store.chunk_file import reading_error
 from featcache.store.columns import FEATURES, SIDE_COLUMNS, Column, columns_of, side_names
 from featcache.store.documents import read_bytes
+from featcache.store.index import ShardItems
 from featcache.store.shard import Shard, are_rising
 from featcache.strings import Strings
 
-_PIECE_BYTES = 512 << 10
+_PIECE_BYTES = 1 << 20
 
 _POLYNOMIAL = 0x82F63B78  # of CRC-32C, reflected
 _BYTES = np.arange(256, dtype=np.uint32)
@@ -48,10 +50,15 @@ class Problem:
     """The id of the utterance with the problem; None if it is in no single one."""
 
 
-def check_shard(
+def check_shard(shard: Shard, spec: FeatureSpec, data: bool = True) -> list[Problem]:
+    """Find what is wrong in a shard; see `examine_shard`."""
+    return examine_shard(shard, spec, data)[0]
+
+
+def examine_shard(
     shard: Shard, spec: FeatureSpec, data: bool = True, stopped: Callable[[], bool] = lambda: False
-) -> Iterator[Problem]:
-    """Find what is wrong in a shard.
+) -> tuple[list[Problem], ShardItems | None]:
+    """Find what is wrong in a shard; if it is nothing, its items for an index, so that nobody reads its columns again.
 
     Args:
         shard, spec: The shard, and the spec of its version.
@@ -62,10 +69,11 @@ def check_shard(
         StoreError: The shard may not be read.
     """
     arrays: dict[str, NDArray[Any]] = {}
+    items: ShardItems | None = None
     try:
         problems = list(_check_structure(shard, spec, arrays))
         if not problems:
-            problems = list(check_columns(shard, spec, arrays))
+            problems, items = check_columns(shard, spec, arrays)
         if data and not problems:
             problems = list(_check_features(shard, arrays, stopped))
     except DamagedError as error:  # sealed, and odd all the same
@@ -75,7 +83,7 @@ def check_shard(
         if not isinstance(fault, DamagedError):
             raise fault from error
         problems = [Problem("structure", fault.what, shard.name)]
-    yield from problems
+    return problems, None if problems else items
 
 
 def _check_structure(shard: Shard, spec: FeatureSpec, arrays: dict[str, NDArray[Any]]) -> Iterator[Problem]:
@@ -101,7 +109,7 @@ def _check_structure(shard: Shard, spec: FeatureSpec, arrays: dict[str, NDArray[
                 found = shard.find_features()
                 array = np.broadcast_to(np.zeros((), found.dtype), found.shape)  # of that form; nothing is read
             else:
-                array, checksum = zarr3.read_array(shard.folder / name, shard.form(name))
+                array, checksum = zarr3.read_array(shard.folder / name, shard.form(name), metadata)
                 if zarr3.crc32c(array) != checksum:
                     message = f"{shard.folder / name}: damaged: its checksum does not match"
                     yield Problem("checksum", message, shard.name)
@@ -144,12 +152,32 @@ def _check_form(shard: Shard, column: Column, array: NDArray[Any], length: int) 
             yield Problem("structure", message, shard.name)
 
 
-def check_columns(shard: Shard, spec: FeatureSpec, arrays: Mapping[str, NDArray[Any]]) -> Iterator[Problem]:
+def check_columns(
+    shard: Shard, spec: FeatureSpec, arrays: Mapping[str, NDArray[Any]]
+) -> tuple[list[Problem], ShardItems | None]:
     """Whether offsets rise, ids differ, and items have as many frames as their audio should give.
 
     `arrays` are the shard's, by name; the features need not be among them. A problem with an `id` is that item's alone;
-    any other is the whole shard's.
+    any other is the whole shard's, and then there are no items.
     """
+    problem = _check_lengths(shard, spec, arrays)
+    if problem is not None:
+        return [problem], None
+    ids = Strings(arrays["ids"], arrays["id_offsets"].astype(np.int64))
+    paths = Strings(arrays["paths"], arrays["path_offsets"].astype(np.int64))
+    for name, strings in (("ids", ids), ("paths", paths)):
+        if not strings.are_utf8():
+            return [Problem("ids", f"{shard.folder / name}: damaged: not UTF-8", shard.name)], None
+    rows = SegmentColumns.of_arrays(paths, arrays["segments"], arrays["channels"])
+    items = ShardItems.of(shard, ids, rows, arrays["offsets"].astype(np.int64))
+    hashes = np.sort(items.id_hash)
+    if (hashes[1:] == hashes[:-1]).any() and len(set(ids)) < len(ids):
+        return [Problem("ids", f"{shard.folder / 'ids'}: an id occurs twice", shard.name)], None
+    return list(_check_items(items, spec, arrays)), items
+
+
+def _check_lengths(shard: Shard, spec: FeatureSpec, arrays: Mapping[str, NDArray[Any]]) -> Problem | None:
+    """Whether offsets rise to the end of what they delimit, and the other columns have an entry for each item."""
     items, columns = shard.info.items, columns_of(spec, shard.info.metadata)
     for column in columns.values():
         if not column.delimits:
@@ -157,38 +185,33 @@ def check_columns(shard: Shard, spec: FeatureSpec, arrays: Mapping[str, NDArray[
         last = shard.info.frames if column.delimits == "features" else len(arrays[column.delimits])
         if not are_rising(arrays[column.name], last, column.min_entries):
             message = f"{shard.folder / column.name}: do not increase from 0 to {last} in {items} steps"
-            yield Problem("offsets", message, shard.name)
-            return
+            return Problem("offsets", message, shard.name)
     one_for_each = [name for name, column in columns.items() if column.length == "n"]
     if spec.is_quantized:
         one_for_each.append(side_names(QUANTIZATION)[0])
     for name in one_for_each:
         if len(arrays[name]) != items:
-            yield Problem("structure", f"{shard.folder / name}: not one entry for each of {items} items", shard.name)
-            return
-    ids = Strings(arrays["ids"], arrays["id_offsets"].astype(np.int64))
-    paths = Strings(arrays["paths"], arrays["path_offsets"].astype(np.int64))
-    for name, strings in (("ids", ids), ("paths", paths)):
-        if not strings.are_utf8():
-            yield Problem("ids", f"{shard.folder / name}: damaged: not UTF-8", shard.name)
-            return
-    hashes = np.sort(ids.hashes())
-    if (hashes[1:] == hashes[:-1]).any() and len(set(ids)) < items:
-        yield Problem("ids", f"{shard.folder / 'ids'}: an id occurs twice", shard.name)
+            return Problem("structure", f"{shard.folder / name}: not one entry for each of {items} items", shard.name)
+    return None
+
+
+def _check_items(items: ShardItems, spec: FeatureSpec, arrays: Mapping[str, NDArray[Any]]) -> Iterator[Problem]:
+    """Whether each item can be dequantised, and has as many frames as its audio should give."""
+    ids, shard = items.ids, items.shard.name
     if spec.is_quantized:
-        parameters = arrays[side_names(QUANTIZATION)[0]].reshape(items, -1)
+        parameters = arrays[side_names(QUANTIZATION)[0]].reshape(len(ids), -1)
         for item in np.flatnonzero(~np.isfinite(parameters).all(axis=1)).tolist():
             message = f"{ids[item]}: its scale or offset is NaN or infinite"
-            yield Problem("non_finite", message, shard.name, ids[item])
+            yield Problem("non_finite", message, shard, ids[item])
     # An extractor may have a frame more or less at either end. Beyond that, the frames are not of this audio.
-    num_frames, num_samples = np.diff(arrays["offsets"].astype(np.int64)), arrays["num_samples"]
+    num_frames, num_samples = np.diff(items.offsets), arrays["num_samples"]
     per_sample = spec.frame_rate / spec.sample_rate
     expected = np.maximum(num_samples, spec.padded_to) * per_sample
     for item in np.flatnonzero(np.abs(num_frames - expected) > spec.frame_length * per_sample + 2).tolist():
         message = (
             f"{ids[item]}: {num_frames[item]} frames for {int(num_samples[item]) / spec.sample_rate:.3f} s of audio"
         )
-        yield Problem("frames", message, shard.name, ids[item])
+        yield Problem("frames", message, shard, ids[item])
 
 
 def _check_features(shard: Shard, arrays: Mapping[str, NDArray[Any]], stopped: Callable[[], bool]) -> Iterator[Problem]:

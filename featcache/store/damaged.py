@@ -82,7 +82,7 @@ class DamagedShard(Shard):
         """
         self._check_form("features", self.info.frames)
         arrays = {name: self.column(name) for name in self._columns if name != "features"}
-        problems = list(check_columns(self, self._spec, arrays))
+        problems, _ = check_columns(self, self._spec, arrays)
         for problem in problems:
             if problem.id is None:
                 raise DamagedError(problem.message)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from featcache.errors import StoreError
 from featcache.manifest import SegmentColumns
 from featcache.storage.location import Location, folder_of
-from featcache.storage.objects import read_ahead
+from featcache.storage.objects import in_parallel
 from featcache.storage.store import store_of
 from featcache.storage.stream import open_stream
 from featcache.store import zarr3
@@ -49,9 +49,6 @@ _ARRAYS = {
     "by_hash": np.uint32,
 }
 _FILES = ("ids", "id_offsets", *_ARRAYS)
-_INDEXED = ("offsets", "ids", "id_offsets", "paths", "path_offsets", "segments", "channels")
-"""The columns that an index is built from."""
-
 _KEPT = 3
 _BLOCK_BYTES = 1 << 20
 
@@ -164,38 +161,71 @@ def index_folder(version: Version, names: Iterable[str]) -> Location:
     return version.path / "index" / signature[:12]
 
 
+@dataclass(frozen=True, eq=False)
+class ShardItems:
+    """The items of one shard, as an index needs them."""
+
+    shard: Shard
+    """The shard. Nothing more is read of it than its attributes."""
+    ids: Strings
+    """The items' ids, `[items]`."""
+    id_hash: NDArray[np.uint64]
+    """FNV-1a hashes of the ids, uint64 `[items]`."""
+    row_hash: NDArray[np.uint64]
+    """The hash of the row that each item was extracted from, uint64 `[items]`; see `SegmentColumns.hashes`."""
+    offsets: NDArray[np.int64]
+    """Where each item's frames begin, and the last one's end, int64 `[items + 1]`."""
+
+    @classmethod
+    def of(cls, shard: Shard, ids: Strings, rows: SegmentColumns, offsets: NDArray[np.int64]) -> ShardItems:
+        """The items that a shard's columns describe."""
+        return cls(shard, ids, ids.hashes(), rows.hashes(), offsets)
+
+    @classmethod
+    def read(cls, shard: Shard) -> ShardItems:
+        """Read a shard's items.
+
+        Raises:
+            DamagedError: The shard's metadata or columns are damaged.
+        """
+        ids = shard.ids  # first: if there are as many as the shard says, memory for that many is no more than theirs
+        rows = SegmentColumns.of_arrays(shard.paths, shard.column("segments"), shard.column("channels"))
+        return cls.of(shard, ids, rows, shard.offsets)
+
+
 def build_index(shards: Iterable[Shard]) -> Index:
-    """Build an index from the shards' columns, which are fetched side by side from an object store.
+    """Build an index from the shards' columns, which of an object store are fetched side by side.
 
     Raises:
         DamagedError: A shard's metadata or columns are damaged.
     """
     shards = list(shards)
-    with read_ahead(place for shard in shards for place in shard.files(_INDEXED)):
-        return _build_index(shards)
+    are_near = all(isinstance(shard.folder, Path) for shard in shards)
+    return index_of(map(ShardItems.read, shards) if are_near else in_parallel(ShardItems.read, shards))
 
 
-def _build_index(shards: Iterable[Shard]) -> Index:
+def index_of(shards: Iterable[ShardItems]) -> Index:
+    """The index of some shards' items."""
     items = _Items(shards)
     counts = ~items.superseded
     # Two runs that did not know of each other may have extracted an id twice: the last one counts.
     counts[[earlier for earlier, _ in items.duplicates()]] = False
     columns = {
-        "shard": np.repeat(np.arange(len(items.shards), dtype=np.uint32), items.counts),
+        "shard": np.repeat(np.arange(len(items.of_shards), dtype=np.uint32), items.counts),
         "item": items.item.astype(np.uint32),
-        "first_frame": _joined([shard.offsets[:-1] for shard in items.shards], np.int64),
-        "num_frames": _joined([np.diff(shard.offsets) for shard in items.shards], np.int64),
+        "first_frame": _joined([one.offsets[:-1] for one in items.of_shards], np.int64),
+        "num_frames": _joined([np.diff(one.offsets) for one in items.of_shards], np.int64),
         "row_hash": items.row_hash,
     }
-    ids, id_hash = items.ids, items.id_hash
+    ids, id_hash, by_hash = items.ids, items.id_hash, items.by_hash
     if not counts.all():
         keep = np.flatnonzero(counts)
         ids, id_hash = ids.take(keep), id_hash[keep]
         columns = {name: column[keep] for name, column in columns.items()}
-    by_hash = np.argsort(id_hash, kind="stable").astype(np.uint32)
+        by_hash = np.argsort(id_hash, kind="stable")
     names = [shard.name for shard in items.shards]
     runs = [_run_of(shard) for shard in items.shards]
-    return Index(names, runs, ids, **columns, id_hash=id_hash[by_hash], by_hash=by_hash)
+    return Index(names, runs, ids, **columns, id_hash=id_hash[by_hash], by_hash=by_hash.astype(np.uint32))
 
 
 @dataclass(frozen=True)
@@ -210,11 +240,9 @@ class DuplicateItem:
     """Whether both were extracted from the same row. Then they are equal, and cost nothing but space."""
 
 
-def find_duplicates(shards: Iterable[Shard]) -> list[DuplicateItem]:
+def find_duplicates(shards: Iterable[ShardItems]) -> list[DuplicateItem]:
     """The utterances that are in the shards more than once."""
-    shards = list(shards)
-    with read_ahead(place for shard in shards for place in shard.files(_INDEXED)):
-        items = _Items(shards)
+    items = _Items(shards)
     shard = np.repeat([shard.name for shard in items.shards], items.counts)
     return [
         DuplicateItem(
@@ -229,15 +257,16 @@ def find_duplicates(shards: Iterable[Shard]) -> list[DuplicateItem]:
 class _Items:
     """All items of some shards, in the version's order, whether they count or not."""
 
-    def __init__(self, shards: Iterable[Shard]) -> None:
-        self.shards = sorted(shards, key=lambda shard: (shard.info.row, shard.name))
-        # The ids are read first: if there are as many as the shards say, memory for that many is no more than theirs.
-        self.ids = Strings.concatenate([shard.ids for shard in self.shards])
+    def __init__(self, of_shards: Iterable[ShardItems]) -> None:
+        self.of_shards = sorted(of_shards, key=lambda one: (one.shard.info.row, one.shard.name))
+        self.shards = [one.shard for one in self.of_shards]
+        self.ids = Strings.concatenate([one.ids for one in self.of_shards])
         self.counts = np.array([shard.info.items for shard in self.shards], np.int64)
         starts = np.cumsum(self.counts) - self.counts
         self.item = np.arange(self.counts.sum()) - np.repeat(starts, self.counts)
-        self.id_hash = self.ids.hashes()
-        self.row_hash = _joined([row_hashes(shard) for shard in self.shards], np.uint64)
+        self.id_hash = _joined([one.id_hash for one in self.of_shards], np.uint64)
+        self.by_hash = np.argsort(self.id_hash, kind="stable")
+        self.row_hash = _joined([one.row_hash for one in self.of_shards], np.uint64)
         self.superseded = np.zeros(len(self.ids), bool)
         number_of = {shard.name: number for number, shard in enumerate(self.shards)}
         for shard in self.shards:
@@ -250,12 +279,11 @@ class _Items:
         """Pairs of items that have the same id and are not superseded: an earlier one and the next, by position, in the
         order in time of the runs that wrote them.
         """
-        hashes = np.sort(self.id_hash)
-        if not (hashes[1:] == hashes[:-1]).any():
+        order = self.by_hash if not self.superseded.any() else self.by_hash[~self.superseded[self.by_hash]]
+        hashes = self.id_hash[order]
+        same = np.flatnonzero(hashes[1:] == hashes[:-1])
+        if not len(same):
             return []
-        order = np.argsort(self.id_hash, kind="stable")
-        order = order[~self.superseded[order]]
-        same = np.flatnonzero(self.id_hash[order][1:] == self.id_hash[order][:-1])
         pairs, last = [], dict[str, int]()
         shard = np.repeat(np.arange(len(self.shards)), self.counts)
         run = [_run_of(shard) for shard in self.shards]  # the order of their names is an order in time
@@ -268,12 +296,6 @@ class _Items:
 
 def _run_of(shard: Shard) -> str:
     return str(shard.info.made_by.get("run", ""))
-
-
-def row_hashes(shard: Shard) -> NDArray[np.uint64]:
-    """The hash of each item's segment, uint64 `[items]`; see `SegmentColumns.hashes`."""
-    segments = shard.column("segments")
-    return SegmentColumns(shard.paths, segments[:, 0], segments[:, 1], shard.column("channels")).hashes()
 
 
 def _joined(parts: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:

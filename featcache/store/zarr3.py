@@ -37,7 +37,7 @@ from featcache.errors import DamagedError, StoreError
 from featcache.storage.folder import open_file
 from featcache.storage.location import Location, ObjectPath, folder_of
 from featcache.storage.store import store_of
-from featcache.store.documents import DOCUMENT_BYTES, parse_object, read_bytes, read_object
+from featcache.store.documents import DOCUMENT_BYTES, parse_object, read_bytes
 from featcache.store.fields import fields, listed, one_of, whole
 
 CHECKSUM_BYTES = 4
@@ -276,14 +276,19 @@ def write_array(folder: Path, array: NDArray[Any], metadata: bytes) -> None:
     (folder / "zarr.json").write_bytes(metadata)
 
 
-def read_array(folder: Location, form: Form | None = None) -> tuple[NDArray[Any], int]:
+def read_array(folder: Location, form: Form | None = None, metadata: bytes | None = None) -> tuple[NDArray[Any], int]:
     """Read an array: its values, and the checksum that is stored with them. They are not compared.
+
+    Args:
+        folder: The array's folder.
+        form: What the array must be; None for anything.
+        metadata: The bytes of its `zarr.json`, if they have been read.
 
     Raises:
         DamagedError: A file is missing, its size is wrong, its metadata is not what format 1 writes, or the array is
             not what `form` says.
     """
-    found = find_array(folder, form)
+    found = find_array(folder, form, metadata)
     if found.chunk is None:
         data = bytes(CHECKSUM_BYTES)  # the checksum of nothing is 0
     else:
@@ -380,19 +385,20 @@ class FoundArray:
             raise DamagedError(f"{self.chunk}: damaged: {size} bytes, expected {expected}")
 
 
-def find_array(folder: Location, form: Form | None = None) -> FoundArray:
-    """Read the metadata of an array.
+def find_array(folder: Location, form: Form | None = None, metadata: bytes | None = None) -> FoundArray:
+    """Read the metadata of an array; `metadata` are its bytes, if they have been read.
 
     Raises:
         DamagedError: It is missing, is not what format 1 writes or not what `form` says; or an array without values has
             a chunk.
     """
+    path = folder / "zarr.json"
     with _missing_is_damage():
         try:
-            metadata = _METADATA(read_object(folder / "zarr.json"))
+            array = _METADATA(parse_object(read_bytes(path) if metadata is None else metadata, path))
         except ValueError as error:
-            raise DamagedError(f"{folder / 'zarr.json'}: damaged: not an array of format 1: {error}") from error
-        shape, dtype = tuple(metadata["shape"]), np.dtype(metadata["data_type"]).newbyteorder("<")
+            raise DamagedError(f"{path}: damaged: not an array of format 1: {error}") from error
+        shape, dtype = tuple(array["shape"]), np.dtype(array["data_type"]).newbyteorder("<")
         if form is not None and not form.fits(shape, dtype):
             raise DamagedError(f"{folder}: damaged: is {dtype.name} {list(shape)}, not {form}")
         chunk = chunk_path(folder, len(shape))

@@ -6,7 +6,7 @@ Two caches: of items like fbank of LibriSpeech (float16, 80 bins, 12.3 s: 200 kB
 The comparison reads each chunk file of features into one buffer, a megabyte at a time, and takes the checksum of
 the whole: once over every byte. verify does that, and finds each item's checksum, values that are not finite,
 offsets, ids, durations, and metadata. The files are in the page cache. A second line of the comparison reads into
-memory that begins at a page, half a megabyte at a time, as verify does: the kernel copies faster there. In each round
+memory that begins at a page, in the same pieces, as verify does: the kernel copies faster there. In each round
 all take turns; the table has the median of the rounds, and ratios are medians of the ratios within a round.
 """
 
@@ -75,7 +75,7 @@ def measure(items: Iterator[np.ndarray], folder: Path, threads: int, rounds: int
     num_bytes = sum(array.nbytes for array in arrays)
     version = make_version(folder, arrays, round(SHARD_BYTES * len(arrays) / num_bytes))
     block = np.empty(BLOCK_BYTES, np.uint8)
-    at_page = np.frombuffer(mmap.mmap(-1, BLOCK_BYTES // 2, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    at_page = np.frombuffer(mmap.mmap(-1, BLOCK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
     runs: dict[str, Callable[[], object]] = {
         "read and crc32c, 1 thread": lambda: read_and_sum(version, block),
         "the same, at a page": lambda: read_and_sum(version, at_page),

@@ -58,7 +58,7 @@ class TestFeatureDataset:
     @pytest.mark.parametrize(
         ("options", "what"),
         [
-            ({"manifest": 5}, "manifest is a int: give a CSV, TSV or JSONL file"),
+            ({"manifest": 5}, "manifest is a int: give a CSV, TSV, JSONL or Parquet file"),
             ({"manifest": [{"id": "utt-1"}]}, "manifest is a list"),
             ({"where": "train"}, "where is 'train': give values of columns, such as"),
             ({"columns": 5}, "columns is 5: give a list of names"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from small_shards import item, write
 
 from featcache.errors import DamagedError
-from featcache.store.index import build_index, find_duplicates, open_index
+from featcache.store.index import ShardItems, build_index, find_duplicates, open_index
 from featcache.strings import Strings
 
 
@@ -81,7 +81,7 @@ def test_what_is_superseded_is_not_in_the_index(version):
     write(version, [item("b", 3, start=2.0)], row=1, supersedes={second.name: [0]}, run="3")
     index = open_index(version)
     assert list(zip(index.ids, index.num_frames.tolist(), strict=True)) == [("a", 1), ("b", 3)]
-    assert find_duplicates(map(version.shard, version.shard_names())) == []
+    assert find_duplicates(map(ShardItems.read, map(version.shard, version.shard_names()))) == []
     second.folder.rename(version.path / "aside")
     index = open_index(version)
     assert list(zip(index.ids, index.num_frames.tolist(), strict=True)) == [("a", 1), ("b", 3)]
@@ -94,8 +94,11 @@ def test_of_an_id_that_two_runs_extracted_the_later_counts(version, rows):
     late = write(version, [item("c", 1), item("b", 2, mtime_ns=9)], row=rows[1], run="20260102")
     index = open_index(version)
     assert int(index.num_frames[index.find_one("b")]) == 2
-    (duplicate,) = find_duplicates([early, late])
+    (duplicate,) = find_duplicates(map(ShardItems.read, [early, late]))
     assert (duplicate.id, duplicate.shards, duplicate.same_row) == ("b", (early.name, late.name), True)
     other = write(version, [item("b", 3, start=0.5)], row=1, run="20260103")
-    assert [duplicate.same_row for duplicate in find_duplicates([early, late, other])] == [True, False]
+    assert [duplicate.same_row for duplicate in find_duplicates(map(ShardItems.read, [early, late, other]))] == [
+        True,
+        False,
+    ]
     assert int(open_index(version).num_frames[open_index(version).find_one("b")]) == 3

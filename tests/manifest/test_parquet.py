@@ -1,0 +1,133 @@
+"""A manifest in Parquet is the same manifest as in CSV, and its faults are named by row."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import math
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from manifests import faults_of, rows_of
+
+from featcache.errors import ManifestError, MissingDependencyError
+from featcache.manifest import Utterance, read_manifest
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+ROWS = {"id": ["a", "b", "c"], "path": ["x.wav", "x.wav", "y.wav"], "start": [0.5, 2.0, None]}
+
+
+def parquet(folder, columns, name="train.parquet", **options):
+    pq.write_table(pa.table(columns), folder / name, **options)
+    return folder / name
+
+
+text = st.text(st.characters(exclude_categories=["C"]), min_size=1, max_size=8).filter(
+    lambda cell: cell.strip() == cell
+)
+cells = st.fixed_dictionaries(
+    {
+        "path": text.filter(lambda cell: not cell.endswith("|")),
+        "start": st.none() | st.floats(0, 1e6),
+        "duration": st.none() | st.floats(0.001, 1e6),
+        "channel": st.none() | st.integers(0, 9),
+        "speaker": st.none() | text,
+    }
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.dictionaries(text, cells, min_size=1, max_size=9), group=st.integers(1, 4))
+def test_is_what_the_same_table_in_csv_is(tmp_path, rows, group):
+    names = ["id", "path", "start", "duration", "channel", "speaker"]
+    table = [{"id": name, **row} for name, row in rows.items()]
+    with (tmp_path / "t.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(table)
+    types = [pa.string(), pa.string(), pa.float64(), pa.float64(), pa.int32(), pa.string()]
+    columns = {name: pa.array([row[name] for row in table], kind) for name, kind in zip(names, types, strict=True)}
+    ours, theirs = read_manifest(parquet(tmp_path, columns, row_group_size=group)), read_manifest(tmp_path / "t.csv")
+    assert ours.ids == theirs.ids
+    assert ours.paths == theirs.paths
+    assert ours.columns == theirs.columns
+    for name in ("start", "duration", "channel"):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+    np.testing.assert_array_equal(ours.row_hashes(), theirs.row_hashes())
+
+
+def test_types_that_hold_the_same_values_make_the_same_manifest(tmp_path):
+    expected = rows_of(read_manifest(parquet(tmp_path, ROWS)))
+    for strings, numbers in ((pa.large_string(), pa.float32()), (pa.dictionary(pa.int32(), pa.string()), pa.float64())):
+        types = {"id": strings, "path": strings, "start": numbers}
+        columns = {name: pa.array(cells).cast(types[name]) for name, cells in ROWS.items()}
+        assert rows_of(read_manifest(parquet(tmp_path, columns))) == expected
+    numbered = read_manifest(parquet(tmp_path, {**ROWS, "id": [7, 8, 9]}))
+    assert list(numbered.ids) == ["7", "8", "9"]
+
+
+def test_other_columns_are_carried_as_text_and_bytes_are_not(tmp_path):
+    columns = {
+        "id": ["a", "b"],
+        "path": ["x.wav", "y.wav"],
+        "age": [30, None],
+        "words": [["the", "kettle"], []],
+        "said": [datetime.date(2026, 1, 2), None],
+        "picture": [b"\x00", b"\xff"],
+        "audio_bytes": [{"bytes": b"RIFF", "sampling_rate": 8000}] * 2,
+    }
+    manifest = read_manifest(parquet(tmp_path, columns))
+    assert {name: list(values) for name, values in manifest.columns.items()} == {
+        "age": ["30", ""],
+        "words": ['["the","kettle"]', "[]"],
+        "said": ['"2026-01-02"', ""],
+    }
+    assert read_manifest(tmp_path / "train.parquet", carry=False).columns == {}
+
+
+def test_columns_of_numbers_and_spellings_mean_the_same(tmp_path):
+    path = parquet(tmp_path, {"utt": ["a"], "audio_filepath": ["x.wav"], "offset": [1], "dur": [2.5], "channel": [0.0]})
+    assert rows_of(read_manifest(path)) == [Utterance(id="a", path="x.wav", start=1.0, duration=2.5, channel=0)]
+
+
+def test_faults_are_named_by_row(tmp_path):
+    columns = {"id": ["a", "b", "a", None], "path": ["x", "y |", "z", "w"], "duration": [0.0, 1.0, math.inf, 1.0]}
+    assert faults_of(parquet(tmp_path, columns, row_group_size=2)) == [
+        "row 1: duration is zero: leave it empty to read to the end of the file",
+        "row 2: path is a pipe, and pipes are never run: 'y |'",
+        "row 3: duration is not finite: inf",
+        "row 3: id 'a' is already on row 1",
+        "row 4: id is missing",
+    ]
+
+
+def test_a_column_that_lacks_is_named_with_those_there_are(tmp_path):
+    (fault,) = faults_of(parquet(tmp_path, {"id": ["a"], "sound": ["x.wav"]}))
+    assert fault.startswith("no path column among 'id', 'sound': rename or add one")
+
+
+def test_a_damaged_file_is_refused_in_one_line(tmp_path):
+    path = parquet(tmp_path, {"id": [f"u{i}" for i in range(999)], "path": ["x.wav"] * 999})
+    whole = path.read_bytes()
+    for content in (b"", whole[:-4], whole[: len(whole) // 2], b"PAR1 and more", whole[:100] + bytes(60) + whole[160:]):
+        path.write_bytes(content)
+        with pytest.raises(ManifestError, match=r"train\.parquet: not Parquet, or damaged: .+") as caught:
+            read_manifest(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_another_name_is_told_to_be_renamed(tmp_path):
+    (fault,) = faults_of(parquet(tmp_path, ROWS, name="train.csv"))
+    assert fault == "a Parquet file: its name must end in .parquet"
+
+
+def test_what_to_install_is_said(tmp_path, monkeypatch):
+    path = parquet(tmp_path, ROWS)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'featcache\[parquet\]'"):
+        read_manifest(path)
