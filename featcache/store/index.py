@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from featcache.errors import DamagedError, StoreError
 from featcache.manifest import SegmentColumns
 from featcache.storage.location import Location, folder_of
-from featcache.storage.objects import read_ahead
+from featcache.storage.objects import in_parallel
 from featcache.storage.store import store_of
 from featcache.storage.stream import open_stream
 from featcache.store import zarr3
@@ -49,9 +49,6 @@ _ARRAYS = {
     "by_hash": np.uint32,
 }
 _FILES = ("ids", "id_offsets", *_ARRAYS)
-_INDEXED = ("offsets", "ids", "id_offsets", "paths", "path_offsets", "segments", "channels")
-"""The columns that an index is built from."""
-
 _KEPT = 3
 _BLOCK_BYTES = 1 << 20
 
@@ -197,14 +194,14 @@ class ShardItems:
 
 
 def build_index(shards: Iterable[Shard]) -> Index:
-    """Build an index from the shards' columns, which are fetched side by side from an object store.
+    """Build an index from the shards' columns, which of an object store are fetched side by side.
 
     Raises:
         DamagedError: A shard's metadata or columns are damaged.
     """
     shards = list(shards)
-    with read_ahead(place for shard in shards for place in shard.files(_INDEXED)):
-        return index_of(map(ShardItems.read, shards))
+    are_near = all(isinstance(shard.folder, Path) for shard in shards)
+    return index_of(map(ShardItems.read, shards) if are_near else in_parallel(ShardItems.read, shards))
 
 
 def index_of(shards: Iterable[ShardItems]) -> Index:

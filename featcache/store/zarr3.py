@@ -386,15 +386,15 @@ class FoundArray:
 
 
 def find_array(folder: Location, form: Form | None = None, metadata: bytes | None = None) -> FoundArray:
-    """Read the metadata of an array, unless its bytes have been read.
+    """Read the metadata of an array; `metadata` are its bytes, if they have been read.
 
     Raises:
         DamagedError: It is missing, is not what format 1 writes or not what `form` says; or an array without values has
             a chunk.
     """
+    path = folder / "zarr.json"
     with _missing_is_damage():
         try:
-            path = folder / "zarr.json"
             array = _METADATA(parse_object(read_bytes(path) if metadata is None else metadata, path))
         except ValueError as error:
             raise DamagedError(f"{path}: damaged: not an array of format 1: {error}") from error
