@@ -201,7 +201,7 @@ def test_a_host_that_is_not_there(server):
 
 def test_a_redirection_is_followed_and_its_signature_is_not_told(server):
     server.files["/b"] = b"abc"
-    server.always["/a"] = (302, {"AudioLocation": "/b?sig=SECRET"})
+    server.always["/a"] = (302, {"Location": "/b?sig=SECRET"})
     assert bytes_of(server.url("/a")) == b"abc"
     server.always["/b"] = 503
     assert "SECRET" not in str(fault_of(server.url("/a")))
