@@ -109,7 +109,10 @@ def run(args: list[str], entry: str) -> int:
         else:
             main(args, prog_name="featcache")
     except SystemExit as end:
-        return end.code
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+            return 1
+        return end.code or 0
     except BaseException:  # noqa: BLE001 - as the interpreter does
         traceback.print_exc()
         return 1
