@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -23,18 +23,16 @@ from featcache.device import Device
 from featcache.errors import ConfigError, StoreError
 from featcache.extract.audio_files import (
     missing_file_notes,
-    refuse_another_corpus,
-    refuse_other_paths,
     require_fetching,
-    with_changed_files,
 )
 from featcache.extract.batching import choose_batching
-from featcache.extract.failures import FailureLimit, stats_of_failed, would_fail_again
+from featcache.extract.failures import FailureLimit
 from featcache.extract.from_version import SourceVersion, find_source
+from featcache.extract.held import compare_held, open_held
 from featcache.extract.jobs import ConcurrentRuns, Engine, JobGroup, Progress, RunControl, VersionJob, made_by
 from featcache.extract.partition import Partition
 from featcache.extract.summary import Summary, summarize
-from featcache.extract.tasks import RowStatus, ShardTask, compare, shard_tasks
+from featcache.extract.tasks import ShardTask, shard_tasks
 from featcache.extract.version_plan import (
     BuiltConfig,
     VersionPlan,
@@ -47,10 +45,9 @@ from featcache.extract.wanted_rows import WantedRows, all_rows, rows_of_part
 from featcache.manifest import Manifest
 from featcache.manifest.copies import Copies
 from featcache.spec import FeatureSpec
-from featcache.store.in_flight import Suspects, find_suspects, forget_suspects
-from featcache.store.index import Index, build_index, open_index
-from featcache.store.parts import digest_of_rows, index_of_part, is_done, shards_to_make_up_for_in
-from featcache.store.runs import Failure, Run, ShardEvent, standing_failures
+from featcache.store.in_flight import forget_suspects
+from featcache.store.parts import digest_of_rows, is_done, shards_to_make_up_for_in
+from featcache.store.runs import Run, ShardEvent
 from featcache.store.unfinished import find_unfinished, held_before, shards_to_make_up_for, unrecorded_shards
 from featcache.store.version import Version, library_versions
 from featcache.strings import Strings
@@ -251,17 +248,6 @@ def _wanted_rows(
     return {copies: rows_of_part(manifest, copies, source, options.partition, seconds) for copies in all_copies}
 
 
-@dataclass(frozen=True, eq=False)
-class _HeldVersion:
-    """What a version holds before the run."""
-
-    version: Version | None
-    """The version; None if there is none yet."""
-    index: Index
-    failures: dict[str, Failure]
-    suspects: Suspects
-
-
 def _plan_version(
     built: BuiltConfig,
     wanted: WantedRows,
@@ -274,8 +260,16 @@ def _plan_version(
     """Open a config's version, compare it with the rows that it should hold, and choose how to put rows together."""
     info = version_info(built.config, built.extractor.spec)
     path = cache / (folder or info.folder_name)
-    held = _open_held(path, wanted)
-    rows = _compare(built, wanted.manifest, held, options, only)
+    held = open_held(path, wanted)
+    rows = compare_held(
+        built,
+        wanted.manifest,
+        held,
+        only,
+        retry_failed=options.retry_failed,
+        check_sources=options.check_sources,
+        replace_all=options.replace,
+    )
     probes = [] if held.version is None else held.version.probes()
     batching = choose_batching(built.extractor, probes, device_label, options.batching, options.allow_mismatch)
     reasons = Counter(held.failures[wanted.manifest.ids[row]].reason for row in np.flatnonzero(rows.failed).tolist())
@@ -294,46 +288,6 @@ def _plan_version(
         failed_before=dict(sorted(reasons.items())),
         suspects=held.suspects,
     )
-
-
-def _open_held(path: Path, wanted: WantedRows) -> _HeldVersion:
-    if not (path / "zarr.json").exists():
-        return _HeldVersion(None, build_index([]), {}, Suspects())
-    version = Version.open(path)
-    index = open_index(version) if wanted.part is None else index_of_part(version, wanted.part)
-    failures = standing_failures(version, index)
-    return _HeldVersion(version, index, failures, find_suspects(version, failures))
-
-
-def _compare(
-    built: BuiltConfig, manifest: Manifest, held: _HeldVersion, options: Options, only: Strings | None
-) -> RowStatus:
-    """Compare rows with what the version holds, and refuse the manifest of another corpus."""
-    version, index = held.version, held.index
-    if version is None:
-        return compare(manifest, index, {})
-    limit = built.max_seconds
-    known = {} if options.retry_failed else stats_of_failed(manifest, held.failures.values())
-
-    def is_unchanged(failure: Failure) -> bool:
-        if options.retry_failed:
-            return False
-        max_seconds = None if limit is None else limit * built.waveform_maker.speed(failure.id)
-        return would_fail_again(manifest, failure, built.config.audio, max_seconds, known)
-
-    rows = compare(manifest, index, held.failures, is_unchanged)
-    if options.check_sources:
-        rows = with_changed_files(manifest, rows, index, version)
-    elif only is None:
-        refuse_another_corpus(manifest, rows, index, version)
-    if only is None:
-        if not options.replace:
-            refuse_other_paths(manifest, rows, index, version, len(built.waveform_maker.copies))
-        return rows
-    wanted = np.isin(manifest.ids.hashes(), only.hashes())
-    # Items that the version still holds of these ids are those that the lost items had replaced.
-    older = np.where(wanted, index.find(manifest.ids), rows.replaces)
-    return replace(rows, wanted=wanted, present=rows.present & ~wanted, replaces=older)
 
 
 def _notes(
