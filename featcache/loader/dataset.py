@@ -180,6 +180,13 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return lengths if self._windows is None else np.minimum(lengths, self._windows.length)
 
     @property
+    def shards(self) -> NDArray[np.uint32]:
+        """The number of the shard that has each utterance in the first version, from 0; uint32 `[utterances]`."""
+        version = self.versions[0]
+        shards = version.cache.index.shard
+        return shards if version.positions is None else shards[version.positions]
+
+    @property
     def epoch(self) -> int:
         """The current epoch, from 0; random crops differ between epochs."""
         return int(self._epoch)

@@ -1,21 +1,13 @@
 """A torch batch sampler by length: shuffled, dealt to ranks, and resumed in the middle of an epoch.
 
-The utterances are sorted by their lengths, each stretched at random by up to `SPREAD`, and cut into batches in this
-order. So utterances of similar length share a batch, in new combinations in each epoch. Batches are dealt in rounds,
-one to each rank; since a round is cut from neighbours in the order, its batches are similar in length, and no rank
-waits for another. The rounds come in random order.
-
-`make_batches` is a pure function of its arguments, the same on every machine: the random numbers are PCG64's raw ones,
-seeded by a SeedSequence, which numpy has promised not to change (NEP 19; `Generator.permutation` and its like have no
-such promise), and the arithmetic is of integers and of single IEEE operations. What it computes for each utterance, it
-computes in chunks, so that sorting takes the most memory: some 18 bytes for each.
+What the batches are, `batches.py` says; here they are handed out.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
@@ -26,13 +18,11 @@ from torch.utils.data import Sampler
 
 from featcache.arguments import require_int
 from featcache.errors import ArgumentError
+from featcache.loader.batches import Batches, Rules, make_batches
 
-__all__ = ["SPREAD", "Batches", "BucketBatchSampler", "Rules", "make_batches"]
+__all__ = ["BucketBatchSampler"]
 
-SPREAD = 1 / 32
-"""How much longer than it is an utterance may count as when the utterances are sorted."""
-
-_CHUNK = 1 << 16
+_MOST_SHARDS = 1 << 24
 
 _NO_STATE = "this is not the state of a BucketBatchSampler: give what its state_dict returned"
 
@@ -65,6 +55,10 @@ class BucketBatchSampler(Sampler[list[int]]):
         drop_last: Drop batches that do not make a whole round over the ranks, instead of halving others; with
             `batch_size` alone, also drop utterances that do not make a whole batch. Which ones are dropped is drawn in
             each epoch.
+        shards: The number of each utterance's shard, from 0: `dataset.shards`. Needed with `shards_in_memory`.
+        shards_in_memory: Take the utterances of that many shards at a time, drawn anew in each epoch: for data that is
+            larger than what keeps it near, memory or `copy_limit`. Then an epoch reads each shard once, and utterances
+            of other shards do not share a batch. Rounds over the ranks, and what is dropped, are those of each window.
 
     Raises:
         ArgumentError: The arguments contradict each other, or utterances are longer than `max_frames`; also a
@@ -82,12 +76,15 @@ class BucketBatchSampler(Sampler[list[int]]):
         rank: int = 0,
         world_size: int = 1,
         drop_last: bool = False,
+        shards: Sequence[int] | NDArray[Any] | None = None,
+        shards_in_memory: int | None = None,
     ) -> None:
         self.rank = require_int("rank", rank, 0)
-        self.rules = Rules(max_frames, batch_size, shuffle, seed, world_size, drop_last)
+        self.rules = Rules(max_frames, batch_size, shuffle, seed, world_size, drop_last, shards_in_memory)
         if self.rank >= self.rules.world_size:
             raise ArgumentError(f"rank is {rank}; with world_size={world_size} ranks are 0 to {world_size - 1}")
         self.lengths = _checked(lengths, self.rules.max_frames)
+        self.shards = _checked_shards(shards, self.rules.shards_in_memory, len(self.lengths))
         self._pass = _Pass(self, 0)
 
     def __len__(self) -> int:
@@ -170,8 +167,8 @@ class BucketBatchSampler(Sampler[list[int]]):
             raise ArgumentError(_NO_STATE) from error
         if digest != self._digest:
             raise ArgumentError(
-                f"the state is for other utterances than these {len(self.lengths):,}: their lengths differ; resume "
-                "with the same dataset, in the same order, or begin the epoch again"
+                f"the state is for other utterances than these {len(self.lengths):,}, or for other shards: resume with "
+                "the same dataset, in the same order, or begin the epoch again"
             )
         if parts and parts[-1][0] == self.rules:
             self._pass = _Pass(self, epoch, before=parts[:-1], first=parts[-1][1])
@@ -180,7 +177,10 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     @cached_property
     def _digest(self) -> str:
-        return hashlib.sha256(self.lengths.astype("<i8", copy=False).data).hexdigest()
+        digest = hashlib.sha256(self.lengths.astype("<i8", copy=False).data)
+        if self.shards is not None:
+            digest.update(self.shards.astype("<u4", copy=False).data)
+        return digest.hexdigest()
 
 
 class _Pass(Iterator[list[int]]):
@@ -204,7 +204,12 @@ class _Pass(Iterator[list[int]]):
         self.before = list(before)
         self.first = self.done = first
         self.has_begun = False
-        self._lengths, self._rules, self._rank = sampler.lengths, sampler.rules, sampler.rank
+        self._lengths, self._shards, self._rules, self._rank = (
+            sampler.lengths,
+            sampler.shards,
+            sampler.rules,
+            sampler.rank,
+        )
 
     def __next__(self) -> list[int]:
         self.has_begun = True
@@ -218,10 +223,10 @@ class _Pass(Iterator[list[int]]):
         """All batches under the current rules, for all ranks."""
         left = None
         for rules, rounds in self.before:
-            batches = make_batches(self._lengths, left, rules, self.epoch)
+            batches = make_batches(self._lengths, left, rules, self.epoch, self._shards)
             _check_rounds(batches, rounds)
             left = batches.after(rounds)
-        batches = make_batches(self._lengths, left, self._rules, self.epoch)
+        batches = make_batches(self._lengths, left, self._rules, self.epoch, self._shards)
         _check_rounds(batches, self.first)
         return batches
 
@@ -254,154 +259,17 @@ def _checked(lengths: Sequence[int] | NDArray[Any] | torch.Tensor, max_frames: i
     return array
 
 
-@dataclass(frozen=True)
-class Rules:
-    """How batches are made: the arguments of `BucketBatchSampler` that are the same for all ranks, checked."""
-
-    max_frames: int | None
-    batch_size: int | None
-    shuffle: bool
-    seed: int
-    world_size: int
-    drop_last: bool
-
-    def __post_init__(self) -> None:
-        if self.max_frames is None and self.batch_size is None:
-            raise ArgumentError("batches have no limit: give max_frames, batch_size or both")
-        for name, least in (("max_frames", 1), ("batch_size", 1), ("seed", 0), ("world_size", 1)):
-            value = getattr(self, name)
-            if value is not None or name not in ("max_frames", "batch_size"):
-                object.__setattr__(self, name, require_int(name, value, least))
-        for name in ("shuffle", "drop_last"):
-            object.__setattr__(self, name, bool(getattr(self, name)))
-
-
-@dataclass(frozen=True)
-class Batches:
-    """The batches of an epoch, or of what is left of one."""
-
-    order: NDArray[np.int64]
-    """The positions of utterances, int64 `[utterances]`; a batch is a range of this."""
-    starts: NDArray[np.int64]
-    """Where each batch begins in `order`; int64 `[rounds, world_size]`."""
-    ends: NDArray[np.int64]
-    """Where each batch ends in `order`; int64 `[rounds, world_size]`."""
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def batch(self, number: int, rank: int) -> list[int]:
-        """The positions of a rank's batch in one round."""
-        positions: list[int] = self.order[self.starts[number, rank] : self.ends[number, rank]].tolist()
-        return positions
-
-    def after(self, rounds: int) -> NDArray[np.int64]:
-        """The positions of the utterances of all rounds but the first ones, sorted."""
-        ranges = zip(self.starts[rounds:].ravel().tolist(), self.ends[rounds:].ravel().tolist(), strict=True)
-        batches = [self.order[start:end] for start, end in ranges]
-        return np.sort(np.concatenate(batches)) if batches else self.order[:0]
-
-
-def make_batches(lengths: NDArray[Any], positions: NDArray[np.int64] | None, rules: Rules, epoch: int) -> Batches:
-    """Make an epoch's batches.
-
-    Args:
-        lengths: The lengths of all utterances, in frames; integers `[utterances]`. None is longer than
-            `rules.max_frames`.
-        positions: The positions of the utterances that are to be in the batches; all of them by default.
-        rules: How batches are made.
-        epoch: The epoch; with `rules.shuffle`, each has other batches.
-    """
-    random = np.random.PCG64(np.random.SeedSequence([rules.seed, epoch]))
-    order = _sorted(lengths, positions, random if rules.shuffle else None)
-    if rules.drop_last and rules.max_frames is None and rules.batch_size is not None:
-        order = _without(order, len(order) % rules.batch_size, random if rules.shuffle else None)
-    sizes = _sizes(lengths, order, rules)
-    missing = -len(sizes) % rules.world_size
-    if rules.drop_last and missing:
-        left_over = len(sizes) % rules.world_size
-        kept = _without(np.arange(len(sizes)), left_over, random if rules.shuffle else None)
-        order = order[np.repeat(np.isin(np.arange(len(sizes)), kept), sizes)]
-        sizes = sizes[kept]
-    elif missing:
-        sizes = _split(sizes, missing)
-    ends = np.cumsum(sizes).reshape(-1, rules.world_size)
-    starts = ends - sizes.reshape(ends.shape)
-    if rules.shuffle and len(ends):
-        keys = random.random_raw(len(ends))
-        if (sizes == 0).any():
-            keys[-1] = np.iinfo(np.uint64).max  # the round with empty batches stays the last
-        rounds = np.argsort(keys, kind="stable")
-        starts, ends = starts[rounds], ends[rounds]
-    return Batches(order, starts, ends)
-
-
-def _sorted(
-    lengths: NDArray[Any], positions: NDArray[np.int64] | None, random: np.random.PCG64 | None
-) -> NDArray[np.int64]:
-    """The positions sorted by length, the longest first; with `random`, each length is stretched at random.
-
-    Keys of 16 bits are sorted in one pass over memory: the floats from 1 to 2³², to a part in 2,048.
-    """
-    count = len(lengths if positions is None else positions)
-    keys = np.empty(count, np.uint16)
-    for first in range(0, count, _CHUNK):
-        chunk = slice(first, first + _CHUNK)
-        stretched = np.maximum(lengths[chunk if positions is None else positions[chunk]], 1).astype(np.float32)
-        if random is not None:
-            drawn = (random.random_raw(len(stretched)) >> 40).astype(np.float32) / (1 << 24)
-            stretched *= 1 + np.float32(SPREAD) * drawn
-        keys[chunk] = ~((stretched.view(np.uint32) - np.float32(1).view(np.uint32)) >> 12).astype(np.uint16)
-    order = np.argsort(keys, kind="stable")
-    return order if positions is None else positions[order]
-
-
-def _sizes(lengths: NDArray[Any], order: NDArray[np.int64], rules: Rules) -> NDArray[np.int64]:
-    """How many utterances each batch takes, as many as it may, in an order of falling lengths, int64 `[batches]`."""
-    starts = [np.arange(0)]
-    start = 0
-    for end, rows in reversed(list(_rows_from_the_end(lengths, order, rules))):
-        if start < end:
-            starts.append(np.arange(start, end, rows))
-            start = int(starts[-1][-1] + rows)
-    begins = np.concatenate(starts)
-    return np.append(begins[1:], len(order)) - begins if len(order) else begins
-
-
-def _rows_from_the_end(lengths: NDArray[Any], order: NDArray[np.int64], rules: Rules) -> Iterator[tuple[int, int]]:
-    """Pairs (end, rows): a batch that begins before `end`, and not before the next end, may have so many rows."""
-    most = len(order) if rules.batch_size is None else rules.batch_size
-    if rules.max_frames is None:
-        yield len(order), most
-        return
-    longest, last = 1, 0
-    for first in reversed(range(0, len(order), _CHUNK)):
-        backwards = lengths[order[first : first + _CHUNK]][::-1]
-        longest_after = np.maximum(np.maximum.accumulate(backwards), longest)  # of a batch that begins there
-        rows = np.minimum(rules.max_frames // longest_after, most)
-        for at in np.flatnonzero(np.diff(rows, prepend=last)).tolist():
-            yield first + len(rows) - at, int(rows[at])
-        longest, last = int(longest_after[-1]), int(rows[-1])
-
-
-def _split(sizes: NDArray[np.int64], missing: int) -> NDArray[np.int64]:
-    """Make more batches of the same utterances, halving the largest; empty ones if all have one row."""
-    while missing:
-        halved = np.argsort(-sizes, kind="stable")[:missing]
-        halved = halved[sizes[halved] > 1]
-        if not len(halved):
-            return np.append(sizes, np.zeros(missing, np.int64))
-        halves = sizes[halved] // 2
-        sizes = sizes.copy()
-        sizes[halved] -= halves
-        sizes = np.insert(sizes, halved + 1, halves)
-        missing -= len(halved)
-    return sizes
-
-
-def _without(values: NDArray[np.int64], count: int, random: np.random.PCG64 | None) -> NDArray[np.int64]:
-    """Leave out `count` neighbours, at a random place, or the last ones; the last is a neighbour of the first."""
-    if not count:
-        return values
-    first = len(values) - count if random is None else int(random.random_raw()) % len(values)
-    return np.delete(values, (first + np.arange(count)) % len(values))
+def _checked_shards(
+    shards: Sequence[int] | NDArray[Any] | None, shards_in_memory: int | None, count: int
+) -> NDArray[np.uint32] | None:
+    if (shards is None) != (shards_in_memory is None):
+        raise ArgumentError("shards and shards_in_memory go together: give both, shards=dataset.shards, or neither")
+    if shards is None:
+        return None
+    array = np.asarray(shards)
+    if array.shape != (count,) or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= _MOST_SHARDS:
+        raise ArgumentError(
+            f"shards is {array.dtype} {list(array.shape)}: it must be the number of a shard, from 0, for each of the "
+            f"{count:,} utterances, such as dataset.shards"
+        )
+    return np.ascontiguousarray(array, np.uint32)
