@@ -59,13 +59,13 @@ class Chunks:
         """Whether a worker has a chunk."""
         return bool(self._held)
 
-    def take(self, worker: int, is_last: bool = False) -> Chunk | None:
+    def take(self, worker: int, is_alone: bool = False) -> Chunk | None:
         """The next chunk for a worker; None if there is nothing for it now.
 
-        A worker is not given again what it died of, unless it `is_last`: the only one that is left. It may be the
-        worker's own device that is at fault.
+        A worker is not given again what it died of, unless it `is_alone`: others are lost, or may never begin. It may
+        be the worker's own device that is at fault.
         """
-        fitting = [chunk for chunk in self._returned if is_last or chunk.died_with != worker]
+        fitting = [chunk for chunk in self._returned if is_alone or chunk.died_with != worker]
         if fitting:
             chunk = fitting[0]
             self._returned.remove(chunk)

@@ -175,11 +175,12 @@ class _Dispatch:
                 for number in range(len(self._workers)):
                     self._team.send(number, Stop())
             return
-        is_last = sum(not worker.is_lost for worker in self._workers) == 1
-        for number, worker in enumerate(self._workers):
-            if worker.is_ready and not worker.is_at_work and (chunk := self._chunks.take(number, is_last)) is not None:
-                worker.is_at_work = True
-                self._team.send(number, Work(chunk.tasks, self._suspects))
+        ready = [number for number, worker in enumerate(self._workers) if worker.is_ready]
+        for number in ready:
+            if self._workers[number].is_at_work or (chunk := self._chunks.take(number, len(ready) == 1)) is None:
+                continue
+            self._workers[number].is_at_work = True
+            self._team.send(number, Work(chunk.tasks, self._suspects))
         if self._first is None and monotonic() > self._is_late_at:
             self._is_late_at = float("inf")
             _log.info("still waiting for the first of %s to start", counted(len(self._workers), "worker"))

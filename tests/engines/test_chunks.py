@@ -27,7 +27,7 @@ def test_every_task_is_done_once_or_is_poison(count, workers, deadly, data):
     while not chunks.are_done:
         worker = data.draw(st.integers(0, workers - 1))
         if worker not in held:
-            chunk = chunks.take(worker, is_last=workers == 1)
+            chunk = chunks.take(worker, is_alone=workers == 1)
             if chunk is None:
                 assert held or workers > 1
                 continue
@@ -62,7 +62,7 @@ def test_chunks_get_smaller_near_the_end():
     chunks = Chunks(tasks(70), 2)
     sizes = []
     while not chunks.are_done:
-        sizes.append(len(chunks.take(0, is_last=True).tasks))
+        sizes.append(len(chunks.take(0, is_alone=True).tasks))
         chunks.done(0)
     assert sum(sizes) == 70
     assert sizes[:5] == [8] * 5
@@ -81,13 +81,13 @@ def test_a_worker_is_not_given_what_it_died_of_while_there_are_others():
 
 def test_a_task_that_ends_three_workers_by_itself_is_poison_and_its_neighbours_are_not():
     chunks = Chunks(tasks(20), 1)
-    first = chunks.take(0, is_last=True)
+    first = chunks.take(0, is_alone=True)
     assert len(first.tasks) == 8
     bad = first.tasks[3]
     chunks.died(0, {task.name for task in first.tasks[:3]})
     deaths, poison = 1, ()
     while not poison:
-        chunk = chunks.take(0, is_last=True)
+        chunk = chunks.take(0, is_alone=True)
         if bad in chunk.tasks:
             deaths += 1
             poison = chunks.died(0, {task.name for task in chunk.tasks[: chunk.tasks.index(bad)]})

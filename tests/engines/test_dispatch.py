@@ -92,6 +92,23 @@ def test_where_nothing_lives_long_the_run_fails(run, scratch):
         assert latest_failures(only_version(scratch / "cache")) == {}
 
 
+def test_nobody_waits_for_a_worker_that_never_begins(run, scratch, whole):
+    """What another has died of is given to it again."""
+
+    class Alone(InlineTeam):
+        def start(self, worker, setup, versions):
+            if worker == 0:
+                super().start(worker, setup, versions)
+
+        def send(self, worker, message):
+            if worker == 0:
+                super().send(worker, message)
+
+    fates = iter([Died("SIGBUS")])
+    assert run(Alone(2, fate=lambda number, work: next(fates, None))).versions[0].extracted == 12
+    assert items(scratch / "cache") == whole
+
+
 def test_preemption_is_no_death(run, scratch, whole):
     """However often it happens."""
     fates = iter([Died("its node was preempted", counts=False)] * 20)
