@@ -19,6 +19,7 @@ import click
 from featcache import __version__
 from featcache.cli.common import note
 from featcache.cli.configs import configs
+from featcache.cli.copy import copy
 from featcache.cli.extract import extract
 from featcache.cli.fit_kmeans import fit_kmeans
 from featcache.cli.info import info
@@ -126,5 +127,5 @@ def main() -> None:
     log.handlers = [_Notes()]
 
 
-for command in (extract, verify, repair, info, show, stats, probe, configs, fit_kmeans):
+for command in (extract, verify, repair, info, show, stats, copy, probe, configs, fit_kmeans):
     main.add_command(command)
