@@ -19,6 +19,7 @@ import click
 from featcache import __version__
 from featcache.cli.common import note
 from featcache.cli.configs import configs
+from featcache.cli.copy import copy
 from featcache.cli.durations import durations
 from featcache.cli.extract import extract
 from featcache.cli.fit_kmeans import fit_kmeans
@@ -128,5 +129,5 @@ def main() -> None:
     log.handlers = [_Notes()]
 
 
-for command in (extract, verify, repair, index, info, show, stats, durations, probe, configs, fit_kmeans):
+for command in (extract, verify, repair, index, info, show, stats, copy, durations, probe, configs, fit_kmeans):
     main.add_command(command)

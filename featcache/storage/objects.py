@@ -27,7 +27,7 @@ REQUESTS = 32
 """How many requests one call makes at once."""
 
 _ATTEMPTS = 5
-_AHEAD_BYTES = 64 << 20
+_AHEAD_BYTES = 16 << 20
 """The largest file that is fetched ahead; others are when they are asked for, and have been held against their size."""
 
 _PART_BYTES = 8 << 20
@@ -112,7 +112,7 @@ class Objects:
 
     def put(self, location: Any, data: bytes) -> None:
         """Write a file, whole or not at all."""
-        in_parts = len(data) > _AHEAD_BYTES
+        in_parts = len(data) > _PART_BYTES
         _repeated(location, lambda: client(location.root).put(location.key, data, use_multipart=in_parts))
 
     def put_blocks(self, location: Any, blocks: Callable[[], Iterator[memoryview]]) -> int:

@@ -36,7 +36,7 @@ _IN_VERSION = {"index": re.compile(r"[0-9a-f]{12}"), "work": re.compile(r"[^.].*
 _BEING_MADE = re.compile(r"\..+-[0-9a-f]{12}(\.[\w-]+)?\.[0-9a-f]{8}")
 """The name of a version's folder before it is complete."""
 
-_SMALL_FILE = re.compile(r"\..+\.json(\.[\w-]+)?\.[0-9a-f]{8}")
+_SMALL_FILE = re.compile(r"\..+\.jsonl?(\.[\w-]+)?\.[0-9a-f]{8}")
 """The name of a small file before it is complete."""
 
 

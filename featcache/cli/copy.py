@@ -1,0 +1,85 @@
+"""`featcache copy`: a cache, or a version, to another folder or object store."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+from tqdm import tqdm
+
+from featcache.cli import options
+from featcache.cli.common import default_threads, megabytes, note, print_json, say, terminal_columns
+from featcache.cli.signals import INTERRUPTED, stoppable
+from featcache.errors import counted
+
+if TYPE_CHECKING:
+    from featcache.storage.location import Location
+    from featcache.store.copying import Copied
+
+
+@click.command(short_help="Copy a cache to another folder or object store.")
+@options.version_location
+@options.copy_location
+@options.threads("How many shards are copied at once.  [default: every core, at most 8]")
+@options.as_json("Print the result as one JSON document.")
+@click.pass_context
+def copy(ctx: click.Context, path: Location, to: Location, threads: int | None, as_json: bool) -> None:
+    """Copy a cache, or one of its versions, into the cache TO: shards, records of runs, failure ledgers, probes and
+    index. Both may be folders or URLs: s3://bucket/features, gs://…, az://….
+
+    Every byte is checked while it is copied: a damaged shard is named, and not copied. What is there already stays: run
+    the same command again to continue a copy that was interrupted, or to add what has been extracted since. Nothing is
+    removed. A shard is there as a whole or not at all.
+
+    Exits with 1 if a shard is damaged.
+
+    \b
+    Examples:
+      featcache copy features s3://bucket/features
+      featcache copy s3://bucket/features/fbank80 /local/features
+    """
+    from featcache.store.copying import copy_version
+    from featcache.store.selection import version_folders
+    from featcache.store.version import Version
+
+    versions = [Version.open(folder) for folder in version_folders(path)]
+    total = sum(len(version.shard_names()) for version in versions)
+    results = []
+    with (
+        stoppable() as stop,
+        tqdm(total=total, unit=" shards", leave=False, file=sys.stderr, disable=not terminal_columns()) as bar,
+    ):
+        for version in versions:
+            if not stop.is_set():
+                results.append(
+                    copy_version(version, to, threads=threads or default_threads(), report=bar.update, stop=stop)
+                )
+    damaged = any(result.problems for result in results)
+    interrupted = any(result.interrupted for result in results)
+    if as_json:
+        print_json({"ok": not damaged and not interrupted, "versions": [asdict(result) for result in results]})
+    else:
+        for result in results:
+            _print(result)
+    ctx.exit(INTERRUPTED if interrupted else 1 if damaged else 0)
+
+
+def _print(result: Copied) -> None:
+    say(
+        f"{result.path}: {counted(result.copied, 'shard')} copied, {megabytes(result.num_bytes)}; "
+        f"{counted(result.there, 'shard was', 'shards were')} there; {counted(result.records, 'other file')} copied"
+    )
+    if result.others:
+        say(f"  {counted(result.others, 'shard is', 'shards are')} there that {result.source} does not have")
+    for problem in result.problems:
+        say(f"  {problem.message} (shard {problem.shard})")
+    if result.problems:
+        note(
+            f"{counted(len(result.problems), 'shard is', 'shards are')} damaged, and not copied: "
+            f"featcache verify {shlex.quote(result.source)}"
+        )
+    if result.interrupted:
+        note(f"{result.path}: interrupted: run the same command again to copy the rest")

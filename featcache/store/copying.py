@@ -1,0 +1,302 @@
+"""Copies of versions, from a folder or an object store to another.
+
+What is copied is checked on the way: every array's bytes against the checksum behind them, every document against the
+shard's sealed record of it. What is there already stays and is not read again, so a copy that was interrupted is
+continued by making it again. Nothing is removed.
+
+The order makes half a copy harmless. The records of runs come before the shards: a reader is told what is missing. A
+shard appears in a folder by a rename, and in an object store by its `zarr.json`, which comes last. The index, whose
+name says of which shards it is, comes after them, its document last.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from featcache.errors import DamagedError, StoreError
+from featcache.storage.location import Location
+from featcache.storage.objects import read_ahead
+from featcache.storage.store import store_of
+from featcache.storage.stream import open_stream
+from featcache.store import zarr3
+from featcache.store.check import Problem
+from featcache.store.columns import columns_of
+from featcache.store.documents import read_bytes
+from featcache.store.files import (
+    folder_to_write,
+    make_folders,
+    publish_folder,
+    refuse_links,
+    remove_from_version,
+    write_file,
+)
+from featcache.store.index import index_folder, load_index, open_index
+from featcache.store.runs import record_files, run_names
+from featcache.store.shard import Shard
+from featcache.store.version import Version
+
+_BLOCK_BYTES = 1 << 20
+_RESIDUE = 0x48674BC7
+"""CRC-32C of any bytes that are followed by their own CRC-32C, little endian: a chunk's whole file."""
+
+
+@dataclass
+class Copied:
+    """What became of a version."""
+
+    source: str
+    """Where it is."""
+    path: str
+    """Where the copy is."""
+    copied: int = 0
+    """The number of shards that were copied."""
+    there: int = 0
+    """The number of shards that were there already."""
+    others: int = 0
+    """The number of shards of the copy that the version does not have; they stay."""
+    num_bytes: int = 0
+    """The bytes that were copied."""
+    records: int = 0
+    """The number of files that were copied besides: records of runs and probes, and the index."""
+    problems: list[Problem] = field(default_factory=list)
+    """Damaged shards, which were not copied."""
+    interrupted: bool = False
+    """Whether it was stopped before all shards were copied."""
+
+
+def copy_version(
+    version: Version,
+    cache: Location,
+    *,
+    threads: int = 8,
+    report: Callable[[], object] = lambda: None,
+    stop: threading.Event | None = None,
+) -> Copied:
+    """Copy a version into a cache, under the name of its folder: whatever of it is not there yet.
+
+    Args:
+        version: The version.
+        cache: The cache to copy to, which need not exist.
+        threads: How many shards are copied at once.
+        report: Called after each shard.
+        stop: Once it is set, no more shards are begun.
+
+    Raises:
+        StoreError: Something cannot be read or written, or another version has that name there.
+        DamagedError: The version's own metadata is damaged.
+    """
+    stop = stop or threading.Event()
+    copy = _create(version, cache)
+    result = Copied(str(version.path), str(copy.path))
+    open_index(version)  # which keeps an index, if it is in a folder that can be written
+    result.records += _copy_records(version, copy)
+    there, names = {*copy.shard_names()}, version.shard_names()
+    missing = [name for name in names if name not in there]
+    result.there, result.others = len(names) - len(missing), len(there.difference(names))
+
+    def copy_one(name: str) -> int | DamagedError:
+        if stop.is_set():
+            return 0
+        try:
+            return _copy_shard(version.shard(name), version, copy)
+        except DamagedError as error:
+            return error
+
+    with ThreadPoolExecutor(threads, "featcache-copy") as pool, ExitStack() as ended:
+        ended.callback(stop.set)  # after an error, the pool waits for shards that are under way
+        for name, done in zip(missing, pool.map(copy_one, missing), strict=True):
+            if isinstance(done, DamagedError):
+                result.problems.append(Problem("structure", done.what, name))
+            elif done:
+                result.copied += 1
+                result.num_bytes += done
+            report()
+        result.interrupted = stop.is_set()
+    if not result.interrupted:
+        result.records += _copy_records(version, copy)  # what a run has added to them meanwhile
+        result.records += _copy_probes(version, copy)
+        result.records += _copy_index(version, copy)
+    return result
+
+
+def _create(version: Version, cache: Location) -> Version:
+    """The version at the copy's place, with metadata, and without shards if it is new.
+
+    Raises:
+        StoreError: There is one of another fingerprint.
+    """
+    name = version.path.name
+    if name in ("", ".."):  # of a path that ends so
+        name = version.info.folder_name
+    if isinstance(cache, Path):
+        copy = Version.create(cache, version.info, name)
+        copy.sweep()
+        return copy
+    path = cache / name
+    metadata = {
+        path / "zarr.json": zarr3.group_metadata(version.info.attributes()),
+        path / "shards" / "zarr.json": zarr3.group_metadata(),  # last: with `shards`, there is a version
+    }
+    for location, data in metadata.items():
+        store_of(location).put_if_absent(location, data)
+    copy = Version.open(path)
+    if copy.info.fingerprint != version.info.fingerprint:
+        raise StoreError(f"{path}: is another version of that name: copy to another cache")
+    return copy
+
+
+def _copy_shard(shard: Shard, version: Version, copy: Version) -> int:
+    """Copy a shard; returns how many bytes.
+
+    Raises:
+        DamagedError: It is not what was written, and there is no copy of it.
+        StoreError: It cannot be read or written.
+    """
+    files = _ShardFiles(shard, version)
+    with read_ahead(files.small()):
+        if isinstance(copy.path, Path):
+            return _into_folder(files, copy)
+        return _into_objects(files, copy.path / "shards" / shard.name)
+
+
+def _into_folder(files: _ShardFiles, copy: Version) -> int:
+    work, written = copy.work_folder(files.shard.name), dict[str, int]()
+    try:
+        for name, blocks in files.checked():
+            path = work / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                written[name] = sum(map(file.write, blocks()))
+        folder_to_write(copy.folder, "shards")
+        publish_folder(work, copy.folder / "shards" / files.shard.name, written)
+    except OSError as error:
+        raise StoreError(f"{error.filename or copy.path}: cannot be written: {error.strerror}") from error
+    finally:
+        remove_from_version(copy.folder, "work", work.name)
+    return sum(written.values())
+
+
+def _into_objects(files: _ShardFiles, to: Location) -> int:
+    num_bytes = 0
+    for name, blocks in files.checked():
+        location = to / name
+        num_bytes += store_of(location).put_blocks(location, blocks)
+    return num_bytes
+
+
+class _ShardFiles:
+    """The files of a shard, in the order in which they are copied."""
+
+    def __init__(self, shard: Shard, version: Version) -> None:
+        self.shard = shard
+        self._columns = columns_of(version.info.spec, shard.info.metadata)
+
+    def small(self) -> Iterator[Location]:
+        """All but the features' chunk."""
+        yield self.shard.folder / "zarr.json"
+        for name, column in self._columns.items():
+            array = self.shard.folder / name
+            yield array / "zarr.json"
+            if name != "features":
+                yield zarr3.chunk_path(array, 1 + len(column.entry_shape))
+
+    def checked(self) -> Iterator[tuple[str, Callable[[], Iterator[memoryview]]]]:
+        """The path of each file in the shard's folder, and what reads its blocks, the shard's own `zarr.json` last.
+
+        Raises:
+            DamagedError: From here, or from reading a file to its end: it is not what was written.
+        """
+        folder = self.shard.folder
+        for name in self._columns:
+            found = self.shard.find(name)
+            if found.chunk is not None:
+                path = str(found.chunk).removeprefix(f"{folder}/")
+                yield path, _chunk_blocks(found.chunk, found.num_bytes + zarr3.CHECKSUM_BYTES)
+            metadata = read_bytes(folder / name / "zarr.json")
+            if zarr3.hex_crc32c(metadata) != self.shard.info.metadata.get(name):
+                raise DamagedError(f"{folder / name / 'zarr.json'}: damaged: its checksum does not match")
+            yield f"{name}/zarr.json", _one_block(metadata)
+        document = read_bytes(folder / "zarr.json")
+        if self.shard.info != Shard(folder, self.shard.fingerprint).info:
+            raise DamagedError(f"{folder}: is being exchanged: copy it again")
+        yield "zarr.json", _one_block(document)
+
+
+def _one_block(data: bytes) -> Callable[[], Iterator[memoryview]]:
+    return lambda: iter([memoryview(data)])
+
+
+def _chunk_blocks(chunk: Location, num_bytes: int) -> Callable[[], Iterator[memoryview]]:
+    """What reads a chunk's file in blocks, each in memory of its own; after the last, it has been checked."""
+
+    def blocks() -> Iterator[memoryview]:
+        crc, left = 0, num_bytes
+        with open_stream(chunk) as file:
+            while left:
+                block = np.empty(min(left, _BLOCK_BYTES), np.uint8)
+                count = file.readinto(block.data) or 0
+                if not count:
+                    break
+                crc, left = zarr3.crc32c(block[:count], crc), left - count
+                if not left and crc != _RESIDUE:
+                    break
+                yield block[:count].data
+        if left or crc != _RESIDUE:
+            raise DamagedError(f"{chunk}: damaged: its checksum does not match")
+
+    return blocks
+
+
+def _copy_records(version: Version, copy: Version) -> int:
+    """Copy the records of runs that are new, or have changed; returns how many."""
+    files = list(record_files(version, run_names(version)))
+    return _copy_small(version, copy, files)
+
+
+def _copy_probes(version: Version, copy: Version) -> int:
+    return _copy_small(version, copy, version.probe_files())
+
+
+def _copy_index(version: Version, copy: Version) -> int:
+    """Copy the index, if the copy has the same shards; in a folder, it is built when the copy is opened."""
+    names = version.shard_names()
+    if isinstance(copy.path, Path) or copy.shard_names() != names or load_index(version, names) is None:
+        return 0
+    folder = index_folder(version, names)
+    files = sorted(store_of(folder).names(folder), key=lambda name: (name == "index.json", name))
+    return _copy_small(version, copy, [folder / name for name in files])
+
+
+def _copy_small(version: Version, copy: Version, files: list[Location]) -> int:
+    """Copy files that lie at the same place in the copy's folder, and are not the same there; in their order."""
+    places = [copy.path.joinpath(*str(file).removeprefix(f"{version.path}/").split("/")) for file in files]
+    copied = 0
+    with read_ahead([*files, *places]):
+        for file, place in zip(files, places, strict=True):
+            data = _read(file)
+            if data is None or data == _read(place):
+                continue
+            if isinstance(place, Path):
+                parents = place.parent.relative_to(copy.folder)
+                folder_to_write(copy.folder, parents.parts[0])
+                refuse_links(copy.folder, str(parents))
+                make_folders(place.parent)
+                write_file(place, data)
+            else:
+                store_of(place).put(place, data)
+            copied += 1
+    return copied
+
+
+def _read(file: Location) -> bytes | None:
+    try:
+        return store_of(file).get(file, lambda size: None)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
