@@ -108,8 +108,8 @@ scontrol requeue "${array}_1"
 wait_for running "${array}_2"
 wait_for has_pid 2
 wait_for has_made $(($(shards) + 6))
-echo "== SIGTERM to the step of job 2, as before its time limit, with $(shards) shards there"
-wait_for scancel --quiet --signal=TERM "${array}_2"
+echo "== SIGTERM to job 2's featcache, as --signal=TERM@300 sends before the time limit, with $(shards) shards there"
+kill -TERM "$(pid_of 2)"
 is_over() { ! squeue -h -j "$1" -o %i 2> /dev/null | grep -q .; }
 for _ in $(seq 600); do is_over "$array" && break || sleep 1; done
 for number in $(seq 0 7); do
