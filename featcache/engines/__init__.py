@@ -1,1 +1,1 @@
-"""Engines, which do shard tasks: `local` does them in this process."""
+"""Engines, which do shard tasks: `local` in this process, `devices` and `ray` in others, which `dispatch` leads."""
