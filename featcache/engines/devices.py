@@ -84,8 +84,7 @@ class _Processes:
         """Start a process."""
         device, environment = _alone(self._devices[worker])
         self._processes[worker] = OtherProcess(_MAIN, environment)
-        batching, allow_mismatch = self._options.batching, self._options.allow_mismatch
-        self.send(worker, WorkerSetup(setup, versions, device, self._shares[worker], batching, allow_mismatch))
+        self.send(worker, WorkerSetup.of(self._options, setup, versions, device, self._shares[worker]))
 
     def send(self, worker: int, message: Message) -> None:
         """Send a message; of a process that has died, `wait` tells."""

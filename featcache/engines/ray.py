@@ -159,8 +159,7 @@ class _Actors:
                 )
                 .remote()
             )
-        batching, allow_mismatch = options.batching, options.allow_mismatch
-        message = WorkerSetup(setup, versions, shape.device, shape.threads, batching, allow_mismatch)
+        message = WorkerSetup.of(options, setup, versions, shape.device, shape.threads)
         self._setups[worker] = pickle.dumps(message)
         self._tries[worker] = 0
         self._begin(worker)

@@ -27,6 +27,7 @@ from featcache.engines.process import Fault
 from featcache.engines.setup import Setup
 from featcache.errors import ConfigError, ExtractorError, StoreError
 from featcache.extract.batching import choose_batching
+from featcache.extract.extraction import Options
 from featcache.extract.jobs import (
     ConcurrentRuns,
     DoneTask,
@@ -80,8 +81,25 @@ class WorkerSetup:
     """How rows are to be put together; None for the loosest that is known to be clean on its device."""
     allow_mismatch: bool
     """Accept that batching even if it was neither declared nor found to be clean."""
+    takes_claims: bool
+    """Whether other runs may be given the same tasks; see `RunControl`."""
     featcache: str = __version__
     """The version of featcache that planned."""
+
+    @classmethod
+    def of(
+        cls, options: Options, setup: Setup, versions: Sequence[VersionSetup], device: str, threads: int
+    ) -> WorkerSetup:
+        """What a worker with that device and budget needs, under the options of the run."""
+        return cls(
+            setup,
+            versions,
+            device,
+            threads,
+            options.batching,
+            options.allow_mismatch,
+            takes_claims=options.partition is None,
+        )
 
 
 @dataclass(frozen=True)
@@ -262,6 +280,7 @@ class _Worker:
         self.device = Device(setup.device, setup.threads)
         self.device.use_nearby_cores()
         self._setup, self._stop, self._send = setup.setup, stop, send
+        self._takes_claims = setup.takes_claims
         configs, self._source = setup.setup.build(self.device)
         self.jobs = [_begin(setup, self.device, *pair) for pair in zip(configs, setup.versions, strict=True)]
         self._totals = [VersionCounts() for _ in self.jobs]
@@ -273,7 +292,8 @@ class _Worker:
             job.counts = VersionCounts()
         progress = Progress()
         group = JobGroup(self.jobs, self._setup.root, self._setup.has_urls, self.device, self._source, work.suspects)
-        run_locally(group, iter(work.tasks), RunControl(progress, self._report, self._stop, done=self._send))
+        control = RunControl(progress, self._report, self._stop, takes_claims=self._takes_claims, done=self._send)
+        run_locally(group, iter(work.tasks), control)
         for total, job in zip(self._totals, self.jobs, strict=True):
             total.add(job.counts)
         self._send(Finished(progress, [job.counts for job in self.jobs]))

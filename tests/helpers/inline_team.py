@@ -37,7 +37,7 @@ class InlineTeam:
 
     def start(self, worker, setup, versions):
         self.started.append(worker)
-        whole = WorkerSetup(setup, versions, "cpu", 1, None, False)
+        whole = WorkerSetup(setup, versions, "cpu", 1, None, False, takes_claims=True)
         made = workers._Worker(whole, self._stop, lambda event: self._events.append((worker, event)))
         self._workers[worker] = made
         label = self._labels[worker] if self._labels else "cpu"
