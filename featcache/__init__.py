@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from featcache.cmvn import Cmvn
     from featcache.engines.main_job import extract
     from featcache.errors import FeatcacheError, FeatcacheWarning
-    from featcache.extract.summary import Summary
     from featcache.loader import BucketBatchSampler, Cache, Crop, DataLoader, FeatureDataset, open  # noqa: A004
     from featcache.quantize import dequantize
 
@@ -45,7 +44,7 @@ __all__ = [
     "stats",
 ]
 
-_MODULES = {"adapters", "augment", "cmvn", "errors", "extract", "masks", "stats"}
+_MODULES = {"adapters", "augment", "cmvn", "errors", "masks", "stats"}
 
 _HOME = {
     "BucketBatchSampler": "loader",
@@ -56,6 +55,7 @@ _HOME = {
     "FeatureDataset": "loader",
     "open": "loader",
     "dequantize": "quantize",
+    "extract": "engines.main_job",
     "FeatcacheError": "errors",
     "FeatcacheWarning": "errors",
 }
@@ -67,24 +67,16 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"featcache.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'featcache' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"featcache.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def _extract(*args: Any, **options: Any) -> Summary:
-    """What `featcache.extract(...)` calls, see `featcache.engines.main_job.extract`; a training environment lacks it.
-
-    Raises:
-        MissingDependencyError: A package of the extra `extract` is not installed.
-    """
     try:
-        from featcache.engines.main_job import extract
+        value = getattr(importlib.import_module(f"featcache.{_HOME[name]}"), name)
     except ImportError as error:
+        if name != "extract":
+            raise
         from featcache.errors import MissingDependencyError
 
         raise MissingDependencyError((error.name or "").partition(".")[0], "featcache.extract") from error
-    return extract(*args, **options)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -30,7 +30,7 @@ import numpy as np
 import featcache
 from featcache.config import load_config
 from featcache.engines.local import run_locally
-from featcache.extract.extraction import Options, plan_extraction, run_extraction
+from featcache.extraction.extraction import Options, plan_extraction, run_extraction
 from featcache.loader import Cache
 from featcache.manifest import read_manifest
 

@@ -18,7 +18,7 @@ LAYERS = {
     "features": {"store", "audio", "extractors", "augment"},
     "configs": {"config"},
     "readers": {"loader"},
-    "of versions": {"stats", "adapters", "extract"},
+    "of versions": {"stats", "adapters", "extraction"},
     "runs": {"cmvn", "engines"},
     "health": {"health"},
     "commands": {"cli", "testing"},

@@ -46,7 +46,7 @@ def durations(
       featcache durations train.csv -o train-durations.csv
       featcache durations segments.jsonl -o timed.jsonl --root /corpora/audio --threads 64
     """
-    from featcache.extract.durations import measure_durations
+    from featcache.extraction.durations import measure_durations
     from featcache.manifest import read_manifest
     from featcache.manifest.rewrite import with_durations
     from featcache.store.files import write_file

@@ -153,9 +153,9 @@ def extract(
     _limit_libraries(threads)
     from featcache.config import load_config
     from featcache.engines.main_job import choose_engine
-    from featcache.extract.extraction import SHARD_MEGABYTES, Options, plan_extraction, run_extraction
-    from featcache.extract.failures import FailureLimit
-    from featcache.extract.partition import Partition
+    from featcache.extraction.extraction import SHARD_MEGABYTES, Options, plan_extraction, run_extraction
+    from featcache.extraction.failures import FailureLimit
+    from featcache.extraction.partition import Partition
     from featcache.manifest import read_manifest
 
     chosen = Options(

@@ -85,7 +85,7 @@ def probe(
 
 def _version(config: Config, cache: Path | None, result: Probe) -> Version | None:
     """The config's version in a cache, created if missing; without a cache, the one in ./features, if it exists."""
-    from featcache.extract.version_plan import version_info
+    from featcache.extraction.version_plan import version_info
     from featcache.store.version import Version
 
     info = version_info(config, result.spec)

@@ -9,8 +9,8 @@ from typing import Never
 from tqdm import tqdm
 
 from featcache.cli.common import FIRST_SECONDS, LINE_SECONDS, clock, hours, note, terminal_columns
-from featcache.extract.extraction import ExtractionPlan
-from featcache.extract.jobs import Progress
+from featcache.extraction.extraction import ExtractionPlan
+from featcache.extraction.jobs import Progress
 
 _BAR_SECONDS = 0.1
 _MOST_COLUMNS = 110

@@ -55,7 +55,7 @@ def repair(
     Example:
       featcache repair features --manifest train.csv
     """
-    from featcache.extract.extraction import Options
+    from featcache.extraction.extraction import Options
     from featcache.health.repair import repair as repair_version
     from featcache.manifest import read_manifest
     from featcache.storage.location import folder_of

@@ -11,8 +11,8 @@ from featcache.cli.common import hours, megabytes, print_json, say
 from featcache.errors import counted
 
 if TYPE_CHECKING:
-    from featcache.extract.extraction import ExtractionPlan
-    from featcache.extract.summary import Summary, VersionSummary
+    from featcache.extraction.extraction import ExtractionPlan
+    from featcache.extraction.summary import Summary, VersionSummary
 
 _TELLING_SECONDS = 5.0
 """The time that a run must take at least for the shares of its stages to say what would make it faster."""

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
-from featcache.extract.tasks import ShardTask
+from featcache.extraction.tasks import ShardTask
 
 MOST_TASKS = 8
 """The tasks in a chunk: few enough that little is done again, enough that starting one costs nothing."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from featcache.engines.open_shards import OpenShard
-from featcache.extract.features import Extracted
-from featcache.extract.jobs import RunControl
-from featcache.extract.padded_rows import PendingRows
+from featcache.extraction.features import Extracted
+from featcache.extraction.jobs import RunControl
+from featcache.extraction.padded_rows import PendingRows
 from featcache.manifest import Utterance
 
 _WAITING_COMMITS = 2

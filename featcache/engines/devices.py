@@ -18,9 +18,9 @@ from featcache.engines.process import OtherProcess
 from featcache.engines.setup import Setup
 from featcache.engines.worker import Died, Event, Message, VersionSetup, WorkerSetup
 from featcache.errors import ConfigError
-from featcache.extract.extraction import Options
-from featcache.extract.jobs import Engine, JobGroup, RunControl
-from featcache.extract.tasks import ShardTask
+from featcache.extraction.extraction import Options
+from featcache.extraction.jobs import Engine, JobGroup, RunControl
+from featcache.extraction.tasks import ShardTask
 
 ALL = "all"
 _MAIN = "featcache.engines.worker:serve"

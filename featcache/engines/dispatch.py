@@ -31,9 +31,9 @@ from featcache.engines.worker import (
     Working,
 )
 from featcache.errors import AudioError, ConfigError, ExtractorError, Reason, counted
-from featcache.extract.failures import failure_of
-from featcache.extract.jobs import DoneTask, JobGroup, Progress, RunControl, VersionCounts
-from featcache.extract.tasks import ShardTask
+from featcache.extraction.failures import failure_of
+from featcache.extraction.jobs import DoneTask, JobGroup, Progress, RunControl, VersionCounts
+from featcache.extraction.tasks import ShardTask
 from featcache.store.in_flight import find_suspects, remove_marks
 from featcache.store.runs import latest_failures
 

@@ -17,11 +17,11 @@ from featcache.device import Device
 from featcache.engines.process import Fault, OtherProcess, kills_for_memory
 from featcache.engines.setup import Setup
 from featcache.errors import AudioError, Reason
-from featcache.extract.decoding import WorkerTimes
-from featcache.extract.failures import failure_of
-from featcache.extract.features import Extracted
-from featcache.extract.jobs import JobGroup, batch_extractor
-from featcache.extract.padded_rows import PendingRows
+from featcache.extraction.decoding import WorkerTimes
+from featcache.extraction.failures import failure_of
+from featcache.extraction.features import Extracted
+from featcache.extraction.jobs import JobGroup, batch_extractor
+from featcache.extraction.padded_rows import PendingRows
 from featcache.extractors.base import Batching
 from featcache.manifest import Utterance
 

@@ -26,11 +26,11 @@ from featcache.engines.delivery import Batch, Delivery
 from featcache.engines.isolated import IsolatedProcess
 from featcache.engines.open_shards import open_shards
 from featcache.engines.waiting import Waiting
-from featcache.extract.decoding import WorkerTimes, batches
-from featcache.extract.downloads import Downloads
-from featcache.extract.jobs import BatchExtractor, JobGroup, RunControl, batch_extractor
-from featcache.extract.padded_rows import PendingRows, Row, RowQueue, compute_rows
-from featcache.extract.tasks import ShardTask
+from featcache.extraction.decoding import WorkerTimes, batches
+from featcache.extraction.downloads import Downloads
+from featcache.extraction.jobs import BatchExtractor, JobGroup, RunControl, batch_extractor
+from featcache.extraction.padded_rows import PendingRows, Row, RowQueue, compute_rows
+from featcache.extraction.tasks import ShardTask
 from featcache.manifest import Utterance
 from featcache.store.in_flight import InFlight
 

@@ -12,10 +12,10 @@ from featcache.engines.devices import ALL, on_devices, parse_devices
 from featcache.engines.local import run_locally
 from featcache.engines.ray import RAY, on_ray
 from featcache.errors import ArgumentError
-from featcache.extract.extraction import SHARD_MEGABYTES, Options, plan_extraction, run_extraction
-from featcache.extract.failures import FailureLimit
-from featcache.extract.jobs import Engine, Progress
-from featcache.extract.summary import Summary
+from featcache.extraction.extraction import SHARD_MEGABYTES, Options, plan_extraction, run_extraction
+from featcache.extraction.failures import FailureLimit
+from featcache.extraction.jobs import Engine, Progress
+from featcache.extraction.summary import Summary
 from featcache.manifest import Manifest, read_manifest
 
 LOCAL = "local"

@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from featcache.errors import StoreError
-from featcache.extract.features import Extracted
-from featcache.extract.jobs import DoneTask, Progress, RunControl, VersionCounts, VersionJob
-from featcache.extract.tasks import ShardTask
+from featcache.extraction.features import Extracted
+from featcache.extraction.jobs import DoneTask, Progress, RunControl, VersionCounts, VersionJob
+from featcache.extraction.tasks import ShardTask
 from featcache.store.runs import Failure, ShardEvent
 from featcache.store.shard_writer import ShardWriter
 from featcache.store.version import Version

@@ -25,9 +25,9 @@ from featcache.engines.dispatch import dispatch
 from featcache.engines.setup import Setup
 from featcache.engines.worker import Died, Event, Inbox, Message, VersionSetup, WorkerSetup, end_process, work
 from featcache.errors import ArgumentError, ExtractorError, MissingDependencyError
-from featcache.extract.extraction import Options
-from featcache.extract.jobs import Engine, JobGroup, RunControl
-from featcache.extract.tasks import ShardTask
+from featcache.extraction.extraction import Options
+from featcache.extraction.jobs import Engine, JobGroup, RunControl
+from featcache.extraction.tasks import ShardTask
 
 RAY = "ray"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from featcache.config import Config
 from featcache.device import Device
-from featcache.extract.from_version import SourceVersion
-from featcache.extract.jobs import JobGroup
-from featcache.extract.version_plan import BuiltConfig
+from featcache.extraction.from_version import SourceVersion
+from featcache.extraction.jobs import JobGroup
+from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.store.version import Version
 from featcache.trust import allow_remote_code, remote_code_is_allowed

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic
 
 from featcache.errors import listing
-from featcache.extract.jobs import VersionJob
+from featcache.extraction.jobs import VersionJob
 from featcache.store.runs import is_running, request_of
 from featcache.store.version import Version
 

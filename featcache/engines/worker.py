@@ -26,9 +26,9 @@ from featcache.engines.local import run_locally
 from featcache.engines.process import Fault
 from featcache.engines.setup import Setup
 from featcache.errors import ConfigError, ExtractorError, StoreError
-from featcache.extract.batching import choose_batching
-from featcache.extract.extraction import Options
-from featcache.extract.jobs import (
+from featcache.extraction.batching import choose_batching
+from featcache.extraction.extraction import Options
+from featcache.extraction.jobs import (
     ConcurrentRuns,
     DoneTask,
     JobGroup,
@@ -38,8 +38,8 @@ from featcache.extract.jobs import (
     VersionJob,
     made_by,
 )
-from featcache.extract.tasks import ShardTask
-from featcache.extract.version_plan import BuiltConfig
+from featcache.extraction.tasks import ShardTask
+from featcache.extraction.version_plan import BuiltConfig
 from featcache.store.in_flight import Suspects
 from featcache.store.records import Record
 from featcache.store.runs import Run

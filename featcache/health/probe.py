@@ -11,7 +11,7 @@ from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
 from featcache.device import Device
 from featcache.errors import AudioError, ConfigError, ManifestError, Reason
-from featcache.extract.batching import precision_of
+from featcache.extraction.batching import precision_of
 from featcache.extractors import Extractor, Params
 from featcache.extractors.rows import RowExtractor
 from featcache.health.compare import compare_all

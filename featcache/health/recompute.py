@@ -19,9 +19,9 @@ from featcache.audio.waveform import WaveformMaker
 from featcache.config import recorded_config
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
-from featcache.extract.batching import BATCHINGS
-from featcache.extract.features import cast, compute_clips
-from featcache.extract.out_of_memory import DoesNotFitError, OutOfMemoryRetry
+from featcache.extraction.batching import BATCHINGS
+from featcache.extraction.features import cast, compute_clips
+from featcache.extraction.out_of_memory import DoesNotFitError, OutOfMemoryRetry
 from featcache.extractors import Extractor, Params
 from featcache.health.compare import largest_difference, tied_frames
 from featcache.health.results import extract_results

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from featcache.audio.decode import probe_seconds
 from featcache.audio.remote import each_at_once
 from featcache.audio.waveform import WaveformMaker
-from featcache.extract.decoding import decode_all
+from featcache.extraction.decoding import decode_all
 from featcache.manifest import Manifest, Utterance
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.store.index import Index

@@ -17,8 +17,8 @@ import torch
 
 from featcache.device import Device
 from featcache.errors import ExtractorError, FeatcacheError
-from featcache.extract.batching import BATCHINGS, declared_batchings
-from featcache.extract.out_of_memory import OutOfMemoryRetry
+from featcache.extraction.batching import BATCHINGS, declared_batchings
+from featcache.extraction.out_of_memory import OutOfMemoryRetry
 from featcache.extractors import Extractor, Params
 from featcache.extractors.base import Batching
 from featcache.extractors.rows import RowExtractor

@@ -16,7 +16,7 @@ import zarr
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, FeatcacheError, StoreError, counted
-from featcache.extract.tasks import compare
+from featcache.extraction.tasks import compare
 from featcache.health.records import LACKING, check_records
 from featcache.health.sources import SourceCheck, check_sources, notes_on_sources
 from featcache.manifest import Manifest

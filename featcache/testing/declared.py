@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from featcache.config import Config, config_from
-from featcache.extract.batching import BATCHINGS
+from featcache.extraction.batching import BATCHINGS
 from featcache.extractors.base import Extractor, Params
 from featcache.spec import FeatureSpec
 from featcache.testing.base import Checks, with_params

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from featcache.config import Config
 from featcache.errors import ConfigError
-from featcache.extract.batching import declared_batchings
+from featcache.extraction.batching import declared_batchings
 from featcache.extractors.base import Clip, Extractor, Params
 from featcache.extractors.rows import RowExtractor, Rows, pad_rows
 from featcache.testing.base import Checks, check_features, extract, with_params

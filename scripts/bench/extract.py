@@ -40,9 +40,9 @@ from featcache.audio.resample import to_waveform
 from featcache.config import Config, load_config
 from featcache.device import Device
 from featcache.engines.local import run_locally
-from featcache.extract.decoding import batches, decode_all
-from featcache.extract.extraction import Options, plan_extraction, run_extraction
-from featcache.extract.features import compute_clips
+from featcache.extraction.decoding import batches, decode_all
+from featcache.extraction.extraction import Options, plan_extraction, run_extraction
+from featcache.extraction.features import compute_clips
 from featcache.manifest import Manifest, Utterance, read_manifest
 from featcache.quantize import stored_spec
 from featcache.store.shard import Item

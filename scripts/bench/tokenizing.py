@@ -39,8 +39,8 @@ import featcache
 from featcache.config import Config, config_from
 from featcache.device import Device
 from featcache.engines.local import run_locally
-from featcache.extract.extraction import Options, plan_extraction, run_extraction
-from featcache.extract.summary import Summary
+from featcache.extraction.extraction import Options, plan_extraction, run_extraction
+from featcache.extraction.summary import Summary
 from featcache.extractors.codec import CodecExtractor
 from featcache.health.compare import ROUNDING
 from featcache.manifest import Manifest, read_manifest
@@ -138,7 +138,7 @@ def loop(manifest: Manifest, rows: Sequence[int], model: Model, device: Device, 
 def compare(manifest: Manifest, config: Config, cache: Path, model: Model, device: Device) -> dict[str, int]:
     """Hold every code in the cache against the model alone on the same waveforms; ties apart."""
     from featcache.audio.resample import to_waveform
-    from featcache.extract.decoding import decode_all
+    from featcache.extraction.decoding import decode_all
 
     stored = featcache.open(cache)
     extractor = config.build(device.torch_device)

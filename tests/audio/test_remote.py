@@ -20,7 +20,7 @@ from featcache.audio.content_hash import ContentHashes
 from featcache.audio.decode import decode, probe_rate, probe_seconds
 from featcache.audio.remote import fetch, stamp_of
 from featcache.errors import ArgumentError, AudioError, MissingDependencyError, Reason
-from featcache.extract.downloads import Downloads
+from featcache.extraction.downloads import Downloads
 from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import Url, as_root, is_url, locate, secret_in
 
@@ -320,7 +320,7 @@ def test_what_is_expected_is_fetched_before_it_is_taken(server):
 
 
 def test_what_is_held_ahead_is_bounded(server, monkeypatch):
-    monkeypatch.setattr("featcache.extract.downloads._AHEAD_BYTES", 1000)
+    monkeypatch.setattr("featcache.extraction.downloads._AHEAD_BYTES", 1000)
     server.files |= {"/a": bytes(600), "/b": bytes(600)}
     with Downloads(Url(server.address), 2, pytest.fail) as downloads:
         assert downloads.is_room
@@ -342,7 +342,7 @@ def test_what_fails_is_told_to_whoever_takes_it(server):
 
 
 def test_it_gives_up_once_nothing_can_be_fetched_any_more(server, monkeypatch):
-    monkeypatch.setattr("featcache.extract.downloads._MOST_IN_A_ROW", 5)
+    monkeypatch.setattr("featcache.extraction.downloads._MOST_IN_A_ROW", 5)
     names = [f"{number}" for number in range(40)]
     server.files |= {f"/{name}": b"abc" for name in names}
     server.always = {f"/{name}": 503 for name in names if int(name) % 4}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from featcache.audio.resample import to_waveform
 from featcache.config import AudioPolicy, config_from, load_config, packaged_configs
 from featcache.errors import AudioError, ConfigError, ManifestError, Reason
-from featcache.extract import decoding
+from featcache.extraction import decoding
 
 RATE = 16000
 

@@ -11,7 +11,7 @@ from extractions import write_config
 from processes import on_terminal
 
 from featcache.cli import progress
-from featcache.extract.jobs import Progress
+from featcache.extraction.jobs import Progress
 
 
 def shown_on_terminal(cli, columns, *command):

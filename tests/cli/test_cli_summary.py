@@ -13,7 +13,7 @@ from pausing import interrupt
 
 from featcache.cli.extract import disk_space_notes
 from featcache.errors import ManifestError
-from featcache.extract.audio_files import missing_file_notes
+from featcache.extraction.audio_files import missing_file_notes
 from featcache.manifest import read_manifest
 
 

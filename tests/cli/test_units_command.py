@@ -8,7 +8,7 @@ from small_units import build, nearest
 
 import featcache
 from featcache.errors import AudioError
-from featcache.extract.from_version import StoredUtterance, open_source
+from featcache.extraction.from_version import StoredUtterance, open_source
 from featcache.manifest import read_manifest
 from featcache.stats.kmeans import fit_version
 from featcache.store.selection import select_version

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featcache.engines.chunks import MOST_DEATHS, MOST_TASKS, Chunks
-from featcache.extract.tasks import ShardTask
+from featcache.extraction.tasks import ShardTask
 
 
 def tasks(count: int):

@@ -9,8 +9,8 @@ import pytest
 from small_shards import INFO, item, write
 
 from featcache.engines.open_shards import open_shards
-from featcache.extract.jobs import ConcurrentRuns, Progress, RunControl
-from featcache.extract.tasks import ShardTask
+from featcache.extraction.jobs import ConcurrentRuns, Progress, RunControl
+from featcache.extraction.tasks import ShardTask
 from featcache.manifest import Utterance
 from featcache.store.version import Version
 

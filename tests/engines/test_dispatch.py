@@ -10,8 +10,8 @@ from inline_team import InlineTeam
 from featcache.config import load_config
 from featcache.engines.worker import Died
 from featcache.errors import ConfigError, ExtractorError
-from featcache.extract.extraction import Options, plan_extraction, run_extraction
-from featcache.extract.failures import FailureLimit
+from featcache.extraction.extraction import Options, plan_extraction, run_extraction
+from featcache.extraction.failures import FailureLimit
 from featcache.manifest import read_manifest
 from featcache.store.runs import latest_failures
 

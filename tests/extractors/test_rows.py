@@ -24,8 +24,8 @@ from featcache.config import load_config
 from featcache.engines import local
 from featcache.engines.local import run_locally
 from featcache.errors import ExtractorError
-from featcache.extract import decoding, from_audio
-from featcache.extract.extraction import Options, plan_extraction, run_extraction
+from featcache.extraction import decoding, from_audio
+from featcache.extraction.extraction import Options, plan_extraction, run_extraction
 from featcache.extractors import Clip
 from featcache.manifest import read_manifest
 from featcache.store.index import open_index

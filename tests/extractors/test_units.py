@@ -9,7 +9,7 @@ from small_units import CPU, build, nearest
 import featcache
 from featcache.config import config_from
 from featcache.errors import AudioError, ConfigError, DamagedError, Reason
-from featcache.extract.from_version import StoredUtterance, open_source
+from featcache.extraction.from_version import StoredUtterance, open_source
 from featcache.extractors import Clip
 from featcache.extractors.rows import RowExtractor
 from featcache.extractors.units import Codebook

@@ -15,7 +15,7 @@ from small_models import encodec_24khz
 from featcache.config import load_config
 from featcache.device import Device
 from featcache.errors import ManifestError
-from featcache.extract.batching import BATCHINGS
+from featcache.extraction.batching import BATCHINGS
 from featcache.health.probe import probe
 from featcache.health.sampling import utterances_by_length
 from featcache.manifest import read_manifest

@@ -41,7 +41,7 @@ def preload() -> None:
     import featcache.cli
     import featcache.cli.progress
     import featcache.engines.local
-    import featcache.extract.extraction
+    import featcache.extraction.extraction
     import featcache.extractors.kaldi
     import featcache.health.recompute
     import featcache.health.repair

@@ -12,8 +12,8 @@ from processes import MOST_SECONDS, Finished
 
 from featcache.config import Config
 from featcache.engines.local import run_locally
-from featcache.extract.extraction import ExtractionPlan, Options, plan_extraction, run_extraction
-from featcache.extract.summary import Summary
+from featcache.extraction.extraction import ExtractionPlan, Options, plan_extraction, run_extraction
+from featcache.extraction.summary import Summary
 from featcache.manifest import Manifest
 
 TINY = "0.004"

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from featcache.device import Device
 from featcache.errors import AudioError, ExtractorError
-from featcache.extract.features import Extracted, cast, naming_clips, without_non_finite
-from featcache.extract.out_of_memory import DoesNotFitError, OutOfMemoryRetry
+from featcache.extraction.features import Extracted, cast, naming_clips, without_non_finite
+from featcache.extraction.out_of_memory import DoesNotFitError, OutOfMemoryRetry
 from featcache.extractors import Params
 from featcache.extractors.rows import Piece, RowExtractor
 from featcache.quantize import quantize

@@ -19,7 +19,7 @@ from featcache.audio import remote
 from featcache.config import load_config
 from featcache.engines.local import run_locally
 from featcache.errors import ManifestError, MissingDependencyError
-from featcache.extract.extraction import Options, plan_extraction, run_extraction
+from featcache.extraction.extraction import Options, plan_extraction, run_extraction
 from featcache.manifest import read_manifest
 
 pytest.importorskip("obstore")
@@ -218,7 +218,7 @@ def test_a_stopped_run_does_not_wait_for_tries(corpus, server, scratch, fbank, m
 
 def test_a_network_that_goes_away_ends_the_run(cli, corpus, server, scratch, fbank, monkeypatch):
     """What was extracted is kept, the others are tried again by the next run."""
-    monkeypatch.setattr("featcache.extract.downloads._MOST_IN_A_ROW", 3)
+    monkeypatch.setattr("featcache.extraction.downloads._MOST_IN_A_ROW", 3)
     manifest = read_manifest(corpus.manifest(), root=server.address, carry=False)
     plan = plan_extraction(manifest, fbank, scratch / "c", CPU)
     server.always = dict.fromkeys(sorted(server.files)[4:], 503)

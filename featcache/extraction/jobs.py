@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from featcache.audio.content_hash import ContentHashes
 from featcache.audio.remote import Fetched, fetch
 from featcache.device import Device
-from featcache.extract.batching import BatchingChoice
-from featcache.extract.decoding import AudioMemory, WorkerTimes
-from featcache.extract.failures import FailureLimit
-from featcache.extract.features import Extracted
-from featcache.extract.from_audio import extract_from_audio
-from featcache.extract.from_version import SourceVersion, extract_from_version
-from featcache.extract.padded_rows import PendingRows
-from featcache.extract.tasks import ShardTask
-from featcache.extract.version_plan import BuiltConfig
+from featcache.extraction.batching import BatchingChoice
+from featcache.extraction.decoding import AudioMemory, WorkerTimes
+from featcache.extraction.failures import FailureLimit
+from featcache.extraction.features import Extracted
+from featcache.extraction.from_audio import extract_from_audio
+from featcache.extraction.from_version import SourceVersion, extract_from_version
+from featcache.extraction.padded_rows import PendingRows
+from featcache.extraction.tasks import ShardTask
+from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import AudioLocation, Url
 from featcache.store.in_flight import Suspects, forget_suspects

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import featcache
 from featcache.errors import ArgumentError, StoreError
-from featcache.extract.partition import Partition
-from featcache.extract.tasks import shard_ranges
+from featcache.extraction.partition import Partition
+from featcache.extraction.tasks import shard_ranges
 from featcache.store.runs import read_run, run_names
 
 ONE_EACH = "0.0003"

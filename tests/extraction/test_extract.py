@@ -24,9 +24,9 @@ from featcache.config import load_config
 from featcache.device import BATCH_SECONDS
 from featcache.engines.local import run_locally
 from featcache.errors import ArgumentError
-from featcache.extract import decoding
-from featcache.extract.extraction import Options, plan_extraction, run_extraction
-from featcache.extract.version_plan import BuiltConfig, new_version_notes, version_info
+from featcache.extraction import decoding
+from featcache.extraction.extraction import Options, plan_extraction, run_extraction
+from featcache.extraction.version_plan import BuiltConfig, new_version_notes, version_info
 from featcache.manifest import read_manifest
 from featcache.store.files import SYNC_THREADS
 from featcache.store.index import open_index

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from featcache.extract.audio_files import refuse_another_corpus, refuse_other_paths, with_changed_files
-from featcache.extract.failures import stats_of_failed, would_fail_again
-from featcache.extract.tasks import RowStatus, compare
-from featcache.extract.version_plan import BuiltConfig
-from featcache.extract.wanted_rows import WantedRows
+from featcache.extraction.audio_files import refuse_another_corpus, refuse_other_paths, with_changed_files
+from featcache.extraction.failures import stats_of_failed, would_fail_again
+from featcache.extraction.tasks import RowStatus, compare
+from featcache.extraction.version_plan import BuiltConfig
+from featcache.extraction.wanted_rows import WantedRows
 from featcache.manifest import Manifest
 from featcache.store.in_flight import Suspects, find_suspects
 from featcache.store.index import Index, build_index, open_index

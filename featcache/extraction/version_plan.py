@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
 from featcache.errors import ArgumentError, ConfigError, FeatcacheError, counted, listing
-from featcache.extract.batching import BatchingChoice
-from featcache.extract.failures import stat_of
-from featcache.extract.tasks import RowStatus
+from featcache.extraction.batching import BatchingChoice
+from featcache.extraction.failures import stat_of
+from featcache.extraction.tasks import RowStatus
 from featcache.extractors import Extractor, Params, find
 from featcache.extractors.rows import RowExtractor
 from featcache.manifest import Manifest

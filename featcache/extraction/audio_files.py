@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from featcache.audio.decode import probe_seconds
 from featcache.audio.remote import each_at_once, require, stamp_of
 from featcache.errors import AudioError, ManifestError, Reason, counted
-from featcache.extract.failures import Stamp, stat_of, where_missing
-from featcache.extract.tasks import RowStatus
+from featcache.extraction.failures import Stamp, stat_of, where_missing
+from featcache.extraction.tasks import RowStatus
 from featcache.manifest import Manifest, rows_at_even_steps
 from featcache.manifest.audio_locations import AudioLocation, Url
 from featcache.store.index import Index

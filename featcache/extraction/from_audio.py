@@ -18,12 +18,12 @@ from featcache.audio.remote import Fetched
 from featcache.audio.resample import error_if_too_long
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
-from featcache.extract.decoding import AudioMemory, Decoded, Waveforms, WorkerTimes, decode_all, parts
-from featcache.extract.failures import failure_of
-from featcache.extract.features import Extracted, compute_clips
-from featcache.extract.out_of_memory import is_out_of_memory
-from featcache.extract.padded_rows import PendingRows
-from featcache.extract.version_plan import BuiltConfig
+from featcache.extraction.decoding import AudioMemory, Decoded, Waveforms, WorkerTimes, decode_all, parts
+from featcache.extraction.failures import failure_of
+from featcache.extraction.features import Extracted, compute_clips
+from featcache.extraction.out_of_memory import is_out_of_memory
+from featcache.extraction.padded_rows import PendingRows
+from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import AudioLocation, Url
 from featcache.store.runs import Failure

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from featcache.device import Device
-from featcache.extract.jobs import Progress, VersionCounts, VersionJob
-from featcache.extract.version_plan import VersionPlan
+from featcache.extraction.jobs import Progress, VersionCounts, VersionJob
+from featcache.extraction.version_plan import VersionPlan
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featcache.extract.tasks import MAX_ITEMS, compare, shard_ranges, shard_tasks
+from featcache.extraction.tasks import MAX_ITEMS, compare, shard_ranges, shard_tasks
 from featcache.manifest import Manifest
 from featcache.store.index import Index
 from featcache.store.runs import Failure

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from featcache.config import Config
 from featcache.device import Device
 from featcache.errors import AudioError, ConfigError, DamagedError, Reason, listing
-from featcache.extract.decoding import WorkerTimes
-from featcache.extract.failures import failure_of
-from featcache.extract.features import Extracted, cast
-from featcache.extract.padded_rows import PendingRows
-from featcache.extract.version_plan import BuiltConfig
+from featcache.extraction.decoding import WorkerTimes
+from featcache.extraction.failures import failure_of
+from featcache.extraction.features import Extracted, cast
+from featcache.extraction.padded_rows import PendingRows
+from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest import Manifest, Utterance
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.copies import copies_of

@@ -21,19 +21,19 @@ from featcache.arguments import refuse_url
 from featcache.config import Config
 from featcache.device import Device
 from featcache.errors import ConfigError, StoreError
-from featcache.extract.audio_files import (
+from featcache.extraction.audio_files import (
     missing_file_notes,
     require_fetching,
 )
-from featcache.extract.batching import choose_batching
-from featcache.extract.failures import FailureLimit
-from featcache.extract.from_version import SourceVersion, find_source
-from featcache.extract.held import compare_held, open_held
-from featcache.extract.jobs import ConcurrentRuns, Engine, JobGroup, Progress, RunControl, VersionJob, made_by
-from featcache.extract.partition import Partition
-from featcache.extract.summary import Summary, summarize
-from featcache.extract.tasks import ShardTask, shard_tasks
-from featcache.extract.version_plan import (
+from featcache.extraction.batching import choose_batching
+from featcache.extraction.failures import FailureLimit
+from featcache.extraction.from_version import SourceVersion, find_source
+from featcache.extraction.held import compare_held, open_held
+from featcache.extraction.jobs import ConcurrentRuns, Engine, JobGroup, Progress, RunControl, VersionJob, made_by
+from featcache.extraction.partition import Partition
+from featcache.extraction.summary import Summary, summarize
+from featcache.extraction.tasks import ShardTask, shard_tasks
+from featcache.extraction.version_plan import (
     BuiltConfig,
     VersionPlan,
     new_version_notes,
@@ -41,7 +41,7 @@ from featcache.extract.version_plan import (
     suspect_notes,
     version_info,
 )
-from featcache.extract.wanted_rows import WantedRows, all_rows, rows_of_part
+from featcache.extraction.wanted_rows import WantedRows, all_rows, rows_of_part
 from featcache.manifest import Manifest
 from featcache.manifest.copies import Copies
 from featcache.spec import FeatureSpec

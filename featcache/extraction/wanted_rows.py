@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ManifestError
-from featcache.extract.audio_files import row_seconds
-from featcache.extract.from_version import SourceVersion
-from featcache.extract.partition import Partition
-from featcache.extract.tasks import shard_ranges
+from featcache.extraction.audio_files import row_seconds
+from featcache.extraction.from_version import SourceVersion
+from featcache.extraction.partition import Partition
+from featcache.extraction.tasks import shard_ranges
 from featcache.manifest import Manifest
 from featcache.manifest.copies import Copies, expand
 from featcache.store.parts import Part, digest_of_rows
