@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from featcache.errors import ArgumentError
 from featcache.extraction.extraction import SHARD_MEGABYTES, Options, plan_extraction, run_extraction
 from featcache.extraction.failures import FailureLimit
 from featcache.extraction.jobs import Engine, Progress
+from featcache.extraction.partition import Partition
 from featcache.extraction.summary import Summary
 from featcache.manifest import Manifest, read_manifest
 
@@ -62,6 +64,7 @@ def extract(
     allow_mixed_devices: bool = False,
     check_sources: bool = False,
     replace: bool = False,
+    partition: str | None = None,
     progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
 ) -> Summary:
@@ -73,7 +76,7 @@ def extract(
     library has to say goes to the logger `featcache`.
 
     Args:
-        manifest: A CSV, TSV or JSONL file, or a manifest that was read.
+        manifest: A CSV, TSV, JSONL or Parquet file, or a manifest that was read.
         configs: YAML files, names of packaged configs, or configs; a version is filled for each.
         cache: The folder that holds the versions; made if it is missing.
         engine: `local`; `ray`, for the Ray cluster that this process is in, or that runs on this machine, or else one
@@ -81,7 +84,7 @@ def extract(
         device: `cpu`, `cuda`, `cuda:1`; with the local engine also `all` or several, as `cuda:0,cuda:2`, each of which
             gets a process. None for cuda if there is one; with Ray, for GPUs if the cluster has any.
         threads: The budget for everything; with Ray, of each actor. None for every core, on the CPU at most 8.
-        root: The folder that relative paths are relative to; None for the manifest's.
+        root: The folder or URL that relative paths are relative to; None for the manifest's folder.
         shard_megabytes: The size of a shard, approximately.
         retry_failed: Try utterances that failed in earlier runs again, even if their files are unchanged.
         max_failures: Stop when more utterances have failed in this run: a number, or a share as `5%`.
@@ -91,6 +94,7 @@ def extract(
         allow_mixed_devices: Let devices of several models extract, which round differently.
         check_sources: Extract utterances again whose file has changed in size or mtime.
         replace: Extract utterances again whose path has changed even if they are more than 5 % of the version.
+        partition: Extract this part only: `3/8`, counted from 0, or `auto`, as the job's scheduler says.
         progress: Called with the progress now and then, from any thread, by one at a time.
         stop: Set it to end the run: what has been taken is finished and committed, and nothing more is taken.
 
@@ -118,10 +122,11 @@ def extract(
         allow_mismatch=allow_mismatch,
         max_failures=None if max_failures is None else FailureLimit.parse(max_failures),
         allow_mixed_devices=allow_mixed_devices,
+        partition=None if partition is None else Partition.parse(partition, os.environ),
     )
     chosen, options = choose_engine(engine, options) if isinstance(engine, str) else (engine, options)
     if not isinstance(manifest, Manifest):
-        manifest = read_manifest(manifest, root=None if root is None else Path(root), carry=False)
+        manifest = read_manifest(manifest, root=root, carry=False)
     several = [configs] if isinstance(configs, str | Path | Config) else configs
     loaded = [config if isinstance(config, Config) else load_config(config) for config in several]
     plan = plan_extraction(manifest, loaded, Path(cache), options)
