@@ -20,14 +20,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 import xxhash
 
-from featcache.errors import AudioError, ManifestError, MissingDependencyError, Reason
+from featcache.errors import AudioError, ManifestError, Reason, StoreError
 from featcache.manifest.audio_locations import Url, without_secrets
+from featcache.storage.clients import client, library
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -48,14 +48,11 @@ _BEGINNING = 64 << 10
 """The bytes in which headers are."""
 
 _PIECE = 4 << 20
-_TIMEOUTS = {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "1d"}  # the last is for the whole of a file
-_MOST_STORES = 64
 
 _STATUS = re.compile(r"status code: (\d{3})( [A-Za-z' -]{1,40}[a-z])?")
 _NO_CREDENTIALS = re.compile(
     r"Missing AccessKeyId|169\.254\.169\.254|token request|metadata\.google|Account must be", re.I
 )
-_ENDPOINTS = ("AWS_ENDPOINT", "AZURE_", "GOOGLE_")
 _WORDS = (
     ("dns error", "its host is not known"),
     ("Connection refused", "its host refuses the connection"),
@@ -164,9 +161,7 @@ def fetch_beginning(url: Url) -> Fetched:
     """
 
     def get(store: ObjectStore, key: str) -> Fetched:
-        import obstore
-
-        result = obstore.get(store, key, options={"range": (0, _BEGINNING)})
+        result = store.get(key, options={"range": (0, _BEGINNING)})
         return Fetched(_stamp(result.meta), result.bytes())
 
     return _try(url, FEW_TRIES, get)
@@ -180,9 +175,7 @@ def stamp_of(url: Url, tries: int = FEW_TRIES) -> FileStamp:
     """
 
     def head(store: ObjectStore, key: str) -> FileStamp:
-        import obstore
-
-        return _stamp(obstore.head(store, key))
+        return _stamp(store.head(key))
 
     return _try(url, tries, head)
 
@@ -195,9 +188,7 @@ def each_at_once(ask: Callable[[_Given], _Result], locations: Sequence[_Given]) 
 
 
 def _get(store: ObjectStore, key: str) -> Fetched:
-    import obstore
-
-    result = obstore.get(store, key)
+    result = store.get(key)
     stamp = _stamp(result.meta)
     if stamp.size == 0:
         raise AudioError(Reason.EMPTY, "the file holds 0 bytes")
@@ -249,12 +240,11 @@ def _try(
 ) -> _Result:
     """Make a request until it succeeds, or fails for good."""
     store, key = _address(url)
-    from obstore.exceptions import BaseError
-
+    base_error = library().exceptions.BaseError
     for number in range(1, tries + 1):
         try:
             return request(store, key)
-        except (BaseError, OSError, ValueError, _BrokenOffError) as error:
+        except (base_error, OSError, ValueError, _BrokenOffError) as error:
             fault, may_pass = _fault(url, error)
             if not may_pass:
                 raise fault from None
@@ -266,8 +256,7 @@ def _try(
 
 def _fault(url: Url, error: Exception) -> tuple[AudioError, bool]:
     """What is wrong, and whether it may pass."""
-    from obstore.exceptions import NotSupportedError, PermissionDeniedError, UnauthenticatedError
-
+    faults = library().exceptions
     scheme = url.partition("://")[0].lower()
     text = str(error)
     if isinstance(error, FileNotFoundError):
@@ -275,8 +264,8 @@ def _fault(url: Url, error: Exception) -> tuple[AudioError, bool]:
     if _NO_CREDENTIALS.search(text):
         hint = f": {_CREDENTIALS[scheme]}" if scheme in _CREDENTIALS else ""
         return AudioError(Reason.FILE_UNREADABLE, f"cannot be fetched: there are no credentials{hint}"), False
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-        code = 403 if isinstance(error, PermissionDeniedError) else 401
+    if isinstance(error, faults.PermissionDeniedError | faults.UnauthenticatedError):
+        code = 403 if isinstance(error, faults.PermissionDeniedError) else 401
         return AudioError(Reason.FILE_UNREADABLE, f"cannot be fetched: the server forbids it ({code})"), False
     if isinstance(error, ValueError):
         return AudioError(Reason.FILE_MISSING, "not a valid path in a store"), False
@@ -288,7 +277,7 @@ def _fault(url: Url, error: Exception) -> tuple[AudioError, bool]:
         words = "the connection breaks off"
     else:
         words = next((words for sign, words in _WORDS if sign in text), "the request fails")
-    may_pass = not isinstance(error, NotSupportedError) and (not 400 <= code < 500 or code in (408, 425, 429))
+    may_pass = not isinstance(error, faults.NotSupportedError) and (not 400 <= code < 500 or code in (408, 425, 429))
     return AudioError(Reason.FILE_UNREADABLE, f"cannot be fetched: {words}"), may_pass
 
 
@@ -316,32 +305,13 @@ def _address(url: Url) -> tuple[ObjectStore, str]:
     try:
         if not scheme.startswith("http"):
             if not key or key.startswith("/"):  # which a store would leave out
-                raise ValueError(key)
-            return _store(f"{scheme}://{host}"), key
+                raise AudioError(Reason.FILE_MISSING, "not a valid path in a store")
+            return client(f"{scheme}://{host}", retries=False), key
         if "?" in key or "#" in key or "//" in f"/{key}" or "/." in f"/{key}":  # not a path that a store knows
-            return _store(str(url)), ""
-        return _store(f"{scheme}://{host}"), unquote(key)
-    except MissingDependencyError:
-        raise
-    except Exception as error:  # noqa: BLE001 (obstore's own, ValueErrors and others; no request has been made)
-        if isinstance(error, ValueError) or _NO_CREDENTIALS.search(str(error)):
-            raise _fault(url, error)[0] from None
+            return client(str(url), retries=False), ""
+        return client(f"{scheme}://{host}", retries=False), unquote(key)
+    except StoreError as error:
+        cause = error.__cause__
+        if isinstance(cause, ValueError) or _NO_CREDENTIALS.search(str(cause)):
+            raise _fault(url, cause if isinstance(cause, Exception) else error)[0] from None
         raise AudioError(Reason.FILE_UNREADABLE, "cannot be fetched: not a valid URL") from None
-
-
-@lru_cache(maxsize=_MOST_STORES)
-def _store(base: str) -> ObjectStore:
-    """The store at the beginning of URLs, which keeps its connections."""
-    try:
-        from obstore.store import HTTPStore, from_url
-    except ImportError as error:
-        raise MissingDependencyError("obstore", "audio at a URL", "cloud") from error
-
-    is_plain = base.startswith("http://") or any(
-        "http://" in value for name, value in os.environ.items() if name.startswith(_ENDPOINTS)
-    )
-    options: Any = {**_TIMEOUTS, "allow_http": is_plain and not base.startswith("https://")}
-    once: Any = {"max_retries": 0}
-    if base.startswith("http"):
-        return HTTPStore.from_url(base, client_options=options, retry_config=once)
-    return from_url(base, client_options=options, retry_config=once)

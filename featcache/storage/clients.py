@@ -1,4 +1,4 @@
-"""Connections to object stores: one for each bucket and process.
+"""Connections to object stores and web servers: one for each bucket or host, and process.
 
 obstore, the library, runs its requests in threads of its own, which a forked process does not have, and it cannot be
 told to start others: in a child, its calls wait for ever. torch's DataLoader forks. So a child whose parent has used
@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 import threading
+from collections import OrderedDict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from featcache.errors import MissingDependencyError, StoreError
 
 __all__ = ["client", "library"]
 
+_TIMEOUTS = {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "1d"}  # the last is for the whole of a file
+_ENDPOINTS = ("AWS_ENDPOINT", "AZURE_", "GOOGLE_")
+_MOST_CLIENTS = 64
 _RETRIES: Any = {
     "max_retries": 8,
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=10), "base": 2},
@@ -29,7 +33,7 @@ _RETRIES: Any = {
 }
 
 _lock = threading.RLock()  # held for a moment, and while the process forks
-_clients: dict[str, Any] = {}
+_clients: OrderedDict[tuple[str, bool], Any] = OrderedDict()  # those used last are at the end
 _of_parent: list[Any] = []
 """What a forked process has of its parent's library. It is kept: to close a connection here would break it there."""
 
@@ -38,27 +42,43 @@ _package: Path | None = None
 """Where obstore is installed, once it has been loaded."""
 
 
-def client(root: str) -> Any:
-    """The connection to a bucket, by its URL. Credentials, region and endpoint are those of the environment.
+def client(base: str, *, retries: bool = True) -> Any:
+    """The connection to a bucket or a web server, by the beginning of its URLs.
+
+    Credentials, region and endpoint are those of the environment; an endpoint without TLS is used if it is written so.
+
+    Args:
+        base: `s3://bucket`, `https://host`.
+        retries: Whether obstore is to repeat requests that fail.
 
     Raises:
-        StoreError: What the environment says of it makes no sense.
+        StoreError: The URL, or what the environment says of it, makes no sense; obstore's error is its cause.
         MissingDependencyError: obstore is not installed.
     """
     with _lock:
-        if root not in _clients:
-            _clients[root] = _connect(root)
-        return _clients[root]
+        if (base, retries) not in _clients:
+            _clients[base, retries] = _connect(base, retries)
+            if len(_clients) > _MOST_CLIENTS:
+                _clients.popitem(last=False)
+        _clients.move_to_end((base, retries))
+        return _clients[base, retries]
 
 
-def _connect(root: str) -> Any:
-    obstore = library()
-    if root.startswith("memory://"):
-        return obstore.store.MemoryStore()
+def _connect(base: str, retries: bool) -> Any:
+    stores = library().store
+    if base.startswith("memory://"):
+        return stores.MemoryStore()
+    has_plain_endpoint = any(
+        value.startswith("http://") for name, value in os.environ.items() if name.startswith(_ENDPOINTS)
+    )
+    options: Any = dict(_TIMEOUTS)
+    if base.startswith("http://") or (has_plain_endpoint and not base.startswith("https://")):
+        options["allow_http"] = True
+    open_store = stores.HTTPStore.from_url if base.startswith("http") else stores.from_url
     try:
-        return obstore.store.from_url(root, retry_config=_RETRIES)
+        return open_store(base, client_options=options, retry_config=_RETRIES if retries else {"max_retries": 0})
     except Exception as error:  # each of obstore's errors is a class of its own
-        raise StoreError(f"{root}: cannot be opened: {error}") from error
+        raise StoreError(f"{base}: cannot be opened: {error}") from error
 
 
 def library() -> Any:
@@ -78,8 +98,9 @@ def library() -> Any:
         try:
             obstore = importlib.import_module("obstore")
             importlib.import_module("obstore.store")
+            importlib.import_module("obstore.exceptions")
         except ImportError as error:
-            raise MissingDependencyError("obstore", "a cache in an object store", "cloud") from error
+            raise MissingDependencyError("obstore", "what is at a URL", "cloud") from error
         _package = Path(str(obstore.__file__)).parent
         return obstore
 
@@ -95,6 +116,7 @@ def _load_copy(package: Path) -> None:
         try:
             importlib.import_module("obstore")
             importlib.import_module("obstore.store")
+            importlib.import_module("obstore.exceptions")
         finally:
             sys.path.remove(folder)
 

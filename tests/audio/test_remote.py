@@ -23,6 +23,7 @@ from featcache.errors import ArgumentError, AudioError, MissingDependencyError, 
 from featcache.extraction.downloads import Downloads
 from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import Url, as_root, is_url, locate, secret_in
+from featcache.storage import clients
 
 pytest.importorskip("obstore")
 
@@ -42,7 +43,7 @@ def server(listener, monkeypatch):
     listener.has_etags, listener.has_dates, listener.has_ranges = True, False, True
     monkeypatch.setattr(remote, "_FIRST_WAIT", 0.001)
     yield listener
-    remote._store.cache_clear()
+    clients._clients.clear()
 
 
 def at_url(server, path: Path) -> Url:
@@ -137,7 +138,7 @@ def base(request, server, monkeypatch):
     account = {"gcs_base_url": server.address, "disable_oauth": True}
     account |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(account))
-    remote._store.cache_clear()
+    clients._clients.clear()
     server.has_dates = True
     return f"{request.param}:/"
 
@@ -291,9 +292,10 @@ def test_keys_that_no_store_has_are_not_asked_for(url, monkeypatch):
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
-    remote._store.cache_clear()
-    with pytest.raises(MissingDependencyError, match=r"audio at a URL needs .*: pip install 'featcache\[cloud\]'"):
+    monkeypatch.setitem(__import__("sys").modules, "obstore", None)
+    monkeypatch.setattr(clients, "_package", None)
+    clients._clients.clear()
+    with pytest.raises(MissingDependencyError, match=r"what is at a URL needs .*: pip install 'featcache\[cloud\]'"):
         remote.require(Url("s3://bucket/a.wav"))
 
 

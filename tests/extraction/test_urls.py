@@ -21,6 +21,7 @@ from featcache.engines.local import run_locally
 from featcache.errors import ManifestError, MissingDependencyError
 from featcache.extraction.extraction import Options, plan_extraction, run_extraction
 from featcache.manifest import read_manifest
+from featcache.storage import clients
 
 pytest.importorskip("obstore")
 
@@ -77,10 +78,10 @@ def bucket(corpus: Corpus):
                 if path.is_file():
                     key = f"corpus/{path.relative_to(corpus.folder)}"
                     client.put_object(Bucket="speech", Key=key, Body=path.read_bytes())
-            remote._store.cache_clear()
+            clients._clients.clear()
             yield Bucket(client, environment)
             client.close()
-        remote._store.cache_clear()
+        clients._clients.clear()
     finally:
         server.stop()
 
@@ -255,16 +256,16 @@ def test_without_credentials_it_says_which(corpus, scratch, fbank, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
-    remote._store.cache_clear()
+    clients._clients.clear()
     with pytest.raises(ManifestError, match="there are no credentials: set AWS_ACCESS_KEY_ID and ") as raised:
         extract(corpus.manifest(), "s3://speech/corpus", scratch / "c", fbank)
     assert "hush" not in str(raised.value)
-    remote._store.cache_clear()
+    clients._clients.clear()
 
-
-def test_without_the_package_nothing_begins(corpus, scratch, fbank, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
-    remote._store.cache_clear()
+    monkeypatch.setitem(__import__("sys").modules, "obstore", None)
+    monkeypatch.setattr(clients, "_package", None)
+    monkeypatch.setitem(__import__("sys").modules, "obstore", None)
+    clients._clients.clear()
     with pytest.raises(MissingDependencyError, match=r"pip install 'featcache\[cloud\]'"):
         extract(corpus.manifest(), "s3://speech/corpus", scratch / "c", fbank)
     assert not (scratch / "c").exists()

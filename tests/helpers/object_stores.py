@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections import Counter
+from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
@@ -161,7 +161,7 @@ def s3(s3_of_module, monkeypatch):
     s3_of_module.reset()
     for name, value in s3_of_module.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(clients, "_clients", {})
+    monkeypatch.setattr(clients, "_clients", OrderedDict())
     yield s3_of_module
     s3_of_module.reset()
 

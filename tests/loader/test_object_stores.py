@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import time
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def uploaded(folder, s3_of_module):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in s3_of_module.environment.items():
             patch.setenv(name, value)
-        patch.setattr(clients, "_clients", {})
+        patch.setattr(clients, "_clients", OrderedDict())
         upload(folder, URL)
     return URL
 

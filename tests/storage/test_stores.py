@@ -2,6 +2,7 @@
 
 import os
 import uuid
+from collections import OrderedDict
 
 import pytest
 
@@ -166,7 +167,7 @@ class TestFaults:
 
         monkeypatch.setattr(objects, "_ATTEMPTS", 1)
         s3.fault = lambda method, path: "503"
-        monkeypatch.setattr("featcache.storage.clients._clients", {})
+        monkeypatch.setattr("featcache.storage.clients._clients", OrderedDict())
         monkeypatch.setattr("featcache.storage.clients._RETRIES", {"max_retries": 1})
         with pytest.raises(StoreError, match="cannot be reached") as caught:
             store_of(ObjectPath("s3://speech", "a")).size(ObjectPath("s3://speech", "a"))
