@@ -270,7 +270,7 @@ class _Dispatch:
         message = f"extracting its shard ended {MOST_DEATHS} processes, and what in it did so is not known: {how}"
         counts, all_failures = [], []
         for job in self._group.jobs:
-            left = [task.utterances[number] for number in sorted(job.concurrent.remaining(task))]
+            left = [task.utterances[number] for number in sorted(job.concurrent.remaining(task, is_likely_done=True))]
             failures = [failure_of(row, self._group.root, AudioError(Reason.CRASHED, message)) for row in left]
             job.run.fail(failures, task.replaces)
             counts.append(VersionCounts(failed=len(failures)))

@@ -59,7 +59,7 @@ def _claim_shards(
             yield None
             continue
         deferred.remove(free[0])
-        if shard := _open(*free, jobs, progress):
+        if shard := _open(*free, jobs, progress, was_taken=True):
             yield shard
 
 
@@ -75,10 +75,14 @@ def _claim(task: ShardTask, jobs: Sequence[VersionJob]) -> ExitStack | None:
         return claims.pop_all()
 
 
-def _open(task: ShardTask, claims: ExitStack, jobs: Sequence[VersionJob], progress: Progress) -> OpenShard | None:
-    """Open what remains of a claimed task; None if other runs have extracted all of it."""
+def _open(
+    task: ShardTask, claims: ExitStack, jobs: Sequence[VersionJob], progress: Progress, was_taken: bool = False
+) -> OpenShard | None:
+    """Open what remains of a claimed task; None if other runs have extracted all of it. `was_taken` says that one of
+    them had claimed it before.
+    """
     with claims:
-        remaining = set().union(*(job.concurrent.remaining(task) for job in jobs))
+        remaining = set().union(*(job.concurrent.remaining(task, was_taken) for job in jobs))
         progress.elsewhere += len(task.utterances) - len(remaining)
         if not remaining:
             return None

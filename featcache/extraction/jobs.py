@@ -162,11 +162,8 @@ class RunControl:
 
 _BEHIND_ALL = np.uint64(2**64 - 1)
 
-_LOOK_SECONDS = 1.0
-"""How long a run goes by what it knows of other runs' shards before it looks again."""
-
 _SHARE_OF_LOOKING = 0.05
-"""The most of its time that it spends on looking, then: listing 10^5 shards may take seconds."""
+"""The most of its time that a run spends on looking for other runs' shards: listing 10^5 of them may take seconds."""
 
 
 class ConcurrentRuns:
@@ -192,13 +189,16 @@ class ConcurrentRuns:
         """Take a shard of that name for this run's own."""
         self._known.add(shard)
 
-    def remaining(self, task: ShardTask) -> set[int]:
-        """The numbers of the task's utterances that no other run has extracted, as far as the last look tells."""
+    def remaining(self, task: ShardTask, is_likely_done: bool = False) -> set[int]:
+        """The numbers of the task's utterances that no other run has extracted, as far as the last look tells.
+
+        With `is_likely_done`, because another run had the task, it looks in any case.
+        """
         started = self._clock()
-        if started >= self._next_look:
+        if is_likely_done or started >= self._next_look:
             self._look()
             ended = self._clock()
-            self._next_look = ended + max(_LOOK_SECONDS, (ended - started) / _SHARE_OF_LOOKING)
+            self._next_look = ended + (ended - started) / _SHARE_OF_LOOKING
         rows = RowKeys.of_utterances(task.utterances)
         wanted = _keys(rows.ids, rows.hashes)
         is_there = self._keys[np.searchsorted(self._keys, wanted)] == wanted
