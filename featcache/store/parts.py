@@ -39,6 +39,12 @@ class Part:
     count: int = 1
     """How many parts there are."""
 
+    @classmethod
+    def of(cls, run: RunRecord) -> Part | None:
+        """The part of a manifest that a run was to extract; None if it was another kind of run."""
+        document = run.asked.get("part")
+        return None if document is None else cls(**document)
+
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
 
@@ -60,12 +66,6 @@ def digest_of_rows(manifest: Manifest) -> str:
     digest = hashlib.sha256(manifest.ids.hashes().tobytes())
     digest.update(manifest.row_hashes().tobytes())
     return digest.hexdigest()[:16]
-
-
-def part_of(run: RunRecord) -> Part | None:
-    """The part of a manifest that a run was to extract; None if it was another kind of run."""
-    document = run.asked.get("part")
-    return None if document is None else Part(**document)
 
 
 def has_ended_well(run: RunRecord) -> bool:
@@ -92,12 +92,12 @@ def lacking_parts(runs: Sequence[RunRecord], done_by: Callable[[RunRecord], int]
         runs: All runs over the manifest, in their order.
         done_by: How many utterances a run has extracted, or recorded as failed.
     """
-    newest = next((part for run in reversed(runs) if (part := part_of(run)) is not None), None)
+    newest = next((part for run in reversed(runs) if (part := Part.of(run)) is not None), None)
     if newest is None:
         return None
     found = [(run, part) for run in runs if (part := _rows_of(run)) is not None and part.digest == newest.digest]
     ended = [(at, part) for at, (run, part) in enumerate(found) if has_ended_well(run)]
-    latest = {(part.first, part.end): at for at, (run, part) in enumerate(found) if part_of(run) is not None}
+    latest = {(part.first, part.end): at for at, (run, part) in enumerate(found) if Part.of(run) is not None}
     done, pending = [part for _, part in ended], list[tuple[RunRecord, Part, int]]()
     for at in latest.values():
         run, part = found[at]
@@ -122,13 +122,13 @@ def lacking_parts(runs: Sequence[RunRecord], done_by: Callable[[RunRecord], int]
 
 def are_made_up_for(runs: Sequence[RunRecord]) -> bool:
     """Whether some runs, all over one manifest, are together one over the whole of it that has ended well."""
-    parts = [part for run in runs if has_ended_well(run) and (part := part_of(run)) is not None]
+    parts = [part for run in runs if has_ended_well(run) and (part := Part.of(run)) is not None]
     return any(not _rows_outside([Part(one.digest, 0, one.rows, one.rows)], parts) for one in parts)
 
 
 def _rows_of(run: RunRecord) -> Part | None:
     """The rows that a run was to extract, if that is known: a part, or the whole of a manifest."""
-    if (part := part_of(run)) is not None:
+    if (part := Part.of(run)) is not None:
         return part
     digest, rows = run.asked.get("digest"), run.asked.get("utterances")
     if isinstance(digest, str) and isinstance(rows, int) and not run.asked.get("only"):
@@ -173,7 +173,7 @@ def _index_of_part(version: Version, part: Part) -> Index:
     elsewhere = {
         event.shard
         for run in _runs(version)
-        if (other := part_of(run)) is not None and other.is_apart_from(part)
+        if (other := Part.of(run)) is not None and other.is_apart_from(part)
         for event in run.events()
     }
     known = latest_index(version, names)
@@ -189,7 +189,7 @@ def shards_to_make_up_for_in(version: Version, part: Part) -> list[ShardEvent]:
     until: dict[str, str] = {}
     recorded: dict[str, str] = {}
     for run in runs:
-        other = part_of(run)
+        other = Part.of(run)
         for event in run.events():
             if event.until is not None:
                 until[event.shard] = max(event.until, until.get(event.shard, ""))

@@ -100,6 +100,7 @@ _ASKED = checks.fields(
     or_not={
         "part": optional(checks.fields({"digest": text(), **_PART})),
         "digest": optional(text()),
+        "part_of": optional(text()),
         "root": _PATH,
         "manifest": _PATH,
         **dict.fromkeys(("utterances", "new", "replaced", "held", "others", "failed"), _COUNT),

@@ -40,7 +40,7 @@ from featcache.errors import DamagedError, counted, listing
 from featcache.storage.objects import read_ahead
 from featcache.storage.store import store_of
 from featcache.store.index import Index
-from featcache.store.parts import are_made_up_for, has_ended_well, lacking_parts, part_of
+from featcache.store.parts import Part, are_made_up_for, has_ended_well, lacking_parts
 from featcache.store.runs import (
     RunRecord,
     ShardEvent,
@@ -250,9 +250,16 @@ class _Records:
     def __init__(self, version: Version, index: Index, latest: int | None) -> None:
         self._version = version
         self._index = index
-        names = run_names(version)[-latest if latest else None :]
-        self.runs = [run for name in names if (run := read_run(version, name)) is not None]
+        names = run_names(version)
+        earlier, late = (names[:-latest], names[-latest:]) if latest else ([], names)
+        self.runs = self._read(late)
+        # The latest may all be of the workers of one run, which has begun before them.
+        begun_by = {run.asked.get("part_of") for run in self.runs}
+        self.runs = self._read(name for name in earlier if name in begun_by) + self.runs
         self._known = {run.name: run for run in self.runs}
+
+    def _read(self, names: Iterable[str]) -> list[RunRecord]:
+        return [run for name in names if (run := read_run(self._version, name)) is not None]
 
     def findings(self) -> list[Finding]:
         """Why the version may not be whole."""
@@ -297,7 +304,7 @@ class _Records:
                 by_manifest[_manifest_of(run)].append(run)
         for manifest, runs in by_manifest.items():
             last_whole = max((at for at, run in enumerate(runs) if _is_whole(run)), default=-1)
-            if not any(part_of(run) for run in runs[last_whole + 1 :]):
+            if not any(Part.of(run) for run in runs[last_whole + 1 :]):
                 continue
             if (lacking := lacking_parts(runs, self._done_by)) is not None:
                 going_on = any(is_running(self._version, run.name) for run in lacking.runs)
@@ -466,7 +473,7 @@ def _manifest_of(run: RunRecord) -> ManifestKey:
 
 def _is_whole(run: RunRecord) -> bool:
     """Whether it was to extract all of its manifest."""
-    return not run.asked.get("only") and isinstance(run.asked.get("new"), int) and part_of(run) is None
+    return not run.asked.get("only") and isinstance(run.asked.get("new"), int) and Part.of(run) is None
 
 
 def _items_at_end(run: RunRecord) -> int:

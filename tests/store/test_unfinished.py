@@ -10,7 +10,7 @@ import pytest
 from clocks import set_clock
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded_runs import Model
+from recorded_runs import ROOT, Model
 from scratch import scratch_folder
 from small_shards import INFO, item, write
 
@@ -183,6 +183,15 @@ def test_of_very_many_runs_the_latest_are_looked_at_unless_all_are_to_be(model):
         model.whole_run(manifest)
     assert find_unfinished(model.version, model.index()) == []
     assert len(found(model)) == 1
+
+
+def test_the_run_of_very_many_workers_is_looked_at_with_them(model):
+    job = model.begin("a.csv")
+    for _ in range(70):
+        worker = {"manifest": "a.csv", "root": ROOT, "only": True, "part_of": job.run.id}
+        Run(model.version, worker, after=[job.run.id]).finish({"extracted": 0, "failed": 0, "interrupted": False})
+    model.kill(job)
+    assert [finding.missing for finding in find_unfinished(model.version, model.index())] == [9]
 
 
 def test_a_name_sorts_after_all_that_were_there(version, monkeypatch):
