@@ -120,10 +120,10 @@ class _Root(_LocalPath):
     """A folder that exists, or the beginning of URLs."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from featcache.manifest.audio_locations import as_root, is_url
+        from featcache.manifest.audio_locations import as_root, is_audio_url
 
         given = os.fspath(value)
-        return as_root(given) if is_url(given) else super().convert(value, param, ctx)
+        return as_root(given) if is_audio_url(given) else super().convert(value, param, ctx)
 
 
 _ROOT = _Root(_no_folder, file_okay=False, path_type=Path)

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from featcache.device import MAX_CPU_THREADS
@@ -175,7 +175,7 @@ class _Actors:
             del self._again[worker]
             self._begin(worker)
         if not self._waiting:
-            threading.Event().wait(seconds)
+            sleep(seconds)
             return []
         ready, _ = self._ray.wait([*self._waiting], num_returns=1, timeout=seconds)
         events: list[tuple[int, Event]] = []

@@ -225,6 +225,10 @@ def serve(connection: Connection) -> None:
                 inbox.put(connection.recv())
         except (EOFError, OSError):
             inbox.close()
+        except Exception as error:  # noqa: BLE001 (what was sent names a class that is not here, as one of `__main__`)
+            what = f"a worker cannot read what it is sent: {error}: define extractors in a module of their own"
+            send(Fault.of(ConfigError(what)))
+            inbox.put(End(interrupted=True))
 
     def send(event: Event) -> None:
         with sending, suppress(OSError):  # nobody listens

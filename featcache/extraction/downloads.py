@@ -68,7 +68,8 @@ class Downloads:
             mean = self._fetched_bytes / self._fetched_files if self._fetched_files else 0.0
             under_way = len(self._files) - len(self._sizes)
             held = sum(self._sizes.values()) + mean * under_way
-            return under_way < 2 * self._at_once and held < _AHEAD_BYTES
+            # Before any has come, nobody knows how large they are: the number doubles with those that have.
+            return under_way < min(2 * self._at_once, 8 + 2 * self._fetched_files) and held < _AHEAD_BYTES
 
     def expect(self, utterances: Sequence[Utterance]) -> None:
         """Begin to fetch the files of a batch, which will be taken in this order, once for each run of equal paths."""

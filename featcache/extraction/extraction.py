@@ -390,9 +390,10 @@ def _settle(plan: ExtractionPlan, planned: VersionPlan) -> None:
 def _settle_part(plan: ExtractionPlan, planned: VersionPlan) -> None:
     """Record that a version lacks nothing of a part if its records do not say so; also of one that has no rows."""
     assert planned.part is not None
+    if not planned.is_new and is_done(Version.open(planned.path), planned.part):
+        return
     version = Version.create(plan.cache, planned.info, planned.path.name)
-    if not is_done(version, planned.part):
-        _begin(plan, planned, version).finish(interrupted=False)
+    _begin(plan, planned, version).finish(interrupted=False)
 
 
 def _tasks(plan: ExtractionPlan, versions: Sequence[VersionPlan]) -> Iterator[ShardTask]:

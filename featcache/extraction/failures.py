@@ -13,7 +13,7 @@ from featcache.audio.remote import each_at_once, stamp_of
 from featcache.audio.sections import AudioPolicy
 from featcache.errors import ArgumentError, AudioError, Reason
 from featcache.manifest import CallersUrls, Manifest, Utterance
-from featcache.manifest.audio_locations import SCHEMES, AudioLocation, Url, is_other_url, locate
+from featcache.manifest.audio_locations import AUDIO_SCHEMES, AudioLocation, Url, is_other_url, locate
 from featcache.store.runs import Failure
 
 Stamp = tuple[int | None, int | None]
@@ -91,7 +91,7 @@ def where_missing(path: str, root: AudioLocation) -> str:
     if isinstance(location, Url):
         return "" if location == path else f": {location}"
     if is_other_url(path):
-        return f": URLs are read that begin with {', '.join(SCHEMES)}"
+        return f": URLs are read that begin with {', '.join(AUDIO_SCHEMES)}"
     if path.startswith("~"):
         return ": ~ stands for no folder in a manifest"
     return "" if os.path.isabs(path) else f": {location}"

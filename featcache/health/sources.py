@@ -16,7 +16,7 @@ from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_co
 from featcache.audio.remote import fetch, stamp_of
 from featcache.errors import AudioError, counted
 from featcache.manifest import CallersUrls
-from featcache.manifest.audio_locations import AudioLocation, Url, is_url, locate
+from featcache.manifest.audio_locations import AudioLocation, Url, is_audio_url, locate
 from featcache.store.check import Problem
 from featcache.store.index import Index
 from featcache.store.runs import request_of
@@ -123,7 +123,7 @@ def notes_on_sources(findings: SourceFindings) -> Iterator[str]:
 def root_of(shard: Shard, version: Version) -> AudioLocation:
     """What the paths of a shard's items are relative to, by the record of the run that extracted them."""
     root = request_of(version, shard.info.made_by.get("run", "")).get("root", ".")
-    return Url(root) if is_url(root) else Path(root)
+    return Url(root) if is_audio_url(root) else Path(root)
 
 
 def _files_of(

@@ -32,8 +32,6 @@ from featcache.store.version import Version
 __all__ = ["FetchedCopies"]
 
 _BLOCK_BYTES = 1 << 20
-_RESIDUE = 0x48674BC7
-"""CRC-32C of any bytes that are followed by their own CRC-32C, little endian: a chunk's whole file."""
 
 _IDLE_SECONDS = 60.0
 """How long nobody has read a copy that may make room for another."""
@@ -112,7 +110,8 @@ class FetchedCopies:
         with lock:
             copy = state.copies.get(number)
             if copy is None or not copy.is_there():
-                state.copies.pop(number, None)
+                with state.lock:
+                    state.copies.pop(number, None)
                 try:
                     copy = self._find_or_make(state, number, chunk)
                 except OSError as error:
@@ -122,7 +121,8 @@ class FetchedCopies:
                     return None
                 if copy is None:
                     return None
-                state.copies[number] = copy
+                with state.lock:
+                    state.copies[number] = copy
             return copy.path, copy.features
 
     def _find_or_make(self, state: _OfProcess, number: int, chunk: ChunkObject) -> _Copy | None:
@@ -178,7 +178,7 @@ def _fetch(chunk: ChunkObject, num_bytes: int, part: PartialCopy) -> None:
                 crc = zarr3.crc32c(block[:count], crc)
                 part.write(block[:count].data)
                 left -= count
-        if left or crc != _RESIDUE:
+        if left or crc != zarr3.RESIDUE:
             raise DamagedError(f"{chunk.path}: damaged: its checksum does not match", chunk.version)
         part.commit()
     except BaseException:

@@ -31,8 +31,6 @@ from featcache.store.version import Version
 __all__ = ["LocalCopies", "LocalCopy"]
 
 _BLOCK_BYTES = 4 << 20
-_RESIDUE = 0x48674BC7
-"""CRC-32C of any bytes that are followed by their own CRC-32C, little endian: a chunk's whole file."""
 
 _WAIT_SECONDS = 0.5
 """How long to wait if other processes are copying all that is wanted."""
@@ -194,7 +192,7 @@ def _copy(source: Path, num_bytes: int, part: PartialCopy) -> None:
         for data in _blocks(source, num_bytes):
             crc = zarr3.crc32c(np.frombuffer(data, np.uint8), crc)
             part.write(data)
-        if crc != _RESIDUE:
+        if crc != zarr3.RESIDUE:
             raise DamagedError(f"{source}: damaged: its checksum does not match")
         part.commit()
     except BaseException:

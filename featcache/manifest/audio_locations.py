@@ -10,10 +10,10 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from featcache.errors import ArgumentError
 from featcache.strings import Strings
 
-SCHEMES = ("s3", "gs", "az", "https", "http")
+AUDIO_SCHEMES = ("s3", "gs", "az", "https", "http")
 """How URLs may begin whose files are fetched."""
 
-_FETCHED = re.compile(rf"(?:{'|'.join(SCHEMES)})://", re.IGNORECASE)
+_FETCHED = re.compile(rf"(?:{'|'.join(AUDIO_SCHEMES)})://", re.IGNORECASE)
 _LOCAL = re.compile(r"file://(?:localhost)?(?=/)", re.IGNORECASE)
 _ANY = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SECRET = re.compile(
@@ -34,7 +34,7 @@ AudioLocation = Path | Url
 """Where a file is, or what relative paths are relative to."""
 
 
-def is_url(path: str) -> bool:
+def is_audio_url(path: str) -> bool:
     """Whether a path is the URL of a file that is fetched."""
     return "://" in path and _FETCHED.match(path) is not None
 
@@ -46,7 +46,7 @@ def is_other_url(path: str) -> bool:
 
 def have_urls(paths: Strings) -> bool:
     """Whether one of the paths is the URL of a file that is fetched."""
-    return re.search(rb"://", paths.blob.data) is not None and any(map(is_url, paths))
+    return re.search(rb"://", paths.blob.data) is not None and any(map(is_audio_url, paths))
 
 
 def locate(root: AudioLocation, path: str) -> AudioLocation:
@@ -67,7 +67,7 @@ def as_root(text: str) -> AudioLocation:
     Raises:
         ArgumentError: It is a URL with a secret in it, or with a query.
     """
-    if not is_url(text):
+    if not is_audio_url(text):
         return Path(text)
     if fault := secret_in(text) or ("has a query" if "?" in text else None):
         raise ArgumentError(f"--root: {without_secrets(text)} {fault}")
@@ -79,7 +79,7 @@ def secret_in(path: str) -> str | None:
 
     A path is stored with its features and in failure ledgers, so it must not give access to anything.
     """
-    if not is_url(path):
+    if not is_audio_url(path):
         return None
     try:
         parts = urlsplit(path)

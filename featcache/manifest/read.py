@@ -15,7 +15,7 @@ import numpy as np
 
 from featcache.arguments import refuse_url
 from featcache.errors import ManifestError
-from featcache.manifest.audio_locations import AudioLocation, Url, as_root, is_url
+from featcache.manifest.audio_locations import AudioLocation, Url, as_root, is_audio_url
 from featcache.manifest.columns import COLUMNS, SPELLINGS, Column, carried
 from featcache.manifest.formats import Batch, Faults, batches
 from featcache.manifest.utterances import Manifest
@@ -42,7 +42,7 @@ def read_manifest(
         ArgumentError: The manifest is a URL, or the root one that has a secret in it.
     """
     refuse_url("the manifest", source)
-    if root is not None and not is_url(str(root)):
+    if root is not None and not is_audio_url(str(root)):
         refuse_url("root", root)
     folder: AudioLocation = Path(source).parent if root is None else as_root(str(root))
     is_stdin = str(source) == "-"

@@ -25,8 +25,10 @@ def with_durations(source: Path, durations: Sequence[float], target: Path) -> by
         target: Where it will be written: if its name ends in `.gz`, it is compressed.
 
     Raises:
-        ManifestError: The target's suffix says another format, or the manifest has changed since it was read.
+        ManifestError: It is Parquet, the target's suffix says another format, or it has changed since it was read.
     """
+    if suffix_of(source) == ".parquet":
+        raise ManifestError(f"{source}: Parquet is read, and not written: convert it to CSV or JSON lines first")
     faults = Faults(str(source))
     with opened(source) as stream:
         lines, kind = format_of(lines_of(stream, faults), suffix_of(source))

@@ -23,7 +23,10 @@ from featcache.errors import MissingDependencyError, StoreError
 
 __all__ = ["client", "library"]
 
-_TIMEOUTS = {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "1d"}  # the last is for the whole of a file
+_TIMEOUTS = {  # by whether obstore repeats requests; `timeout` is for the whole of a file, and 30 s by default
+    True: {"connect_timeout": "10s", "timeout": "10m"},  # a `read_timeout` would end what is sent for longer
+    False: {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "1d"},
+}
 _ENDPOINTS = ("AWS_ENDPOINT", "AZURE_", "GOOGLE_")
 _MOST_CLIENTS = 64
 _RETRIES: Any = {
@@ -71,7 +74,7 @@ def _connect(base: str, retries: bool) -> Any:
     has_plain_endpoint = any(
         value.startswith("http://") for name, value in os.environ.items() if name.startswith(_ENDPOINTS)
     )
-    options: Any = dict(_TIMEOUTS)
+    options: Any = dict(_TIMEOUTS[retries])
     if base.startswith("http://") or (has_plain_endpoint and not base.startswith("https://")):
         options["allow_http"] = True
     open_store = stores.HTTPStore.from_url if base.startswith("http") else stores.from_url

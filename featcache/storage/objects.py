@@ -39,6 +39,7 @@ _S = TypeVar("_S")
 _T = TypeVar("_T")
 _ahead = threading.local()
 _pool: ThreadPoolExecutor | None = None
+_pool_lock = threading.Lock()
 
 
 class Objects:
@@ -194,14 +195,16 @@ def in_parallel(work: Callable[[_S], _T], items: Sequence[_S]) -> list[_T]:
     global _pool
     if len(items) < 2:
         return [work(item) for item in items]
-    if _pool is None:
-        _pool = ThreadPoolExecutor(REQUESTS, "featcache-objects")
-    return list(_pool.map(work, items))
+    with _pool_lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(REQUESTS, "featcache-objects")
+        pool = _pool
+    return list(pool.map(work, items))
 
 
 def _in_child() -> None:
-    global _pool
-    _pool = None  # its threads are the parent's
+    global _pool, _pool_lock
+    _pool, _pool_lock = None, threading.Lock()  # its threads are the parent's, and one of them may hold the lock
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -31,8 +31,8 @@ class ObjectFile(io.RawIOBase):
     def __init__(self, location: ObjectPath) -> None:
         self.name = str(location)
         self._place = location
+        self._pool = ThreadPoolExecutor(_BLOCKS_AHEAD, "featcache-objects")  # which `close` ends, whatever fails
         self.size = store_of(location).size(location)
-        self._pool = ThreadPoolExecutor(_BLOCKS_AHEAD, "featcache-objects")
         self._begin(0)
 
     def _begin(self, at: int) -> None:

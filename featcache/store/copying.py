@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from featcache.storage.store import store_of
 from featcache.storage.stream import open_stream
 from featcache.store import zarr3
 from featcache.store.check import Problem
+from featcache.store.chunk_file import reading_error
 from featcache.store.columns import columns_of
 from featcache.store.documents import read_bytes
 from featcache.store.files import (
@@ -43,8 +44,6 @@ from featcache.store.shard import Shard
 from featcache.store.version import Version
 
 _BLOCK_BYTES = 1 << 20
-_RESIDUE = 0x48674BC7
-"""CRC-32C of any bytes that are followed by their own CRC-32C, little endian: a chunk's whole file."""
 
 
 @dataclass
@@ -92,7 +91,7 @@ def copy_version(
         StoreError: Something cannot be read or written, or another version has that name there.
         DamagedError: The version's own metadata is damaged.
     """
-    stop = stop or threading.Event()
+    stop, failed = stop or threading.Event(), threading.Event()
     copy = _create(version, cache)
     result = Copied(str(version.path), str(copy.path))
     open_index(version)  # which keeps an index, if it is in a folder that can be written
@@ -102,7 +101,7 @@ def copy_version(
     result.there, result.others = len(names) - len(missing), len(there.difference(names))
 
     def copy_one(name: str) -> int | DamagedError:
-        if stop.is_set():
+        if stop.is_set() or failed.is_set():
             return 0
         try:
             return _copy_shard(version.shard(name), version, copy)
@@ -110,7 +109,7 @@ def copy_version(
             return error
 
     with ThreadPoolExecutor(threads, "featcache-copy") as pool, ExitStack() as ended:
-        ended.callback(stop.set)  # after an error, the pool waits for shards that are under way
+        ended.callback(failed.set)  # after an error, the pool waits for shards that are under way
         for name, done in zip(missing, pool.map(copy_one, missing), strict=True):
             if isinstance(done, DamagedError):
                 result.problems.append(Problem("structure", done.what, name))
@@ -219,14 +218,21 @@ class _ShardFiles:
             if found.chunk is not None:
                 path = str(found.chunk).removeprefix(f"{folder}/")
                 yield path, _chunk_blocks(found.chunk, found.num_bytes + zarr3.CHECKSUM_BYTES)
-            metadata = read_bytes(folder / name / "zarr.json")
+            metadata = _read_document(folder / name / "zarr.json")
             if zarr3.hex_crc32c(metadata) != self.shard.info.metadata.get(name):
                 raise DamagedError(f"{folder / name / 'zarr.json'}: damaged: its checksum does not match")
             yield f"{name}/zarr.json", _one_block(metadata)
-        document = read_bytes(folder / "zarr.json")
+        document = _read_document(folder / "zarr.json")
         if self.shard.info != Shard(folder, self.shard.fingerprint).info:
             raise DamagedError(f"{folder}: is being exchanged: copy it again")
         yield "zarr.json", _one_block(document)
+
+
+def _read_document(location: Location) -> bytes:
+    try:
+        return read_bytes(location)
+    except OSError as error:
+        raise reading_error(error, location) from error
 
 
 def _one_block(data: bytes) -> Callable[[], Iterator[memoryview]]:
@@ -236,19 +242,29 @@ def _one_block(data: bytes) -> Callable[[], Iterator[memoryview]]:
 def _chunk_blocks(chunk: Location, num_bytes: int) -> Callable[[], Iterator[memoryview]]:
     """What reads a chunk's file in blocks, each in memory of its own; after the last, it has been checked."""
 
+    @contextmanager
+    def reading() -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:  # of what is read: those of what is written are the caller's
+            raise reading_error(error, chunk) from error
+
     def blocks() -> Iterator[memoryview]:
         crc, left = 0, num_bytes
-        with open_stream(chunk) as file:
+        with reading():
+            stream = open_stream(chunk)
+        with stream as file:
             while left:
                 block = np.empty(min(left, _BLOCK_BYTES), np.uint8)
-                count = file.readinto(block.data) or 0
+                with reading():
+                    count = file.readinto(block.data) or 0
                 if not count:
                     break
                 crc, left = zarr3.crc32c(block[:count], crc), left - count
-                if not left and crc != _RESIDUE:
+                if not left and crc != zarr3.RESIDUE:
                     break
                 yield block[:count].data
-        if left or crc != _RESIDUE:
+        if left or crc != zarr3.RESIDUE:
             raise DamagedError(f"{chunk}: damaged: its checksum does not match")
 
     return blocks

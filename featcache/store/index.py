@@ -407,6 +407,10 @@ def load_index(version: Version, names: Sequence[str]) -> Index | None:
         runs = document["runs"] if "runs" in document else _runs_of(version, document["shards"])
         index = Index(document["shards"], runs, Strings(arrays.pop("ids"), arrays.pop("id_offsets")), **arrays)
         return index if _fits_together(index) else None
+    except DamagedError:
+        return None
+    except StoreError:  # an object store that cannot be reached is no reason to read all shards
+        raise
     except Exception:  # noqa: BLE001 (parsers of a garbled file raise all kinds)
         return None
 

@@ -61,6 +61,15 @@ class Part:
         return self.digest == other.digest and other.first <= self.first and self.end <= other.end
 
 
+def parts_of(runs: Iterable[RunRecord]) -> dict[str, Part]:
+    """The part of a manifest that each run adds to, by the run's name: its own, or that of the run that it works for;
+    other kinds of runs are left out.
+    """
+    runs = list(runs)
+    own = {run.name: part for run in runs if (part := Part.of(run)) is not None}
+    return own | {run.name: own[of] for run in runs if (of := run.asked.get("part_of")) in own}
+
+
 def digest_of_rows(manifest: Manifest) -> str:
     """A hash of a manifest's rows, in their order: 16 hex digits."""
     digest = hashlib.sha256(manifest.ids.hashes().tobytes())
@@ -170,10 +179,12 @@ def _index_of_part(version: Version, part: Part) -> Index:
     names = version.shard_names()
     if (index := load_index(version, names)) is not None:
         return index
+    runs = _runs(version)
+    parts = parts_of(runs)
     elsewhere = {
         event.shard
-        for run in _runs(version)
-        if (other := Part.of(run)) is not None and other.is_apart_from(part)
+        for run in runs
+        if run.name in parts and parts[run.name].is_apart_from(part)
         for event in run.events()
     }
     known = latest_index(version, names)
@@ -185,11 +196,12 @@ def _index_of_part(version: Version, part: Part) -> Index:
 def shards_to_make_up_for_in(version: Version, part: Part) -> list[ShardEvent]:
     """The shards of a part that are lost when a run over it begins, which makes up for them if it ends well."""
     runs = _runs(version)
+    parts = parts_of(runs)
     latest = max((run.name for run in runs), default="")
     until: dict[str, str] = {}
     recorded: dict[str, str] = {}
     for run in runs:
-        other = Part.of(run)
+        other = parts.get(run.name)
         for event in run.events():
             if event.until is not None:
                 until[event.shard] = max(event.until, until.get(event.shard, ""))

@@ -464,7 +464,7 @@ def _is_there(version: Version, shard: str) -> bool:
     folder = version.path / "shards" / shard
     if isinstance(folder, Path):
         return os.path.lexists(folder)
-    return shard in version.shard_names()
+    return store_of(folder).exists(folder / "zarr.json")
 
 
 def _manifest_of(run: RunRecord) -> ManifestKey:

@@ -41,6 +41,9 @@ from featcache.store.documents import DOCUMENT_BYTES, parse_object, read_bytes
 from featcache.store.fields import fields, listed, one_of, whole
 
 CHECKSUM_BYTES = 4
+RESIDUE = 0x48674BC7
+"""CRC-32C of any bytes that are followed by their own CRC-32C, little endian: a chunk's whole file."""
+
 DTYPES = ("float16", "float32", "float64", "uint8", "uint16", "uint32", "uint64", "int32", "int64")
 """What `data_type` may be in format 1."""
 

@@ -22,7 +22,7 @@ from featcache.audio.remote import fetch, stamp_of
 from featcache.errors import ArgumentError, AudioError, MissingDependencyError, Reason
 from featcache.extraction.downloads import Downloads
 from featcache.manifest import Utterance
-from featcache.manifest.audio_locations import Url, as_root, is_url, locate, secret_in
+from featcache.manifest.audio_locations import Url, as_root, is_audio_url, locate, secret_in
 from featcache.storage import clients
 
 pytest.importorskip("obstore")
@@ -257,7 +257,10 @@ def test_where_a_path_is():
     assert locate(url, "https://h/a.wav") == Url("https://h/a.wav")
     assert locate(url, "/a.wav") == Path("/a.wav")
     assert locate(root, "hf://x/a.wav") == Path("/corpus/hf:/x/a.wav")
-    assert [is_url(text) for text in ("S3://b", "file:///x", "a.wav", "hf://x", "as3://b")] == [True, *[False] * 4]
+    assert [is_audio_url(text) for text in ("S3://b", "file:///x", "a.wav", "hf://x", "as3://b")] == [
+        True,
+        *[False] * 4,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -119,3 +119,15 @@ def test_index_says_what_is_missing_and_that_it_could_not_be_written(cli, plain,
     ended = cli("index", version)
     assert ended.code == 1
     assert "the index has not been kept" in ended.err
+
+
+def test_parquet_is_not_written(cli, plain, scratch):
+    pyarrow = pytest.importorskip("pyarrow")
+    manifest = scratch / "m.parquet"
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table({"id": ["a"], "path": ["00.wav"]}), manifest)
+    ended = cli("durations", manifest, "-o", scratch / "o.parquet", "--root", plain.folder)
+    assert ended.code == 2
+    assert ended.err.strip().endswith(
+        "m.parquet: Parquet is read, and not written: convert it to CSV or JSON lines first"
+    )
+    assert not (scratch / "o.parquet").exists()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from multiprocessing import Pipe
+
 import pytest
 from cache_contents import check, items, only_version
 from extractions import extract_here
 from inline_team import InlineTeam
 
 from featcache.config import load_config
-from featcache.engines.worker import Died
+from featcache.engines.process import Fault
+from featcache.engines.worker import Died, serve
 from featcache.errors import ConfigError, ExtractorError
 from featcache.extraction.extraction import Options, plan_extraction, run_extraction
 from featcache.extraction.failures import FailureLimit
@@ -135,3 +139,16 @@ def test_failures_of_all_workers_count_for_the_limit(run, plain):
     summary = run(InlineTeam(2), plain.manifest(rows, "half.csv"), max_failures=FailureLimit.parse("2"))
     assert summary.too_many_failures.endswith("have failed, and --max-failures allows 2")
     assert summary.interrupted
+
+
+def test_a_worker_that_cannot_read_its_setup_says_so():
+    """As of an extractor that a script defines: in another process, `__main__` is another module."""
+    ours, theirs = Pipe()
+    thread = threading.Thread(target=serve, args=[theirs])
+    thread.start()
+    ours.send_bytes(b"cno_such_module\nExtractor\n.")  # a pickle
+    fault = ours.recv()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert isinstance(fault, Fault)
+    assert "define extractors in a module of their own" in fault.message

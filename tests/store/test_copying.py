@@ -1,11 +1,13 @@
 """`featcache copy`: between folders and object stores, continued after a kill, checked on the way."""
 
+import errno
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -20,6 +22,7 @@ from featcache.health.verify import verify
 from featcache.spec import SideSpec
 from featcache.storage.location import parse_location
 from featcache.storage.store import store_of
+from featcache.storage.stream import open_stream
 from featcache.store.copying import copy_version
 from featcache.store.runs import Failure, Run, ShardEvent
 from featcache.store.selection import select_version, select_versions, version_folders
@@ -196,6 +199,32 @@ def test_a_kill_loses_nothing_and_shows_nothing_half(folder, tmp_path, s3, kind)
             break
     assert process.returncode == 0
     assert contents(where) == contents(folder)
+
+
+def test_all_versions_of_a_cache_are_copied_and_a_stop_that_nobody_set_stays_so(cli, tmp_path):
+    for name in ("one", "two", "three"):
+        make_version(tmp_path / "a", make_features(3, prefix=name), name=name)
+    finished = cli("copy", tmp_path / "a", tmp_path / "b")
+    assert finished.code == 0, finished.err
+    assert [version.info.name for version in select_versions(tmp_path / "b")] == ["one", "three", "two"]
+    stop = threading.Event()
+    copy_version(select_version(tmp_path / "a", "one"), tmp_path / "c", stop=stop)
+    assert not stop.is_set()
+
+
+def test_what_cannot_be_read_is_a_damaged_shard_and_the_others_are_copied(folder, tmp_path, monkeypatch):
+    version = select_version(folder)
+    bad = version.shard_names()[1]
+
+    def opened(location):
+        if bad in str(location):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return open_stream(location)
+
+    monkeypatch.setattr("featcache.store.copying.open_stream", opened)
+    copied = copy_version(version, tmp_path / "copy")
+    assert [problem.shard for problem in copied.problems] == [bad]
+    assert copied.copied == SHARDS - 1
 
 
 def test_the_command(cli, folder, s3, tmp_path):

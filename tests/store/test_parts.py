@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from dataclasses import dataclass
 
 import pytest
@@ -13,7 +14,7 @@ from small_shards import INFO, item, write
 
 from featcache.store import parts
 from featcache.store.index import build_index, extend_index, open_index
-from featcache.store.parts import Part, index_of_part, is_done
+from featcache.store.parts import Part, index_of_part, is_done, shards_to_make_up_for_in
 from featcache.store.runs import Failure, Run, ShardEvent
 from featcache.store.unfinished import find_unfinished
 from featcache.store.version import Version
@@ -142,3 +143,28 @@ def test_an_extended_index_has_the_items_of_one_that_is_built(version, seed):
             id_: whole.place(whole.find_one(id_)) for id_ in whole.ids
         }
         assert len(both) == len(whole)
+
+
+def test_what_workers_have_made_of_a_part_is_the_part_s(version, monkeypatch):
+    """Their records name the run that they work for."""
+    mine, other = part(0, 2), part(1, 2)
+    made = {}
+    for which in (mine, other):
+        asked = {"manifest": "m.csv", "root": "/", "utterances": ROWS, "new": ROWS // 2, "replaced": 0, "only": False}
+        run = Run(version, {**asked, "part": which.document()})
+        worker = Run(version, {"manifest": "m.csv", "root": "/", "only": True, "part_of": run.id}, after=[run.id])
+        shard = write(
+            version, [item(IDS[row]) for row in range(which.first, which.end)], row=which.first, run=worker.id
+        )
+        worker.record_shards([ShardEvent(shard.name, ROWS // 2)])
+        made[which] = shard.name
+        for one in (worker, run):
+            one.finish({"extracted": ROWS // 2, "failed": 0, "interrupted": False})
+    read = []
+    monkeypatch.setattr(parts, "build_index", lambda shards: build_index(read.append(s) or s for s in shards))
+    index_of_part(version, mine)
+    assert [shard.name for shard in read] == [made[mine]]
+    assert shards_to_make_up_for_in(version, mine) == []
+    shutil.rmtree(version.path / "shards" / made[mine])
+    assert [event.shard for event in shards_to_make_up_for_in(version, mine)] == [made[mine]]
+    assert shards_to_make_up_for_in(version, other) == []

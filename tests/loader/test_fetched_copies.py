@@ -1,0 +1,38 @@
+"""Shards that many threads have copied from an object store at once."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from featcache.loader import fetched_copies
+from featcache.loader.fetched_copies import FetchedCopies
+
+BYTES = 4096
+
+
+@pytest.fixture
+def fast_switches():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_threads_that_copy_different_shards_do_not_meet(tmp_path, monkeypatch, fast_switches):
+    def fetch(chunk, num_bytes, part):
+        part.write(memoryview(bytes(num_bytes)))
+        part.commit()
+
+    monkeypatch.setattr(fetched_copies, "_checksum", lambda chunk, num_bytes: 1)
+    monkeypatch.setattr(fetched_copies, "_fetch", fetch)
+    version = SimpleNamespace(info=SimpleNamespace(folder_name="x-0123456789ab"), path="memory://b/v")
+    chunk = SimpleNamespace(num_bytes=BYTES - 4, dtype=np.dtype(np.uint8), shape=(BYTES - 4,), path=None)
+    copies = FetchedCopies(version, [f"{number:012x}" for number in range(200)], tmp_path, None)
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda number: copies.features(number, chunk), range(200)))
+    assert len({path for path, _ in found}) == 200
