@@ -14,7 +14,6 @@ from __future__ import annotations
 import io
 import os
 import random
-import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ import xxhash
 from featcache.errors import AudioError, ManifestError, Reason, StoreError
 from featcache.manifest.audio_locations import Url, without_secrets
 from featcache.storage.clients import client, library
+from featcache.storage.faults import has_no_credentials, in_words, status_of
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -48,29 +48,6 @@ _BEGINNING = 64 << 10
 """The bytes in which headers are."""
 
 _PIECE = 4 << 20
-
-_STATUS = re.compile(r"status code: (\d{3})( [A-Za-z' -]{1,40}[a-z])?")
-_NO_CREDENTIALS = re.compile(
-    r"Missing AccessKeyId|169\.254\.169\.254|token request|metadata\.google|Account must be", re.I
-)
-_WORDS = (
-    ("dns error", "its host is not known"),
-    ("Connection refused", "its host refuses the connection"),
-    ("kind: Connect,", "its host cannot be reached"),
-    ("Timeout", "the server does not answer in time"),
-    ("timed out", "the server does not answer in time"),
-    ("kind: Interrupted", "the connection breaks off"),
-    ("kind: Body", "the connection breaks off"),
-    ("ConnectionReset", "the connection breaks off"),
-    ("IncompleteMessage", "the connection breaks off"),
-    ("Content-Length", "the server does not say how long the file is"),
-    ("certificate", "the server's certificate is not valid"),
-)
-_CREDENTIALS = {
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
-    "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
-    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-}
 
 URLS_AT_ONCE = 64
 """How many files at URLs are asked about at a time."""
@@ -256,28 +233,16 @@ def _try(
 
 def _fault(url: Url, error: Exception) -> tuple[AudioError, bool]:
     """What is wrong, and whether it may pass."""
-    faults = library().exceptions
-    scheme = url.partition("://")[0].lower()
-    text = str(error)
     if isinstance(error, FileNotFoundError):
         return AudioError(Reason.FILE_MISSING, "there is no such file"), False
-    if _NO_CREDENTIALS.search(text):
-        hint = f": {_CREDENTIALS[scheme]}" if scheme in _CREDENTIALS else ""
-        return AudioError(Reason.FILE_UNREADABLE, f"cannot be fetched: there are no credentials{hint}"), False
-    if isinstance(error, faults.PermissionDeniedError | faults.UnauthenticatedError):
-        code = 403 if isinstance(error, faults.PermissionDeniedError) else 401
-        return AudioError(Reason.FILE_UNREADABLE, f"cannot be fetched: the server forbids it ({code})"), False
     if isinstance(error, ValueError):
         return AudioError(Reason.FILE_MISSING, "not a valid path in a store"), False
-    status = _STATUS.search(text)
-    code = int(status[1]) if status else 0
-    if status is not None:
-        words = f"the server answers {code}{status[2] or ''}"
-    elif isinstance(error, _BrokenOffError):
-        words = "the connection breaks off"
-    else:
-        words = next((words for sign, words in _WORDS if sign in text), "the request fails")
-    may_pass = not isinstance(error, faults.NotSupportedError) and (not 400 <= code < 500 or code in (408, 425, 429))
+    words = "the connection breaks off" if isinstance(error, _BrokenOffError) else in_words(url, error)
+    faults, code = library().exceptions, status_of(error)
+    is_final = (faults.PermissionDeniedError, faults.UnauthenticatedError, faults.NotSupportedError)
+    may_pass = not (
+        has_no_credentials(error) or isinstance(error, is_final) or (400 <= code < 500 and code not in (408, 425, 429))
+    )
     return AudioError(Reason.FILE_UNREADABLE, f"cannot be fetched: {words}"), may_pass
 
 
@@ -312,6 +277,6 @@ def _address(url: Url) -> tuple[ObjectStore, str]:
         return client(f"{scheme}://{host}", retries=False), unquote(key)
     except StoreError as error:
         cause = error.__cause__
-        if isinstance(cause, ValueError) or _NO_CREDENTIALS.search(str(cause)):
+        if isinstance(cause, ValueError) or has_no_credentials(cause):
             raise _fault(url, cause if isinstance(cause, Exception) else error)[0] from None
         raise AudioError(Reason.FILE_UNREADABLE, "cannot be fetched: not a valid URL") from None

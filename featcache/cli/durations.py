@@ -46,6 +46,9 @@ def durations(
       featcache durations train.csv -o train-durations.csv
       featcache durations segments.jsonl -o timed.jsonl --root /corpora/audio --threads 64
     """
+    import numpy as np
+
+    from featcache.extraction.audio_files import missing_file_notes
     from featcache.extraction.durations import measure_durations
     from featcache.manifest import read_manifest
     from featcache.manifest.rewrite import with_durations
@@ -55,6 +58,7 @@ def durations(
         raise ArgumentError("MANIFEST is -: give a file, which is read twice")
     refuse_output(output, force)
     read = read_manifest(manifest, root=root, carry=False)
+    missing_file_notes(read, np.isnan(read.duration))  # raises if none is there: the root is another, probably
     threads = threads or min(32, _LOOKING_THREADS * len(os.sched_getaffinity(0)))
     with tqdm(total=len(read), unit=" rows", leave=False, file=sys.stderr, disable=not terminal_columns()) as bar:
         found = measure_durations(read, threads, bar.update)

@@ -27,7 +27,7 @@ def with_durations(source: Path, durations: Sequence[float], target: Path) -> by
     Raises:
         ManifestError: It is Parquet, the target's suffix says another format, or it has changed since it was read.
     """
-    if suffix_of(source) == ".parquet":
+    if ".parquet" in (suffix_of(source), suffix_of(target)):
         raise ManifestError(f"{source}: Parquet is read, and not written: convert it to CSV or JSON lines first")
     faults = Faults(str(source))
     with opened(source) as stream:

@@ -30,8 +30,9 @@ _TIMEOUTS = {  # by whether obstore repeats requests; `timeout` is for the whole
 _ENDPOINTS = ("AWS_ENDPOINT", "AZURE_", "GOOGLE_")
 _MOST_CLIENTS = 64
 _RETRIES: Any = {
-    "max_retries": 8,
-    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=10), "base": 2},
+    "max_retries": 12,
+    # Each pause is drawn between the first and so many times the last one: a minute, all in all.
+    "backoff": {"init_backoff": timedelta(milliseconds=200), "max_backoff": timedelta(seconds=15), "base": 4},
     "retry_timeout": timedelta(seconds=120),
 }
 

@@ -16,6 +16,7 @@ __all__ = ["SCHEMES", "Location", "ObjectPath", "folder_of", "is_url", "parse_lo
 SCHEMES = ("s3", "gs", "az", "memory")
 """The object stores that there are; `memory` is one of this process, for tests."""
 
+_ONE_SLASH = re.compile(rf"(?:{'|'.join(SCHEMES)}):/(?!/)")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 
 
@@ -76,6 +77,8 @@ def parse_location(name: str, text: str | Path | ObjectPath) -> Location:
     """
     if isinstance(text, ObjectPath):
         return text
+    if isinstance(text, str) and _ONE_SLASH.match(text):
+        raise ArgumentError(f"{name}: {text} has one slash where a URL has two; a folder of that name is ./{text}")
     if not is_url(text):
         return Path(text).absolute()
     if not isinstance(text, str):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 
 from featcache.errors import DamagedError, StoreError
 from featcache.storage.clients import client
+from featcache.storage.faults import has_no_credentials, in_words
 from featcache.storage.location import Location, ObjectPath
 
 __all__ = ["REQUESTS", "Objects", "fetched", "in_parallel", "read_ahead"]
@@ -27,6 +29,9 @@ REQUESTS = 32
 """How many requests one call makes at once."""
 
 _ATTEMPTS = 5
+_GIVEN_UP = re.compile(r"after ([1-9]\d*) retries, max_retries: \1\b")
+"""What obstore says of a request that it has repeated as often as it may."""
+
 _AHEAD_BYTES = 16 << 20
 """The largest file that is fetched ahead; others are when they are asked for, and have been held against their size."""
 
@@ -261,15 +266,14 @@ def _repeated(location: ObjectPath, request: Callable[[], _T]) -> _T:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(location)) from error
             if kind == "NotFoundError":
                 raise _not_found(location) from error
-            if attempt == _ATTEMPTS or kind in ("PermissionDeniedError", "UnauthenticatedError", "NotSupportedError"):
-                raise StoreError(f"{location}: cannot be reached: {_first_line(error)}") from error
+            is_final = kind in ("PermissionDeniedError", "UnauthenticatedError", "NotSupportedError")
+            has_been_repeated = _GIVEN_UP.search(str(error)) is not None
+            if attempt == _ATTEMPTS or is_final or has_been_repeated or has_no_credentials(error):
+                words = f"{in_words(location.root, error)} ({kind})"
+                raise StoreError(f"{location}: cannot be read or written: {words}") from error
         time.sleep(wait)
         wait *= 2
     raise AssertionError
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 def _not_found(location: ObjectPath) -> FileNotFoundError:

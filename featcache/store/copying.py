@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from featcache.errors import DamagedError, StoreError
+from featcache.errors import ArgumentError, DamagedError, StoreError
 from featcache.storage.location import Location
 from featcache.storage.objects import read_ahead
 from featcache.storage.store import store_of
@@ -92,6 +92,7 @@ def copy_version(
         DamagedError: The version's own metadata is damaged.
     """
     stop, failed = stop or threading.Event(), threading.Event()
+    _refuse_inside(version, cache)
     copy = _create(version, cache)
     result = Copied(str(version.path), str(copy.path))
     open_index(version)  # which keeps an index, if it is in a folder that can be written
@@ -123,6 +124,17 @@ def copy_version(
         result.records += _copy_probes(version, copy)
         result.records += _copy_index(version, copy)
     return result
+
+
+def _refuse_inside(version: Version, cache: Location) -> None:
+    """Refuse to copy a version to where it is, or into itself.
+
+    Raises:
+        ArgumentError: The cache is the version's own, or inside the version.
+    """
+    given, path = (str(place.resolve() if isinstance(place, Path) else place) for place in (cache, version.path))
+    if given == path.rpartition("/")[0] or f"{given}/".startswith(f"{path}/"):
+        raise ArgumentError(f"{cache}: is where {version.path} is: give another cache to copy to")
 
 
 def _create(version: Version, cache: Location) -> Version:

@@ -55,6 +55,8 @@ from featcache.store.runs import (
 from featcache.store.version import Version
 from featcache.strings import Strings
 
+_RESTORE = "run the same `featcache extract` again to restore them (or of a copy, the same `featcache copy`)"
+
 _LATEST = 64
 """The number of runs that are looked at, unless all are to be. Few versions have more, and one made by a thousand jobs
 is to open as fast."""
@@ -87,7 +89,7 @@ class Unfinished:
         if self.were_there:
             return (
                 f"{self.missing:,} of the {self.utterances:,} utterances that it held are no longer there: shards "
-                "have been removed; run the same `featcache extract` again to restore them"
+                f"have been removed; {_RESTORE}"
             )
         failed = f", {self.failed:,} failed" if self.failed else ""
         what = "extraction is running" if self.is_going_on else "extraction was interrupted, or is running elsewhere"
@@ -119,7 +121,7 @@ class LostShards:
     def __str__(self) -> str:
         return (
             f"{counted(self.missing, 'utterance')} of {self.manifest} are no longer there: removed from `shards/`: "
-            f"{listing(self.shards)}; run the same `featcache extract` again to restore them"
+            f"{listing(self.shards)}; {_RESTORE}"
         )
 
 

@@ -131,3 +131,10 @@ def test_parquet_is_not_written(cli, plain, scratch):
         "m.parquet: Parquet is read, and not written: convert it to CSV or JSON lines first"
     )
     assert not (scratch / "o.parquet").exists()
+
+
+def test_without_any_file_nothing_is_written(cli, corpus, scratch):
+    ended = cli("durations", without_durations(corpus), "-o", scratch / "o.csv", "--root", scratch)
+    assert ended.code == 2
+    assert "; --root says what relative paths are relative to" in ended.err
+    assert not (scratch / "o.csv").exists()

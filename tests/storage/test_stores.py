@@ -114,10 +114,11 @@ class TestLocations:
 
     def test_a_path_is_one_on_this_machine(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        assert parse_location("path", "s3:/odd") == tmp_path / "s3:/odd"
+        assert parse_location("path", "./s3:/odd") == tmp_path / "s3:/odd"
+        assert parse_location("path", "as3:/odd") == tmp_path / "as3:/odd"
         assert parse_location("path", "features") == tmp_path / "features"
 
-    @pytest.mark.parametrize("url", ["https://host/a", "s3:///a", "s3://bucket/../a", "ftp://a/b"])
+    @pytest.mark.parametrize("url", ["https://host/a", "s3:/bucket/a", "s3:///a", "s3://bucket/../a", "ftp://a/b"])
     def test_other_urls_are_refused(self, url):
         with pytest.raises(ArgumentError, match="path: "):
             parse_location("path", url)
@@ -169,6 +170,6 @@ class TestFaults:
         s3.fault = lambda method, path: "503"
         monkeypatch.setattr("featcache.storage.clients._clients", OrderedDict())
         monkeypatch.setattr("featcache.storage.clients._RETRIES", {"max_retries": 1})
-        with pytest.raises(StoreError, match="cannot be reached") as caught:
+        with pytest.raises(StoreError, match="cannot be read or written: the server answers 503") as caught:
             store_of(ObjectPath("s3://speech", "a")).size(ObjectPath("s3://speech", "a"))
         assert "\n" not in str(caught.value)

@@ -17,7 +17,7 @@ import torch
 from make_cache import make_features, make_version
 
 import featcache
-from featcache.errors import DamagedError, StoreError
+from featcache.errors import ArgumentError, DamagedError, StoreError
 from featcache.health.verify import verify
 from featcache.spec import SideSpec
 from featcache.storage.location import parse_location
@@ -210,6 +210,13 @@ def test_all_versions_of_a_cache_are_copied_and_a_stop_that_nobody_set_stays_so(
     stop = threading.Event()
     copy_version(select_version(tmp_path / "a", "one"), tmp_path / "c", stop=stop)
     assert not stop.is_set()
+
+
+def test_a_cache_is_not_copied_into_itself(folder):
+    version = select_version(folder)
+    for target in (folder, version.path, version.path / "shards"):
+        with pytest.raises(ArgumentError, match="give another cache to copy to"):
+            copy_version(version, target)
 
 
 def test_what_cannot_be_read_is_a_damaged_shard_and_the_others_are_copied(folder, tmp_path, monkeypatch):
