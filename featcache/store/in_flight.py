@@ -29,7 +29,7 @@ from types import TracebackType
 from featcache.errors import DamagedError, Reason, StoreError
 from featcache.store.documents import parse_object, read_bytes
 from featcache.store.index import Index
-from featcache.store.runs import Failure, extracted_by, failures_of, is_running, runs_with_failures
+from featcache.store.runs import Failure, extracted_by, failures_of, is_running, read_run, runs_with_failures
 from featcache.store.version import Version
 
 _MARK = "in_flight."
@@ -154,10 +154,17 @@ def forget_suspects(version: Version, index: Index) -> None:
     """
     for run in _dead_runs(version):
         ids = {id_ for mark in _marks(run) for id_ in mark.ids}
-        ids -= {id_ for id_ in ids if _has_item_since(version, index, id_, run.name)}
-        later = [name for name in runs_with_failures(version) if name >= run.name] if ids else []
+        since = _begun_with(version, run.name) if ids else run.name
+        ids -= {id_ for id_ in ids if _has_item_since(version, index, id_, since)}
+        later = [name for name in runs_with_failures(version) if name >= since] if ids else []
         if not ids - {failure.id for name in later for failure in failures_of(version, name)}:
             _remove_marks(run)
+
+
+def _begun_with(version: Version, run: str) -> str:
+    """The run that a run worked for, which has begun before all of its workers; the run itself if it was no worker."""
+    record = read_run(version, run)
+    return run if record is None else min(run, record.asked.get("part_of") or run)
 
 
 def _has_item_since(version: Version, index: Index, id_: str, run: str) -> bool:
