@@ -14,24 +14,20 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, FeatcacheWarning
 from featcache.loader.local_disk import CopyRefused, LocalDisk, PartialCopy
 from featcache.storage.store import store_of
-from featcache.storage.stream import open_stream
 from featcache.store import zarr3
-from featcache.store.chunk_file import ChunkObject
+from featcache.store.chunk_file import ChunkObject, checked_blocks
 from featcache.store.version import Version
 
 __all__ = ["FetchedCopies"]
 
-_BLOCK_BYTES = 1 << 20
 
 _IDLE_SECONDS = 60.0
 """How long nobody has read a copy that may make room for another."""
@@ -171,15 +167,8 @@ def _fetch(chunk: ChunkObject, num_bytes: int, part: PartialCopy) -> None:
     """
     try:
         part.reserve()
-        crc, block = 0, np.empty(_BLOCK_BYTES, np.uint8)
-        left = num_bytes
-        with suppress(FileNotFoundError), open_stream(chunk.path) as file:
-            while left and (count := file.readinto(block.data)):
-                crc = zarr3.crc32c(block[:count], crc)
-                part.write(block[:count].data)
-                left -= count
-        if left or crc != zarr3.RESIDUE:
-            raise DamagedError(f"{chunk.path}: damaged: its checksum does not match", chunk.version)
+        for block in checked_blocks(chunk.path, num_bytes, chunk.version):
+            part.write(block)
         part.commit()
     except BaseException:
         part.discard()

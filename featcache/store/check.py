@@ -106,7 +106,7 @@ def _check_structure(shard: Shard, spec: FeatureSpec, arrays: dict[str, NDArray[
                 yield Problem("metadata", message, shard.name)
                 continue
             if name == "features":  # their checksum is computed on the way through the items
-                found = shard.find_features()
+                found = shard.find("features")
                 array = np.broadcast_to(np.zeros((), found.dtype), found.shape)  # of that form; nothing is read
             else:
                 array, checksum = zarr3.read_array(shard.folder / name, shard.form(name), metadata)

@@ -10,7 +10,8 @@ import errno
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ from numpy.typing import NDArray
 from featcache.errors import DamagedError, StoreError
 from featcache.storage.location import Location
 from featcache.storage.store import store_of
+from featcache.storage.stream import open_stream
+from featcache.store import zarr3
 
 _BLOCK_BYTES = 4 << 20
+_CHECKED_BYTES = 1 << 20
 
 _NOT_DAMAGE = {
     *(errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN),
@@ -42,6 +46,40 @@ def reading_error(error: OSError, path: Location, version: Location | None = Non
         if error.errno in _NOT_DAMAGE
         else DamagedError(f"{where}: damaged: {what}", version)
     )
+
+
+def checked_blocks(chunk: Location, num_bytes: int, version: Location | None = None) -> Iterator[memoryview]:
+    """The bytes of a chunk's whole file, in blocks that have memory of their own. Once the last has come, all of them
+    match the checksum at their end.
+
+    Raises:
+        DamagedError: They do not, or cannot be read; it names the remedy for `version`.
+        StoreError: The file may not be opened, or the network fails.
+    """
+
+    @contextmanager
+    def reading() -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:  # of what is read: those of what is written are the caller's
+            raise reading_error(error, chunk, version) from error
+
+    crc, left = 0, num_bytes
+    with reading():
+        stream = open_stream(chunk)
+    with stream as file:
+        while left:
+            block = np.empty(min(left, _CHECKED_BYTES), np.uint8)
+            with reading():
+                count = file.readinto(block.data) or 0
+            if not count:
+                break
+            crc, left = zarr3.crc32c(block[:count], crc), left - count
+            if not left and crc != zarr3.RESIDUE:
+                break
+            yield block[:count].data
+    if left or crc != zarr3.RESIDUE:
+        raise DamagedError(f"{chunk}: damaged: its checksum does not match", version)
 
 
 class Chunk(ABC):

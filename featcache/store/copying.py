@@ -14,20 +14,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 from featcache.errors import ArgumentError, DamagedError, StoreError
 from featcache.storage.location import Location
 from featcache.storage.objects import read_ahead
 from featcache.storage.store import store_of
-from featcache.storage.stream import open_stream
 from featcache.store import zarr3
 from featcache.store.check import Problem
-from featcache.store.chunk_file import reading_error
+from featcache.store.chunk_file import checked_blocks, reading_error
 from featcache.store.columns import columns_of
 from featcache.store.documents import read_bytes
 from featcache.store.files import (
@@ -42,8 +40,6 @@ from featcache.store.index import index_folder, load_index, open_index
 from featcache.store.runs import record_files, run_names
 from featcache.store.shard import Shard
 from featcache.store.version import Version
-
-_BLOCK_BYTES = 1 << 20
 
 
 @dataclass
@@ -229,7 +225,7 @@ class _ShardFiles:
             found = self.shard.find(name)
             if found.chunk is not None:
                 path = str(found.chunk).removeprefix(f"{folder}/")
-                yield path, _chunk_blocks(found.chunk, found.num_bytes + zarr3.CHECKSUM_BYTES)
+                yield path, partial(checked_blocks, found.chunk, found.num_bytes + zarr3.CHECKSUM_BYTES)
             metadata = _read_document(folder / name / "zarr.json")
             if zarr3.hex_crc32c(metadata) != self.shard.info.metadata.get(name):
                 raise DamagedError(f"{folder / name / 'zarr.json'}: damaged: its checksum does not match")
@@ -249,37 +245,6 @@ def _read_document(location: Location) -> bytes:
 
 def _one_block(data: bytes) -> Callable[[], Iterator[memoryview]]:
     return lambda: iter([memoryview(data)])
-
-
-def _chunk_blocks(chunk: Location, num_bytes: int) -> Callable[[], Iterator[memoryview]]:
-    """What reads a chunk's file in blocks, each in memory of its own; after the last, it has been checked."""
-
-    @contextmanager
-    def reading() -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:  # of what is read: those of what is written are the caller's
-            raise reading_error(error, chunk) from error
-
-    def blocks() -> Iterator[memoryview]:
-        crc, left = 0, num_bytes
-        with reading():
-            stream = open_stream(chunk)
-        with stream as file:
-            while left:
-                block = np.empty(min(left, _BLOCK_BYTES), np.uint8)
-                with reading():
-                    count = file.readinto(block.data) or 0
-                if not count:
-                    break
-                crc, left = zarr3.crc32c(block[:count], crc), left - count
-                if not left and crc != zarr3.RESIDUE:
-                    break
-                yield block[:count].data
-        if left or crc != zarr3.RESIDUE:
-            raise DamagedError(f"{chunk}: damaged: its checksum does not match")
-
-    return blocks
 
 
 def _copy_records(version: Version, copy: Version) -> int:

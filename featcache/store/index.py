@@ -133,7 +133,7 @@ def open_index(version: Version, names: Sequence[str] | None = None) -> Index:
     """
     if names is None:
         if not isinstance(version.path, Path) and (index := load_index(version, listed := version.listed_shards())):
-            version.are_whole(listed)  # they were when it was built
+            version.take_for_whole(listed)  # they were when it was built
             return index
         return version.reading(lambda: _open_index(version, version.shard_names()))
     return _open_index(version, names)

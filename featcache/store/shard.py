@@ -199,14 +199,10 @@ class Shard:
 
     def open_features(self) -> Chunk:
         """All items' frames, one after the other, to be read from where they lie; their file has the right size."""
-        found = self.find_features()
+        found = self.find("features")
         with self._naming_remedy():
             assert found.chunk is not None  # a shard has frames
             return open_chunk(found.chunk, found.shape, found.dtype, self._version)
-
-    def find_features(self) -> zarr3.FoundArray:
-        """What the features are; their file has the size that follows."""
-        return self.find("features")
 
     @property
     def offsets(self) -> NDArray[np.int64]:

@@ -307,7 +307,7 @@ class Version:
         except OSError as error:
             raise reading_error(error, self.path / "shards") from error
 
-    def are_whole(self, names: Iterable[str]) -> None:
+    def take_for_whole(self, names: Iterable[str]) -> None:
         """Take these shards for whole without looking."""
         self._known_whole.update(names)
 

@@ -228,7 +228,7 @@ def test_what_cannot_be_read_is_a_damaged_shard_and_the_others_are_copied(folder
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return open_stream(location)
 
-    monkeypatch.setattr("featcache.store.copying.open_stream", opened)
+    monkeypatch.setattr("featcache.store.chunk_file.open_stream", opened)
     copied = copy_version(version, tmp_path / "copy")
     assert [problem.shard for problem in copied.problems] == [bad]
     assert copied.copied == SHARDS - 1
