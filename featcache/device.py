@@ -53,6 +53,8 @@ def parse_device(name: str | torch.device) -> torch.device:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
         raise ValueError("not a torch device; use cpu, cuda, or cuda:0 and so on") from error
+    if device.type == "cpu" and device.index:
+        raise ValueError("the CPU has no number; use cpu, or cpu,cpu for two processes")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"there is no such device; torch sees {torch.cuda.device_count()} CUDA devices")
     return device

@@ -38,6 +38,8 @@ def parse_devices(names: str) -> list[str]:
             raise ConfigError("device all: torch sees no CUDA device: use cpu, or cpu,cpu for two processes")
         return found
     listed = [name.strip() for name in names.split(",")]
+    if "" in listed:
+        raise ConfigError(f"device {names!r}: a name is missing beside a comma; use cuda:0,cuda:2 or cpu,cpu")
     for name in listed:
         try:
             kind = parse_device(name).type
