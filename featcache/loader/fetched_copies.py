@@ -32,6 +32,9 @@ __all__ = ["FetchedCopies"]
 _IDLE_SECONDS = 60.0
 """How long nobody has read a copy that may make room for another."""
 
+_COPIES_AT_ONCE = 4
+"""Shards that a process fetches side by side: each takes some blocks of memory, and a batch may need dozens."""
+
 _TOUCH_SECONDS = 1.0
 _POLL_SECONDS = 0.05
 
@@ -45,6 +48,7 @@ class _OfProcess:
         self.locks: dict[int, threading.Lock] = defaultdict(threading.Lock)
         self.copies: dict[int, _Copy] = {}
         self.names: dict[int, str] = {}
+        self.fetching = threading.Semaphore(_COPIES_AT_ONCE)
         self.disk: LocalDisk | None = None
 
 
@@ -137,7 +141,8 @@ class FetchedCopies:
         while (found := disk.find(name, num_bytes)) is None:
             part = disk.begin(name, num_bytes)
             if isinstance(part, PartialCopy):
-                _fetch(chunk, num_bytes, part)
+                with state.fetching:
+                    _fetch(chunk, num_bytes, part)
             elif part is CopyRefused.UNDER_WAY:
                 time.sleep(_POLL_SECONDS)
             else:
