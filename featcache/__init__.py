@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from featcache.cmvn import Cmvn
     from featcache.engines.main_job import extract
     from featcache.errors import FeatcacheError, FeatcacheWarning
+    from featcache.extraction.live import extractor
     from featcache.loader import BucketBatchSampler, Cache, Crop, DataLoader, FeatureDataset, open  # noqa: A004
     from featcache.quantize import dequantize
 
@@ -39,6 +40,7 @@ __all__ = [
     "dequantize",
     "errors",
     "extract",
+    "extractor",
     "masks",
     "open",
     "stats",
@@ -56,6 +58,7 @@ _HOME = {
     "open": "loader",
     "dequantize": "quantize",
     "extract": "engines.main_job",
+    "extractor": "extraction.live",
     "FeatcacheError": "errors",
     "FeatcacheWarning": "errors",
 }
@@ -70,11 +73,11 @@ def __getattr__(name: str) -> Any:
     try:
         value = getattr(importlib.import_module(f"featcache.{_HOME[name]}"), name)
     except ImportError as error:
-        if name != "extract":
+        if name not in ("extract", "extractor"):
             raise
         from featcache.errors import MissingDependencyError
 
-        raise MissingDependencyError((error.name or "").partition(".")[0], "featcache.extract") from error
+        raise MissingDependencyError((error.name or "").partition(".")[0], f"featcache.{name}") from error
     globals()[name] = value
     return value
 

@@ -62,6 +62,13 @@ def extract_from_audio(
             del part  # before the next one is decoded
 
 
+def extract_alone(config: BuiltConfig, root: AudioLocation, device: Device, decoded: Decoded) -> Extracted:
+    """Extract one decoded utterance for one config, as a run does whose batch holds nothing else."""
+    extracted = _BatchOfConfig(config, root, device, WorkerTimes()).extract_if_it_fits(decoded)
+    assert isinstance(extracted, Extracted)
+    return extracted
+
+
 def _extract_part(
     extracting: Sequence[_BatchOfConfig], part: Sequence[Decoded], times: WorkerTimes
 ) -> Iterator[list[Extracted | PendingRows]]:

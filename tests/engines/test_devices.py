@@ -167,7 +167,13 @@ def test_what_is_wrong_with_a_config_or_the_disk_is_said_once(cli, plain, scratc
 
 def test_devices_by_their_names():
     assert parse_devices("cpu,cpu") == ["cpu", "cpu"]
-    for names, message in (("all", "no CUDA device"), ("cpu,cuda:7", "cuda:7"), ("cpu,", "a name is missing"), ("cpu:1", "no number"), ("cpu,meta", "meta")):
+    for names, message in (
+        ("all", "no CUDA device"),
+        ("cpu,cuda:7", "cuda:7"),
+        ("cpu,", "a name is missing"),
+        ("cpu:1", "no number"),
+        ("cpu,meta", "meta"),
+    ):
         with pytest.raises(ConfigError, match=message):
             parse_devices(names)
     with pytest.raises(ArgumentError, match="there is no such engine; use local, ray"):

@@ -1,0 +1,158 @@
+"""The features of audio that is in no cache, with the bits that a cache would hold: for inference, and for trying."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from featcache.audio.decode import FileIdentity
+from featcache.config import Config, load_config, recorded_config
+from featcache.device import Device
+from featcache.errors import ArgumentError, AudioError, ConfigError, Reason
+from featcache.extraction.batching import choose_batching
+from featcache.extraction.decoding import Decoded, decode_all
+from featcache.extraction.from_audio import extract_alone
+from featcache.extraction.version_plan import BuiltConfig
+from featcache.manifest import Utterance
+from featcache.quantize import dequantize_array
+from featcache.spec import QUANTIZATION, FeatureSpec
+from featcache.storage.location import parse_location
+from featcache.store.selection import select_version
+from featcache.store.version import Version
+
+if TYPE_CHECKING:
+    from featcache.loader import Cache
+
+
+class LiveExtractor:
+    """Extracts one utterance at a time. `featcache.extractor` makes one. Safe to use from several threads.
+
+    Audio is mixed down, resampled, extracted, cast or quantised as `featcache extract` does it, by the same code, so
+    the features are those that a cache would give: bit for bit on the same device with the same library versions. In
+    the whole process, torch gets one thread of its own, and TF32 is turned off.
+    """
+
+    def __init__(self, built: BuiltConfig, device: Device) -> None:
+        self._built = built
+        self._device = device
+
+    @property
+    def config(self) -> Config:
+        """The config."""
+        return self._built.config
+
+    @property
+    def spec(self) -> FeatureSpec:
+        """What the features are: `spec.item_shape`, `spec.frame_rate`, `spec.units`, as `Cache.spec` says it."""
+        return self._built.spec
+
+    def __call__(self, waveform: ArrayLike, sample_rate: int, id: str = "") -> NDArray[Any]:  # noqa: A002
+        """The features of a waveform.
+
+        Args:
+            waveform: `[num_samples]`, floats in -1 to 1: an array, or a tensor on the CPU. It is used as float32.
+            sample_rate: Its sample rate, in Hz; it is resampled to the config's.
+            id: The id of the utterance, on which dither depends, and which copy of an augmented config it is.
+
+        Returns:
+            `[frames, *item_shape]` of the dtype that `Cache.item` gives.
+
+        Raises:
+            AudioError: It cannot be extracted; `error.reason` is what the failure ledger would say.
+            ArgumentError: It is no waveform.
+        """
+        samples = np.asarray(waveform)
+        if samples.ndim != 1 or samples.dtype.kind != "f":
+            raise ArgumentError(
+                f"waveform is {samples.dtype} {list(samples.shape)}: give floats in -1 to 1, [num_samples], one channel"
+            )
+        if not isinstance(sample_rate, int | np.integer) or sample_rate <= 0:
+            raise ArgumentError(f"sample_rate is {sample_rate!r}: give a whole number, in Hz")
+        samples = np.ascontiguousarray(samples, np.float32)
+        if not np.isfinite(samples).all():
+            raise AudioError(Reason.NON_FINITE_AUDIO, "the waveform has NaN or infinite samples")
+        utterance = Utterance(id=id, path="")
+        return self._features(Decoded(utterance, samples[:, None], FileIdentity(0, 0, sample_rate), None))
+
+    def file(
+        self,
+        path: str | Path,
+        start: float | None = None,
+        duration: float | None = None,
+        channel: int | None = None,
+        id: str = "",  # noqa: A002
+    ) -> NDArray[Any]:
+        """The features of a file, or of a segment of it, as for a row of a manifest with these values.
+
+        Args:
+            path: The file, or its URL.
+            start, duration: The segment, in seconds; None for the file's beginning, and for its rest.
+            channel: The file's channel, from 0; None for what the config says.
+            id: As in a call.
+
+        Returns:
+            As a call does.
+
+        Raises:
+            AudioError: It cannot be decoded or extracted; `error.reason` is what the failure ledger would say.
+        """
+        utterance = Utterance(id=id, path=str(path), start=start, duration=duration, channel=channel)
+        (decoded,) = decode_all([utterance], Path())
+        return self._features(decoded)
+
+    def _features(self, decoded: Decoded) -> NDArray[Any]:
+        extracted = extract_alone(self._built, Path(), self._device, decoded)
+        for failure in extracted.failures:
+            raise AudioError(Reason(failure.reason), failure.message)
+        if not self.spec.is_quantized:
+            return extracted.features
+        parameters, _ = extracted.side[QUANTIZATION]
+        return dequantize_array(extracted.features, *parameters[0])
+
+
+def extractor(
+    version: str | Path | Cache | None = None,
+    name: str | None = None,
+    *,
+    config: str | Path | Config | None = None,
+    device: str | None = None,
+) -> LiveExtractor:
+    """What extracts single utterances as a version's were, or as a config says.
+
+    Args:
+        version: A version, as `featcache.open` takes it, or an opened cache. Its own config is used, which cannot have
+            changed since; what it names is not downloaded, and extractors that are not registered are not imported.
+        name: The version's name, as `featcache.open` takes it.
+        config: A YAML file, the name of a packaged config, or a config; in place of `version`.
+        device: `cpu`, `cuda`, `cuda:1`. None for cuda if there is one.
+
+    Raises:
+        ArgumentError: Neither a version nor a config is given, or both are.
+        ConfigError: The config has faults, its weights cannot be loaded, or there is no such device.
+        StoreError: There is no such version.
+    """
+    if (version is None) == (config is None):
+        raise ArgumentError("give a version, as in featcache.extractor('features/fbank80'), or config=, and not both")
+    on = Device(device)
+    on.configure_torch()
+    if version is None:
+        chosen = config if isinstance(config, Config) else load_config(str(config))
+        probes = []
+    else:
+        found = _version(version, name)
+        chosen = recorded_config(found.info.config, str(found.path))
+        probes = found.probes()
+        if chosen.fingerprint() != found.info.fingerprint:
+            raise ConfigError(f"{found.path}: its extractor or its weights are not the same here as where it was made")
+    built = BuiltConfig.build(chosen, on.torch_device)
+    built.extractor.use_batching(choose_batching(built.extractor, probes, on.label).batching)
+    return LiveExtractor(built, on)
+
+
+def _version(version: str | Path | Cache, name: str | None) -> Version:
+    if isinstance(version, str | Path):
+        return select_version(parse_location("version", version), name)
+    return version.version
