@@ -33,7 +33,20 @@ def info(ctx: click.Context, path: Location, failures: bool, as_json: bool) -> N
       featcache info features --failures
       featcache info features/fbank80 --json
     """
-    from featcache.store.selection import version_folders
+    documents, is_damaged = describe_versions(path)
+    if as_json:
+        print_json({"versions": documents})
+    else:
+        for document in documents:
+            _print(document, failures)
+    ctx.exit(DamagedError.exit_code if is_damaged else 0)
+
+
+def describe_versions(path: Location) -> tuple[list[dict[str, Any]], bool]:
+    """What each version of a cache holds, and what tells it from others of its name; and whether one is damaged, which
+    is said, and left out.
+    """
+    from featcache.store.selection import distinctions, version_folders
     from featcache.store.version import Version
 
     documents, is_damaged = [], False
@@ -44,12 +57,11 @@ def info(ctx: click.Context, path: Location, failures: bool, as_json: bool) -> N
         except DamagedError as error:
             note(f"featcache: {error}")
             is_damaged = True
-    if as_json:
-        print_json({"versions": documents})
-    else:
-        for document in documents:
-            _print(document, failures)
-    ctx.exit(DamagedError.exit_code if is_damaged else 0)
+    for document in documents:
+        namesakes = [other for other in documents if other["name"] == document["name"]]
+        found = distinctions([other["config"] for other in namesakes])[namesakes.index(document)]
+        document["distinction"] = found or (["weights or revision"] if len(namesakes) > 1 else [])
+    return documents, is_damaged
 
 
 def _describe(version: Version) -> dict[str, Any]:
@@ -57,7 +69,7 @@ def _describe(version: Version) -> dict[str, Any]:
 
     from featcache.storage.objects import read_ahead
     from featcache.store.index import open_index
-    from featcache.store.runs import standing_failures
+    from featcache.store.runs import began, run_names, standing_failures
     from featcache.store.unfinished import find_unfinished
 
     index = open_index(version)
@@ -65,11 +77,14 @@ def _describe(version: Version) -> dict[str, Any]:
     shards = [version.shard(name) for name in index.shards]
     with read_ahead(location for shard in shards for location in shard.files(())):
         batched = {(shard.info.made_by.get("batching"), shard.info.made_by.get("mismatch")) for shard in shards}
+    times = [time.isoformat(timespec="seconds") for run in run_names(version) if (time := began(run)) is not None]
     newest = {probe["device"]: probe for probe in version.probes() if {"device", "date", "fastest"} <= probe.keys()}
     return {
         "path": str(version.path),
         "original_name": version.original_name,
         **asdict(version.info),
+        "first_run": times[0] if times else None,
+        "last_run": times[-1] if times else None,
         "utterances": len(index),
         "replaced": sum(shard.info.items for shard in shards) - len(index),
         "frames": int(index.num_frames.sum()),
@@ -97,6 +112,10 @@ def _print(document: dict[str, Any], failures: bool) -> None:
         f"  {utterances}, {hours(document['seconds'])} of audio, {megabytes(document['bytes'])} of features in "
         f"{shards}, {megabytes(document['bytes_on_disk'])} on disk in all; {len(document['failures']):,} failed"
     )
+    if document["first_run"]:
+        say(f"  first run {_date(document['first_run'])}, last run {_date(document['last_run'])}")
+    if document["distinction"]:
+        say(f"  unlike others called {document['name']}: {', '.join(document['distinction'])}")
     if name := document["original_name"]:
         say(f"  this folder is a copy of {name}, or was renamed: extract adds to a version only under that name")
     if replaced := document["replaced"]:
@@ -128,6 +147,11 @@ def _print(document: dict[str, Any], failures: bool) -> None:
         for failure in document["failures"]:
             older = "" if failure["replaces"] is None else "; an older item of this id is there, and stays"
             say(f"  {failure['id']}", failure["reason"], failure["path"], f"{failure['message']}{older}")
+
+
+def _date(time: str) -> str:
+    """A time for people: `2026-03-01 14:05 UTC`."""
+    return f"{time[:10]} {time[11:16]} UTC"
 
 
 def _copies(augment: dict[str, Any]) -> str:

@@ -224,6 +224,14 @@ def is_run_name(name: str) -> bool:
     return bool(_NAME.fullmatch(name))
 
 
+def began(run: str) -> datetime | None:
+    """When a run, by its name, began, as its machine's clock had it; None if there is no such time."""
+    try:
+        return datetime.strptime(run.partition("Z")[0], _TIME).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
 def _name_after(earlier: Iterable[str], now: datetime) -> str:
     """A fresh name that sorts after others.
 
@@ -231,8 +239,7 @@ def _name_after(earlier: Iterable[str], now: datetime) -> str:
         StoreError: There is no later time.
     """
     for name in sorted(earlier, reverse=True):
-        with suppress(ValueError):  # of a time that there is not, such as a 32nd: no run's name
-            latest = datetime.strptime(name.partition("Z")[0], _TIME).replace(tzinfo=UTC)
+        if (latest := began(name)) is not None:  # else of a 32nd, or so: no run's name
             try:
                 now = max(now, latest + timedelta(microseconds=1))
             except OverflowError as error:

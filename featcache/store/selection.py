@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -134,6 +134,23 @@ def select_configured(
     other = (namesakes or versions)[0]
     keys = listing(differing_keys(other.info.config, resolved)) or "their weights or revision"
     raise StoreError(f"{other.path}: made with another config; the given config makes {wanted}; they differ in {keys}")
+
+
+def distinctions(configs: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """What tells resolved configs of one name from each other: for each of them, the keys in which not all agree, by
+    their dotted paths, with its values: `params.low_freq=20.0`. Keys that it has not are left out.
+    """
+    flat = [dict(_leaves(config)) for config in configs]
+    keys = {key for values in flat for key in values if any(other.get(key) != values[key] for other in flat)}
+    return [[f"{key}={json.dumps(value)}" for key, value in values.items() if key in keys] for values in flat]
+
+
+def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def differing_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

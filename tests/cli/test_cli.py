@@ -250,6 +250,25 @@ def test_info_says_what_a_cache_holds(cli, filled):
     assert "gone\tfile_missing\tgone.wav\tthere is no such file" in cli("info", filled, "--failures").out
 
 
+def test_ls_has_a_line_for_each_version_and_says_what_sets_it_apart(cli, plain, scratch, written):
+    low = written("name: mel\nextractor: fbank\nparams: {low_freq: 40}\n", "low.yaml")
+    high = written("name: mel\nextractor: fbank\nparams: {high_freq: 7600}\n", "high.yaml")
+    assert cli("extract", plain.manifest(), "-c", low, "-c", high, "-c", "fbank80", "-o", scratch).code == 0
+    versions = cli("ls", scratch, "--json").json()["versions"]
+    apart = sorted((version["name"], version["distinction"]) for version in versions)
+    assert apart == [
+        ("fbank80", []),
+        ("mel", ["params.high_freq=0.0", "params.low_freq=40.0"]),
+        ("mel", ["params.high_freq=7600.0", "params.low_freq=20.0"]),
+    ]
+    header, *lines = cli("ls", scratch).out.splitlines()
+    assert header.split()[0] == "version"
+    for version, line in zip(versions, lines, strict=True):
+        assert line.split()[:2] == [Path(version["path"]).name, "12"]
+        assert line.endswith(", ".join(version["distinction"]))
+        assert line.count(version["first_run"][:10]) == 2
+
+
 def test_info_and_show_tell_of_side_arrays(cli, scratch):
     """What they are; and of an utterance, how many entries, and their range, if there are any."""
     side = SideSpec("scales", (), "float32", "loudness"), SideSpec("marks", (2,), "uint16", "from and to")

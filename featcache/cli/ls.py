@@ -1,0 +1,65 @@
+"""`featcache ls`: the versions of a cache, a line each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from featcache.cli import options
+from featcache.cli.common import hours, megabytes, print_json, printable
+from featcache.cli.info import describe_versions
+from featcache.errors import DamagedError
+
+if TYPE_CHECKING:
+    from featcache.storage.location import Location
+
+_COLUMNS = ("version", "utterances", "audio", "features", "failed", "first run", "last run", "what sets it apart")
+_TO_THE_RIGHT = {"utterances", "audio", "features", "failed"}
+_FIELDS = ("path", "name", "fingerprint", "distinction", "utterances", "seconds", "bytes", "first_run", "last_run")
+
+
+@click.command(short_help="List the versions of a cache, a line each.")
+@options.version_location
+@options.as_json("Print the result as one JSON document.")
+@click.pass_context
+def ls(ctx: click.Context, path: Location, as_json: bool) -> None:
+    """List the versions of a cache: how much each holds, when it was extracted, and the keys of its config in which it
+    is unlike others of its name. Days are those of the first and the latest run, in UTC. `featcache info` says more.
+
+    \b
+    Examples:
+      featcache ls features
+      featcache ls features --json
+    """
+    documents, is_damaged = describe_versions(path)
+    if as_json:
+        versions = [{name: one[name] for name in _FIELDS} | {"failed": len(one["failures"])} for one in documents]
+        print_json({"versions": versions})
+    elif documents:
+        _print_table([_COLUMNS, *map(_row, documents)])
+    ctx.exit(DamagedError.exit_code if is_damaged else 0)
+
+
+def _row(document: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        document["path"].rstrip("/").rpartition("/")[2],
+        f"{document['utterances']:,}",
+        hours(document["seconds"]),
+        megabytes(document["bytes"]),
+        f"{len(document['failures']):,}",
+        (document["first_run"] or "-")[:10],
+        (document["last_run"] or "-")[:10],
+        ", ".join(document["distinction"]),
+    )
+
+
+def _print_table(rows: list[tuple[str, ...]]) -> None:
+    shown = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for row in shown:
+        cells = (
+            f"{cell:>{width}}" if name in _TO_THE_RIGHT else f"{cell:{width}}"
+            for cell, width, name in zip(row, widths, _COLUMNS, strict=True)
+        )
+        click.echo("  ".join(cells).rstrip())
