@@ -20,6 +20,7 @@ from featcache import __version__
 from featcache.cli.common import note
 from featcache.cli.configs import configs
 from featcache.cli.copy import copy
+from featcache.cli.diff import diff
 from featcache.cli.durations import durations
 from featcache.cli.extract import extract
 from featcache.cli.fit_kmeans import fit_kmeans
@@ -130,5 +131,20 @@ def main() -> None:
     log.handlers = [_Notes()]
 
 
-for command in (extract, verify, repair, index, ls, info, show, stats, copy, durations, probe, configs, fit_kmeans):
+for command in (
+    extract,
+    verify,
+    repair,
+    index,
+    ls,
+    info,
+    diff,
+    show,
+    stats,
+    copy,
+    durations,
+    probe,
+    configs,
+    fit_kmeans,
+):
     main.add_command(command)

@@ -107,6 +107,11 @@ version_location = click.argument("path", metavar="CACHE[/VERSION]", type=_Locat
 """`CACHE[/VERSION]`, likewise, in a folder or an object store, for commands that only read it."""
 
 
+def version_to_compare(name: str) -> Decorator:
+    """`CACHE/VERSION` under a name of its own, for a command that takes several."""
+    return click.argument(name, metavar="CACHE/VERSION", type=_Location(path_type=Path))
+
+
 copy_location = click.argument("to", metavar="TO", type=_Location(path_type=Path))
 """`TO`, the cache that is copied to."""
 

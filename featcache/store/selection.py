@@ -142,7 +142,7 @@ def distinctions(configs: Sequence[dict[str, Any]]) -> list[list[str]]:
     """
     flat = [dict(_leaves(config)) for config in configs]
     keys = {key for values in flat for key in values if any(other.get(key) != values[key] for other in flat)}
-    return [[f"{key}={json.dumps(value)}" for key, value in values.items() if key in keys] for values in flat]
+    return [[f"{key}={json.dumps(values[key])}" for key in sorted(keys & values.keys())] for values in flat]
 
 
 def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
