@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 
 from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
-from featcache.errors import ArgumentError, ConfigError, FeatcacheError, counted, listing
+from featcache.errors import ArgumentError, ConfigError, DamagedError, StoreError, counted, listing
 from featcache.extraction.batching import BatchingChoice
 from featcache.extraction.failures import stat_of
 from featcache.extraction.tasks import RowStatus
@@ -25,7 +27,7 @@ from featcache.store.in_flight import Suspects
 from featcache.store.index import Index
 from featcache.store.join import differences, item_at
 from featcache.store.parts import Part
-from featcache.store.selection import differing_keys, select_versions
+from featcache.store.selection import differing_keys, version_folders
 from featcache.store.shard import Item
 from featcache.store.version import Version, VersionInfo, library_versions
 
@@ -184,22 +186,25 @@ def new_version_notes(cache: Path, info: VersionInfo) -> list[str]:
     """How a version that does not exist yet differs from those of the same name with other fingerprints.
 
     Raises:
-        ArgumentError: There is a version with this fingerprint, whose folder has been renamed.
+        ArgumentError: There is a version with this fingerprint, whose folder has been renamed, or whose config has
+            another name.
     """
-    try:
-        siblings = select_versions(cache, info.name)
-    except FeatcacheError:
-        return []  # there is no cache yet, or damage elsewhere in it, which `verify` reports
     locations = tuple(f"params.{name}:" for name in find(info.config["extractor"]).Params.locations)
     notes = []
-    for sibling in siblings:
+    for sibling in _versions_in(cache):
         if sibling.path.name == info.folder_name:
             continue  # another run has created the version meanwhile
         if sibling.info.fingerprint == info.fingerprint:
+            if sibling.info.name == info.name:
+                back = f"but another folder name: rename it back to {info.folder_name}"
+            else:
+                back = f"under another name: call the config {sibling.info.name} to go on with it"
             raise ArgumentError(
-                f"{sibling.path} has this config's fingerprint, but another folder name: rename it back to "
-                f"{info.folder_name}, or move it out of {cache} to extract everything again"
+                f"{sibling.path} has this config's fingerprint, {back}, or move it out of {cache} to extract "
+                "everything again"
             )
+        if sibling.info.name != info.name:
+            continue
         keys = differing_keys(sibling.info.config, info.config)
         deciding = [key for key in keys if not key.startswith((*locations, "augment.noise.manifest:"))]
         notes.append(
@@ -207,6 +212,14 @@ def new_version_notes(cache: Path, info: VersionInfo) -> list[str]:
             + (", ".join(deciding) or "the extractor's revision, or the content of its weights, differs")
         )
     return notes
+
+
+def _versions_in(cache: Path) -> Iterator[Version]:
+    """The versions in a cache, as far as their metadata is whole; `verify` reports the others."""
+    with suppress(StoreError):  # there is no cache yet
+        for folder in version_folders(cache):
+            with suppress(DamagedError):
+                yield Version.open(folder)
 
 
 def suspect_notes(plan: VersionPlan) -> list[str]:

@@ -181,6 +181,17 @@ def test_a_renamed_version_is_not_extracted_again(cli, plain, scratch):
     assert items(scratch) == before
 
 
+def test_a_config_under_another_name_extracts_nothing_again(cli, plain, scratch, written):
+    """The values would be the same: the error names the version that has them, and the name that adds to it."""
+    configs = [written(f"name: {name}\nextractor: fbank\n", f"{name}.yaml") for name in ("first", "second")]
+    assert cli("extract", plain.manifest(), "-c", configs[0], "-o", scratch).code == 0
+    refused = cli("extract", plain.manifest(), "-c", configs[1], "-o", scratch)
+    assert (refused.code, refused.out) == (2, "")
+    assert f"{only_version(scratch).path} has this config's fingerprint, under another name" in refused.err
+    assert "call the config first" in refused.err
+    assert cli("extract", plain.manifest(), "-c", configs[1], "-o", scratch / "elsewhere", "--dry-run").code == 0
+
+
 # Copies
 
 
