@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from featcache.cmvn import Cmvn
     from featcache.engines.main_job import extract
     from featcache.errors import FeatcacheError, FeatcacheWarning
-    from featcache.loader import BucketBatchSampler, Cache, Crop, DataLoader, FeatureDataset, open  # noqa: A004
+    from featcache.loader.cache import Cache
+    from featcache.loader.crop import Crop
+    from featcache.loader.data_loader import DataLoader
+    from featcache.loader.dataset import FeatureDataset
+    from featcache.loader.opening import open  # noqa: A004
+    from featcache.loader.sampler import BucketBatchSampler
     from featcache.quantize import dequantize
 
 __version__ = "0.1.0"
@@ -44,38 +49,39 @@ __all__ = [
     "stats",
 ]
 
-_MODULES = {"adapters", "augment", "cmvn", "errors", "masks", "stats"}
-
 _HOME = {
-    "BucketBatchSampler": "loader",
-    "Cache": "loader",
+    "BucketBatchSampler": "loader.sampler",
+    "Cache": "loader.cache",
     "Cmvn": "cmvn",
-    "Crop": "loader",
-    "DataLoader": "loader",
-    "FeatureDataset": "loader",
-    "open": "loader",
+    "Crop": "loader.crop",
+    "DataLoader": "loader.data_loader",
+    "FeatureDataset": "loader.dataset",
+    "open": "loader.opening",
     "dequantize": "quantize",
     "extract": "engines.main_job",
     "FeatcacheError": "errors",
     "FeatcacheWarning": "errors",
 }
+"""Where a public name is found; the others of `__all__` are modules."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: the loader imports torch, which takes a second."""
-    if name in _MODULES:
-        return importlib.import_module(f"featcache.{name}")
-    if name not in _HOME:
+    """Import a public name when it is first used: torch takes a second, and reading arrays does without it."""
+    if name not in __all__:
         raise AttributeError(f"module 'featcache' has no attribute {name!r}")
     try:
-        value = getattr(importlib.import_module(f"featcache.{_HOME[name]}"), name)
+        value = importlib.import_module(f"featcache.{_HOME.get(name, name)}")
     except ImportError as error:
-        if name != "extract":
-            raise
         from featcache.errors import MissingDependencyError
 
-        raise MissingDependencyError((error.name or "").partition(".")[0], "featcache.extract") from error
-    globals()[name] = value
+        package = (error.name or "").partition(".")[0]
+        if name != "extract" and package != "torch":
+            raise
+        raise MissingDependencyError(
+            package, f"featcache.{name}", "extract" if name == "extract" else "torch"
+        ) from error
+    if name in _HOME:
+        value = globals()[name] = getattr(value, name)
     return value
 
 

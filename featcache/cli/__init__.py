@@ -34,8 +34,8 @@ from featcache.cli.streams import standard_streams, stdout_for_results
 from featcache.cli.verify import verify
 from featcache.errors import FeatcacheError, MissingDependencyError
 
-_EXTRACT_ONLY = {"pydantic", "soundfile", "soxr", "torchaudio", "yaml"}
-"""Packages that come with `featcache[extract]`; a training environment does not have them."""
+_EXTRACT_ONLY = {"pydantic", "soundfile", "soxr", "torch", "yaml"}
+"""Packages that come with `featcache[extract]`, and that commands which read a cache do without."""
 
 _NOBODY_READS = 128 + signal.SIGPIPE
 """The exit code if the reader of our output has gone: what a shell reports of most programs then."""

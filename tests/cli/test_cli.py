@@ -72,29 +72,45 @@ print(sorted(heavy & set(sys.modules)), file=sys.stderr)
     assert shown.stdout
 
 
-def test_a_training_environment_has_no_need_of_extraction(filled):
-    """`verify` and `info` import nothing of extraction; what does says which extra to install."""
+def test_reading_needs_neither_torch_nor_the_packages_of_extraction(filled, scratch):
+    """Arrays and the commands that read need neither; what does need one says which extra to install."""
     code = """
 import sys
 class Absent:
     def find_spec(self, name, *_):
-        if name.partition(".")[0] in {"pydantic", "soundfile", "soxr", "torchaudio"}:
+        if name.partition(".")[0] in {"torch", "pydantic", "soundfile", "miniaudio", "soxr"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Absent())
-import featcache.loader
+import featcache
 from featcache.cli import main
-for command in ("verify", "info", "extract", "configs", "verify --recompute 1"):
-    name, *options = command.split()
-    more = {"extract": ["manifest.csv"], "configs": []}.get(name, [sys.argv[1]])
+cache = featcache.open(sys.argv[1], check=True)
+print(sum(len(array) for array in cache) == cache.lengths.sum(), cache.item(cache.ids[0], start=0.1).ndim)
+for name in ("batch", "adapters.to_hf", *featcache.__all__):
     try:
-        main([name, *more, *options])
+        cache.batch([0]) if name == "batch" else featcache.adapters.to_hf if "." in name else getattr(featcache, name)
+    except featcache.FeatcacheError as error:
+        print(name, type(error).__name__, str(error).rpartition(": ")[2])
+for line in sys.argv[2:]:
+    try:
+        main(line.split())
     except SystemExit as end:
-        print(command, "->", end.code)
+        print(line.split()[0], "->", end.code)
 """
-    told = python("-c", code, filled)
-    for line in ("verify -> 3", "info -> 0", "extract -> 2", "configs -> 2", "verify --recompute 1 -> 2"):
-        assert line in told.stdout.splitlines(), told.stderr
-    assert told.stderr.count("pip install 'featcache[extract]'") == len(told.stderr.splitlines()) == 3
+    first = next(iter(items(filled)))
+    there = f"info {filled}", f"verify {filled}", f"show {filled} {first}", f"stats {filled} -o {scratch}/stats.npz"
+    made = f"index {filled}", f"copy {filled} {scratch}/copied"
+    refused = "extract manifest.csv", "configs", f"verify {filled} --recompute 1"
+    told = python("-W", "ignore", "-c", code, filled, *there, *made, *refused)
+    needing = {line.split()[0]: line for line in told.stdout.splitlines() if "MissingDependencyError" in line}
+    assert told.stdout.startswith("True 2"), told.stderr
+    of_torch = {"BucketBatchSampler", "Cmvn", "DataLoader", "FeatureDataset", "augment", "cmvn", "dequantize", "masks"}
+    assert {*needing} == {"batch", "adapters.to_hf", "extract", *of_torch}
+    for name, line in needing.items():
+        assert line.endswith("'featcache[extract]'" if name == "extract" else "'featcache[torch]'")
+    codes = [line.split(" -> ") for line in told.stdout.splitlines() if " -> " in line]
+    names = ["info", "verify", "show", "stats", "index", "copy", "extract", "configs", "verify"]
+    assert codes == [[name, code] for name, code in zip(names, "030000222", strict=True)]
+    assert told.stderr.count("pip install 'featcache[extract]'") == 3
 
 
 # What is said
