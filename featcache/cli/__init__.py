@@ -18,6 +18,7 @@ import click
 
 from featcache import __version__
 from featcache.cli.common import note
+from featcache.cli.completion import completion
 from featcache.cli.configs import configs
 from featcache.cli.copy import copy
 from featcache.cli.durations import durations
@@ -111,6 +112,7 @@ def _is_from_printing(error: BaseException) -> bool:
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="featcache")
+@completion
 def main() -> None:
     """Extract speech features once, into Zarr shards that training can trust.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +129,27 @@ def test_every_command_has_help_and_an_example(cli, name):
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             assert parameter.help, parameter.name
+
+
+def test_a_shell_completes_commands_options_and_configs(tmp_path):
+    """By its script, in a real bash, which completes paths itself: it is told where they are wanted."""
+    (tmp_path / "featcache").write_text(
+        f"#!{sys.executable}\nimport sys\nsys.argv[0] = 'featcache'\nfrom featcache.cli import main\nmain()\n"
+    )
+    (tmp_path / "featcache").chmod(0o755)
+    script = """
+        eval "$(featcache --completion bash)"
+        compopt() { echo paths; }
+        for typed in "ver" "extract m.csv --allow-mix" "extract m.csv -c fbank80-s" "info f"; do
+            COMP_WORDS=(featcache $typed) COMP_CWORD=$(wc -w <<< "$typed") COMPREPLY=()
+            _featcache_completion featcache
+            echo "${COMPREPLY[*]}"
+        done
+    """
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, env=environment)
+    completed = ["verify", "--allow-mixed-devices", "paths", "fbank80-speed", "paths", ""]
+    assert done.stdout.split("\n")[:-1] == completed, done.stderr
 
 
 def test_help_says_how_large_shards_are_by_default(cli):
