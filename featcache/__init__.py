@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from featcache.engines.main_job import extract
     from featcache.errors import FeatcacheError, FeatcacheWarning
     from featcache.extraction.live import extractor
-    from featcache.loader import BucketBatchSampler, Cache, Crop, DataLoader, FeatureDataset, open  # noqa: A004
+    from featcache.loader.cache import Cache
+    from featcache.loader.crop import Crop
+    from featcache.loader.data_loader import DataLoader
+    from featcache.loader.dataset import FeatureDataset
+    from featcache.loader.opening import open  # noqa: A004
+    from featcache.loader.sampler import BucketBatchSampler
     from featcache.quantize import dequantize
 
 __version__ = "0.1.0"
@@ -46,39 +51,40 @@ __all__ = [
     "stats",
 ]
 
-_MODULES = {"adapters", "augment", "cmvn", "errors", "masks", "stats"}
-
 _HOME = {
-    "BucketBatchSampler": "loader",
-    "Cache": "loader",
+    "BucketBatchSampler": "loader.sampler",
+    "Cache": "loader.cache",
     "Cmvn": "cmvn",
-    "Crop": "loader",
-    "DataLoader": "loader",
-    "FeatureDataset": "loader",
-    "open": "loader",
+    "Crop": "loader.crop",
+    "DataLoader": "loader.data_loader",
+    "FeatureDataset": "loader.dataset",
+    "open": "loader.opening",
     "dequantize": "quantize",
     "extract": "engines.main_job",
     "extractor": "extraction.live",
     "FeatcacheError": "errors",
     "FeatcacheWarning": "errors",
 }
+"""Where a public name is found; the others of `__all__` are modules."""
+
+_EXTRACTION = {"extract", "extractor"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: the loader imports torch, which takes a second."""
-    if name in _MODULES:
-        return importlib.import_module(f"featcache.{name}")
-    if name not in _HOME:
+    """Import a public name when it is first used: torch takes a second, and reading arrays does without it."""
+    if name not in __all__:
         raise AttributeError(f"module 'featcache' has no attribute {name!r}")
     try:
-        value = getattr(importlib.import_module(f"featcache.{_HOME[name]}"), name)
+        value = importlib.import_module(f"featcache.{_HOME.get(name, name)}")
     except ImportError as error:
-        if name not in ("extract", "extractor"):
-            raise
         from featcache.errors import MissingDependencyError
 
-        raise MissingDependencyError((error.name or "").partition(".")[0], f"featcache.{name}") from error
-    globals()[name] = value
+        package, extra = (error.name or "").partition(".")[0], "extract" if name in _EXTRACTION else "torch"
+        if extra == "torch" and package != "torch":
+            raise
+        raise MissingDependencyError(package, f"featcache.{name}", extra) from error
+    if name in _HOME:
+        value = globals()[name] = getattr(value, name)
     return value
 
 

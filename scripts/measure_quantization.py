@@ -31,7 +31,7 @@ import featcache
 from featcache.config import load_config
 from featcache.engines.local import run_locally
 from featcache.extraction.extraction import Options, plan_extraction, run_extraction
-from featcache.loader import Cache
+from featcache.loader.cache import Cache
 from featcache.manifest import read_manifest
 
 DTYPES = ("float32", "float16", "uint8")

@@ -15,7 +15,7 @@ import featcache
 from featcache import Cmvn
 from featcache.cmvn import normalize_utterances
 from featcache.errors import ArgumentError, StoreError
-from featcache.loader import Cache
+from featcache.loader.cache import Cache
 from featcache.stats import moments
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

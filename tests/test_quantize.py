@@ -13,9 +13,10 @@ from make_cache import in_three_shards, make_features, make_version
 import featcache
 from featcache.errors import ArgumentError, DamagedError, ExtractorError, StoreError
 from featcache.loader.data_loader import _values_of
-from featcache.quantize import dequantize, dequantize_array, quantize, stored_spec
+from featcache.quantize import dequantize, quantize, stored_spec
 from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
 from featcache.store.check import check_shard
+from featcache.store.dequantize import dequantize_array
 from featcache.store.shard import Item
 from featcache.store.shard_writer import ShardWriter
 

@@ -7,7 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from featcache.errors import ArgumentError, MissingDependencyError
-from featcache.loader import Cache, FeatureDataset, open  # noqa: A004
+from featcache.loader.cache import Cache
+from featcache.loader.opening import open  # noqa: A004
+
+try:
+    from featcache.loader.dataset import FeatureDataset
+except ImportError as error:
+    raise MissingDependencyError((error.name or "").partition(".")[0], "featcache.adapters", "torch") from error
 
 __all__ = ["cache_of", "dataset_of", "missing_toolkit", "position_of", "remember", "whole_dataset"]
 

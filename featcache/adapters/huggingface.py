@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from featcache.adapters.caches import cache_of, dataset_of, missing_toolkit, remember, whole_dataset
 from featcache.errors import ArgumentError
-from featcache.loader import Cache, FeatureDataset
+from featcache.loader.cache import Cache
+from featcache.loader.dataset import FeatureDataset
 from featcache.strings import Strings
 
 try:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from featcache.adapters.caches import cache_of, missing_toolkit, position_of, remember, whole_dataset
 from featcache.errors import StoreError
-from featcache.loader import Cache, FeatureDataset
+from featcache.loader.cache import Cache
+from featcache.loader.dataset import FeatureDataset
 from featcache.manifest.copies import copies_of
 from featcache.strings import Strings
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from featcache.adapters.caches import dataset_of, missing_toolkit, position_of
 from featcache.errors import ArgumentError, MissingItemError, listing
-from featcache.loader import Cache, FeatureDataset
+from featcache.loader.cache import Cache
+from featcache.loader.dataset import FeatureDataset
 from featcache.strings import Strings
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ import click
 
 from featcache import __version__
 from featcache.cli.common import note
+from featcache.cli.completion import completion
 from featcache.cli.configs import configs
 from featcache.cli.copy import copy
 from featcache.cli.diff import diff
@@ -36,8 +37,8 @@ from featcache.cli.streams import standard_streams, stdout_for_results
 from featcache.cli.verify import verify
 from featcache.errors import FeatcacheError, MissingDependencyError
 
-_EXTRACT_ONLY = {"pydantic", "soundfile", "soxr", "torchaudio", "yaml"}
-"""Packages that come with `featcache[extract]`; a training environment does not have them."""
+_EXTRACT_ONLY = {"pydantic", "soundfile", "soxr", "torch", "yaml"}
+"""Packages that come with `featcache[extract]`, and that commands which read a cache do without."""
 
 _NOBODY_READS = 128 + signal.SIGPIPE
 """The exit code if the reader of our output has gone: what a shell reports of most programs then."""
@@ -113,6 +114,7 @@ def _is_from_printing(error: BaseException) -> bool:
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="featcache")
+@completion
 def main() -> None:
     """Extract speech features once, into Zarr shards that training can trust.
 

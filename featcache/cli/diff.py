@@ -41,7 +41,7 @@ def diff(first: Location, second: Location, values: int, as_json: bool) -> None:
       featcache diff features/fbank80 /backup/features/fbank80 --values 1000
     """
     from featcache.health.diff import diff as compare
-    from featcache.loader import Cache
+    from featcache.loader.cache import Cache
     from featcache.store.selection import select_version
 
     found = compare(Cache(select_version(first)), Cache(select_version(second)), values)

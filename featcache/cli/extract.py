@@ -30,7 +30,7 @@ FAILURES_LEFT = 3
     "-c",
     "--config",
     "configs",
-    type=options.TEXT,
+    type=options.CONFIG,
     multiple=True,
     default=("fbank80",),
     show_default=True,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from featcache.arguments import refuse_url
 from featcache.errors import ArgumentError
@@ -76,8 +78,24 @@ def _name(param: click.Parameter | None) -> str:
     return param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
 
 
+class _Config(_LocalPath):
+    """A config: a YAML file, or the name of a packaged one, which a shell completes too."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        found = super().shell_complete(ctx, param, incomplete)
+        with suppress(ImportError):  # of what reads configs
+            from featcache.config import packaged_configs
+
+            # Names last: in bash, files take the place of what was before them, and are listed if no name fits.
+            found += [CompletionItem(name) for name in packaged_configs() if name.startswith(incomplete)]
+        return found
+
+
 TEXT = _LocalPath()
-"""A path as text: that of a manifest (`-` is standard input), or of a config (which can also be a name)."""
+"""A path as text: that of a manifest (`-` is standard input)."""
+
+CONFIG = _Config()
+"""A config, as text."""
 
 PATH = _LocalPath(path_type=Path)
 """A path that the command itself checks further."""

@@ -23,7 +23,7 @@ _NEAR = 16
 
 
 @click.command(short_help="Measure how batching and precision change a config's values.")
-@click.argument("config", type=options.TEXT)
+@click.argument("config", type=options.CONFIG)
 @options.manifest_argument
 @options.cache(
     "Save the result with the config's version in this cache, created if missing; `featcache extract` then uses it."

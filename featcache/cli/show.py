@@ -15,7 +15,7 @@ from featcache.errors import MissingItemError, counted
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from featcache.loader import Cache
+    from featcache.loader.cache import Cache
     from featcache.storage.location import Location
     from featcache.store.shard import Item
     from featcache.store.version import Version
@@ -58,7 +58,7 @@ def show(path: Location, utterance: str, as_json: bool) -> None:
 
 def _document(version: Version, utterance: str) -> dict[str, Any]:
     """What a version has of an utterance."""
-    from featcache.loader import Cache
+    from featcache.loader.cache import Cache
     from featcache.spec import QUANTIZATION
 
     cache = Cache(version, check=True)

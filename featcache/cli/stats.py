@@ -20,7 +20,7 @@ from featcache.cli.common import (
 from featcache.errors import ArgumentError, counted
 
 if TYPE_CHECKING:
-    from featcache.loader import Cache
+    from featcache.loader.cache import Cache
     from featcache.stats import Stats, Usage
     from featcache.storage.location import Location
 
@@ -59,7 +59,7 @@ def stats(
     """
     from tqdm import tqdm
 
-    from featcache.loader import Cache
+    from featcache.loader.cache import Cache
     from featcache.manifest import read_manifest
     from featcache.stats import Usage, moments, usage
     from featcache.store.selection import select_version

@@ -24,10 +24,10 @@ from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest import Manifest, Utterance
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.copies import copies_of
-from featcache.quantize import dequantize_array
 from featcache.spec import QUANTIZATION
 from featcache.store import zarr3
 from featcache.store.chunk_file import Chunk
+from featcache.store.dequantize import dequantize_array
 from featcache.store.index import open_index
 from featcache.store.join import RowKeys, item_at, join, what_changed
 from featcache.store.runs import Failure, standing_failures

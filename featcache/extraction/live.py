@@ -17,14 +17,14 @@ from featcache.extraction.decoding import Decoded, decode_all
 from featcache.extraction.from_audio import extract_alone
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest import Utterance
-from featcache.quantize import dequantize_array
 from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.storage.location import parse_location
+from featcache.store.dequantize import dequantize_array
 from featcache.store.selection import select_version
 from featcache.store.version import Version
 
 if TYPE_CHECKING:
-    from featcache.loader import Cache
+    from featcache.loader.cache import Cache
 
 
 class LiveExtractor:

@@ -133,7 +133,7 @@ def _bundle(name: str) -> Any:
     try:
         from torchaudio import pipelines
     except (ImportError, OSError, RuntimeError) as error:  # the latter two: it was built for another torch
-        raise MissingDependencyError("torchaudio", "extractor: torchaudio", extra="models") from error
+        raise MissingDependencyError("torchaudio", "the extractor torchaudio", extra="torchaudio") from error
     bundles = {key: value for key, value in vars(pipelines).items() if isinstance(value, pipelines.Wav2Vec2Bundle)}
     if name not in bundles:
         raise ConfigError(f"params.bundle: torchaudio has no {name!r}; it has {listing(sorted(bundles), at_most=40)}")

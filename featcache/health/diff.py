@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError
-from featcache.loader import Cache
+from featcache.loader.cache import Cache
 from featcache.store.selection import differing_keys
 from featcache.strings import Strings
 

@@ -29,9 +29,10 @@ from featcache.health.sampling import SampledClip, decode_waveform
 from featcache.health.sources import root_of
 from featcache.manifest import CallersUrls
 from featcache.manifest.audio_locations import AudioLocation, Url, locate
-from featcache.quantize import dequantize_array, quantize
+from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.store.check import Problem
+from featcache.store.dequantize import dequantize_array
 from featcache.store.index import Index
 from featcache.store.shard import Shard
 from featcache.store.version import Version

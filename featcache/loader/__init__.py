@@ -1,10 +1,1 @@
-"""Reading features in training: opened versions, datasets over them, and their batches. Needs only numpy and torch."""
-
-from featcache.loader.cache import Cache
-from featcache.loader.crop import Crop
-from featcache.loader.data_loader import DataLoader
-from featcache.loader.dataset import FeatureDataset
-from featcache.loader.opening import open  # noqa: A004
-from featcache.loader.sampler import BucketBatchSampler
-
-__all__ = ["BucketBatchSampler", "Cache", "Crop", "DataLoader", "FeatureDataset", "open"]
+"""Reading features: opened versions, datasets over them, and their batches. Tensors need torch; arrays, numpy alone."""

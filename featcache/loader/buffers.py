@@ -12,16 +12,18 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from featcache.errors import ArgumentError
+from featcache.errors import ArgumentError, MissingDependencyError
 from featcache.store.zarr3 import will_need
 
-__all__ = ["Buffers", "Readahead", "tensor_in"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Buffers", "Readahead", "tensor_in", "tensor_of"]
 
 _LARGEST_KEPT = 256 << 20
 """Bytes of a batch beyond which its memory is given back: such batches are not those of training."""
@@ -65,19 +67,33 @@ class Buffers:
         return array
 
 
+def tensor_of(array: NDArray[Any]) -> torch.Tensor:
+    """A tensor in the memory of an array, which it holds.
+
+    Raises:
+        MissingDependencyError: torch is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependencyError("torch", "a batch of tensors", "torch") from error
+    return torch.from_numpy(array)
+
+
 def tensor_in(out: torch.Tensor | Buffers, shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
     """A tensor of any content: the beginning of `out`, or one in its memory.
 
     Raises:
         ArgumentError: `out` is not a contiguous tensor in CPU memory, of this dtype and large enough.
+        MissingDependencyError: torch is not installed.
     """
     if isinstance(out, Buffers):
-        return torch.from_numpy(out.take(shape, dtype))
-    wanted = torch.from_numpy(np.empty(0, dtype)).dtype
-    if not isinstance(out, torch.Tensor):
+        return tensor_of(out.take(shape, dtype))
+    wanted = tensor_of(np.empty(0, dtype))
+    if not isinstance(out, type(wanted)):
         raise ArgumentError(f"out is a {type(out).__name__}: give a tensor")
-    if (out.dtype, out.device.type, out.is_contiguous()) != (wanted, "cpu", True):
-        raise ArgumentError(f"out is {out.dtype} on {out.device}: it must be {wanted}, contiguous, in CPU memory")
+    if (out.dtype, out.device.type, out.is_contiguous()) != (wanted.dtype, "cpu", True):
+        raise ArgumentError(f"out is {out.dtype} on {out.device}: it must be {wanted.dtype}, contiguous, in CPU memory")
     needed = math.prod(shape)
     if out.numel() < needed:
         raise ArgumentError(f"out has room for {out.numel():,} values: this batch has {needed:,}, {list(shape)}")

@@ -6,20 +6,19 @@ import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, SupportsIndex, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, cast
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import ArgumentError, MissingItemError, StoreError
-from featcache.loader.buffers import Buffers, tensor_in
+from featcache.loader.buffers import Buffers, tensor_in, tensor_of
 from featcache.loader.crop import check_codebooks, check_padding, frames_between
 from featcache.loader.object_shards import open_shards
 from featcache.loader.shards import Shards
-from featcache.quantize import dequantize_array
 from featcache.spec import FeatureSpec
 from featcache.storage.location import Location
+from featcache.store.dequantize import dequantize_array
 from featcache.store.index import open_index
 from featcache.store.join import missing_error
 from featcache.store.runs import Failure, latest_failures
@@ -27,12 +26,14 @@ from featcache.store.version import Version
 from featcache.strings import Strings
 
 if TYPE_CHECKING:
+    import torch
+
     from featcache.loader.memory import HotUtterances
     from featcache.loader.tiers import Tiers
 
 __all__ = ["Cache", "Keys"]
 
-Keys = Iterable[str] | Iterable[int] | NDArray[Any] | torch.Tensor
+Keys: TypeAlias = "Iterable[str] | Iterable[int] | NDArray[Any] | torch.Tensor"
 """Utterances: all by id, or all by position."""
 
 
@@ -215,6 +216,7 @@ class Cache:
             IndexError: There is no such position.
             ArgumentError: There are no such parts, or `out` or a key is invalid.
             DamagedError: A shard is damaged, or `check` found a wrong checksum.
+            MissingDependencyError: torch is not installed: `item` needs only numpy.
         """
         codebooks = check_codebooks(self.spec, codebooks)
         check_padding(self.spec, padding_value)
@@ -228,7 +230,7 @@ class Cache:
         features = self.gather(
             positions, firsts, counts, codebooks=codebooks, padding_value=padding_value, out=out, raw=raw, check=check
         )
-        return features, torch.from_numpy(counts)
+        return features, tensor_of(counts)
 
     def gather(
         self,
@@ -314,11 +316,14 @@ class Cache:
         """
         if not self.spec.is_quantized:
             raise StoreError(f"{self.version.path}: its features are not quantised: `batch` returns their values")
-        positions = self._positions(keys)
+        return tensor_of(self.scales_and_offsets(self._positions(keys)))
+
+    def scales_and_offsets(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
+        """What `quantization` returns, by positions, as an array; nothing is checked."""
         scales_and_offsets = np.empty((len(positions), 2, *self.spec.item_shape), np.float32)
         for row, position in zip(scales_and_offsets, positions.tolist(), strict=True):
             row[...] = self._shards.quantization(position)
-        return torch.from_numpy(scales_and_offsets)
+        return scales_and_offsets
 
     def side(self, name: str, key: str | SupportsIndex) -> NDArray[Any]:
         """An utterance's entries of a side array: additional output of the extractor, such as scales.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import StoreError
-from featcache.loader import Cache
+from featcache.loader.cache import Cache
 from featcache.manifest import Manifest
 from featcache.stats.pieces import ShardPieces, for_each, pieces_by_shard, select
 

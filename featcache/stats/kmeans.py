@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
 from featcache.extractors.units import Codebook, Nearest
-from featcache.quantize import dequantize_array
 from featcache.spec import QUANTIZATION, all_finite
+from featcache.store.dequantize import dequantize_array
 from featcache.store.files import write_file
 from featcache.store.index import Index, open_index
 from featcache.store.version import Version, library_versions

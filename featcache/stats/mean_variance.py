@@ -20,15 +20,14 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from featcache.errors import StoreError
-from featcache.loader import Cache
+from featcache.loader.cache import Cache
 from featcache.manifest import Manifest
-from featcache.quantize import dequantize_array
 from featcache.stats.pieces import PIECE_FRAMES, Selection, ShardPieces, for_each, pieces_by_shard, select
 from featcache.stats.result import Stats
+from featcache.store.dequantize import dequantize_array
 
 _BLOCK_VALUES = 1 << 15
 """Values that are summed at once: 256 kB as float64 stay in a core's cache, and torch starts no threads for them."""
@@ -180,13 +179,11 @@ class _PieceSums:
         if self.cache.spec.is_quantized:
             parameters = self._parameters(pieces, block)[..., columns]
             stored = dequantize_array(stored, parameters[:, 0], parameters[:, 1])
-        elif stored.dtype == np.float16:
-            stored = torch.from_numpy(stored.copy()).float().numpy()  # ten times as fast as with numpy
         return stored.astype(np.float64)
 
     def _parameters(self, pieces: ShardPieces, block: slice) -> NDArray[np.float32]:
         """The scale and offset of every frame, float32 `[frames, 2, dims]`."""
-        parameters = self.cache.quantization(pieces.positions[block]).numpy()
+        parameters = self.cache.scales_and_offsets(pieces.positions[block])
         return np.repeat(parameters.reshape(len(parameters), 2, -1), pieces.counts[block], axis=0)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ManifestError, MissingItemError, StoreError, listing
-from featcache.loader import Cache
+from featcache.loader.cache import Cache
 from featcache.manifest import Manifest, read_manifest
 from featcache.manifest.copies import copies_of, expand
 from featcache.store.index import Index

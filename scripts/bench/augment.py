@@ -1,6 +1,6 @@
 """How fast a batch is augmented on its device, beside a loop over its utterances, and what others have.
 
-    pip install '.[bench]' torchaudio speechbrain    # what is not there is left out
+    pip install '.[bench]'    # what is not there is left out
     python scripts/bench/augment.py [--rows 64] [--frames 1500] [--dims 80] [--device cuda] [--threads 1] [--json]
 
 SpecAugment is two masks of frequency and two of time, within each utterance's own length. The loop is the usual one:

@@ -16,10 +16,9 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-import torch
 from clock import median, remark, timed
 
-from featcache.loader import Cache
+from featcache.loader.cache import Cache
 from featcache.stats import moments
 from featcache.store.selection import select_version
 
@@ -41,7 +40,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     cache = Cache(select_version(arguments.path))
     runs = {"reading": lambda: read(cache)}
     runs |= {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -72,29 +73,45 @@ print(sorted(heavy & set(sys.modules)), file=sys.stderr)
     assert shown.stdout
 
 
-def test_a_training_environment_has_no_need_of_extraction(filled):
-    """`verify` and `info` import nothing of extraction; what does says which extra to install."""
+def test_reading_needs_neither_torch_nor_the_packages_of_extraction(filled, scratch):
+    """Arrays and the commands that read need neither; what does need one says which extra to install."""
     code = """
 import sys
 class Absent:
     def find_spec(self, name, *_):
-        if name.partition(".")[0] in {"pydantic", "soundfile", "soxr", "torchaudio"}:
+        if name.partition(".")[0] in {"torch", "pydantic", "soundfile", "miniaudio", "soxr"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Absent())
-import featcache.loader
+import featcache
 from featcache.cli import main
-for command in ("verify", "info", "extract", "configs", "verify --recompute 1"):
-    name, *options = command.split()
-    more = {"extract": ["manifest.csv"], "configs": []}.get(name, [sys.argv[1]])
+cache = featcache.open(sys.argv[1], check=True)
+print(sum(len(array) for array in cache) == cache.lengths.sum(), cache.item(cache.ids[0], start=0.1).ndim)
+for name in ("batch", "adapters.to_hf", *featcache.__all__):
     try:
-        main([name, *more, *options])
+        cache.batch([0]) if name == "batch" else featcache.adapters.to_hf if "." in name else getattr(featcache, name)
+    except featcache.FeatcacheError as error:
+        print(name, type(error).__name__, str(error).rpartition(": ")[2])
+for line in sys.argv[2:]:
+    try:
+        main(line.split())
     except SystemExit as end:
-        print(command, "->", end.code)
+        print(line.split()[0], "->", end.code)
 """
-    told = python("-c", code, filled)
-    for line in ("verify -> 3", "info -> 0", "extract -> 2", "configs -> 2", "verify --recompute 1 -> 2"):
-        assert line in told.stdout.splitlines(), told.stderr
-    assert told.stderr.count("pip install 'featcache[extract]'") == len(told.stderr.splitlines()) == 3
+    first = next(iter(items(filled)))
+    there = f"info {filled}", f"verify {filled}", f"show {filled} {first}", f"stats {filled} -o {scratch}/stats.npz"
+    made = f"index {filled}", f"copy {filled} {scratch}/copied"
+    refused = "extract manifest.csv", "configs", f"verify {filled} --recompute 1"
+    told = python("-W", "ignore", "-c", code, filled, *there, *made, *refused)
+    needing = {line.split()[0]: line for line in told.stdout.splitlines() if "MissingDependencyError" in line}
+    assert told.stdout.startswith("True 2"), told.stderr
+    of_torch = {"BucketBatchSampler", "Cmvn", "DataLoader", "FeatureDataset", "augment", "cmvn", "dequantize", "masks"}
+    assert {*needing} == {"batch", "adapters.to_hf", "extract", *of_torch}
+    for name, line in needing.items():
+        assert line.endswith("'featcache[extract]'" if name == "extract" else "'featcache[torch]'")
+    codes = [line.split(" -> ") for line in told.stdout.splitlines() if " -> " in line]
+    names = ["info", "verify", "show", "stats", "index", "copy", "extract", "configs", "verify"]
+    assert codes == [[name, code] for name, code in zip(names, "030000222", strict=True)]
+    assert told.stderr.count("pip install 'featcache[extract]'") == 3
 
 
 # What is said
@@ -112,6 +129,27 @@ def test_every_command_has_help_and_an_example(cli, name):
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             assert parameter.help, parameter.name
+
+
+def test_a_shell_completes_commands_options_and_configs(tmp_path):
+    """By its script, in a real bash, which completes paths itself: it is told where they are wanted."""
+    (tmp_path / "featcache").write_text(
+        f"#!{sys.executable}\nimport sys\nsys.argv[0] = 'featcache'\nfrom featcache.cli import main\nmain()\n"
+    )
+    (tmp_path / "featcache").chmod(0o755)
+    script = """
+        eval "$(featcache --completion bash)"
+        compopt() { echo paths; }
+        for typed in "ver" "extract m.csv --allow-mix" "extract m.csv -c fbank80-s" "info f"; do
+            COMP_WORDS=(featcache $typed) COMP_CWORD=$(wc -w <<< "$typed") COMPREPLY=()
+            _featcache_completion featcache
+            echo "${COMPREPLY[*]}"
+        done
+    """
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, env=environment)
+    completed = ["verify", "--allow-mixed-devices", "paths", "fbank80-speed", "paths", ""]
+    assert done.stdout.split("\n")[:-1] == completed, done.stderr
 
 
 def test_help_says_how_large_shards_are_by_default(cli):

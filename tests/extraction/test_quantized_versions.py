@@ -20,9 +20,10 @@ from featcache.extractors import Clip
 from featcache.extractors.units import Codebook, Units, UnitsParams
 from featcache.health.recompute import recompute
 from featcache.manifest import read_manifest
-from featcache.quantize import dequantize_array, quantize
+from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION
 from featcache.stats.kmeans import draw_frames, fit_version
+from featcache.store.dequantize import dequantize_array
 from featcache.store.index import open_index
 
 pytestmark = pytest.mark.usefixtures("trusted")

@@ -6,7 +6,7 @@ from make_cache import codes_cache, make_features, make_version
 
 from featcache.errors import ArgumentError, DamagedError
 from featcache.health.diff import diff
-from featcache.loader import Cache
+from featcache.loader.cache import Cache
 
 
 @pytest.fixture

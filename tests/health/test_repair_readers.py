@@ -17,7 +17,7 @@ from featcache.errors import DamagedError
 from featcache.extraction.extraction import Options
 from featcache.health.repair import repair
 from featcache.health.verify import verify
-from featcache.loader import Cache
+from featcache.loader.cache import Cache
 from featcache.manifest import read_manifest
 from featcache.store.index import open_index
 from featcache.store.shard import Shard

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from featcache.loader import Cache
+from featcache.loader.cache import Cache
 from featcache.quantize import quantize, stored_spec
 from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.store import zarr3

@@ -15,7 +15,7 @@ from manifests import manifest_of
 
 import featcache
 from featcache.errors import ArgumentError, DamagedError, ManifestError, MissingItemError, StoreError
-from featcache.loader import Cache
+from featcache.loader.cache import Cache
 from featcache.stats import Stats, moments, usage
 from featcache.stats.mean_variance import LOWEST, ExactSums, in_units
 from featcache.stats.pieces import PIECE_FRAMES
