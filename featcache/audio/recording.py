@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.audio.containers import EndlessFile, mp3_end, shortfall
+from featcache.audio.headers import EndlessFile, mp3_end, shortfall
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
 from featcache.audio.remote import Fetched, FileStamp, fetch
 from featcache.errors import AudioError, MissingDependencyError, Reason

@@ -10,7 +10,7 @@ found by cutting files (libsndfile 1.2.2):
     MP3                        decoding gives fewer samples than the header frame of LAME and FFmpeg ("Xing", "Info")
                                counts; without that frame, decoding fails, unless the cut lies between frames
 
-Other containers are believed. So is a WAV that promises 2 GiB or more, as files written to a pipe do.
+Other formats are believed. So is a WAV that promises 2 GiB or more, as files written to a pipe do.
 """
 
 from __future__ import annotations
