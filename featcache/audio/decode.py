@@ -19,7 +19,7 @@ from featcache.audio.recording import END_TOLERANCE_SECONDS, UNKNOWN, Recording,
 from featcache.audio.remote import Fetched, fetch, fetch_beginning
 from featcache.audio.resample import error_if_too_long
 from featcache.errors import AudioError, Reason
-from featcache.manifest.audio_locations import AudioLocation, Url
+from featcache.manifest.audio_locations import AudioSource, Url
 from featcache.spec import all_finite
 
 
@@ -48,7 +48,7 @@ class Cut:
 
 
 def decode(
-    location: AudioLocation | str,
+    location: AudioSource | str,
     segments: Sequence[Cut],
     *,
     max_seconds: float | None = None,
@@ -111,7 +111,7 @@ def decode(
             del samples  # not held while the next ones are decoded
 
 
-def probe_seconds(location: AudioLocation | str) -> float | None:
+def probe_seconds(location: AudioSource | str) -> float | None:
     """The length of a file in seconds, by its header; None if the file cannot be read or its header does not say.
 
     Of a file at a URL, only the header is fetched. If that is not enough (MP3, Ogg), the length is unknown.
@@ -124,7 +124,7 @@ def probe_seconds(location: AudioLocation | str) -> float | None:
         return None
 
 
-def probe_rate(location: AudioLocation | str) -> int | None:
+def probe_rate(location: AudioSource | str) -> int | None:
     """The sample rate of a file in Hz, by its header; None if the file cannot be read."""
     try:
         with closing(Recording(location, fetch_beginning)) as recording:

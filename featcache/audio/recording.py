@@ -22,11 +22,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.audio.headers import EndlessFile, mp3_end, shortfall
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
+from featcache.audio.headers import EndlessFile, mp3_end, shortfall
+from featcache.audio.members import read_member
 from featcache.audio.remote import Fetched, FileStamp, fetch
 from featcache.errors import AudioError, MissingDependencyError, Reason
-from featcache.manifest.audio_locations import AudioLocation, Url
+from featcache.manifest.audio_locations import AudioSource, Member, Url
 
 try:
     import soundfile
@@ -58,7 +59,7 @@ class Recording:
     """A file that is being decoded, by one thread at a time.
 
     Args:
-        location: The file.
+        location: The audio.
         fetched: Gives the file of a URL.
 
     Raises:
@@ -88,13 +89,16 @@ class Recording:
     damage: AudioError | None
     """Why nothing can be decoded from `position` on; None if nothing is known to be wrong."""
 
-    def __init__(self, location: AudioLocation | str, fetched: Callable[[Url], Fetched] = fetch) -> None:
+    def __init__(self, location: AudioSource | str, fetched: Callable[[Url], Fetched] = fetch) -> None:
+        is_copied = isinstance(location, Url | Member)
         if isinstance(location, Url):
-            self._file, stamp = _open_fetched(fetched(location))
+            self._file, stamp = _open_copy(fetched(location))
+        elif isinstance(location, Member):
+            self._file, stamp = _open_copy(read_member(location))
         else:
             self._file, stamp = _open(location)
         self.size, self.mtime_ns = stamp
-        self._opened_as = None if isinstance(location, Url) else stamp
+        self._opened_as = None if is_copied else stamp
         try:
             self._decoder, states_length = _start(self._file)
             self.shortfall = shortfall(self._decoder, self._file.fileno(), self.size)
@@ -129,7 +133,7 @@ class Recording:
             return UNKNOWN_HASH
 
     def has_changed(self) -> bool:
-        """Whether the size or time of the file has changed since it was opened. What was fetched does not change."""
+        """Whether the size or time of the file has changed since it was opened. A copy of it does not change."""
         status = os.fstat(self._file.fileno())
         return self._opened_as is not None and (status.st_size, status.st_mtime_ns) != self._opened_as
 
@@ -244,7 +248,7 @@ def _open(path: Path | str) -> tuple[io.FileIO, FileStamp]:
         raise AudioError(Reason.FILE_MISSING, f"not a valid path: {error}") from error
 
 
-def _open_fetched(fetched: Fetched) -> tuple[io.FileIO, FileStamp]:
+def _open_copy(fetched: Fetched) -> tuple[io.FileIO, FileStamp]:
     try:
         return fetched.open(), fetched.stamp
     except OSError as error:
