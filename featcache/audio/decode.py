@@ -35,6 +35,8 @@ class FileIdentity:
     """The sample rate of the file, in Hz."""
     content_hash: int = UNKNOWN_HASH
     """XXH3-64 of the file's bytes, if it was asked for."""
+    by_ffmpeg: bool = False
+    """Whether FFmpeg decoded it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,8 @@ def decode(
             num_bytes = longest * recording.num_channels * np.dtype(np.float32).itemsize
             reserve(num_bytes, longest / recording.sample_rate)
         content_hash = recording.content_hash(hashes) if hashes is not None and good else UNKNOWN_HASH
-        identity = FileIdentity(recording.size, recording.mtime_ns, recording.sample_rate, content_hash)
+        stamp = recording.size, recording.mtime_ns
+        identity = FileIdentity(*stamp, recording.sample_rate, content_hash, recording.by_ffmpeg)
         cuts = recording.cut(good)
         for number, (segment, span) in enumerate(zip(segments, spans, strict=True)):
             if isinstance(span, AudioError):
