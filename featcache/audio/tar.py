@@ -162,7 +162,8 @@ def _headers(descriptor: int) -> Iterator[_Header]:
         name, link = said.get(b"path") or _name(block), said.get(b"linkpath") or _text(block[157:257])
         if any(key.startswith(b"GNU.sparse") for key in said):
             kind, name = _SPARSE, said.get(b"GNU.sparse.name", name)
-        yield _Header(kind, name, link, at, size)
+        is_folder = kind == b"\0" and name.endswith(b"/")  # of tars older than ustar
+        yield _Header(b"5" if is_folder else kind, name, link, at, size)
         at += 0 if kind in _WITHOUT_DATA else -(-size // _BLOCK) * _BLOCK
 
 
@@ -217,4 +218,4 @@ def _refusal(kind: bytes) -> int:
 def _hash(name: bytes) -> int:
     while name.startswith(b"./"):
         name = name[2:]
-    return xxhash.xxh3_64_intdigest(name)
+    return xxhash.xxh3_64_intdigest(name.rstrip(b"/"))
