@@ -190,7 +190,7 @@ def _places(column: Any, whole: Any) -> NDArray[np.int64]:
     values = column.field("bytes") if pyarrow().types.is_struct(column.type) else column
     count = len(values)
     _, ends, data = values.buffers()
-    if count == 0 or data is None:
+    if count == 0 or data is None or data.size == 0:
         return np.zeros((2, count), np.int64)
     width = np.int64 if pyarrow().types.is_large_binary(values.type) else np.int32
     edges = np.frombuffer(ends, width)[values.offset : values.offset + count + 1].astype(np.int64)
