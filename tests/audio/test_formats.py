@@ -66,7 +66,7 @@ def encode(path, kind: str) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_signal_that_was_encoded(scratch, kind):
-    """At its place, but for the delay of formats that do not state it; and each segment is exactly that of the whole."""
+    """At its place, but for the delay of formats that do not state it; and each segment is that of the whole."""
     _, rate, channels, delay, likeness = KINDS[kind]
     path = scratch / kind
     expected = encode(path, kind) / 32768
