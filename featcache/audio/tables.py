@@ -57,11 +57,11 @@ class ArrowIndex:
 
     def __init__(self, descriptor: int, size: int) -> None:
         arrow = pyarrow()
-        whole = arrow.py_buffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ))
-        start = 8 if whole[:6].to_pybytes() == b"ARROW1" else 0  # then a stream follows, and a footer
         self._fault = ""
         places: dict[str, list[NDArray[np.int64]]] = {}
         try:
+            whole = arrow.py_buffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ))
+            start = 8 if whole[:6].to_pybytes() == b"ARROW1" else 0  # then a stream follows, and a footer
             stream = arrow.ipc.open_stream(whole.slice(start))
             fields = _fields_with_bytes(stream.schema)
             places = {name: [np.empty((2, 0), np.int64)] for name in fields}
@@ -111,6 +111,8 @@ class ParquetIndex:
         self._metadata = file.metadata
         self._fields = _fields_with_bytes(file.schema_arrow)
         counts = [self._metadata.row_group(number).num_rows for number in range(self._metadata.num_row_groups)]
+        if min(counts, default=0) < 0:
+            raise AudioError(Reason.TRUNCATED, "the table is damaged: a row group has fewer than no rows")
         self._starts = [0, *accumulate(counts)]
 
     @property

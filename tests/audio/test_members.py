@@ -43,6 +43,7 @@ def test_paths_into_containers(scratch):
         assert str(locate(scratch, path)) == str(scratch / path)
     for path in ("a.wav", "a.tar", "b.tar.wav/c", "tar/c.wav", "folder.tar/c.wav"):
         assert locate(scratch, path) == scratch / path
+    assert locate(scratch / "a.tar", "b.wav") == Member(scratch / "a.tar", "b.wav")
     assert locate(scratch, "/x/a.tar/b.wav") == locate(Url("s3://b"), "file:///x/a.tar/b.wav")
     assert locate(Url("s3://bucket"), "a.tar/b.wav") == Url("s3://bucket/a.tar/b.wav")
 

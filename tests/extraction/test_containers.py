@@ -109,6 +109,13 @@ def test_what_is_no_container_that_can_be_read_is_refused_before_the_run(plain, 
             extract(Corpus(scratch, rows).manifest(), scratch / "c")
 
 
+def test_a_tar_may_be_the_root(cli, plain, scratch):
+    packed(plain, scratch, "tar")
+    manifest = Corpus(scratch, plain.rows[:6]).manifest()
+    assert cli("extract", manifest, "--root", scratch / "audio_0.tar", "-o", scratch / "c").code == 0
+    assert cli("verify", scratch / "c", "--sources=content", "--no-data").code == 0
+
+
 def test_tables_need_pyarrow(plain, scratch, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     rows = [{**row, "path": f"train.parquet/audio/{number}"} for number, row in enumerate(plain.rows)]
