@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 from tqdm import tqdm
 
 from featcache.cli import options
-from featcache.cli.common import note, print_json, refuse_output, say, terminal_columns
+from featcache.cli.common import note, print_json, read_manifest, refuse_output, say, terminal_columns
 from featcache.errors import ArgumentError, counted
 
 FAILURES_LEFT = 3
@@ -23,12 +24,20 @@ _LOOKING_THREADS = 4
 @options.manifest_argument
 @options.output_file("The new manifest, in the same format.", required=True)
 @options.root()
+@options.manifest_format
 @options.threads("Files that are looked at side by side.  [default: 4 for each core, at most 32]")
 @options.force
 @options.as_json("Print the result as one JSON document.")
 @click.pass_context
 def durations(
-    ctx: click.Context, manifest: str, output: Path, root: Path | None, threads: int | None, force: bool, as_json: bool
+    ctx: click.Context,
+    manifest: str,
+    output: Path,
+    root: Path | None,
+    threads: int | None,
+    force: bool,
+    as_json: bool,
+    reading: dict[str, Any],
 ) -> None:
     """Write the MANIFEST again with a duration, in seconds, for each row that has none. Columns and rows stay as they
     are. Only the headers of the audio files are read.
@@ -50,19 +59,18 @@ def durations(
 
     from featcache.extraction.audio_files import missing_file_notes
     from featcache.extraction.durations import measure_durations
-    from featcache.manifest import read_manifest
     from featcache.manifest.rewrite import with_durations
     from featcache.store.files import write_file
 
     if manifest == "-":
         raise ArgumentError("MANIFEST is -: give a file, which is read twice")
     refuse_output(output, force)
-    read = read_manifest(manifest, root=root, carry=False)
+    read = read_manifest(manifest, reading, root=root, carry=False)
     missing_file_notes(read, np.isnan(read.duration))  # raises if none is there: the root is another, probably
     threads = threads or min(32, _LOOKING_THREADS * len(os.sched_getaffinity(0)))
     with tqdm(total=len(read), unit=" rows", leave=False, file=sys.stderr, disable=not terminal_columns()) as bar:
         found = measure_durations(read, threads, bar.update)
-    write_file(output, with_durations(Path(manifest), found.seconds.tolist(), output))
+    write_file(output, with_durations(read, found.seconds.tolist(), output))
     added = int((found.seconds == found.seconds).sum())
     if as_json:
         print_json({"manifest": str(output), "rows": len(read), "added": added, "failed": found.reasons})

@@ -40,7 +40,7 @@ class ParquetTable:
         schema = self._file.schema_arrow
         self.names = [field.name for field in schema if not _holds_bytes(field.type)]
 
-    def batches(self, columns: Collection[str]) -> Iterator[tuple[Sequence[int], dict[str, Sequence[Any]]]]:
+    def batches(self, columns: Collection[str]) -> Iterator[tuple[range, dict[str, Sequence[Any]]]]:
         """The number of each of some rows, from 1, and their cells in these columns.
 
         Raises:
