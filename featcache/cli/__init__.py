@@ -25,6 +25,7 @@ from featcache.cli.extract import extract
 from featcache.cli.fit_kmeans import fit_kmeans
 from featcache.cli.index import index
 from featcache.cli.info import info
+from featcache.cli.manifest import manifest
 from featcache.cli.probe import probe
 from featcache.cli.repair import repair
 from featcache.cli.show import show
@@ -129,5 +130,19 @@ def main() -> None:
     log.handlers = [_Notes()]
 
 
-for command in (extract, verify, repair, index, info, show, stats, copy, durations, probe, configs, fit_kmeans):
+for command in (
+    extract,
+    verify,
+    repair,
+    index,
+    info,
+    show,
+    stats,
+    copy,
+    manifest,
+    durations,
+    probe,
+    configs,
+    fit_kmeans,
+):
     main.add_command(command)

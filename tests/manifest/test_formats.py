@@ -90,7 +90,8 @@ def test_cuts_as_lhotse_reads_them(top, tmp_path):
     lhotse = pytest.importorskip("lhotse")
     written = WRITERS["lhotse cuts"](top, CLIPS)
     cuts = lhotse.CutSet.from_file(written.manifest).to_eager()
-    windows = list(cuts.cut_into_windows(0.2)) + [cuts[CLIPS[0].stem].truncate(offset=0.05, duration=0.1).with_id("t")]
+    short = cuts[CLIPS[0].stem].truncate(offset=0.05, duration=0.1).with_id("short")
+    windows = [*cuts.cut_into_windows(0.2), short]
     lhotse.CutSet.from_cuts(windows).to_file(tmp_path / "windows.jsonl")
     ours = read_manifest(tmp_path / "windows.jsonl")
     assert len(ours) == len(windows) > len(CLIPS)
