@@ -9,11 +9,10 @@ Source: https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md.
 from __future__ import annotations
 
 import os
-import threading
-from collections import OrderedDict
-from concurrent.futures import Future
 
 import xxhash
+
+from featcache.audio.kept import Kept
 
 UNKNOWN_HASH = 0
 """Stands for the hash of a file that was not hashed."""
@@ -41,8 +40,7 @@ class ContentHashes:
     """Hashes of the files that were hashed last. A file is hashed once, though several threads ask for it."""
 
     def __init__(self) -> None:
-        self._hashes: OrderedDict[tuple[int, ...], Future[int]] = OrderedDict()  # by inode, size and mtime
-        self._lock = threading.Lock()
+        self._hashes: Kept[int] = Kept(_MOST_FILES)
 
     def of(self, descriptor: int) -> int:
         """The hash of an open file as it is now.
@@ -52,15 +50,4 @@ class ContentHashes:
         """
         status = os.fstat(descriptor)
         key = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-        with self._lock:
-            known = self._hashes.get(key)
-            hashed = known or self._hashes.setdefault(key, Future())
-            if len(self._hashes) > _MOST_FILES:
-                self._hashes.popitem(last=False)
-        if known is None:
-            try:
-                hashed.set_result(hash_of_content(descriptor))
-            except BaseException as error:
-                hashed.set_exception(error)
-                raise
-        return hashed.result()
+        return self._hashes.get(key, lambda: hash_of_content(descriptor))

@@ -19,7 +19,7 @@ from featcache.audio.recording import END_TOLERANCE_SECONDS, UNKNOWN, Recording,
 from featcache.audio.remote import Fetched, fetch, fetch_beginning
 from featcache.audio.resample import error_if_too_long
 from featcache.errors import AudioError, Reason
-from featcache.manifest.audio_locations import AudioLocation, Url
+from featcache.manifest.audio_locations import AudioSource, Url
 from featcache.spec import all_finite
 
 
@@ -35,6 +35,8 @@ class FileIdentity:
     """The sample rate of the file, in Hz."""
     content_hash: int = UNKNOWN_HASH
     """XXH3-64 of the file's bytes, if it was asked for."""
+    by_ffmpeg: bool = False
+    """Whether FFmpeg decoded it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Cut:
 
 
 def decode(
-    location: AudioLocation | str,
+    location: AudioSource | str,
     segments: Sequence[Cut],
     *,
     max_seconds: float | None = None,
@@ -91,7 +93,8 @@ def decode(
             num_bytes = longest * recording.num_channels * np.dtype(np.float32).itemsize
             reserve(num_bytes, longest / recording.sample_rate)
         content_hash = recording.content_hash(hashes) if hashes is not None and good else UNKNOWN_HASH
-        identity = FileIdentity(recording.size, recording.mtime_ns, recording.sample_rate, content_hash)
+        stamp = recording.size, recording.mtime_ns
+        identity = FileIdentity(*stamp, recording.sample_rate, content_hash, recording.by_ffmpeg)
         cuts = recording.cut(good)
         for number, (segment, span) in enumerate(zip(segments, spans, strict=True)):
             if isinstance(span, AudioError):
@@ -111,7 +114,7 @@ def decode(
             del samples  # not held while the next ones are decoded
 
 
-def probe_seconds(location: AudioLocation | str) -> float | None:
+def probe_seconds(location: AudioSource | str) -> float | None:
     """The length of a file in seconds, by its header; None if the file cannot be read or its header does not say.
 
     Of a file at a URL, only the header is fetched. If that is not enough (MP3, Ogg), the length is unknown.
@@ -124,7 +127,7 @@ def probe_seconds(location: AudioLocation | str) -> float | None:
         return None
 
 
-def probe_rate(location: AudioLocation | str) -> int | None:
+def probe_rate(location: AudioSource | str) -> int | None:
     """The sample rate of a file in Hz, by its header; None if the file cannot be read."""
     try:
         with closing(Recording(location, fetch_beginning)) as recording:

@@ -221,7 +221,7 @@ def _noise_clip(manifest: Manifest, row: Utterance) -> NoiseClip | str:
 
     path = manifest.resolve(row.path)
     if not isinstance(path, Path):
-        return f"{row.id}: {row.path}: is at a URL: copy the noise to this machine"
+        return f"{row.id}: {row.path}: is at a URL or in a container: copy the noise to this machine, as a file"
     try:
         with closing(Recording(path)) as recording:
             if recording.shortfall:

@@ -8,6 +8,8 @@ Whole FLAC files are decoded by dr_flac, which the package miniaudio brings: it 
 the time. libsndfile spends over a third of its time on a FLAC in copying decoded samples, one at a time, into the
 caller's buffer (`flac_buffer_copy`, seen in a profile); dr_flac writes them where they belong. But it says little about
 what is wrong with a file, so libsndfile decodes again whatever dr_flac does not decode to the last sample.
+
+What libsndfile does not know, FFmpeg decodes: see `formats.py`.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.audio.containers import EndlessFile, mp3_end, shortfall
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
+from featcache.audio.formats import FFmpegDecoder, format_of
+from featcache.audio.headers import EndlessFile, is_shorten, mp3_end, shortfall
+from featcache.audio.members import read_member
 from featcache.audio.remote import Fetched, FileStamp, fetch
 from featcache.errors import AudioError, MissingDependencyError, Reason
-from featcache.manifest.audio_locations import AudioLocation, Url
+from featcache.manifest.audio_locations import AudioSource, Member, Url
 
 try:
     import soundfile
@@ -58,7 +62,7 @@ class Recording:
     """A file that is being decoded, by one thread at a time.
 
     Args:
-        location: The file.
+        location: The audio.
         fetched: Gives the file of a URL.
 
     Raises:
@@ -87,20 +91,28 @@ class Recording:
     """The position of the sample that would be decoded next."""
     damage: AudioError | None
     """Why nothing can be decoded from `position` on; None if nothing is known to be wrong."""
+    by_ffmpeg: bool
+    """Whether FFmpeg decodes it."""
 
-    def __init__(self, location: AudioLocation | str, fetched: Callable[[Url], Fetched] = fetch) -> None:
+    def __init__(self, location: AudioSource | str, fetched: Callable[[Url], Fetched] = fetch) -> None:
+        is_copied = isinstance(location, Url | Member)
         if isinstance(location, Url):
-            self._file, stamp = _open_fetched(fetched(location))
+            self._file, stamp = _open_copy(fetched(location))
+        elif isinstance(location, Member):
+            self._file, stamp = _open_copy(read_member(location))
         else:
             self._file, stamp = _open(location)
         self.size, self.mtime_ns = stamp
-        self._opened_as = None if isinstance(location, Url) else stamp
+        self._opened_as = None if is_copied else stamp
         try:
             self._decoder, states_length = _start(self._file)
             self.shortfall = shortfall(self._decoder, self._file.fileno(), self.size)
         except (OSError, soundfile.LibsndfileError) as error:
             self._file.close()
             raise _refusal(error) from error
+        except AudioError:
+            self._file.close()
+            raise
         self.sample_rate = self._decoder.samplerate
         self.num_channels = self._decoder.channels
         self.num_samples = self._decoder.frames if states_length else UNKNOWN
@@ -108,6 +120,7 @@ class Recording:
         self.is_float = subtype in ("FLOAT", "DOUBLE")
         self.has_16_bits = subtype == "PCM_16"
         self.position, self.damage = 0, None
+        self.by_ffmpeg = isinstance(self._decoder, FFmpegDecoder)
         self._can_seek = states_length and subtype in _SEEKABLE
         self._is_flac = self._decoder.format == "FLAC" and states_length and self.size <= _FLAC_AT_ONCE
 
@@ -129,7 +142,7 @@ class Recording:
             return UNKNOWN_HASH
 
     def has_changed(self) -> bool:
-        """Whether the size or time of the file has changed since it was opened. What was fetched does not change."""
+        """Whether the size or time of the file has changed since it was opened. A copy of it does not change."""
         status = os.fstat(self._file.fileno())
         return self._opened_as is not None and (status.st_size, status.st_mtime_ns) != self._opened_as
 
@@ -188,6 +201,7 @@ class Recording:
             self.position, self.damage = 0, None
 
     def _seek(self, position: int) -> None:
+        assert isinstance(self._decoder, _Decoder)
         self.position = position
         try:
             self._decoder.seek(position)
@@ -208,6 +222,9 @@ class Recording:
                 count = len(self._decoder.read(out=room))
             except soundfile.LibsndfileError as error:
                 self.damage = _damage(error, self.position / self.sample_rate)
+                break
+            except AudioError as fault:
+                self.damage = fault
                 break
             if count == 0:
                 break
@@ -244,17 +261,26 @@ def _open(path: Path | str) -> tuple[io.FileIO, FileStamp]:
         raise AudioError(Reason.FILE_MISSING, f"not a valid path: {error}") from error
 
 
-def _open_fetched(fetched: Fetched) -> tuple[io.FileIO, FileStamp]:
+def _open_copy(fetched: Fetched) -> tuple[io.FileIO, FileStamp]:
     try:
         return fetched.open(), fetched.stamp
     except OSError as error:
         raise AudioError(Reason.OUT_OF_MEMORY, f"the file does not fit into memory: {error.strerror}") from error
 
 
-def _start(file: io.FileIO) -> tuple[_Decoder, bool]:
+def _start(file: io.FileIO) -> tuple[_Decoder | FFmpegDecoder, bool]:
     """A decoder at the start of a file, and whether the file says how many samples it holds."""
     file.seek(0)
-    decoder = _Decoder(file.fileno(), closefd=False)
+    try:
+        decoder = _Decoder(file.fileno(), closefd=False)
+    except soundfile.LibsndfileError:
+        if is_shorten(file.fileno()):
+            message = "NIST SPHERE compressed by shorten cannot be read: `sph2pipe -f wav` makes a WAV file of it"
+            raise AudioError(Reason.NOT_AUDIO, message) from None
+        format_name = format_of(os.pread(file.fileno(), 16, 0))
+        if format_name is None:
+            raise
+        return FFmpegDecoder(file.fileno(), format_name, UNKNOWN), False
     if decoder.format != "MP3" or mp3_end(file.fileno()) is not None:
         return decoder, decoder.frames != UNKNOWN
     decoder.close()

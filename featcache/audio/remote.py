@@ -41,7 +41,7 @@ FEW_TRIES = 3
 
 _FIRST_WAIT = 0.2  # seconds
 _LONGEST_WAIT = 15.0  # seconds
-_IN_MEMORY = 32 << 20
+IN_MEMORY = 32 << 20
 """The most bytes of a file that is kept in memory."""
 
 _BEGINNING = 64 << 10
@@ -169,12 +169,12 @@ def _get(store: ObjectStore, key: str) -> Fetched:
     stamp = _stamp(result.meta)
     if stamp.size == 0:
         raise AudioError(Reason.EMPTY, "the file holds 0 bytes")
-    if stamp.size <= _IN_MEMORY:
+    if stamp.size <= IN_MEMORY:
         data = result.bytes()
         if len(data) != stamp.size:
             raise _BrokenOffError
         return Fetched(stamp, data)
-    return Fetched(stamp, file=_kept_on_disk(result.stream(_PIECE), stamp.size))
+    return Fetched(stamp, file=kept_on_disk(result.stream(_PIECE), stamp.size))
 
 
 class TriedInVainError(AudioError):
@@ -185,7 +185,7 @@ class _BrokenOffError(Exception):
     """Fewer bytes have come than were promised."""
 
 
-def _kept_on_disk(pieces: Any, size: int) -> io.FileIO:
+def kept_on_disk(pieces: Any, size: int) -> io.FileIO:
     """A file without a name that holds the pieces."""
     file: io.FileIO = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (the caller closes it)
     try:

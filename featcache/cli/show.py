@@ -97,6 +97,8 @@ def _print(document: dict[str, Any]) -> None:
     if document["mtime_ns"] > 0:  # else it follows from an ETag, or the server told no time
         modified = datetime.fromtimestamp(document["mtime_ns"] // 10**9, UTC)
         lines["source file"] += f", modified {modified:%Y-%m-%d %H:%M:%S} UTC"
+    if document["by_ffmpeg"]:
+        lines["source file"] += ", decoded by FFmpeg"
     lines |= {name: document[name] for name in ("shape", "dtype", "min", "mean", "max") if document[name] is not None}
     if quantized := document.get("quantized"):
         lines["stored"] = f"{quantized['dtype']}, off by at most {quantized['largest_error']:.3g}"

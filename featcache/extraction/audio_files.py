@@ -13,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.decode import probe_seconds
+from featcache.audio.members import check_container
 from featcache.audio.remote import each_at_once, require, stamp_of
+from featcache.audio.tables import pyarrow
 from featcache.errors import AudioError, ManifestError, Reason, counted
 from featcache.extraction.failures import Stamp, stat_of, where_missing
 from featcache.extraction.tasks import RowStatus
 from featcache.manifest import Manifest, rows_at_even_steps
-from featcache.manifest.audio_locations import AudioLocation, Url
+from featcache.manifest.audio_locations import AudioSource, Member, Url, have_tables
 from featcache.store.index import Index
 from featcache.store.join import find_other_files, item_at, sources_of
 from featcache.store.version import Version
@@ -35,13 +37,15 @@ _FEW = 0.05
 """The share of a version's utterances that may get another file without a word from the user."""
 
 
-def require_fetching(manifest: Manifest) -> None:
-    """Check that the manifest's files at URLs can be fetched, as far as some of them tell.
+def require_reading(manifest: Manifest) -> None:
+    """Check that the manifest's tables can be read, and its files at URLs fetched, as far as some of them tell.
 
     Raises:
-        MissingDependencyError: The package that fetches them is not installed.
+        MissingDependencyError: The package that reads or fetches them is not installed.
         ManifestError: A URL is not valid, or the environment lacks what its store needs.
     """
+    if have_tables(manifest.paths):
+        pyarrow()
     if not manifest.has_urls:
         return
     for row in rows_at_even_steps(len(manifest), _PROBED).tolist():
@@ -209,11 +213,13 @@ def _fault_of_all(manifest: Manifest, paths: list[str]) -> str:
 _MISSING = "there is no such file"
 
 
-def _fault(location: AudioLocation) -> str:
+def _fault(location: AudioSource) -> str:
     """Why a file cannot be had; empty if it can be, or may be."""
     try:
         if isinstance(location, Url):
             stamp_of(location)
+        elif isinstance(location, Member):
+            check_container(location.container)
         else:
             os.stat(location)
     except (FileNotFoundError, NotADirectoryError):

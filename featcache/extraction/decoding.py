@@ -28,7 +28,7 @@ _SMALLEST = 8
 SMALL_BYTES = 64 << 20
 """Decoded audio that a worker may hold without reserving it."""
 
-_DECODED_FROM_START = frozenset({".mp3", ".ogg", ".opus"})
+_DECODED_FROM_START = frozenset({".mp3", ".ogg", ".opus", ".m4a", ".aac", ".mp4", ".webm", ".amr", ".wma"})
 
 
 @dataclass
@@ -108,7 +108,11 @@ class Decoded:
         assert self.source is not None
         source = self.source
         return Item.of(
-            self.utterance, num_samples, (source.size, source.mtime_ns, source.sample_rate), source.content_hash
+            self.utterance,
+            num_samples,
+            (source.size, source.mtime_ns, source.sample_rate),
+            source.content_hash,
+            source.by_ffmpeg,
         )
 
 

@@ -23,7 +23,7 @@ from featcache.device import Device
 from featcache.errors import ConfigError, StoreError
 from featcache.extraction.audio_files import (
     missing_file_notes,
-    require_fetching,
+    require_reading,
 )
 from featcache.extraction.batching import choose_batching
 from featcache.extraction.failures import FailureLimit
@@ -168,7 +168,7 @@ def plan_extraction(
     device = Device(options.device, options.threads)
     started = perf_counter()
     if options.source is None:
-        require_fetching(manifest)
+        require_reading(manifest)
     device.configure_torch()
     label = device.label if options.workers is None else ""  # they look for probes of their devices themselves
     built_configs = [BuiltConfig.build(config, device.torch_device) for config in configs]

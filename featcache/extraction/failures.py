@@ -9,11 +9,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from featcache.audio.decode import probe_rate, probe_seconds
+from featcache.audio.members import stamp_of_member
 from featcache.audio.remote import each_at_once, stamp_of
 from featcache.audio.sections import AudioPolicy
 from featcache.errors import ArgumentError, AudioError, Reason
 from featcache.manifest import CallersUrls, Manifest, Utterance
-from featcache.manifest.audio_locations import AUDIO_SCHEMES, AudioLocation, Url, is_other_url, locate
+from featcache.manifest.audio_locations import (
+    AUDIO_SCHEMES,
+    AudioLocation,
+    AudioSource,
+    Member,
+    Url,
+    is_other_url,
+    locate,
+    names_container,
+)
 from featcache.store.runs import Failure
 
 Stamp = tuple[int | None, int | None]
@@ -72,11 +82,16 @@ def failure_of(utterance: Utterance, root: AudioLocation, error: AudioError) -> 
     )
 
 
-def stat_of(location: AudioLocation) -> Stamp:
-    """A file's size and mtime as they are now; of a file at a URL, two Nones if the server does not tell, too."""
+def stat_of(location: AudioSource) -> Stamp:
+    """A file's size and mtime as they are now; of a file at a URL, two Nones if the server does not tell, too.
+
+    What is inside a container has its own size and the container's mtime.
+    """
     try:
         if isinstance(location, Url):
             return stamp_of(location)
+        if isinstance(location, Member):
+            return stamp_of_member(location)
         stat = os.stat(location)
     except AudioError:
         return None, None
@@ -89,7 +104,8 @@ def where_missing(path: str, root: AudioLocation) -> str:
     """The end of a message about a path without a file: where it was looked for, or why it cannot be a file."""
     location = locate(root, path)
     if isinstance(location, Url):
-        return "" if location == path else f": {location}"
+        where = "" if location == path else f": {location}"
+        return f"{where}: audio inside containers is read from this machine alone" if names_container(path) else where
     if is_other_url(path):
         return f": URLs are read that begin with {', '.join(AUDIO_SCHEMES)}"
     if path.startswith("~"):
@@ -97,7 +113,7 @@ def where_missing(path: str, root: AudioLocation) -> str:
     return "" if os.path.isabs(path) else f": {location}"
 
 
-def stats_of_failed(manifest: Manifest, failures: Iterable[Failure]) -> dict[AudioLocation, Stamp]:
+def stats_of_failed(manifest: Manifest, failures: Iterable[Failure]) -> dict[AudioSource, Stamp]:
     """What `stat_of` says of files at URLs that failed. Only the manifest's own are asked for: see `CallersUrls`."""
     if not manifest.has_urls:
         return {}
@@ -112,7 +128,7 @@ def would_fail_again(
     failure: Failure,
     audio: AudioPolicy,
     max_seconds: float | None,
-    known: Mapping[AudioLocation, Stamp],
+    known: Mapping[AudioSource, Stamp],
 ) -> bool:
     """Whether an utterance that failed would fail again: its file is the same, and is refused again if it was refused.
 

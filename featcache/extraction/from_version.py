@@ -107,7 +107,9 @@ class SourceVersion:
         if shard.parameters is not None:
             features = dequantize_array(features, *shard.parameters[number])
         file, content_hash = shard.sources[number].tolist(), int(shard.source_hashes[number])
-        item = Item.of(utterance, int(shard.num_samples[number]), file, content_hash)
+        item = Item.of(
+            utterance, int(shard.num_samples[number]), file, content_hash, by_ffmpeg=bool(shard.decoders[number])
+        )
         return StoredUtterance(item, features)
 
     def _missing(self, utterance: Utterance, position: int, failure: Failure | None) -> AudioError:
@@ -128,6 +130,7 @@ class SourceVersion:
             num_samples=shard.column("num_samples"),
             sources=shard.column("sources"),
             source_hashes=shard.source_hashes,
+            decoders=shard.decoders,
             parameters=shard.side(QUANTIZATION, check=True).entries if is_quantized else None,
         )
 
@@ -141,6 +144,7 @@ class _ShardColumns:
     num_samples: NDArray[np.uint64]
     sources: NDArray[np.int64]
     source_hashes: NDArray[np.uint64]
+    decoders: NDArray[np.uint8]
     parameters: NDArray[np.float32] | None
 
 

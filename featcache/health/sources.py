@@ -13,10 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
+from featcache.audio.members import read_member, stamp_of_member
 from featcache.audio.remote import fetch, stamp_of
 from featcache.errors import AudioError, counted
 from featcache.manifest import CallersUrls
-from featcache.manifest.audio_locations import AudioLocation, Url, is_audio_url, locate
+from featcache.manifest.audio_locations import AudioLocation, AudioSource, Member, Url, is_audio_url, locate
 from featcache.store.check import Problem
 from featcache.store.index import Index
 from featcache.store.runs import request_of
@@ -56,7 +57,7 @@ class SourceFindings:
 class _File(NamedTuple):
     """An audio file as it was when it was decoded."""
 
-    location: AudioLocation
+    location: AudioSource
     size: int
     mtime_ns: int
     content_hash: int
@@ -83,7 +84,7 @@ def check_sources(
         stopped: Called now and then; once it returns True, the rest is not looked at.
     """
     hashes, unknown, not_asked = ContentHashes(), 0, 0
-    faulty: dict[tuple[AudioLocation, str], list[str]] = {}
+    faulty: dict[tuple[AudioSource, str], list[str]] = {}
     at_once = _URL_THREADS if wanted.urls else threads if wanted.by_content else _STAT_THREADS
     with ThreadPoolExecutor(at_once) as pool:
         for number, name in enumerate(index.shards):
@@ -147,8 +148,8 @@ def _files_of(
 
 def _fault(file: _File, hashes: ContentHashes) -> str | None:
     """What is wrong with a file; None if it is what it was, as far as can be told."""
-    if isinstance(file.location, Url):
-        return _fault_at_url(file.location, file)
+    if not isinstance(file.location, Path):
+        return _fault_elsewhere(file.location, file)
     try:
         status = os.stat(file.location)
         if not stat.S_ISREG(status.st_mode):
@@ -168,13 +169,14 @@ def _fault(file: _File, hashes: ContentHashes) -> str | None:
     return None if content_hash == file.content_hash else "has changed since: other bytes, of the same number"
 
 
-def _fault_at_url(url: Url, file: _File) -> str | None:
-    """The same for a file at a URL: it is asked for, or to compare its content, fetched."""
+def _fault_elsewhere(location: Url | Member, file: _File) -> str | None:
+    """The same for a file at a URL or inside a container: it is asked for, or to compare its content, copied."""
     try:
         if file.content_hash == UNKNOWN_HASH:
-            stamp, content_hash = stamp_of(url), UNKNOWN_HASH
+            stamp = stamp_of(location) if isinstance(location, Url) else stamp_of_member(location)
+            content_hash = UNKNOWN_HASH
         else:
-            fetched = fetch(url)
+            fetched = fetch(location) if isinstance(location, Url) else read_member(location)
             with fetched.open() as opened:
                 stamp, content_hash = fetched.stamp, hash_of_content(opened.fileno())
     except AudioError as error:
@@ -184,10 +186,11 @@ def _fault_at_url(url: Url, file: _File) -> str | None:
     if stamp.size != file.size:
         return f"has changed since: {file.size:,} → {stamp.size:,} bytes"
     if file.content_hash == UNKNOWN_HASH:
-        return None if stamp.mtime_ns == file.mtime_ns else "has changed since: its ETag or its date is another"
+        what = "its ETag or its date" if isinstance(location, Url) else "its container's mtime"
+        return None if stamp.mtime_ns == file.mtime_ns else f"has changed since: {what} is another"
     return None if content_hash == file.content_hash else "has changed since: other bytes, of the same number"
 
 
-def _problem(path: AudioLocation, fault: str, ids: list[str]) -> Problem:
+def _problem(path: AudioSource, fault: str, ids: list[str]) -> Problem:
     more = f" and {counted(len(ids) - 1, 'other', 'others')}" if len(ids) > 1 else ""
     return Problem("source", f"{ids[0]}{more}: {path}: {fault}", id=ids[0] if len(ids) == 1 else None)

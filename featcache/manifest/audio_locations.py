@@ -1,10 +1,23 @@
-"""Where audio files are: on this machine, or at a URL."""
+"""Where audio is: in a file of this machine, at a URL, or inside a container on this machine.
+
+A path that names a container, a slash, and what is inside, is a `Member`:
+
+    shards/audio_0.tar/anna-1.flac         a member of a tar, by its name there; a leading `./` is left out
+    train-00000.parquet/audio/123          column `audio` of a Parquet file, row 123, counted from 0
+    data-00000-of-00002.arrow/audio/123    the same for a file of Arrow, as `save_to_disk` of datasets writes it
+
+The column holds bytes, or structs with a field `bytes`. What a container is, its suffix says, in lower case. A folder
+that is called like a container is a folder.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+from functools import lru_cache
 from os.path import isabs
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from featcache.errors import ArgumentError
@@ -16,6 +29,8 @@ AUDIO_SCHEMES = ("s3", "gs", "az", "https", "http")
 _FETCHED = re.compile(rf"(?:{'|'.join(AUDIO_SCHEMES)})://", re.IGNORECASE)
 _LOCAL = re.compile(r"file://(?:localhost)?(?=/)", re.IGNORECASE)
 _ANY = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_INSIDE = re.compile(r"\.(?:tar|parquet|arrow|tgz|tar\.(?:gz|bz2|xz|zst))/")
+_INSIDE_TABLE = re.compile(rb"\.(?:parquet|arrow)/")
 _SECRET = re.compile(
     r"(?:x-amz-|x-goog-|awsaccesskeyid$|googleaccessid$|signature$|sig$|key-pair-id$|policy$|.*token$|.*password$|"
     r".*secret$|(?:.*[_-])?api[_-]?key$|auth(?:orization)?$)",
@@ -30,8 +45,23 @@ class Url(str):
     __slots__ = ()
 
 
+class Member(NamedTuple):
+    """A part of a container that holds the bytes of an audio file."""
+
+    container: Path
+    """The container: a tar, or a table of Parquet or Arrow."""
+    name: str
+    """The member's name in a tar; in a table, its column and its row from 0, as in `audio/123`."""
+
+    def __str__(self) -> str:
+        return f"{self.container}/{self.name}"
+
+
 AudioLocation = Path | Url
 """Where a file is, or what relative paths are relative to."""
+
+AudioSource = AudioLocation | Member
+"""Where audio is: a file, or a part of one."""
 
 
 def is_audio_url(path: str) -> bool:
@@ -49,16 +79,39 @@ def have_urls(paths: Strings) -> bool:
     return re.search(rb"://", paths.blob.data) is not None and any(map(is_audio_url, paths))
 
 
-def locate(root: AudioLocation, path: str) -> AudioLocation:
-    """Where the file of a path is: below `root`, unless the path is absolute or a URL."""
+def have_tables(paths: Strings) -> bool:
+    """Whether one of the paths may be inside a table of Parquet or Arrow."""
+    return _INSIDE_TABLE.search(paths.blob.data) is not None
+
+
+def locate(root: AudioLocation, path: str) -> AudioSource:
+    """Where the audio of a path is: below `root`, unless the path is absolute or a URL."""
     if "://" in path:
         if _FETCHED.match(path):
             return Url(path)
         if local := _LOCAL.match(path):
-            return Path(unquote(path[local.end() :]))
+            return _local(unquote(path[local.end() :]))
     if isinstance(root, Url) and not isabs(path):
         return Url(f"{root.rstrip('/')}/{path.removeprefix('./')}")
+    return _local(path, root)
+
+
+def names_container(path: str) -> bool:
+    """Whether a path looks as if it led into a container."""
+    return _INSIDE.search(path) is not None
+
+
+def _local(path: str, root: AudioLocation = Path()) -> Path | Member:
+    for found in _INSIDE.finditer(path):
+        container = Path(root, path[: found.end() - 1])
+        if not _is_folder(container):
+            return Member(container, path[found.end() :])
     return Path(root, path)
+
+
+@lru_cache(maxsize=1 << 14)
+def _is_folder(container: Path) -> bool:
+    return os.path.isdir(container)
 
 
 def as_root(text: str) -> AudioLocation:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.manifest.audio_locations import AudioLocation, Url, have_urls, locate
+from featcache.manifest.audio_locations import AudioLocation, AudioSource, Url, have_urls, locate
 from featcache.strings import Strings, extend_hashes
 
 
@@ -161,8 +161,8 @@ class Manifest:
             columns={name: column.take(rows) for name, column in self.columns.items()},
         )
 
-    def resolve(self, path: str) -> AudioLocation:
-        """Where the file of one of the `paths` is: under `root`, unless the path is absolute or a URL."""
+    def resolve(self, path: str) -> AudioSource:
+        """Where the audio of one of the `paths` is: under `root`, unless the path is absolute or a URL."""
         return locate(self.root, path)
 
     @property

@@ -95,6 +95,13 @@ COLUMNS = (
         "XXH3-64 of the audio file's bytes when it was decoded; 0 if unknown. Shards may lack this array",
         is_optional=True,
     ),
+    Column(
+        "decoders",
+        "uint8",
+        "n",
+        "what decoded the audio file: 1 for FFmpeg, else 0. A shard of zeros alone lacks this array",
+        is_optional=True,
+    ),
 )
 """The arrays of every shard besides the features."""
 

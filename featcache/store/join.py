@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, MissingItemError, listing
 from featcache.manifest import Manifest, Segment, SegmentColumns, Utterance, rows_at_even_steps
-from featcache.manifest.audio_locations import Url
+from featcache.manifest.audio_locations import AudioSource
 from featcache.store.index import Index
 from featcache.store.runs import Failure, manifest_roots, outdated_items
 from featcache.store.shard import Item
@@ -124,7 +124,7 @@ def find_other_files(
     positions: NDArray[np.int64],
     version: Version,
     index: Index,
-    sizes_of: Callable[[Sequence[Url]], Sequence[int | None]] | None = None,
+    sizes_of: Callable[[Sequence[AudioSource]], Sequence[int | None]] | None = None,
 ) -> tuple[NDArray[np.int64], int]:
     """Find the rows whose file is another than the one of the same path that their item was extracted from.
 
@@ -136,7 +136,8 @@ def find_other_files(
         manifest, version, index: The manifest, the version and its index.
         rows: Numbers of rows, int64 `[n]`.
         positions: The positions of their items in the index, int64 `[n]`.
-        sizes_of: Asks servers for the sizes of files, in bytes; None to leave files at URLs out.
+        sizes_of: Asks servers and containers for the sizes of files, in bytes; None to leave out what is not a file of
+            this machine by itself.
 
     Returns:
         Which of `rows`, as numbers below n, rising, int64; and how many files were looked at.
@@ -146,7 +147,7 @@ def find_other_files(
     looked_at = rows_at_even_steps(len(rows), _FILES_CHECKED)
     sources = sources_of(version, index, positions[looked_at])
     other, compared = [], 0
-    sizes = {} if sizes_of is None else _sizes_at_urls(manifest, rows[looked_at], sizes_of)
+    sizes = {} if sizes_of is None else _sizes_elsewhere(manifest, rows[looked_at], sizes_of)
     for number, (size, mtime_ns, _) in zip(looked_at.tolist(), sources.tolist(), strict=True):
         path = manifest.paths[int(rows[number])]
         here = manifest.resolve(path)
@@ -184,13 +185,13 @@ def sources_of(version: Version, index: Index, positions: NDArray[np.int64]) -> 
     return sources
 
 
-def _sizes_at_urls(
-    manifest: Manifest, rows: NDArray[np.int64], sizes_of: Callable[[Sequence[Url]], Sequence[int | None]]
-) -> dict[Url, int | None]:
-    """The sizes of the rows' files that are at URLs."""
+def _sizes_elsewhere(
+    manifest: Manifest, rows: NDArray[np.int64], sizes_of: Callable[[Sequence[AudioSource]], Sequence[int | None]]
+) -> dict[AudioSource, int | None]:
+    """The sizes of the rows' files that are at URLs or inside containers."""
     locations = map(manifest.resolve, manifest.paths.take(rows))
-    urls = [location for location in locations if isinstance(location, Url)]
-    return dict(zip(urls, sizes_of(urls), strict=True))
+    elsewhere = [location for location in locations if not isinstance(location, Path)]
+    return dict(zip(elsewhere, sizes_of(elsewhere), strict=True))
 
 
 def _differs(old: Path, new: Path) -> bool:

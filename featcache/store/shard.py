@@ -43,9 +43,18 @@ class Item(Utterance):
     """The sample rate of the audio file in Hz."""
     content_hash: int = 0
     """XXH3-64 of the audio file's bytes, when it was decoded; 0 if unknown."""
+    by_ffmpeg: bool = False
+    """Whether FFmpeg decoded the audio file."""
 
     @classmethod
-    def of(cls, utterance: Utterance, num_samples: int, file: Sequence[int], content_hash: int = 0) -> Item:
+    def of(
+        cls,
+        utterance: Utterance,
+        num_samples: int,
+        file: Sequence[int],
+        content_hash: int = 0,
+        by_ffmpeg: bool = False,
+    ) -> Item:
         """The item that an utterance becomes; `file` is the size, mtime in ns and sample rate of its audio file."""
         size, mtime_ns, sample_rate = file
         return cls(
@@ -55,6 +64,7 @@ class Item(Utterance):
             mtime_ns=mtime_ns,
             sample_rate=sample_rate,
             content_hash=content_hash,
+            by_ffmpeg=by_ffmpeg,
         )
 
 
@@ -226,6 +236,13 @@ class Shard:
             return np.zeros(self.info.items, np.uint64)
         return self.column("source_hashes")
 
+    @property
+    def decoders(self) -> NDArray[np.uint8]:
+        """What decoded each item's audio file, uint8 `[items]`: 1 for FFmpeg."""
+        if "decoders" not in self.info.metadata:
+            return np.zeros(self.info.items, np.uint8)
+        return self.column("decoders")
+
     def column(self, name: str) -> NDArray[Any]:
         """Any array but the features, read whole and held against its checksum."""
         self._require_own()
@@ -285,13 +302,13 @@ class Shard:
         ids, paths = self.ids, self.paths
         names = ("segments", "channels", "num_samples", "sources")
         segments, channels, num_samples, sources = (self.column(name) for name in names)
-        hashes = self.source_hashes
+        hashes, decoders = self.source_hashes, self.decoders
         for at in range(len(ids)) if numbers is None else numbers:
             if at >= len(ids):  # an index that is sealed, and wrong all the same
                 raise DamagedError(f"{self.folder}: damaged: has no item {at}", self._version)
             start, duration = segments[at].tolist()
             row = Utterance.of_columns(ids[at], paths[at], start, duration, int(channels[at]))
-            yield Item.of(row, int(num_samples[at]), sources[at].tolist(), int(hashes[at]))
+            yield Item.of(row, int(num_samples[at]), sources[at].tolist(), int(hashes[at]), bool(decoders[at]))
 
     def _entries(self, name: str) -> NDArray[Any]:
         self._require_own()

@@ -188,7 +188,10 @@ class ShardWriter:
             "sources": [(item.size, item.mtime_ns, item.sample_rate) for item in self._items],
             "source_hashes": [item.content_hash for item in self._items],
         }
-        return {column.name: np.asarray(values[column.name], column.dtype) for column in COLUMNS}
+        if any(item.by_ffmpeg for item in self._items):
+            values["decoders"] = [item.by_ffmpeg for item in self._items]
+        columns = {column.name: column for column in COLUMNS}
+        return {name: np.asarray(held, columns[name].dtype) for name, held in values.items()}
 
 
 def digest_of(items: Iterable[Item], supersedes: Mapping[str, list[int]]) -> str:

@@ -119,7 +119,7 @@ _PROBE = fields(
 )
 """What a probe has measured, as far as others than the one who looks at it use it."""
 
-_LIBRARIES = ("featcache", "numpy", "torch", "torchaudio", "transformers", "soundfile", "miniaudio", "soxr")
+_LIBRARIES = ("featcache", "numpy", "torch", "torchaudio", "transformers", "soundfile", "miniaudio", "av", "soxr")
 
 
 def library_versions() -> dict[str, str]:

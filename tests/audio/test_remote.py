@@ -78,7 +78,7 @@ def fault_of(url: str) -> AudioError:
 def test_samples_are_those_of_the_file(files, server, monkeypatch, kind, in_memory):
     path, whole = files[kind]
     if not in_memory:
-        monkeypatch.setattr(remote, "_IN_MEMORY", 100)
+        monkeypatch.setattr(remote, "IN_MEMORY", 100)
     cuts = [WHOLE, in_seconds(1000, 9000), in_seconds(500, 1200), WHOLE]
     here = list(decode(path, cuts, hashes=ContentHashes()))
     there = list(decode(at_url(server, path), cuts, hashes=ContentHashes()))
@@ -107,7 +107,7 @@ def test_nothing_stays_open(tmp_path, server, monkeypatch):
     assert not isinstance(next(iter(decode(url, [WHOLE]))), AudioError)
     before = copies_that_are_open()
     for limit in (32 << 20, 100):
-        monkeypatch.setattr(remote, "_IN_MEMORY", limit)
+        monkeypatch.setattr(remote, "IN_MEMORY", limit)
         for _ in decode(url, [WHOLE, WHOLE]):
             pass
         assert copies_that_are_open() == before
@@ -147,7 +147,7 @@ def base(request, server, monkeypatch):
 @pytest.mark.parametrize("fault", PASSING, ids=str)
 def test_what_passes_is_tried_again(server, base, monkeypatch, fault, in_memory):
     if not in_memory:
-        monkeypatch.setattr(remote, "_IN_MEMORY", 100)
+        monkeypatch.setattr(remote, "IN_MEMORY", 100)
     content = bytes(range(256)) * 500
     server.files["/b/a"], server.faults["/b/a"] = content, [fault, fault]
     assert bytes_of(f"{base}/b/a") == content  # as it was replaced twice, too

@@ -10,7 +10,7 @@ found by cutting files (libsndfile 1.2.2):
     MP3                        decoding gives fewer samples than the header frame of LAME and FFmpeg ("Xing", "Info")
                                counts; without that frame, decoding fails, unless the cut lies between frames
 
-Other containers are believed. So is a WAV that promises 2 GiB or more, as files written to a pipe do.
+Other formats are believed. So is a WAV that promises 2 GiB or more, as files written to a pipe do.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _FILE_SIZE = re.compile(r"^RIFF : (\d+) \(should be (\d+)\)", re.M)
 _UNFINISHED_SIZE = 0x7F000000
 _PAGE = 65536  # holds the largest Ogg page, 65,307 bytes
 _MP3_HEADER = re.compile(rb"(?:Xing|Info)\0\0\0[\x03\x07\x0b\x0f].{4}(.{4})", re.S)
+_SHORTEN = re.compile(rb"NIST_1A\n.*\nsample_coding -s\d+ [^\n]*shorten", re.S)
 _MP3_FRAME = 2881  # bytes, at most
 
 
@@ -64,6 +65,11 @@ def shortfall(file: Any, fd: int, size: int) -> str | None:
             return _nist_shortfall(fd, file.frames)
         case _:
             return _logged_shortfall(file.extra_info, file.frames)
+
+
+def is_shorten(fd: int) -> bool:
+    """Whether a file is NIST SPHERE whose samples are compressed by shorten."""
+    return _SHORTEN.match(os.pread(fd, 1024, 0)) is not None
 
 
 def mp3_end(fd: int) -> int | None:

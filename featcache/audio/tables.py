@@ -1,0 +1,231 @@
+"""Audio in tables: the bytes in a column of a Parquet or Arrow file, by their row. pyarrow reads both.
+
+The values of an Arrow file lie in it as they are, so they have places, as the members of a tar have. Those of a Parquet
+file are compressed by the row group, so the row groups that were read last are kept in memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.audio.kept import Kept
+from featcache.audio.tar import ByteRange
+from featcache.errors import AudioError, MissingDependencyError, Reason
+
+_KEPT_BYTES = 512 << 20
+"""Row groups that are kept in memory, unless a single one takes more."""
+
+_LARGEST_GROUP = 1 << 30
+"""The most bytes of audio in a row group."""
+
+_ROWS_AT_ONCE = 16
+"""Rows that are unpacked before it is seen how many bytes they take."""
+
+
+def pyarrow() -> Any:
+    """The package that reads tables.
+
+    Raises:
+        MissingDependencyError: It is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingDependencyError("pyarrow", "audio in Parquet or Arrow", "parquet") from error
+    return pyarrow
+
+
+class ArrowIndex:
+    """The places of the values in an Arrow file's columns of bytes, in 16 bytes for each.
+
+    Args:
+        descriptor: The file, in either of Arrow's formats. Its position stays.
+        size: Its size in bytes.
+
+    Raises:
+        AudioError: It is not an Arrow file.
+        OSError: It cannot be read.
+    """
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        arrow = pyarrow()
+        whole = arrow.py_buffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ))
+        start = 8 if whole[:6].to_pybytes() == b"ARROW1" else 0  # then a stream follows, and a footer
+        self._fault = ""
+        places: dict[str, list[NDArray[np.int64]]] = {}
+        try:
+            stream = arrow.ipc.open_stream(whole.slice(start))
+            fields = _fields_with_bytes(stream.schema)
+            places = {name: [np.empty((2, 0), np.int64)] for name in fields}
+            for batch in stream:
+                for name in fields:
+                    places[name].append(_places(batch.column(name), whole))
+        except (arrow.ArrowException, OSError, ValueError) as error:
+            if not places:
+                message = f"the container is no Arrow file: {_first_line(error)}"
+                raise AudioError(Reason.NOT_AUDIO, message) from None
+            self._fault = f"was cut short, or is damaged: {_first_line(error)}"
+        self._columns = {name: np.concatenate(parts, axis=1) for name, parts in places.items()}
+
+    def __len__(self) -> int:
+        return sum(places.shape[1] for places in self._columns.values())
+
+    def find(self, name: str) -> ByteRange:
+        """Where the bytes of a column's row lie.
+
+        Raises:
+            AudioError: There is no such column or row, or it has no bytes.
+        """
+        column, row = _column_and_row(name, self._columns)
+        offsets, sizes = self._columns[column]
+        if row >= len(sizes) and self._fault:
+            raise AudioError(Reason.TRUNCATED, f"the table {self._fault}; it has {len(sizes):,} rows left")
+        _check_row(row, len(sizes))
+        return ByteRange(int(offsets[row]), _checked_size(int(sizes[row])))
+
+
+class ParquetIndex:
+    """The row groups of a Parquet file.
+
+    Args:
+        descriptor: The file. It need not stay open.
+        size: Its size in bytes.
+
+    Raises:
+        AudioError: It is not a Parquet file.
+    """
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self._arrow = pyarrow()
+        file = self._checked(lambda: self._arrow.parquet.ParquetFile(_path(descriptor)))
+        self._metadata = file.metadata
+        self._fields = _fields_with_bytes(file.schema_arrow)
+        counts = [self._metadata.row_group(number).num_rows for number in range(self._metadata.num_row_groups)]
+        self._starts = [0, *accumulate(counts)]
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def find(self, name: str, descriptor: int) -> Any:
+        """The bytes of a column's row, as a buffer.
+
+        Args:
+            name: The column and the row.
+            descriptor: The file, as it was.
+
+        Raises:
+            AudioError: There is no such column or row, it has no bytes, or its row group cannot be read.
+        """
+        column, row = _column_and_row(name, self._fields)
+        _check_row(row, self._starts[-1])
+        group = bisect_right(self._starts, row) - 1
+        values = _ROW_GROUPS.get((self, column, group), lambda: self._unpacked(descriptor, column, group))
+        value = values[row - self._starts[group]]
+        _checked_size(0 if value is None else value.size)
+        return value
+
+    def _unpacked(self, descriptor: int, column: str, group: int) -> Sequence[Any]:
+        """The values of a column in a row group: buffers, or None."""
+        leaf = self._fields[column]
+
+        def unpack() -> list[Any]:
+            file = self._arrow.parquet.ParquetFile(_path(descriptor), metadata=self._metadata)
+            values: list[Any] = []
+            num_bytes = 0
+            for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=[leaf], use_threads=False):
+                found = batch.column(0) if leaf == column else batch.column(0).field("bytes")
+                values += [value.as_buffer() for value in found]
+                num_bytes += found.nbytes
+                if num_bytes > _LARGEST_GROUP:
+                    message = f"its row group holds more than {_LARGEST_GROUP >> 20:,} MiB: write it with smaller ones"
+                    raise AudioError(Reason.OUT_OF_MEMORY, message)
+            return values
+
+        found: list[Any] = self._checked(unpack)
+        if len(found) != self._starts[group + 1] - self._starts[group]:
+            raise AudioError(Reason.TRUNCATED, "the table is damaged: a row group has fewer rows than its footer says")
+        return found
+
+    def _checked(self, read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except (self._arrow.ArrowException, OSError, ValueError) as error:
+            message = f"the table is no Parquet file, was cut short, or is damaged: {_first_line(error)}"
+            raise AudioError(Reason.TRUNCATED, message) from None
+
+
+_ROW_GROUPS: Kept[Sequence[Any]] = Kept(_KEPT_BYTES, lambda values: sum(value.size for value in values if value))
+
+
+def _fields_with_bytes(schema: Any) -> dict[str, str]:
+    """The columns of bytes, or of structs with such a field `bytes`, and what of each holds the bytes."""
+    types = pyarrow().types
+
+    def is_bytes(kind: Any) -> bool:
+        return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+    found = {}
+    for field in schema:
+        if is_bytes(field.type):
+            found[field.name] = field.name
+        elif types.is_struct(field.type) and any(part.name == "bytes" and is_bytes(part.type) for part in field.type):
+            found[field.name] = f"{field.name}.bytes"
+    return found
+
+
+def _places(column: Any, whole: Any) -> NDArray[np.int64]:
+    """Where a column's values begin in the file, and their sizes; int64 `[2, rows]`.
+
+    Raises:
+        ValueError: They are not in the file as they are.
+    """
+    values = column.field("bytes") if pyarrow().types.is_struct(column.type) else column
+    count = len(values)
+    _, ends, data = values.buffers()
+    if count == 0 or data is None:
+        return np.zeros((2, count), np.int64)
+    width = np.int64 if pyarrow().types.is_large_binary(values.type) else np.int32
+    edges = np.frombuffer(ends, width)[values.offset : values.offset + count + 1].astype(np.int64)
+    first = data.address - whole.address
+    if not 0 <= first <= first + data.size <= whole.size:
+        raise ValueError("its batches are compressed, so that rows have no places in it: write it without compression")
+    if len(edges) != count + 1 or edges[0] < 0 or edges[-1] > data.size or (np.diff(edges) < 0).any():
+        raise ValueError("a row has no place in it")
+    return np.stack([first + edges[:-1], np.diff(edges)])
+
+
+def _column_and_row(name: str, columns: Any) -> tuple[str, int]:
+    column, _, row = name.rpartition("/")
+    if column not in columns:
+        there = ", ".join(columns) or "none"
+        raise AudioError(Reason.FILE_MISSING, f"the table has no such column of bytes; such columns: {there}")
+    if not (row.isascii() and row.isdigit()):
+        raise AudioError(Reason.FILE_MISSING, "a path into a table ends in a column and a row, as in audio/123")
+    return column, int(row)
+
+
+def _check_row(row: int, count: int) -> None:
+    if row >= count:
+        raise AudioError(Reason.FILE_MISSING, f"the table has {count:,} rows, counted from 0")
+
+
+def _checked_size(size: int) -> int:
+    if size == 0:
+        raise AudioError(Reason.EMPTY, "the row holds no bytes")
+    return size
+
+
+def _path(descriptor: int) -> str:
+    return f"/proc/self/fd/{descriptor}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,133 @@
+"""Extraction from tars and tables: the features of the files that were packed, and a typed failure for what is lost."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+from cache_contents import items, provenance
+from containers import write_tables, write_tar
+from corpora import Corpus
+from extractions import TINY, extract_here
+
+from featcache.audio import members
+from featcache.config import load_config
+from featcache.errors import ManifestError
+from featcache.extraction.extraction import Options
+from featcache.manifest import read_manifest
+
+
+def extract(manifest, cache, root=None, **options):
+    options = {"device": "cpu", "threads": 2, "shard_megabytes": float(TINY), **options}
+    return extract_here(read_manifest(manifest, root=root), [load_config("fbank80")], cache, Options(**options))
+
+
+def packed(corpus: Corpus, folder: Path, kind: str) -> Corpus:
+    """The same rows, with their files in a container."""
+    paths = list(dict.fromkeys(row["path"] for row in corpus.rows))
+    if kind == "tar":
+        half = len(paths) // 2
+        places = {path: f"audio_{row // half}.tar/{path}" for row, path in enumerate(paths)}
+        for name in {place.partition("/")[0] for place in places.values()}:
+            inside = [path for path in paths if places[path].startswith(name)]
+            write_tar(folder / name, {path: (corpus.folder / path).read_bytes() for path in inside})
+    else:
+        pytest.importorskip("pyarrow")
+        write_tables(folder, [(corpus.folder / path).read_bytes() for path in paths], rows_per_group=5)
+        places = {path: f"train.{kind}/audio/{row}" for row, path in enumerate(paths)}
+    return Corpus(folder, [{**row, "path": places[row["path"]]} for row in corpus.rows])
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet", "arrow"])
+def test_features_are_those_of_the_files(cli, corpus, truth, scratch, kind):
+    """Bit for bit, segments too; and whatever asks about the audio again, finds it as it was."""
+    manifest = packed(corpus, scratch, kind).manifest()
+    cache = scratch / "c"
+    extract(manifest, cache)
+    assert items(cache) == truth
+    sizes = {row["id"]: (corpus.folder / row["path"]).stat().st_size for row in corpus.rows}
+    times = {path.stat().st_mtime_ns for path in scratch.glob(f"*.{kind}")}
+    found = provenance(cache)
+    assert {id_: item.size for id_, item in found.items()} == sizes
+    assert {item.mtime_ns for item in found.values()} == times
+    assert extract(manifest, cache, check_sources=True).versions[0].extracted == 0
+    for how in ("stat", "content"):
+        checked = cli("verify", cache, f"--sources={how}", "--no-data")
+        assert (checked.code, checked.err) == (0, "")
+
+
+def test_what_has_changed_is_told_and_extracted_again(cli, plain, scratch):
+    """By the size of the member, and when its container was modified; or by its bytes."""
+    corpus = packed(plain, scratch, "tar")
+    extract(corpus.manifest(), scratch / "c")
+    os.utime(scratch / "audio_1.tar", ns=(1, 1))
+    told = cli("verify", scratch / "c", "--sources", "--no-data", "--json")
+    found = {problem["id"]: problem["message"] for problem in told.json()["versions"][0]["problems"]}
+    second = {row["id"] for row in corpus.rows if row["path"].startswith("audio_1")}
+    assert found.keys() == second
+    assert {message.rpartition(": ")[2] for message in found.values()} == {"its container's mtime is another"}
+    assert cli("verify", scratch / "c", "--sources=content", "--no-data").code == 0
+    inside = {path.name: path.read_bytes() for path in plain.folder.glob("*.wav")}
+    write_tar(scratch / "audio_1.tar", {name: inside[name] for name in sorted(inside)[6:11]})
+    told = cli("verify", scratch / "c", "--sources=content", "--no-data", "--json")
+    assert [problem["id"] for problem in told.json()["versions"][0]["problems"]] == ["utt-11"]
+    again = cli("extract", corpus.manifest(), "-o", scratch / "c", "--check-sources", "--json")
+    assert again.json()["versions"][0]["extracted"] == 5  # and what is gone cannot be
+
+
+def test_a_container_that_is_cut_short_loses_what_it_has_lost(cli, plain, scratch):
+    corpus = packed(plain, scratch, "tar")
+    tar = scratch / "audio_1.tar"
+    os.truncate(tar, tar.stat().st_size // 2)
+    made = cli("extract", corpus.manifest(), "-o", scratch / "c")
+    assert made.code == 3
+    (version,) = cli("info", scratch / "c", "--json").json()["versions"]
+    lost = {failure["id"]: failure["reason"] for failure in version["failures"]}
+    assert set(lost.values()) == {"truncated"}
+    assert set(plain.ids) - set(lost) == set(items(scratch / "c"))
+    assert {row["id"] for row in corpus.rows if row["path"].startswith("audio_0")}.isdisjoint(lost)
+    assert len(lost) == 3
+    again = cli("extract", corpus.manifest(), "-o", scratch / "c")
+    assert "0 extracted, 9 already there, 3 failed" in again.out
+    packed(plain, scratch, "tar")
+    assert cli("extract", corpus.manifest(), "-o", scratch / "c").code == 0
+
+
+def test_what_is_no_container_that_can_be_read_is_refused_before_the_run(plain, scratch):
+    write_tar(scratch / "a.tar", {})
+    (scratch / "a.tar.gz").write_bytes(gzip.compress((scratch / "a.tar").read_bytes()))
+    for path, words in {
+        "a.tar.gz/{}.wav": "a.tar.gz is compressed",
+        "a.tgz/{}.wav": "a.tgz is compressed",
+        "none.tar/{}.wav": "none of 12 audio files checked exists",
+    }.items():
+        rows = [{"id": row["id"], "path": path.format(row["id"])} for row in plain.rows]
+        with pytest.raises(ManifestError, match=words):
+            extract(Corpus(scratch, rows).manifest(), scratch / "c")
+
+
+def test_a_folder_called_like_a_container_is_a_folder(plain, scratch):
+    folder = scratch / "corpus.tar"
+    folder.mkdir()
+    for path in plain.folder.glob("*.wav"):
+        (folder / path.name).symlink_to(path)
+    rows = [{**row, "path": f"corpus.tar/{row['path']}"} for row in plain.rows]
+    extract(Corpus(scratch, rows).manifest(), scratch / "c")
+    assert set(items(scratch / "c")) == set(plain.ids)
+
+
+def test_containers_at_urls_are_not_read(plain):
+    from featcache.extraction.failures import where_missing
+    from featcache.manifest.audio_locations import Url
+
+    said = where_missing("audio_0.tar/a.wav", Url("s3://bucket"))
+    assert said == ": s3://bucket/audio_0.tar/a.wav: audio inside containers is read from this machine alone"
+
+
+def test_large_members_are_copied_to_the_disk_once(plain, scratch, monkeypatch):
+    monkeypatch.setattr(members, "IN_MEMORY", 100)
+    extract(plain.manifest(), scratch / "a")
+    extract(packed(plain, scratch, "tar").manifest(), scratch / "b")
+    assert items(scratch / "a") == items(scratch / "b")
