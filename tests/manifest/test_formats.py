@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from foreign_manifests import RATE, WRITERS, Clip, supervision
+from foreign_manifests import RATE, WRITERS, Clip, dataset, supervision
 from foreign_manifests import recording as recording_of
 from manifests import faults_of, rows_of
 
@@ -53,11 +53,8 @@ def test_is_recognised_and_gives_its_rows(top, name):
 
 
 def test_every_format_is_tried():
-    tried = {"parquet", "tsv"}  # which have tests of their own
-    assert {write.__name__ for write in WRITERS.values()}
-    assert set(FORMATS) - tried <= {
-        "csv", "jsonl", *WRITERS, *(name.partition(" ")[0] for name in WRITERS)
-    }  # fmt: skip
+    tried = {"tsv", "parquet", "datasets"} | {write.split()[0] for write in WRITERS}  # the first three elsewhere
+    assert {*FORMATS} - tried == {"csv", "jsonl"}  # which tables of tools are
 
 
 # The tools' own readers
@@ -198,7 +195,9 @@ def test_a_format_that_there_is_not(written):
         read_manifest(written("id,path\na,x.wav\n"), format="kaldo")
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("folder", "kaldi", "audiofolder")])
+@pytest.mark.parametrize(
+    "name", [name for name in FORMATS if name not in ("folder", "kaldi", "audiofolder", "datasets")]
+)
 def test_a_folder_in_place_of_a_file_is_one_line(tmp_path, name):
     with pytest.raises(ManifestError, match="is a folder, and this format is a file's"):
         read_manifest(tmp_path, format=name)
@@ -357,3 +356,49 @@ def test_an_audiofolder_may_have_metadata_in_each_folder_of_any_kind(top):
         "speaker": ["bob", ""],
         "text": ["", "hello"],
     }
+
+
+# Datasets of Hugging Face, with audio inside
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_dataset_has_its_rows_by_place(top, saved):
+    pytest.importorskip("pyarrow")
+    written = dataset(top, CLIPS, saved)
+    manifest = read_manifest(written.manifest)
+    assert manifest.format == "datasets"
+    assert list(manifest.ids) == list(manifest.paths) == written.ids
+    assert {name: list(values) for name, values in manifest.columns.items()} == {
+        "original_path": [clip.path for clip in CLIPS],
+        "text": [clip.text for clip in CLIPS],
+        "speaker": [clip.speaker for clip in CLIPS],
+    }
+    assert str(manifest.resolve(manifest.paths[5])) == f"{written.manifest}/{written.paths[5]}"
+    assert rows_of(read_manifest(written.manifest, carry=False)) == rows_of(manifest)
+    if not saved:
+        one = read_manifest(written.manifest / "data-1.parquet")
+        assert list(one.paths) == [path for path in written.paths if path.startswith("data-1")]
+        with (written.manifest / "data-1.parquet").open("rb") as file:
+            piped = read_manifest(f"/dev/fd/{file.fileno()}", format="parquet", audio=False)
+        assert len(piped) == len(one)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_datasets_saves_is_read(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = {"audio": [{"bytes": b"x", "path": "x.wav"}] * 3, "text": ["a", "b", "c"]}
+    made = datasets.Dataset.from_dict(rows)
+    made.save_to_disk(tmp_path / "one", num_shards=2)
+    datasets.DatasetDict(train=made, test=made.select([0])).save_to_disk(tmp_path / "two")
+    assert list(read_manifest(tmp_path / "one").columns["text"]) == ["a", "b", "c"]
+    manifest = read_manifest(tmp_path / "two")
+    assert list(manifest.columns["text"]) == ["a", "b", "c", "a"]
+    assert manifest.paths[3] == "test/data-00000-of-00001.arrow/audio/0"
+    del made
+    gc.collect()
+
+
+def test_a_dataset_that_names_files_elsewhere_is_refused(tmp_path):
+    (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "../../secret.arrow"}]}')
+    with pytest.raises(ManifestError, match=r"state\.json is not as save_to_disk writes it"):
+        read_manifest(tmp_path)

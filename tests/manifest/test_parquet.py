@@ -116,7 +116,7 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path):
     whole = path.read_bytes()
     for content in (b"", whole[:-4], whole[: len(whole) // 2], b"PAR1 and more", whole[:100] + bytes(60) + whole[160:]):
         path.write_bytes(content)
-        with pytest.raises(ManifestError, match=r"train\.parquet: not Parquet, or damaged: .+") as caught:
+        with pytest.raises(ManifestError, match=r"train\.parquet: not Parquet or Arrow, or damaged: .+") as caught:
             read_manifest(path)
         assert "\n" not in str(caught.value)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from featcache.errors import ArgumentError, ManifestError, listing
+from featcache.manifest.formats.datasets import is_dataset, read_dataset
 from featcache.manifest.formats.folders import has_metadata, read_audiofolder, read_folder
 from featcache.manifest.formats.kaldi import is_data_folder, read_data_folder
 from featcache.manifest.formats.lhotse import kind_of, read_lhotse
@@ -45,10 +46,6 @@ def _never(source: Source) -> bool:
     return False
 
 
-def _is_parquet(source: Source) -> bool:
-    return source.suffix == ".parquet" or source.starts_as_parquet
-
-
 FORMATS = {
     "folder": Format(read_folder, _never),
     "audiofolder": Format(read_audiofolder, has_metadata),
@@ -56,7 +53,8 @@ FORMATS = {
     "csv": Format(read_csv, _never),
     "tsv": Format(read_tsv, _never),
     "jsonl": Format(read_jsonl, _never),
-    "parquet": Format(read_parquet, _is_parquet),
+    "parquet": Format(read_parquet, _never),
+    "datasets": Format(read_dataset, is_dataset),
     "nemo": Format(read_nemo, lambda source: "audio_filepath" in source.first_object),
     "lhotse": Format(read_lhotse, lambda source: kind_of(source.first_object) is not None),
     "speechbrain": Format(read_speechbrain, is_speechbrain),

@@ -112,5 +112,5 @@ def _renamed(name: str) -> str:
 def _metadata(source: Source) -> list[str]:
     """The metadata in the folder; if there are none, those in its folders."""
     here = sorted(source.names.intersection(_METADATA))
-    below = (f"{folder}/{name}" for folder in sorted(source.names) for name in _METADATA)
+    below = (f"{folder}/{name}" for folder in source.folders for name in _METADATA)
     return here or [path for path in below if (source.path / path).is_file()]

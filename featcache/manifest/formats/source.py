@@ -142,6 +142,8 @@ class Source:
                 self._head = _two_lines(stream)
                 if stream.seekable():
                     stream.seek(0)
+                elif self.is_parquet:
+                    stream = io.BytesIO(self._head + stream.read())
                 else:
                     stream = cast(BinaryIO, io.BufferedReader(_Rejoined(self._head, stream), HEAD_BYTES))
                 self._stream = stream
@@ -171,7 +173,19 @@ class Source:
     @cached_property
     def names(self) -> frozenset[str]:
         """The names of what is in the folder, hidden files left out; none if it is a file."""
-        return frozenset(name for name in os.listdir(self.path) if name[0] != ".") if self.is_folder else frozenset()
+        return frozenset(self._entries)
+
+    @property
+    def folders(self) -> list[str]:
+        """The names of the folders among them, sorted."""
+        return sorted(name for name, is_folder in self._entries.items() if is_folder)
+
+    @cached_property
+    def _entries(self) -> dict[str, bool]:
+        if not self.is_folder:
+            return {}
+        with os.scandir(self.path) as entries:
+            return {entry.name: entry.is_dir() for entry in entries if entry.name[0] != "."}
 
     @property
     def suffix(self) -> str:
@@ -179,15 +193,15 @@ class Source:
         return suffix_of(self.path)
 
     @property
-    def starts_as_parquet(self) -> bool:
-        """Whether the file begins as Parquet does."""
-        return self._head.startswith(b"PAR1")
+    def is_parquet(self) -> bool:
+        """Whether it is a Parquet file, by its name or its beginning."""
+        return not self.is_folder and (self.suffix == ".parquet" or self._head.startswith(b"PAR1"))
 
     @cached_property
     def first_text(self) -> str:
         """The beginning of the file, up to the second line that is not blank, but at most 64 KiB; empty if it is no
         text in UTF-8."""
-        if self.suffix == ".parquet" or self._head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"PAR1")):
+        if self.is_parquet or self._head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             return ""
         return self._head.decode("utf-8-sig", errors="replace")
 

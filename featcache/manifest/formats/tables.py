@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from reprlib import repr as shown
-from typing import Any
+from typing import Any, Protocol
 
 from featcache.errors import counted, listing
 from featcache.manifest.columns import SPELLINGS, meaning_of
@@ -20,12 +20,25 @@ _ENDS = {"end", "end_time", "stop", "stop_time"}  # names of columns that are no
 Rows = Iterator[tuple[int, Any]]
 """The place of each row; its cells, as a list or by key."""
 
+
+class Table(Protocol):
+    """A table whose columns are read by name, as `ParquetTable`."""
+
+    names: list[str]
+    """The names of its columns."""
+
+    def batches(self, columns: Collection[str]) -> Iterator[tuple[range, dict[str, Sequence[Any]]]]:
+        """The number of each of some rows, from 1, and their cells in these columns."""
+
+
 PLAIN = {".csv": "csv", ".tsv": "tsv", ".json": "jsonl", ".jsonl": "jsonl", ".parquet": "parquet"}
 """The table that a suffix means."""
 
 
 def plain_format(source: Source) -> str:
     """The table that a file is, by its suffix; if it has another one, by the first line."""
+    if source.is_parquet:
+        return "parquet"
     if source.suffix in PLAIN:
         return PLAIN[source.suffix]
     first = source.first_lines[0].lstrip() if source.first_lines else ""
@@ -173,7 +186,7 @@ def json_batches(rows: Rows, required: Collection[str], faults: Faults) -> Itera
 
 
 def parquet_batches(
-    table: ParquetTable, source: Source, base: int = 0, renamed: Callable[[str], str] = str
+    table: Table, source: Source, base: int = 0, renamed: Callable[[str], str] = str
 ) -> Iterator[Batch]:
     """The rows of a table in Parquet; as for `table_batches`."""
     given = [renamed(name) for name in table.names]
