@@ -128,7 +128,9 @@ def extract(
     """Extract the features of the MANIFEST's utterances into a cache.
 
     MANIFEST is a CSV, TSV, JSONL or Parquet file with the columns id and path, and optionally start and duration
-    (seconds) and channel; - is standard input. Paths may be URLs (s3://, gs://, az://, https://) with featcache[cloud].
+    (seconds) and channel; - is standard input. Or a folder of audio, a data directory of Kaldi, a manifest of NeMo,
+    Lhotse, SpeechBrain, fairseq, a TTS recipe or a dataset of Hugging Face, as it is: docs/manifest.md has them all.
+    Paths may be URLs (s3://, gs://, az://, https://) with featcache[cloud].
 
     Run the command again to extract only what is missing: after a crash, with a longer manifest, or for
     rows whose path, start, duration or channel has changed. Each config gets a version of its own.
@@ -143,6 +145,8 @@ def extract(
     \b
     Examples:
       featcache extract train.csv
+      featcache extract data/train
+      featcache extract train.json --set data_root=/corpora/librispeech
       featcache extract train.csv -c mfcc13 -o /data/features --threads 4
       featcache extract train.csv -c encodec24k-6kbps -c fbank80
       featcache extract train.csv -c units.yaml --from features/hubert-base-l6

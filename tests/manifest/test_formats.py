@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 
 import numpy as np
 import pytest
 from foreign_manifests import RATE, WRITERS, Clip, dataset, supervision
 from foreign_manifests import recording as recording_of
 from manifests import faults_of, rows_of
+from pages import text_of
 
 from featcache.errors import ArgumentError, ManifestError
 from featcache.manifest import FORMATS, Utterance, read_manifest
@@ -402,3 +404,32 @@ def test_a_dataset_that_names_files_elsewhere_is_refused(tmp_path):
     (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "../../secret.arrow"}]}')
     with pytest.raises(ManifestError, match=r"state\.json is not as save_to_disk writes it"):
         read_manifest(tmp_path)
+
+
+# The page
+
+
+def documented():
+    """The rows of the page's table of formats: format, file, example, id and path."""
+    _, _, table = text_of("docs/manifest.md").partition("| format | what it is | file ")
+    for line in table.partition("\n\n")[0].splitlines()[2:]:
+        name, _, file, example, first = (cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1])
+        text = example.strip("`").replace("\\|", "|").replace("⏎", "\n").replace("⇥", "\t")
+        yield name.strip("`"), file.strip("`"), text, re.findall(r"`([^`]*)`", first)
+
+
+@pytest.mark.parametrize(("name", "file", "text", "first"), [row for row in documented() if row[2]])
+def test_each_example_of_the_page_is_recognised_and_gives_what_the_page_says(tmp_path, name, file, text, first):
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    if file.endswith("/"):
+        (path / text).parent.mkdir(parents=True)
+        (path / text).touch()
+    else:
+        path.write_text(text)
+    manifest = read_manifest(tmp_path if name == "audiofolder" else path, values={"data_root": "/corpora"})
+    assert (manifest.format, manifest.ids[0], manifest.paths[0]) == (name, *first)
+
+
+def test_the_page_has_every_format():
+    assert {name for name, *_ in documented()} == {*FORMATS}
