@@ -137,18 +137,18 @@ def root(default: str = "the manifest's folder") -> Decorator:
 
 
 def manifest_format(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--format` and `--set`, for every command that reads a manifest.
+    """`--format`, `--set` and `--allow-commands`, for every command that reads a manifest.
 
     The command gets them as one dictionary, `reading`: arguments of `read_manifest`.
     """
 
     @functools.wraps(command)
     def with_reading(*args: Any, **kwargs: Any) -> Any:
-        names = ("format", "values")
+        names = ("format", "values", "allow_commands")
         reading = {name: kwargs.pop(name) for name in names}
         return command(*args, **kwargs, reading=reading)
 
-    for option in (_SET, _FORMAT):
+    for option in (_ALLOW_COMMANDS, _SET, _FORMAT):
         with_reading = option(with_reading)
     return with_reading
 
@@ -172,6 +172,12 @@ _SET = click.option(
     callback=_as_values,
     metavar="NAME=VALUE",
     help="What stands for a placeholder in a table of SpeechBrain's: data_root=/corpora/librispeech.",
+)
+_ALLOW_COMMANDS = click.option(
+    "--allow-commands",
+    is_flag=True,
+    help="Run the commands in the MANIFEST, as those of Kaldi's wav.scp: paths that end in |. They may do whatever you "
+    "may.",
 )
 
 

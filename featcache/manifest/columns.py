@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from featcache.manifest.audio_locations import secret_in, without_secrets
+from featcache.manifest.audio_locations import is_command, secret_in, without_secrets
 from featcache.strings import Strings
 
 _LONGEST = 4000
 """The most bytes of an id or a path, less than Linux opens (4,095) and than a shard has place for (4,096)."""
 
-COMMAND_REFUSED = "is a command, and commands are never run"
+COMMAND_REFUSED = "is a command, which runs only with --allow-commands"
 """What is wrong with a path that ends in a bar."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -39,7 +39,7 @@ def _id(cell: Any) -> str:
 
 
 def _path(cell: Any) -> str:
-    if _text(cell).rstrip().endswith("|"):
+    if is_command(_text(cell)):
         raise ValueError(f"{COMMAND_REFUSED}: {shown(cell)}")
     return path_or_command(cell)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from featcache import trust
 from featcache.arguments import refuse_url
 from featcache.errors import ManifestError
-from featcache.manifest.audio_locations import AudioLocation, Url, as_root, is_audio_url
+from featcache.manifest.audio_locations import AudioLocation, Url, as_root, is_audio_url, is_command
 from featcache.manifest.columns import COLUMNS, SPELLINGS, Column, carried, default_id, path_or_command
 from featcache.manifest.formats import FORMATS, format_of
 from featcache.manifest.formats.source import Batch, Faults, Source
@@ -43,7 +45,7 @@ def read_manifest(
         format: The name of the format, one of `featcache.manifest.FORMATS`; by default it is recognised.
         values: What stands for the placeholders in a table of SpeechBrain's, by name, such as `data_root`.
         allow_commands: Whether a path may be a command that prints audio, as in Kaldi's `wav.scp`: text that ends in
-            `|`. Extraction runs them, as the user that it runs as.
+            `|`. Whatever decodes the manifest's audio in this process then runs them, as the user that it runs as.
 
     Raises:
         ManifestError: It cannot be read, has faults, or fits several formats. The message lists the first 20 faults.
@@ -69,12 +71,15 @@ def read_manifest(
     ids = Strings.concatenate(parts.pop("id"))
     _find_duplicates(ids, places, opened.faults)
     opened.faults.raise_if_any()
+    paths = Strings.concatenate(parts.pop("path"))
+    if allow_commands and re.search(rb"\|", paths.blob.data):
+        trust.allow_commands(path for path in paths if is_command(path))
     folder: AudioLocation = as_root(str(_default_root(opened) if root is None else root))
     return Manifest(
         source=name,
         root=folder if isinstance(folder, Url) else folder.absolute(),
         ids=ids,
-        paths=Strings.concatenate(parts.pop("path")),
+        paths=paths,
         start=np.concatenate(parts.pop("start")),
         duration=np.concatenate(parts.pop("duration")),
         channel=np.concatenate(parts.pop("channel")),

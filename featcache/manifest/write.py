@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from featcache.errors import ArgumentError, MissingDependencyError, listing
-from featcache.manifest.audio_locations import Url
+from featcache.errors import ArgumentError, ManifestError, MissingDependencyError, listing
+from featcache.manifest.audio_locations import AudioSource, Command, Member, Url
 from featcache.manifest.columns import COLUMNS, meaning_of
 from featcache.manifest.formats.source import suffix_of
 from featcache.manifest.utterances import Manifest, Utterance
@@ -84,7 +84,9 @@ def to_nemo(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
 
     def rows() -> Iterator[dict[str, Any]]:
         for number, row in _utterances(manifest):
-            found = {"audio_filepath": str(manifest.resolve(row.path)), "duration": row.duration, "id": row.id}
+            if isinstance(location := _whole_file(manifest, row), Command):
+                raise ManifestError(f"{row.path}: NeMo runs no commands")
+            found = {"audio_filepath": str(location), "duration": row.duration, "id": row.id}
             found |= {"offset": row.start} if row.start is not None else {}
             found |= {"channel": row.channel} if row.channel is not None else {}
             yield found | _carried(manifest, number)
@@ -104,7 +106,7 @@ def to_lhotse(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
 
 def _cut(manifest: Manifest, row: Utterance, file: AudioFile, carried: dict[str, str]) -> dict[str, Any]:
     rate, num_samples, num_channels = file
-    location = manifest.resolve(row.path)
+    location = _whole_file(manifest, row)
     channels = list(range(num_channels))
     channel: int | list[int] = row.channel if row.channel is not None else channels if num_channels > 1 else 0
     start = row.start or 0.0
@@ -112,10 +114,12 @@ def _cut(manifest: Manifest, row: Utterance, file: AudioFile, carried: dict[str,
     segment = {"start": start, "duration": seconds, "channel": channel}
     supervision = {"id": row.id, "recording_id": row.path, **segment, "start": 0.0}
     supervision |= {name: carried.pop(name) for name in _SAID if name in carried}
-    kind = "url" if isinstance(location, Url) else "file"
+    kind, source = "url" if isinstance(location, Url) else "file", str(location)
+    if isinstance(location, Command):
+        kind, source = "command", source.rstrip()[:-1].rstrip()
     recording = {
         "id": row.path,
-        "sources": [{"type": kind, "channels": channels, "source": str(location)}],
+        "sources": [{"type": kind, "channels": channels, "source": source}],
         "sampling_rate": rate,
         "num_samples": num_samples,
         "duration": num_samples / rate,
@@ -128,6 +132,18 @@ def _cut(manifest: Manifest, row: Utterance, file: AudioFile, carried: dict[str,
         "recording": recording,
         "type": "MultiCut" if isinstance(channel, list) else "MonoCut",
     }
+
+
+def _whole_file(manifest: Manifest, row: Utterance) -> AudioSource:
+    """Where a row's file is.
+
+    Raises:
+        ManifestError: It is inside a container.
+    """
+    location = manifest.resolve(row.path)
+    if isinstance(location, Member):
+        raise ManifestError(f"{row.path}: is inside a container, which NeMo and Lhotse name in other ways: unpack it")
+    return location
 
 
 WRITTEN: dict[str, Callable[..., bytes]] = {

@@ -37,7 +37,7 @@ def test_all_faults_are_reported_together_and_in_order(written):
         "line 5: duration is not finite: inf",
         "line 5: channel is not a whole number from 0 up: '-1'",
         "line 5: id 'b' is already on line 3",
-        "line 6: path is a command, and commands are never run: 'sox x.mp3 -t wav - |'",
+        "line 6: path is a command, which runs only with --allow-commands: 'sox x.mp3 -t wav - |'",
         "line 6: start is not a number: 'soon'",
         "line 6: duration is not finite: nan",
         "line 6: channel is not a whole number from 0 up: '1.5'",

@@ -226,7 +226,7 @@ def test_faults_of_a_data_directory(top):
     faults = faults_of(written.manifest)
     assert sorted(faults) == sorted(
         [
-            "wav.scp, line 2: path is a command, and commands are never run: 'sox x.sph -t wav - |'",
+            "wav.scp, line 2: path is a command, which runs only with --allow-commands: 'sox x.sph -t wav - |'",
             "wav.scp, line 4: path is missing",
             "wav.scp, line 5: path is in an archive of Kaldi's, which is not read: wav-copy unpacks it: "
             "'feats.ark:1234'",

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from reprlib import repr as shown
 
+from featcache.manifest.audio_locations import is_command
 from featcache.manifest.columns import COMMAND_REFUSED
 from featcache.manifest.formats.source import Batch, Faults, Source, batched, lines_of, names_audio, opened
 
@@ -71,7 +72,7 @@ def _fault(path: str, allow_commands: bool) -> str | None:
     """Why a path of `wav.scp` cannot be used."""
     if not path:
         return "path is missing"
-    if path.endswith("|"):
+    if is_command(path):
         return None if allow_commands else f"path {COMMAND_REFUSED}: {shown(path)}"
     archive, colon, offset = path.rpartition(":")
     if colon and archive.endswith(".ark") and offset.isdecimal():
