@@ -162,8 +162,11 @@ def default_id(path: str, start: float, duration: float, channel: int) -> str:
     return _id(name if channel < 0 else f"{name}-c{channel}")
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str).encode
+
+
 def carried(cell: Any) -> str:
     """A cell of any other column as text: text as it is, dates in ISO 8601, other values as JSON, `null` as nothing."""
     if cell is None:
         return ""
-    return cell if isinstance(cell, str) else json.dumps(cell, ensure_ascii=False, separators=(",", ":"), default=str)
+    return cell if isinstance(cell, str) else _encode(cell)

@@ -17,6 +17,8 @@ from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Sou
 
 _ENDS = {"end", "end_time", "stop", "stop_time"}  # names of columns that are not read in place of a duration
 
+_decode = json.JSONDecoder().decode
+
 Rows = Iterator[tuple[int, Any]]
 """The place of each row; its cells, as a list or by key."""
 
@@ -153,8 +155,8 @@ def json_rows(lines: Iterable[str], faults: Faults, base: int = 0) -> Rows:
             return
         is_first = False
         try:
-            row = json.loads(line)
-            if "\\ud" in line.lower():  # such an escape may be half of a surrogate pair, which is no text
+            row = _decode(line)
+            if "\\ud" in line or "\\uD" in line:  # such an escape may be half of a surrogate pair, which is no text
                 json.dumps(row, ensure_ascii=False).encode()
         except json.JSONDecodeError as error:
             faults.add(number, f"not JSON: {error.msg} at character {error.pos + 1}")
@@ -175,14 +177,20 @@ def json_batches(rows: Rows, required: Collection[str], faults: Faults) -> Itera
         if not names:  # the keys of the first objects serve as a header
             keys = dict.fromkeys(key for _, row in batch for key in row)
             _require(required, keys, batch[0][0], faults)
-        renamed = []
-        for line, row in batch:
-            layout = tuple(row)
+        lines, objects = zip(*batch, strict=True)
+        keys_of = list(map(tuple, objects))
+        for line, layout in zip(lines, keys_of, strict=True):
             if layout not in layouts:
                 layouts[layout] = _meanings(layout, line, faults)
                 names |= dict.fromkeys(layouts[layout])
-            renamed.append(dict(zip(layouts[layout], row.values(), strict=True)))
-        yield [line for line, _ in batch], {name: [row.get(name, "") for row in renamed] for name in names}
+        if keys_of.count(keys_of[0]) == len(objects) and len(layouts[keys_of[0]]) == len(names):
+            columns = zip(*(row.values() for row in objects), strict=True)
+            yield lines, dict(zip(layouts[keys_of[0]], columns, strict=True))
+            continue
+        renamed = [
+            dict(zip(layouts[layout], row.values(), strict=True)) for layout, row in zip(keys_of, objects, strict=True)
+        ]
+        yield lines, {name: [row.get(name, "") for row in renamed] for name in names}
 
 
 def parquet_batches(
