@@ -1,12 +1,13 @@
-"""What data from elsewhere may cause: Python code that it names to run, weights that it names to be downloaded."""
+"""What data from elsewhere may cause: code and commands to run that it names, weights to be downloaded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 _remote_code_is_allowed = False
+_commands: frozenset[str] = frozenset()
 _may_download: ContextVar[bool] = ContextVar("_may_download", default=True)
 
 
@@ -22,6 +23,25 @@ def allow_remote_code() -> None:
 def remote_code_is_allowed() -> bool:
     """Whether `allow_remote_code` was called."""
     return _remote_code_is_allowed
+
+
+def allow_commands(commands: Iterable[str]) -> None:
+    """Let these commands run, which print audio. A cache that names others runs none of them.
+
+    This holds for the rest of the process. On the command line, `--allow-commands` says it, of a manifest's.
+    """
+    global _commands
+    _commands |= frozenset(commands)
+
+
+def allowed_commands() -> frozenset[str]:
+    """The commands that `allow_commands` was called with."""
+    return _commands
+
+
+def command_is_allowed(command: str) -> bool:
+    """Whether a command may run."""
+    return command in _commands
 
 
 @contextmanager

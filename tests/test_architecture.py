@@ -29,7 +29,7 @@ FLAT = {"arguments", "errors", "spec", "strings", "manifest", "storage"}
 """What knows no audio, no extractor and no config."""
 
 ONLY = {
-    "manifest": {"arguments", "errors", "strings"},
+    "manifest": {"arguments", "errors", "strings", "trust"},
     "storage": {"errors"},
     "store": FLAT,
     "extractors": {"errors", "quantize", "spec", "strings", "trust", "weights"},

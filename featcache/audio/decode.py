@@ -19,7 +19,7 @@ from featcache.audio.recording import END_TOLERANCE_SECONDS, UNKNOWN, Recording,
 from featcache.audio.remote import Fetched, fetch, fetch_beginning
 from featcache.audio.resample import error_if_too_long
 from featcache.errors import AudioError, Reason
-from featcache.manifest.audio_locations import AudioSource, Url
+from featcache.manifest.audio_locations import AudioSource, Command, Url
 from featcache.spec import all_finite
 
 
@@ -117,8 +117,11 @@ def decode(
 def probe_seconds(location: AudioSource | str) -> float | None:
     """The length of a file in seconds, by its header; None if the file cannot be read or its header does not say.
 
-    Of a file at a URL, only the header is fetched. If that is not enough (MP3, Ogg), the length is unknown.
+    Of a file at a URL, only the header is fetched. If that is not enough (MP3, Ogg), the length is unknown. No
+    command is run for it.
     """
+    if isinstance(location, Command):
+        return None
     try:
         with closing(Recording(location, fetch_beginning)) as recording:
             known = recording.num_samples != UNKNOWN and (recording.states_length or not isinstance(location, Url))

@@ -24,13 +24,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.audio.commands import run_command
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
 from featcache.audio.formats import FFmpegDecoder, format_of
 from featcache.audio.headers import EndlessFile, is_shorten, mp3_end, shortfall
 from featcache.audio.members import read_member
 from featcache.audio.remote import Fetched, FileStamp, fetch
 from featcache.errors import AudioError, MissingDependencyError, Reason
-from featcache.manifest.audio_locations import AudioSource, Member, Url
+from featcache.manifest.audio_locations import AudioSource, Command, Member, Url
 
 try:
     import soundfile
@@ -95,11 +96,13 @@ class Recording:
     """Whether FFmpeg decodes it."""
 
     def __init__(self, location: AudioSource | str, fetched: Callable[[Url], Fetched] = fetch) -> None:
-        is_copied = isinstance(location, Url | Member)
+        is_copied = isinstance(location, Url | Member | Command)
         if isinstance(location, Url):
             self._file, stamp = _open_copy(fetched(location))
         elif isinstance(location, Member):
             self._file, stamp = _open_copy(read_member(location))
+        elif isinstance(location, Command):
+            self._file, stamp = _open_copy(run_command(location))
         else:
             self._file, stamp = _open(location)
         self.size, self.mtime_ns = stamp

@@ -28,6 +28,7 @@ from featcache.cli.fit_kmeans import fit_kmeans
 from featcache.cli.index import index
 from featcache.cli.info import info
 from featcache.cli.ls import ls
+from featcache.cli.manifest import manifest
 from featcache.cli.probe import probe
 from featcache.cli.repair import repair
 from featcache.cli.show import show
@@ -144,6 +145,7 @@ for command in (
     show,
     stats,
     copy,
+    manifest,
     durations,
     probe,
     configs,

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import click
 from featcache.errors import StoreError
 
 if TYPE_CHECKING:
+    from featcache.manifest import Manifest
     from featcache.store.version import Version
 
 
@@ -68,6 +70,22 @@ def note_unfinished(version: Version) -> None:
 
     for run in find_unfinished(version, open_index(version)):
         note(f"{version.path}: {run}")
+
+
+def read_manifest(source: str, reading: Mapping[str, Any], **options: Any) -> Manifest:
+    """Read a manifest, and say on stderr what there is to say about it.
+
+    Args:
+        source: The manifest.
+        reading: What `options.manifest_format` gives.
+        options: Other arguments of `featcache.manifest.read_manifest`.
+    """
+    from featcache.manifest import read_manifest as read
+
+    manifest = read(source, **reading, **options)
+    for line in manifest.notes:
+        note(line)
+    return manifest
 
 
 def refuse_output(path: Path, force: bool) -> None:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 from tqdm import tqdm
 
 from featcache.cli import options
-from featcache.cli.common import note, print_json, refuse_output, say, terminal_columns
+from featcache.cli.common import note, print_json, read_manifest, refuse_output, say, terminal_columns
 from featcache.errors import ArgumentError, counted
+
+if TYPE_CHECKING:
+    from featcache.extraction.durations import Durations
+    from featcache.manifest import Manifest
 
 FAILURES_LEFT = 3
 _SHOWN = 5
@@ -23,12 +28,20 @@ _LOOKING_THREADS = 4
 @options.manifest_argument
 @options.output_file("The new manifest, in the same format.", required=True)
 @options.root()
+@options.manifest_format
 @options.threads("Files that are looked at side by side.  [default: 4 for each core, at most 32]")
 @options.force
 @options.as_json("Print the result as one JSON document.")
 @click.pass_context
 def durations(
-    ctx: click.Context, manifest: str, output: Path, root: Path | None, threads: int | None, force: bool, as_json: bool
+    ctx: click.Context,
+    manifest: str,
+    output: Path,
+    root: Path | None,
+    threads: int | None,
+    force: bool,
+    as_json: bool,
+    reading: dict[str, Any],
 ) -> None:
     """Write the MANIFEST again with a duration, in seconds, for each row that has none. Columns and rows stay as they
     are. Only the headers of the audio files are read.
@@ -49,28 +62,38 @@ def durations(
     import numpy as np
 
     from featcache.extraction.audio_files import missing_file_notes
-    from featcache.extraction.durations import measure_durations
-    from featcache.manifest import read_manifest
     from featcache.manifest.rewrite import with_durations
     from featcache.store.files import write_file
 
     if manifest == "-":
         raise ArgumentError("MANIFEST is -: give a file, which is read twice")
     refuse_output(output, force)
-    read = read_manifest(manifest, root=root, carry=False)
+    read = read_manifest(manifest, reading, root=root, carry=False)
     missing_file_notes(read, np.isnan(read.duration))  # raises if none is there: the root is another, probably
-    threads = threads or min(32, _LOOKING_THREADS * len(os.sched_getaffinity(0)))
-    with tqdm(total=len(read), unit=" rows", leave=False, file=sys.stderr, disable=not terminal_columns()) as bar:
-        found = measure_durations(read, threads, bar.update)
-    write_file(output, with_durations(Path(manifest), found.seconds.tolist(), output))
+    found = look(read, threads)
+    write_file(output, with_durations(read, found.seconds.tolist(), output))
     added = int((found.seconds == found.seconds).sum())
     if as_json:
         print_json({"manifest": str(output), "rows": len(read), "added": added, "failed": found.reasons})
     else:
         say(f"{output}: {counted(len(read), 'row')}, {added:,} durations added")
+    note_failures(read, found)
+    ctx.exit(FAILURES_LEFT if found.failures else 0)
+
+
+def look(read: Manifest, threads: int | None, every: bool = False) -> Durations:
+    """What the headers say of the files of rows without durations, or of all files."""
+    from featcache.extraction.durations import measure_durations
+
+    threads = threads or min(32, _LOOKING_THREADS * len(os.sched_getaffinity(0)))
+    with tqdm(total=len(read), unit=" rows", leave=False, file=sys.stderr, disable=not terminal_columns()) as bar:
+        return measure_durations(read, threads, bar.update, every=every)
+
+
+def note_failures(read: Manifest, found: Durations) -> None:
+    """Say which rows have no duration, and why."""
     for row, (reason, message) in list(found.failures.items())[:_SHOWN]:
         note(f"{read.ids[row]}: {reason}: {read.paths[row]}: {message}")
     if found.failures:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in found.reasons.items())
         note(f"{counted(len(found.failures), 'row has', 'rows have')} no duration: {reasons}")
-    ctx.exit(FAILURES_LEFT if found.failures else 0)

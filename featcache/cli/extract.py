@@ -9,12 +9,12 @@ import sys
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from featcache.cli import options
-from featcache.cli.common import note, print_json
+from featcache.cli.common import note, print_json, read_manifest
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.cli.summary import print_plan, print_summary
 
@@ -39,6 +39,7 @@ FAILURES_LEFT = 3
 )
 @options.cache("The cache, a folder; created if missing.", default="features", show_default=True)
 @options.root()
+@options.manifest_format
 @options.device("cpu, cuda, cuda:1 …; all: every GPU, a process for each; several: cuda:0,cuda:2 or cpu,cpu")
 @click.option(
     "--allow-mixed-devices",
@@ -122,11 +123,14 @@ def extract(
     partition: str | None,
     dry_run: bool,
     as_json: bool,
+    reading: dict[str, Any],
 ) -> None:
     """Extract the features of the MANIFEST's utterances into a cache.
 
     MANIFEST is a CSV, TSV, JSONL or Parquet file with the columns id and path, and optionally start and duration
-    (seconds) and channel; - is standard input. Paths may be URLs (s3://, gs://, az://, https://) with featcache[cloud].
+    (seconds) and channel; - is standard input. Or a folder of audio, a data directory of Kaldi, a manifest of NeMo,
+    Lhotse, SpeechBrain, fairseq, a TTS recipe or a dataset of Hugging Face, as it is: docs/manifest.md has them all.
+    Paths may be URLs (s3://, gs://, az://, https://) with featcache[cloud].
 
     Run the command again to extract only what is missing: after a crash, with a longer manifest, or for
     rows whose path, start, duration or channel has changed. Each config gets a version of its own.
@@ -141,6 +145,8 @@ def extract(
     \b
     Examples:
       featcache extract train.csv
+      featcache extract data/train
+      featcache extract train.json --set data_root=/corpora/librispeech
       featcache extract train.csv -c mfcc13 -o /data/features --threads 4
       featcache extract train.csv -c encodec24k-6kbps -c fbank80
       featcache extract train.csv -c units.yaml --from features/hubert-base-l6
@@ -156,7 +162,6 @@ def extract(
     from featcache.extraction.extraction import SHARD_MEGABYTES, Options, plan_extraction, run_extraction
     from featcache.extraction.failures import FailureLimit
     from featcache.extraction.partition import Partition
-    from featcache.manifest import read_manifest
 
     chosen = Options(
         device=device,
@@ -178,7 +183,7 @@ def extract(
         for config in loaded:
             if weights := getattr(config.params, "weights", None):
                 note(f"loading {config.name}: {weights}")
-    plan = plan_extraction(read_manifest(manifest, root=root, carry=False), loaded, cache, chosen)
+    plan = plan_extraction(read_manifest(manifest, reading, root=root, carry=False), loaded, cache, chosen)
     if chosen.partition is not None and chosen.partition.chosen_by:
         note(f"--partition {chosen.partition}, by {chosen.partition.chosen_by}")
     for line in [*plan.notes, *disk_space_notes(cache, plan.expected_bytes)]:

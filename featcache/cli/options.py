@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -158,6 +159,51 @@ def root(default: str = "the manifest's folder") -> Decorator:
     """`--root`, for every command that takes a manifest; `default` describes the default."""
     help_text = f"The folder or URL (s3://bucket/folder) that relative paths are relative to.  [default: {default}]"
     return click.option("--root", type=_ROOT, metavar="FOLDER", help=help_text)
+
+
+def manifest_format(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--format`, `--set` and `--allow-commands`, for every command that reads a manifest.
+
+    The command gets them as one dictionary, `reading`: arguments of `read_manifest`.
+    """
+
+    @functools.wraps(command)
+    def with_reading(*args: Any, **kwargs: Any) -> Any:
+        names = ("format", "values", "allow_commands")
+        reading = {name: kwargs.pop(name) for name in names}
+        return command(*args, **kwargs, reading=reading)
+
+    for option in (_ALLOW_COMMANDS, _SET, _FORMAT):
+        with_reading = option(with_reading)
+    return with_reading
+
+
+def _as_values(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    if bad := [one for one in given if not one.partition("=")[0] or "=" not in one]:
+        raise ArgumentError(f"--set: {bad[0]!r} is not NAME=VALUE, as data_root=/corpora/librispeech")
+    return dict(one.split("=", 1) for one in given)
+
+
+_FORMAT = click.option(
+    "--format",
+    metavar="NAME",
+    help="The MANIFEST's format, where several fit: folder, kaldi, nemo, lhotse, audiofolder, speechbrain … "
+    "(docs/manifest.md).  [default: recognised]",
+)
+_SET = click.option(
+    "--set",
+    "values",
+    multiple=True,
+    callback=_as_values,
+    metavar="NAME=VALUE",
+    help="What stands for a placeholder in a table of SpeechBrain's: data_root=/corpora/librispeech.",
+)
+_ALLOW_COMMANDS = click.option(
+    "--allow-commands",
+    is_flag=True,
+    help="Run the commands in the MANIFEST, as those of Kaldi's wav.scp: paths that end in |. They may do whatever you "
+    "may.",
+)
 
 
 def device(meaning: str = "cpu, cuda, cuda:1 …") -> Decorator:

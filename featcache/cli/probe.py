@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from featcache.cli import options
-from featcache.cli.common import describe_fastest, note, print_json, say
+from featcache.cli.common import describe_fastest, note, print_json, read_manifest, say
 from featcache.errors import counted
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ _NEAR = 16
     "  [default: ./features, if it has the version]"
 )
 @options.root()
+@options.manifest_format
 @options.device()
 @options.threads("[default: every core; on the CPU at most 8]")
 @click.option(
@@ -51,6 +52,7 @@ def probe(
     threads: int | None,
     utterances: int,
     as_json: bool,
+    reading: dict[str, Any],
 ) -> None:
     """Measure, on this device, how batching and precision change the values of CONFIG, with some of the
     MANIFEST's utterances.
@@ -68,10 +70,9 @@ def probe(
     from featcache.config import load_config
     from featcache.device import Device
     from featcache.health.probe import probe as measure
-    from featcache.manifest import read_manifest
 
     loaded = load_config(config)
-    wanted = read_manifest(manifest, root=root, carry=False)
+    wanted = read_manifest(manifest, reading, root=root, carry=False)
     result = measure(loaded, wanted, Device(device, threads), utterances, lambda what: note(f"measuring {what}"))
     version = _version(loaded, cache, result)
     if version:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from featcache.cli import options
-from featcache.cli.common import print_json, say
+from featcache.cli.common import print_json, read_manifest, say
 from featcache.cli.extract import FAILURES_LEFT
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.cli.summary import print_summary
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @options.version_path
 @options.manifest("The manifest that the utterances came from.", required=True)
 @options.root()
+@options.manifest_format
 @options.device()
 @options.threads("As for extract.")
 @options.trust_remote_code
@@ -36,6 +37,7 @@ def repair(
     device: str | None,
     threads: int | None,
     as_json: bool,
+    reading: dict[str, Any],
 ) -> None:
     """Read every byte of a version (or of all versions of a cache), and re-extract the damaged utterances.
 
@@ -57,11 +59,10 @@ def repair(
     """
     from featcache.extraction.extraction import Options
     from featcache.health.repair import repair as repair_version
-    from featcache.manifest import read_manifest
     from featcache.storage.location import folder_of
     from featcache.store.selection import version_folders
 
-    read = read_manifest(manifest, root=root, carry=False)
+    read = read_manifest(manifest, reading, root=root, carry=False)
     chosen = Options(device=device, threads=threads)
     with stoppable() as stop:
         repaired = [repair_version(folder_of(folder), read, chosen, stop=stop) for folder in version_folders(path)]

@@ -13,6 +13,7 @@ from featcache.cli.common import (
     note,
     note_unfinished,
     print_json,
+    read_manifest,
     refuse_output,
     say,
     terminal_columns,
@@ -30,6 +31,7 @@ _SHOWN = 20
 @click.command(short_help="Compute mean and variance of features, or how codes are used.")
 @options.version_location
 @options.manifest("Count only the utterances of this manifest.")
+@options.manifest_format
 @click.option(
     "--by", metavar="COLUMN", help="Also compute statistics for each value of this manifest column, such as speaker."
 )
@@ -45,6 +47,7 @@ def stats(
     force: bool,
     threads: int | None,
     as_json: bool,
+    reading: dict[str, Any],
 ) -> None:
     """Compute the mean and variance of every dimension of a version's features in one pass: over all frames and, with
     --by, for each speaker or other group. For codes, report how many are used.
@@ -60,7 +63,6 @@ def stats(
     from tqdm import tqdm
 
     from featcache.loader.cache import Cache
-    from featcache.manifest import read_manifest
     from featcache.stats import Usage, moments, usage
     from featcache.store.selection import select_version
 
@@ -74,7 +76,7 @@ def stats(
         raise ArgumentError(f"{version.path}: holds codes, which have no mean: --by and -o are for features")
     if manifest is None:
         note_unfinished(version)
-    wanted = read_manifest(manifest, audio=False, carry=by is not None) if manifest is not None else None
+    wanted = read_manifest(manifest, reading, audio=False, carry=by is not None) if manifest is not None else None
     threads = threads or default_threads()
 
     def compute() -> tuple[Cache, Usage | Stats]:

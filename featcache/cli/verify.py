@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from tqdm import tqdm
 
 from featcache.cli import options
-from featcache.cli.common import default_threads, megabytes, note, print_json, say, terminal_columns
+from featcache.cli.common import default_threads, megabytes, note, print_json, read_manifest, say, terminal_columns
 from featcache.errors import DamagedError, MissingDependencyError, counted
 from featcache.storage.location import parse_location
 
@@ -44,6 +44,7 @@ def _subset(context: click.Context, parameter: click.Parameter, value: str | Non
 @options.version_location
 @options.manifest("Also report which of its utterances are missing, changed or failed, and which others are there.")
 @options.root("that of the run that extracted each utterance")
+@options.manifest_format
 @click.option("--data/--no-data", default=True, help="Read every byte of the features; --no-data is a quick check.")
 @click.option(
     "--sources",
@@ -83,6 +84,7 @@ def verify(
     device: str | None,
     threads: int | None,
     as_json: bool,
+    reading: dict[str, Any],
 ) -> None:
     """Check all versions of a cache, or one: structure, metadata, offsets, the checksum of every
     utterance, non-finite values, frame counts, duplicate ids, shards of other versions; by the records of its runs,
@@ -103,13 +105,13 @@ def verify(
     from featcache.health.sources import SourceCheck
     from featcache.health.verify import Report, Subset
     from featcache.health.verify import verify as check
-    from featcache.manifest import CallersUrls, read_manifest
+    from featcache.manifest import CallersUrls
     from featcache.store.check import Problem
     from featcache.store.selection import version_folders
     from featcache.store.version import Version
 
     threads = threads or default_threads()
-    wanted = read_manifest(manifest, root=root, carry=False) if manifest else None
+    wanted = read_manifest(manifest, reading, root=root, carry=False) if manifest else None
     urls = CallersUrls(wanted)
     found: list[tuple[Report, Recomputed | None]] = []
     for folder in version_folders(path):

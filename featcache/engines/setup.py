@@ -13,7 +13,7 @@ from featcache.extraction.jobs import JobGroup
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.store.version import Version
-from featcache.trust import allow_remote_code, remote_code_is_allowed
+from featcache.trust import allow_commands, allow_remote_code, allowed_commands, remote_code_is_allowed
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Setup:
     """The folder of the version whose features are used instead of audio."""
     allows_remote_code: bool
     """Whether `--trust-remote-code` was given."""
+    allowed_commands: frozenset[str]
+    """The manifest's commands, if `--allow-commands` was given."""
 
     @classmethod
     def of(cls, group: JobGroup) -> Setup:
@@ -40,6 +42,7 @@ class Setup:
             configs=[config.config for config in group.configs],
             source=None if group.source is None else group.source.version.folder.absolute(),
             allows_remote_code=remote_code_is_allowed(),
+            allowed_commands=allowed_commands(),
         )
 
     def build(self, device: Device) -> tuple[list[BuiltConfig], SourceVersion | None]:
@@ -51,6 +54,7 @@ class Setup:
         """
         if self.allows_remote_code:
             allow_remote_code()
+        allow_commands(self.allowed_commands)
         device.configure_torch()
         source = None if self.source is None else SourceVersion(Version.open(self.source))
         return [BuiltConfig.build(config, device.torch_device) for config in self.configs], source

@@ -20,7 +20,7 @@ from featcache.errors import AudioError, ManifestError, Reason, counted
 from featcache.extraction.failures import Stamp, stat_of, where_missing
 from featcache.extraction.tasks import RowStatus
 from featcache.manifest import Manifest, rows_at_even_steps
-from featcache.manifest.audio_locations import AudioSource, Member, Url, have_tables
+from featcache.manifest.audio_locations import AudioSource, Command, Member, Url, have_tables
 from featcache.store.index import Index
 from featcache.store.join import find_other_files, item_at, sources_of
 from featcache.store.version import Version
@@ -221,7 +221,7 @@ def _fault(location: AudioSource) -> str:
             stamp_of(location)
         elif isinstance(location, Member):
             check_container(location.container)
-        else:
+        elif not isinstance(location, Command):
             os.stat(location)
     except (FileNotFoundError, NotADirectoryError):
         return _MISSING

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,17 @@ NOT_SAID = "length_not_in_header"
 may be good."""
 
 
+class Header(NamedTuple):
+    """What the header of a file says."""
+
+    sample_rate: int
+    """In Hz."""
+    num_samples: int
+    """The samples of each channel."""
+    num_channels: int
+    """The number of channels."""
+
+
 @dataclass(frozen=True, eq=False)
 class Durations:
     """The durations of a manifest's rows."""
@@ -33,6 +45,8 @@ class Durations:
     """Seconds, float64 `[rows]`; NaN for rows whose manifest gives one, and for those without."""
     failures: dict[int, tuple[str, str]]
     """The rows that have none, each with the reason, one of `featcache.errors.Reason` or `NOT_SAID`, and a message."""
+    headers: dict[int, Header]
+    """The headers of the other rows' files that were looked at."""
 
     @property
     def reasons(self) -> dict[str, int]:
@@ -40,7 +54,9 @@ class Durations:
         return dict(sorted(Counter(reason for reason, _ in self.failures.values()).items()))
 
 
-def measure_durations(manifest: Manifest, threads: int, report: Callable[[int], object] = lambda _: None) -> Durations:
+def measure_durations(
+    manifest: Manifest, threads: int, report: Callable[[int], object] = lambda _: None, *, every: bool = False
+) -> Durations:
     """Look up the duration of every row that gives none: from its start to the end of its file.
 
     A row with this duration has the same samples as without. A file that is cut off has none, so that extraction
@@ -50,21 +66,26 @@ def measure_durations(manifest: Manifest, threads: int, report: Callable[[int], 
         manifest: The rows.
         threads: Files that are looked at side by side; at URLs, more are.
         report: Called with a number of rows that are done, from several threads.
+        every: Whether to look at the files of all rows, also of those that give a duration: for their headers.
     """
-    rows = np.flatnonzero(np.isnan(manifest.duration))
+    rows = np.flatnonzero(np.isnan(manifest.duration) | every)
     hashes = manifest.paths.take(rows).hashes()
     rows = rows[np.argsort(hashes, kind="stable")]  # a file of many rows is opened once
     cuts = np.flatnonzero(np.diff(np.sort(hashes))) + 1
     files = np.split(rows, cuts) if len(rows) else []
     seconds = np.full(len(manifest), math.nan)
     failures: dict[int, tuple[str, str]] = {}
+    headers: dict[int, Header] = {}
 
     def look(some: Sequence[NDArray[np.int64]]) -> None:
         for members in some:
-            for row, found in _of_file(manifest, members.tolist()):
-                if isinstance(found, float):
-                    seconds[row] = found
-                else:
+            header = _header(manifest, int(members[0]))
+            for row in members.tolist():
+                found = _seconds(manifest, row, header) if isinstance(header, Header) else header
+                if isinstance(found, float) and isinstance(header, Header):
+                    headers[row] = header
+                    seconds[row] = found if math.isnan(manifest.duration[row]) else math.nan
+                elif not isinstance(found, float):
                     failures[row] = found
         report(sum(map(len, some)))
 
@@ -72,29 +93,32 @@ def measure_durations(manifest: Manifest, threads: int, report: Callable[[int], 
     with ThreadPoolExecutor(at_once, "featcache-durations") as pool:
         for _ in pool.map(look, [files[at : at + _FILES_AT_ONCE] for at in range(0, len(files), _FILES_AT_ONCE)]):
             pass
-    return Durations(seconds, dict(sorted(failures.items())))
+    return Durations(seconds, dict(sorted(failures.items())), headers)
 
 
-def _of_file(manifest: Manifest, rows: Sequence[int]) -> Iterable[tuple[int, float | tuple[str, str]]]:
-    """The seconds of rows of one file, or why they have none."""
-    location = manifest.resolve(manifest.paths[rows[0]])
+def _header(manifest: Manifest, row: int) -> Header | tuple[str, str]:
+    """The header of a row's file, or why nothing is known of it."""
+    location = manifest.resolve(manifest.paths[row])
     try:
         with closing(Recording(location, fetch_beginning)) as recording:
-            rate, num_samples, shortfall = recording.sample_rate, recording.num_samples, recording.shortfall
+            header = Header(recording.sample_rate, recording.num_samples, recording.num_channels)
+            shortfall = recording.shortfall
     except AudioError as error:
-        return [(row, (error.reason.value, str(error))) for row in rows]
+        return error.reason.value, str(error)
     if shortfall:
-        return [(row, (Reason.TRUNCATED.value, shortfall)) for row in rows]
-    if num_samples == UNKNOWN:
-        return [(row, (NOT_SAID, "its header does not say how long it is")) for row in rows]
-    found: list[tuple[int, float | tuple[str, str]]] = []
-    for row in rows:
-        first = round(float(np.nan_to_num(manifest.start[row])) * rate)
-        if first < num_samples:
-            found.append((row, (num_samples - first) / rate))
-        elif num_samples:
-            message = f"it starts at {first / rate:.3f} s, but the file holds {num_samples / rate:.3f} s"
-            found.append((row, (Reason.SEGMENT_OUTSIDE.value, message)))
-        else:
-            found.append((row, (Reason.EMPTY.value, "it holds no samples, according to its header")))
-    return found
+        return Reason.TRUNCATED.value, shortfall
+    if header.num_samples == UNKNOWN:
+        return NOT_SAID, "its header does not say how long it is"
+    return header
+
+
+def _seconds(manifest: Manifest, row: int, header: Header) -> float | tuple[str, str]:
+    """The seconds from a row's start to the end of its file, or why there are none."""
+    rate, num_samples, _ = header
+    first = round(float(np.nan_to_num(manifest.start[row])) * rate)
+    if first < num_samples:
+        return (num_samples - first) / rate
+    if not num_samples:
+        return Reason.EMPTY.value, "it holds no samples, according to its header"
+    message = f"it starts at {first / rate:.3f} s, but the file holds {num_samples / rate:.3f} s"
+    return Reason.SEGMENT_OUTSIDE.value, message

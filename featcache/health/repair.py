@@ -29,6 +29,7 @@ from featcache.extraction.version_plan import version_info
 from featcache.health.records import mend_records
 from featcache.health.verify import Report, verify
 from featcache.manifest import Manifest
+from featcache.manifest.audio_locations import is_command
 from featcache.manifest.copies import expand
 from featcache.storage.location import folder_of
 from featcache.store import zarr3
@@ -308,7 +309,7 @@ def _refuse_another_version(version: Version, info: VersionInfo) -> None:
 
 def _refuse_loss(ids: Strings, manifest: Manifest, damaged: Sequence[str]) -> None:
     paths = dict(zip(manifest.ids, manifest.paths, strict=True))
-    needed = list({paths[id_]: None for id_ in ids if id_ in paths})
+    needed = list({paths[id_]: None for id_ in ids if id_ in paths and not is_command(paths[id_])})
     found = each_at_once(stat_of, [manifest.resolve(path) for path in needed])
     gone = [path for path, stat in zip(needed, found, strict=True) if stat == (None, None)]
     if gone:

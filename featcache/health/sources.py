@@ -17,7 +17,7 @@ from featcache.audio.members import read_member, stamp_of_member
 from featcache.audio.remote import fetch, stamp_of
 from featcache.errors import AudioError, counted
 from featcache.manifest import CallersUrls
-from featcache.manifest.audio_locations import AudioLocation, AudioSource, Member, Url, is_audio_url, locate
+from featcache.manifest.audio_locations import AudioLocation, AudioSource, Command, Member, Url, is_audio_url, locate
 from featcache.store.check import Problem
 from featcache.store.index import Index
 from featcache.store.runs import request_of
@@ -148,6 +148,8 @@ def _files_of(
 
 def _fault(file: _File, hashes: ContentHashes) -> str | None:
     """What is wrong with a file; None if it is what it was, as far as can be told."""
+    if isinstance(file.location, Command):
+        return None  # what it prints is not kept, and it is not run for this
     if not isinstance(file.location, Path):
         return _fault_elsewhere(file.location, file)
     try:

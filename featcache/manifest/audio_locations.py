@@ -57,11 +57,22 @@ class Member(NamedTuple):
         return f"{self.container}/{self.name}"
 
 
+class Command(str):
+    """A command that prints audio, with the bar that ends it, as in Kaldi's `wav.scp`."""
+
+    __slots__ = ()
+
+
 AudioLocation = Path | Url
 """Where a file is, or what relative paths are relative to."""
 
-AudioSource = AudioLocation | Member
-"""Where audio is: a file, or a part of one."""
+AudioSource = AudioLocation | Member | Command
+"""Where audio is: a file, a part of one, or what a command prints."""
+
+
+def is_command(path: str) -> bool:
+    """Whether a path is a command that prints audio."""
+    return path.rstrip().endswith("|")
 
 
 def is_audio_url(path: str) -> bool:
@@ -85,7 +96,9 @@ def have_tables(paths: Strings) -> bool:
 
 
 def locate(root: AudioLocation, path: str) -> AudioSource:
-    """Where the audio of a path is: below `root`, unless the path is absolute or a URL."""
+    """Where the audio of a path is: below `root`, unless the path is absolute, a URL or a command."""
+    if is_command(path):
+        return Command(path)
     if "://" in path:
         if _FETCHED.match(path):
             return Url(path)

@@ -12,11 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from featcache.manifest.audio_locations import secret_in, without_secrets
+from featcache.manifest.audio_locations import is_command, secret_in, without_secrets
 from featcache.strings import Strings
 
 _LONGEST = 4000
 """The most bytes of an id or a path, less than Linux opens (4,095) and than a shard has place for (4,096)."""
+
+COMMAND_REFUSED = "is a command, which runs only with --allow-commands"
+"""What is wrong with a path that ends in a bar."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -36,9 +39,18 @@ def _id(cell: Any) -> str:
 
 
 def _path(cell: Any) -> str:
-    if _text(cell).rstrip().endswith("|"):
-        raise ValueError(f"is a pipe, and pipes are never run: {shown(cell)}")
-    if "\0" in cell:
+    if is_command(_text(cell)):
+        raise ValueError(f"{COMMAND_REFUSED}: {shown(cell)}")
+    return path_or_command(cell)
+
+
+def path_or_command(cell: Any) -> str:
+    """A cell of the column `path` where commands are allowed.
+
+    Raises:
+        ValueError: What is wrong with it.
+    """
+    if "\0" in _text(cell):
         raise ValueError(f"has a NUL character: {shown(cell)}")
     if "://" in cell and (fault := secret_in(cell)):
         raise ValueError(f"{fault}: {without_secrets(cell)}")
@@ -136,8 +148,25 @@ def meaning_of(name: str) -> str:
     return _COLUMN_OF.get(name.strip().lower(), name)
 
 
+def default_id(path: str, start: float, duration: float, channel: int) -> str:
+    """The id of a row that has none: its path, and what it cuts of the file, in hundredths of seconds.
+
+    This is how NeMo names the cuts that it makes of a manifest's rows. NaN and -1 stand for what is not given.
+
+    Raises:
+        ValueError: A path that is no id: the message says why.
+    """
+    name = path if math.isnan(start) else f"{path}-{round(start * 100):06d}"
+    if not (math.isnan(start) or math.isnan(duration)):
+        name += f"-{round(duration * 100):06d}"
+    return _id(name if channel < 0 else f"{name}-c{channel}")
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str).encode
+
+
 def carried(cell: Any) -> str:
     """A cell of any other column as text: text as it is, dates in ISO 8601, other values as JSON, `null` as nothing."""
     if cell is None:
         return ""
-    return cell if isinstance(cell, str) else json.dumps(cell, ensure_ascii=False, separators=(",", ":"), default=str)
+    return cell if isinstance(cell, str) else _encode(cell)

@@ -2,136 +2,161 @@
 
 from __future__ import annotations
 
-import gzip
-import sys
+import re
 import zlib
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import numpy as np
 
+from featcache import trust
 from featcache.arguments import refuse_url
 from featcache.errors import ManifestError
-from featcache.manifest.audio_locations import AudioLocation, Url, as_root, is_audio_url
-from featcache.manifest.columns import COLUMNS, SPELLINGS, Column, carried
-from featcache.manifest.formats import Batch, Faults, batches
+from featcache.manifest.audio_locations import AudioLocation, Url, as_root, is_audio_url, is_command
+from featcache.manifest.columns import COLUMNS, SPELLINGS, Column, carried, default_id, path_or_command
+from featcache.manifest.formats import FORMATS, format_of
+from featcache.manifest.formats.source import Batch, Faults, Source
+from featcache.manifest.formats.tables import PLAIN
 from featcache.manifest.utterances import Manifest
 from featcache.strings import Strings
 
-_GZIP = b"\x1f\x8b"
-
 
 def read_manifest(
-    source: str | Path, *, root: str | Path | None = None, audio: bool = True, carry: bool = True
+    source: str | Path,
+    *,
+    root: str | Path | None = None,
+    audio: bool = True,
+    carry: bool = True,
+    format: str | None = None,  # noqa: A002
+    values: Mapping[str, str] | None = None,
+    allow_commands: bool = False,
 ) -> Manifest:
     """Read and check a manifest.
 
     Args:
-        source: A file of CSV, TSV or JSON lines, which may be compressed by gzip, or of Parquet; or `-` for standard
-            input.
-        root: What relative paths are relative to, a folder or a URL such as `s3://bucket/corpus`; by default the
-            manifest's folder, and for standard input the current one.
-        audio: Whether paths are required; ids always are.
+        source: A file or a folder in any of the formats of docs/manifest.md, or `-` for standard input. A file may be
+            compressed by gzip.
+        root: What relative paths are relative to, a folder or a URL such as `s3://bucket/corpus`; by default what the
+            manifest says, or the manifest itself if it is a folder, or its folder; for standard input the current one.
+        audio: Whether paths are required. Ids always are, but paths stand for them.
         carry: Whether to keep the columns that an `Utterance` does not have.
+        format: The name of the format, one of `featcache.manifest.FORMATS`; by default it is recognised.
+        values: What stands for the placeholders in a table of SpeechBrain's, by name, such as `data_root`.
+        allow_commands: Whether a path may be a command that prints audio, as in Kaldi's `wav.scp`: text that ends in
+            `|`. Whatever decodes the manifest's audio in this process then runs them, as the user that it runs as.
 
     Raises:
-        ManifestError: The file cannot be read, or has faults. The message lists the first 20 by line.
-        ArgumentError: The manifest is a URL, or the root one that has a secret in it.
+        ManifestError: It cannot be read, has faults, or fits several formats. The message lists the first 20 faults.
+        ArgumentError: The manifest is a URL, the root one that has a secret in it, or there is no such format.
+        MissingDependencyError: Parquet needs pyarrow.
     """
     refuse_url("the manifest", source)
     if root is not None and not is_audio_url(str(root)):
         refuse_url("root", root)
-    folder: AudioLocation = Path(source).parent if root is None else as_root(str(root))
-    is_stdin = str(source) == "-"
-    name = "<stdin>" if is_stdin else str(source)
-    if is_stdin and sys.stdin is None:
-        raise ManifestError(f"{name}: standard input is closed: give a manifest's path, or pipe a manifest in")
-    required = ("id", "path") if audio else ("id",)
-    faults = Faults(name)
+    name = "<stdin>" if str(source) == "-" else str(source)
     try:
-        with nullcontext(sys.stdin.buffer) if is_stdin else opened(Path(source)) as stream:
-            found = batches(stream, suffix_of(Path(source)), required, carry, faults)
-            parts, lines = _gather(found, required, carry, faults)
+        with Source(source, audio=audio, carry=carry, values=values, allow_commands=allow_commands) as opened:
+            kind = format_of(opened, format)
+            if format is None and kind not in PLAIN.values():
+                opened.notes.append(f"read as {kind}")
+            parts, places = _gather(FORMATS[kind].read(opened), opened)
     except ManifestError as error:
         raise ManifestError(f"{name}: {error}") from error
     except (OSError, EOFError, zlib.error) as error:  # the latter two come from a gzip file that is cut off or damaged
         raise ManifestError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if not lines and not faults.count:
-        faults.add(0, "there are no rows")
+    if not places and not opened.faults.count:
+        opened.faults.add(0, "there are no audio files below it" if kind == "folder" else "there are no rows")
     ids = Strings.concatenate(parts.pop("id"))
-    _find_duplicates(ids, lines, faults)
-    faults.raise_if_any()
+    _find_duplicates(ids, places, opened.faults)
+    opened.faults.raise_if_any()
+    paths = Strings.concatenate(parts.pop("path"))
+    if allow_commands and re.search(rb"\|", paths.blob.data):
+        trust.allow_commands(path for path in paths if is_command(path))
+    folder: AudioLocation = as_root(str(_default_root(opened) if root is None else root))
     return Manifest(
         source=name,
         root=folder if isinstance(folder, Url) else folder.absolute(),
         ids=ids,
-        paths=Strings.concatenate(parts.pop("path")),
+        paths=paths,
         start=np.concatenate(parts.pop("start")),
         duration=np.concatenate(parts.pop("duration")),
         channel=np.concatenate(parts.pop("channel")),
         columns={column: Strings.concatenate(parts.pop(column)) for column in list(parts)},
+        format=kind,
+        notes=tuple(f"{name}: {note}" for note in opened.notes),
     )
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file; unpacked, if gzip has compressed it."""
-    with path.open("rb") as file:
-        if not file.peek(2).startswith(_GZIP):
-            yield file
-            return
-        with gzip.GzipFile(fileobj=file) as unpacked:
-            yield cast(BinaryIO, unpacked)
+def _default_root(source: Source) -> str | Path:
+    """What relative paths are relative to if the user does not say it."""
+    if source.root is not None and is_audio_url(source.root):
+        return source.root
+    return source.folder / (source.root or "")
 
 
-def suffix_of(path: Path) -> str:
-    """The suffix that tells the format: `.csv` for `train.csv.gz` too."""
-    return (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
-
-
-def _gather(
-    found: Iterable[Batch], required: Collection[str], carry: bool, faults: Faults
-) -> tuple[dict[str, list[Any]], array[int]]:
-    """The flat parts of each column, one for each batch; and the line of each row."""
+def _gather(found: Iterable[Batch], source: Source) -> tuple[dict[str, list[Any]], array[int]]:
+    """The flat parts of each column, one for each batch; and the place of each row."""
     parts: dict[str, list[Any]] = {name: [] for name in SPELLINGS}
-    row_lines = array("q")
-    for lines, cells in found:
+    row_places = array("q")
+    has_ids = True
+    for places, cells in found:
+        own = {column.name: _values(column, places, cells, source) for column in COLUMNS}
+        if "id" not in cells and "path" in cells:
+            own["id"] = _default_ids(places, own, source.faults)
+            has_ids = False
         for column in COLUMNS:
-            values = [column.not_given] * len(lines)
-            if column.name in cells:
-                values = _values(column, lines, cells[column.name], column.name in required, faults)
-            parts[column.name].append(column.pack(values))
+            parts[column.name].append(column.pack(own[column.name]))
         for name in cells:
-            if carry and name not in SPELLINGS:
-                so_far = parts.setdefault(name, [_empty_strings(len(row_lines))])
+            if source.carry and name not in SPELLINGS:
+                so_far = parts.setdefault(name, [_empty_strings(len(row_places))])
                 so_far.append(Strings.of(map(carried, cells[name])))
-        row_lines.extend(lines)
-    return parts, row_lines
+        for name in parts.keys() - cells.keys() - SPELLINGS.keys():
+            parts[name].append(_empty_strings(len(places)))
+        row_places.extend(places)
+    if not has_ids:
+        source.notes.append("there are no ids: the paths, with what is cut of the files, stand for them")
+    return parts, row_places
 
 
-def _values(column: Column, lines: Sequence[int], cells: Sequence[Any], required: bool, faults: Faults) -> list[Any]:
+def _values(column: Column, places: Sequence[int], cells: Mapping[str, Sequence[Any]], source: Source) -> list[Any]:
+    """The values of a column's cells."""
+    if column.name not in cells:
+        return [column.not_given] * len(places)
+    parse = path_or_command if column.name == "path" and source.allow_commands else column.parse
+    is_required = column.name in source.required
     values = []
-    for line, cell in zip(lines, cells, strict=True):
+    for place, cell in zip(places, cells[column.name], strict=True):
         value = column.not_given
         if cell is not None and cell != "":
             try:
-                value = column.parse(cell)
+                value = parse(cell)
             except ValueError as error:
-                faults.add(line, f"{column.name} {error}")
-        elif required:
-            faults.add(line, f"{column.name} is missing")
+                source.faults.add(place, f"{column.name} {error}")
+        elif is_required:
+            source.faults.add(place, f"{column.name} is missing")
         values.append(value)
     return values
+
+
+def _default_ids(places: Sequence[int], own: Mapping[str, list[Any]], faults: Faults) -> list[str]:
+    """The ids of rows without ids."""
+    ids = []
+    for place, *segment in zip(places, *(own[column.name] for column in COLUMNS[1:]), strict=True):
+        try:
+            ids.append(default_id(*segment) if segment[0] else "")
+        except ValueError as error:
+            faults.add(place, f"there is no id, and the path, which stands for it, {error}")
+            ids.append("")
+    return ids
 
 
 def _empty_strings(count: int) -> Strings:
     return Strings(np.zeros(0, np.uint8), np.zeros(count + 1, np.int64))
 
 
-def _find_duplicates(ids: Strings, lines: Sequence[int], faults: Faults) -> None:
+def _find_duplicates(ids: Strings, places: Sequence[int], faults: Faults) -> None:
     hashes = ids.hashes()
     ordered = np.sort(hashes)
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
@@ -140,4 +165,4 @@ def _find_duplicates(ids: Strings, lines: Sequence[int], faults: Faults) -> None
         name = ids[row]
         first = first_rows.setdefault(name, row)
         if name and first != row:
-            faults.add(lines[row], f"id {name!r} is already on {faults.unit} {lines[first]}")
+            faults.add(places[row], f"id {name!r} is already on {faults.where(places[first])}")

@@ -12,35 +12,36 @@ from pathlib import Path
 
 from featcache.errors import ManifestError
 from featcache.manifest.columns import meaning_of
-from featcache.manifest.formats import Faults, format_of, lines_of
-from featcache.manifest.read import opened, suffix_of
+from featcache.manifest.formats.source import Source, lines_of, suffix_of
+from featcache.manifest.formats.tables import PLAIN
+from featcache.manifest.utterances import Manifest
 
 
-def with_durations(source: Path, durations: Sequence[float], target: Path) -> bytes:
+def with_durations(manifest: Manifest, durations: Sequence[float], target: Path) -> bytes:
     """A manifest's bytes with these durations, in the format that it has.
 
     Args:
-        source: The manifest, which has been read: it has no faults.
+        manifest: The manifest, which has been read from a file: it has no faults.
         durations: For each row the seconds to write; NaN to leave the row as it is.
         target: Where it will be written: if its name ends in `.gz`, it is compressed.
 
     Raises:
-        ManifestError: It is Parquet, the target's suffix says another format, or it has changed since it was read.
+        ManifestError: It is no CSV, TSV or JSON lines, the target's suffix says another format, or it has changed since
+            it was read.
     """
-    if ".parquet" in (suffix_of(source), suffix_of(target)):
-        raise ManifestError(f"{source}: Parquet is read, and not written: convert it to CSV or JSON lines first")
-    faults = Faults(str(source))
-    with opened(source) as stream:
-        lines, kind = format_of(lines_of(stream, faults), suffix_of(source))
-        if suffix_of(target).replace(".jsonl", ".json") in {".csv", ".tsv", ".json"} - {kind.replace("l", "")}:
-            raise ManifestError(f"{target}: the manifest is written as it is read, as {kind[1:].upper()}: name it so")
-        values = iter(durations)
+    source, kind = manifest.source, "jsonl" if manifest.format == "nemo" else manifest.format
+    if kind not in ("csv", "tsv", "jsonl"):
+        raise ManifestError(f"{source}: is written as CSV or JSON lines first: `featcache manifest` converts it")
+    if PLAIN.get(suffix_of(target), kind) != kind:
+        raise ManifestError(f"{target}: the manifest is written as it is read, as {kind.upper()}: name it so")
+    with Source(source) as opened:
+        lines, values = lines_of(opened.stream, opened.faults), iter(durations)
         try:
-            rows = _json(lines, values) if kind in (".json", ".jsonl") else _table(lines, kind, values)
+            rows = _json(lines, values, manifest.format == "nemo") if kind == "jsonl" else _table(lines, kind, values)
             text = "".join(rows)
         except (StopIteration, RuntimeError, ValueError, csv.Error) as error:
             raise ManifestError(f"{source}: has changed while it was read: run it again") from error
-    if next(values, None) is not None or faults.count:
+    if next(values, None) is not None or opened.faults.count:
         raise ManifestError(f"{source}: has changed while it was read: run it again")
     data = text.encode()
     return gzip.compress(data, mtime=0) if target.suffix.lower() == ".gz" else data
@@ -48,7 +49,7 @@ def with_durations(source: Path, durations: Sequence[float], target: Path) -> by
 
 def _table(lines: Iterable[str], kind: str, durations: Iterator[float]) -> Iterator[str]:
     out = io.StringIO()
-    if kind == ".csv":
+    if kind == "csv":
         rows: Iterator[list[str]] = csv.reader(lines, strict=True)
         writer = csv.writer(out, lineterminator="\n")
     else:
@@ -66,7 +67,7 @@ def _table(lines: Iterable[str], kind: str, durations: Iterator[float]) -> Itera
             row = [*row, *[""] * (at + 1 - len(row))]
             if not math.isnan(seconds):
                 row[at] = repr(seconds)
-        if kind == ".csv":
+        if kind == "csv":
             writer.writerow(row)
         else:
             out.write("\t".join(row) + "\n")
@@ -75,11 +76,12 @@ def _table(lines: Iterable[str], kind: str, durations: Iterator[float]) -> Itera
         out.truncate()
 
 
-def _json(lines: Iterable[str], durations: Iterator[float]) -> Iterator[str]:
+def _json(lines: Iterable[str], durations: Iterator[float], skips: bool) -> Iterator[str]:
     for line in lines:
         if not line.strip():
             continue
-        seconds, row = next(durations), json.loads(line)
+        row = json.loads(line)
+        seconds = math.nan if skips and row.get("_skipme") else next(durations)
         if math.isnan(seconds):
             yield line.rstrip("\r\n") + "\n"
             continue

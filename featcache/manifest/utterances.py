@@ -137,6 +137,10 @@ class Manifest:
     """Numbers of channels, int32 `[rows]`; -1 if not given."""
     columns: dict[str, Strings]
     """Every other column `[rows]`, as text, by its own name."""
+    format: str = "csv"
+    """The format that it was read in: a name of `featcache.manifest.FORMATS`."""
+    notes: tuple[str, ...] = ()
+    """What to tell the user about what was read."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -105,9 +105,10 @@ for line in sys.argv[2:]:
     needing = {line.split()[0]: line for line in told.stdout.splitlines() if "MissingDependencyError" in line}
     assert told.stdout.startswith("True 2"), told.stderr
     of_torch = {"BucketBatchSampler", "Cmvn", "DataLoader", "FeatureDataset", "augment", "cmvn", "dequantize", "masks"}
-    assert {*needing} == {"batch", "adapters.to_hf", "extract", *of_torch}
+    of_extraction = {"extract", "extractor"}
+    assert {*needing} == {"batch", "adapters.to_hf", *of_extraction, *of_torch}
     for name, line in needing.items():
-        assert line.endswith("'featcache[extract]'" if name == "extract" else "'featcache[torch]'")
+        assert line.endswith("'featcache[extract]'" if name in of_extraction else "'featcache[torch]'")
     codes = [line.split(" -> ") for line in told.stdout.splitlines() if " -> " in line]
     names = ["info", "verify", "show", "stats", "index", "copy", "extract", "configs", "verify"]
     assert codes == [[name, code] for name, code in zip(names, "030000222", strict=True)]

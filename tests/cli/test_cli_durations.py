@@ -128,7 +128,7 @@ def test_parquet_is_not_written(cli, plain, scratch):
     ended = cli("durations", manifest, "-o", scratch / "o.parquet", "--root", plain.folder)
     assert ended.code == 2
     assert ended.err.strip().endswith(
-        "m.parquet: Parquet is read, and not written: convert it to CSV or JSON lines first"
+        "m.parquet: is written as CSV or JSON lines first: `featcache manifest` converts it"
     )
     assert not (scratch / "o.parquet").exists()
 

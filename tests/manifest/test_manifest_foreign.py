@@ -1,15 +1,11 @@
-"""Tables that other tools made: read where that is plain, refused in one line that says what to do, or converted."""
+"""Tables that other tools made: read where that is plain, or refused in one line that says what to do."""
 
 from __future__ import annotations
 
 import gzip
-import re
-import shutil
-import subprocess
 
 import pytest
 from manifests import faults_of, rows_of
-from pages import blocks, text_of
 
 import featcache
 from featcache.errors import ManifestError
@@ -60,11 +56,10 @@ def test_utf_16_is_one_fault(written, encoding):
     [
         ("train.tsv", "a\tx.wav\nb\ty.wav\n", "there is no header, but a file's name"),
         ("train.csv", "a,x.FLAC,1.5\nb,y.flac,2\n", "there is no header, but a file's name"),
-        ("train.csv", CSV.replace(",", ";"), "fields are separated by semicolons: write commas for them"),
         ("train.csv", CSV.replace(",", "\t"), "fields are separated by tabs: name the file .tsv"),
-        ("wav.scp", "a /data/x.wav\nb /data/y.wav\n", "fields are separated by spaces, as in Kaldi's wav.scp"),
-        ("wav.scp", "a sox x.sph -t wav - |\nb sox y.sph -t wav - |\n", "fields are separated by spaces"),
-        ("segments", "a rec 0.0 1.5\nb rec 1.5 2.5\n", "docs/manifest.md says how to convert these"),
+        ("train.csv", "a b;x.wav\n", "fields are separated by semicolons: name one of them id or path"),
+        ("train.txt", "a|x|y|z|hello\n", "fields are separated by |: name the columns in a line above"),
+        ("segments", "a rec 0.0 1.5\nb rec 1.5 2.5\n", "fields are separated by spaces: of Kaldi's files, give"),
     ],
 )
 def test_a_table_without_a_header_or_commas_is_one_fault(written, name, text, words):
@@ -80,28 +75,6 @@ def test_what_has_a_header_is_not_suspected(written):
     assert list(manifest.columns) == ["notes.wav"]
     assert list(read_manifest(written("id\na b;c\n"), audio=False).ids) == ["a b;c"]
     assert len(faults_of(written("some name\nx\n"), audio=False)) == 1
-
-
-@pytest.mark.skipif(not shutil.which("awk"), reason="there is no awk")
-def test_kaldis_files_are_converted_as_the_page_says(tmp_path):
-    (block,) = (one for one in blocks(text_of("docs/manifest.md"), "sh") if "wav.scp" in one)
-    commands = re.split(r"\n(?=awk)", block.strip())
-    (tmp_path / "wav.scp").write_text("rec-1 /data/a b.wav\nrec-2\t/data/c.wav\n")
-    (tmp_path / "segments").write_text("u1 rec-2 0.5 2.0\nu2 rec-1 1 1.25\n")
-    found = []
-    for command in commands:
-        subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
-        found.append(rows_of(read_manifest(tmp_path / "train.tsv")))
-    assert found == [
-        [
-            Utterance(id="rec-1", path="/data/a b.wav"),
-            Utterance(id="rec-2", path="/data/c.wav"),
-        ],
-        [
-            Utterance(id="u1", path="/data/c.wav", start=0.5, duration=1.5),
-            Utterance(id="u2", path="/data/a b.wav", start=1.0, duration=0.25),
-        ],
-    ]
 
 
 def test_null_is_a_value_not_given_in_every_column(written, folder):

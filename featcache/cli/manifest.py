@@ -1,0 +1,88 @@
+"""`featcache manifest`: a manifest in another format."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from featcache.cli import options
+from featcache.cli.common import note, print_json, read_manifest, refuse_output, say
+from featcache.cli.durations import FAILURES_LEFT, look, note_failures
+from featcache.errors import counted
+
+if TYPE_CHECKING:
+    from featcache.manifest.audio_locations import AudioLocation
+
+
+@click.command(short_help="Convert a manifest from any format to CSV, JSONL, Parquet, NeMo's or Lhotse's.")
+@options.manifest_argument
+@options.output_file("The new manifest.", required=True)
+@click.option(
+    "--to",
+    metavar="NAME",
+    help="Its format: csv, jsonl, parquet, nemo or lhotse (cuts).  [default: by FILE's suffix: csv, jsonl or parquet]",
+)
+@options.root()
+@options.manifest_format
+@options.threads("Files that are looked at side by side.  [default: 4 for each core, at most 32]")
+@options.force
+@options.as_json("Print the result as one JSON document.")
+@click.pass_context
+def manifest(
+    ctx: click.Context,
+    manifest: str,
+    output: Path,
+    to: str | None,
+    root: AudioLocation | None,
+    threads: int | None,
+    force: bool,
+    as_json: bool,
+    reading: dict[str, Any],
+) -> None:
+    """Write the MANIFEST, whatever its format, as another one: the same ids, segments and columns.
+
+    As CSV, JSONL or Parquet, paths stay as they are, so that features that were extracted with either are those of the
+    other. NeMo's and Lhotse's have absolute paths and durations. For these, the headers of the audio files are read:
+    for NeMo those of rows without a duration, for Lhotse all. Rows whose files do not tell are left out: they are
+    counted by reason, and the exit code is 3.
+
+    \b
+    Examples:
+      featcache manifest data/train -o train.parquet
+      featcache manifest cuts.jsonl.gz -o train.csv
+      featcache manifest train.csv -o cuts.jsonl.gz --to lhotse
+    """
+    import numpy as np
+
+    from featcache.extraction.audio_files import missing_file_notes
+    from featcache.manifest.write import WRITTEN, format_to_write, packed
+    from featcache.store.files import write_file
+
+    refuse_output(output, force)
+    kind = format_to_write(output, to)
+    read = read_manifest(manifest, reading, root=root)
+    if kind not in ("nemo", "lhotse"):
+        data, failures = WRITTEN[kind](read), {}
+        if output.absolute().parent != read.root and not all(map(os.path.isabs, read.paths)):
+            note(f"{output}: relative paths are relative to {read.root}: give --root {read.root}")
+    else:
+        missing_file_notes(read, np.ones(len(read), bool))  # raises if none is there
+        found = look(read, threads, every=kind == "lhotse")
+        failures = found.failures
+        rows = np.array([row for row in range(len(read)) if row not in failures], np.int64)
+        seconds = np.where(np.isnan(found.seconds), read.duration, found.seconds)
+        files = {number: found.headers[row] for number, row in enumerate(rows.tolist()) if row in found.headers}
+        data = WRITTEN[kind](replace(read, duration=seconds).take(rows), files)
+        note_failures(read, found)
+    write_file(output, packed(data, output))
+    if as_json:
+        print_json(
+            {"manifest": str(output), "format": kind, "rows": len(read) - len(failures), "left_out": len(failures)}
+        )
+    else:
+        say(f"{output}: {counted(len(read) - len(failures), 'row')} as {kind}, read as {read.format}")
+    ctx.exit(FAILURES_LEFT if failures else 0)

@@ -1,0 +1,109 @@
+"""Datasets of Hugging Face with audio inside: Parquet, and folders that `save_to_disk` has written.
+
+The path of a row is its place in the table, as in `train-00000.parquet/audio/123`; see `manifest.audio_locations`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from featcache.errors import ManifestError
+from featcache.manifest.formats.parquet import ArrowTable, ParquetTable
+from featcache.manifest.formats.source import Batch, Source, opened
+from featcache.manifest.formats.tables import parquet_batches
+
+
+def is_dataset(source: Source) -> bool:
+    """Whether it is a folder that `save_to_disk` has written, or Parquet with a column of audio, in a file or below a
+    folder."""
+    if source.is_folder and {"dataset_dict.json", "state.json"} & source.names:
+        return True
+    if not source.is_folder:
+        return source.is_parquet and ParquetTable(source.stream).audio is not None
+    first = next(iter(_parquet_below(source)), None)
+    if first is None:
+        return False
+    with opened(source.path / first) as stream:
+        return ParquetTable(stream).audio is not None
+
+
+def read_dataset(source: Source) -> Iterator[Batch]:
+    """The rows of all tables of a dataset, with every column without bytes.
+
+    Raises:
+        ManifestError: There are none, one has no column of audio, or is damaged.
+        MissingDependencyError: pyarrow is not installed.
+    """
+    if not source.is_folder:
+        source.faults.unit("row")
+        yield from parquet_batches(_Audio(ParquetTable(source.stream), source.path.name), source)
+        return
+    files = _saved(source) if {"dataset_dict.json", "state.json"} & source.names else _parquet_below(source)
+    if not files:
+        raise ManifestError("there are no tables of a dataset in it")
+    for file in files:
+        base = source.faults.file(file, "row")
+        with opened(source.path / file) as stream:
+            table = ParquetTable(stream) if file.endswith(".parquet") else ArrowTable(stream)
+            yield from parquet_batches(_Audio(table, file), source, base)
+
+
+class _Audio:
+    """A table with the places of its audio as the column `path`.
+
+    Args:
+        table: The table.
+        file: Its file, relative to the manifest's folder.
+    """
+
+    def __init__(self, table: ParquetTable | ArrowTable, file: str) -> None:
+        if table.audio is None:
+            raise ManifestError(f"{file} has no column of audio, which has the fields bytes and path")
+        self._table, self._prefix = table, f"{file}/{table.audio}"
+        self._own = {"original_path" if name == "path" else name: name for name in table.names}
+        self.names = ["path", *self._own]
+
+    def batches(self, columns: Collection[str]) -> Iterator[tuple[range, dict[str, Sequence[Any]]]]:
+        own = {name: self._own[name] for name in columns if name != "path"}
+        for rows, cells in self._table.batches(own.values()):
+            paths = [f"{self._prefix}/{row - 1}" for row in rows]
+            yield rows, {"path": paths, **{name: cells[inside] for name, inside in own.items()}}
+
+
+def _parquet_below(source: Source) -> list[str]:
+    """The Parquet files in a folder; if there are none, those in its folders."""
+    here = sorted(name for name in source.names if name.endswith(".parquet"))
+    return here or [f"{folder}/{name}" for folder in source.folders for name in _names_in(source, folder)]
+
+
+def _names_in(source: Source, folder: str) -> list[str]:
+    return sorted(name for name in os.listdir(source.path / folder) if name.endswith(".parquet"))
+
+
+def _saved(source: Source) -> list[str]:
+    """The Arrow files of a folder that `save_to_disk` has written: of each split, in order."""
+    splits = [""]
+    if "dataset_dict.json" in source.names:
+        splits = [f"{split}/" for split in _listed(source, "dataset_dict.json", "splits")]
+    listed = ((split, _listed(source, f"{split}state.json", "_data_files")) for split in splits)
+    return [f"{split}{data['filename']}" for split, files in listed for data in files]
+
+
+def _listed(source: Source, file: str, key: str) -> list[Any]:
+    """The list that a small JSON file has under a key."""
+    with opened(source.path / file) as stream:
+        data = stream.read(_STATE_BYTES)
+    try:
+        found = json.loads(data)[key]
+        names = [item["filename"] if isinstance(item, dict) else item for item in found]
+        if all(isinstance(name, str) and os.path.basename(name) == name for name in names):
+            return list(found)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise ManifestError(f"{file} is not as save_to_disk writes it: no list of names under {key!r}")
+
+
+_STATE_BYTES = 4 << 20

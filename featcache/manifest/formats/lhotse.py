@@ -1,0 +1,143 @@
+"""Lhotse's recordings, supervisions and cuts, as JSON lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from featcache.errors import ManifestError, listing
+from featcache.manifest.columns import meaning_of
+from featcache.manifest.formats.source import Batch, Faults, Source, lines_of, opened
+from featcache.manifest.formats.tables import Rows, json_batches, json_rows
+
+_SAID = ("text", "speaker", "language", "gender")
+"""What supervisions say that becomes a column."""
+
+_CUTS = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut")
+
+
+_Audio = tuple[str, list[int]]
+
+
+class _NotReadError(ValueError):
+    """What is wrong with an object."""
+
+
+def kind_of(found: dict[str, Any]) -> str | None:
+    """Whether an object is a recording, a supervision or a cut of Lhotse's; None if it is none of them."""
+    if found.get("type") in _CUTS or {"recording", "start", "duration"} <= found.keys():
+        return "cut"
+    if {"sources", "sampling_rate"} <= found.keys():
+        return "recording"
+    if {"recording_id", "start", "duration"} <= found.keys() and not any(meaning_of(key) == "path" for key in found):
+        return "supervision"
+    return None
+
+
+def read_lhotse(source: Source) -> Iterator[Batch]:
+    """Recordings, supervisions (with the recordings that lie beside them), or cuts.
+
+    Raises:
+        ManifestError: It is none of these, or supervisions whose recordings are not beside them.
+    """
+    rows = json_rows(lines_of(source.stream, source.faults), source.faults)
+    kind = kind_of(source.first_object)
+    if kind is None:
+        raise ManifestError("the first line is no recording, supervision or cut of Lhotse's")
+    convert: Callable[[dict[str, Any]], dict[str, Any]] = _of_recording if kind == "recording" else _of_cut
+    if kind == "supervision":
+        convert = partial(_of_supervision, _audio_beside(source))
+    yield from json_batches(_converted(rows, convert, source.faults), source.required, source.faults)
+
+
+def _converted(rows: Rows, convert: Callable[[dict[str, Any]], dict[str, Any]], faults: Faults) -> Rows:
+    for place, row in rows:
+        try:
+            yield place, convert(row)
+        except _NotReadError as error:
+            faults.add(place, str(error))
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+            what = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+            faults.add(place, f"not as Lhotse writes it: {what}")
+
+
+def _audio_beside(source: Source) -> dict[str, _Audio]:
+    """The audio of the recordings beside supervisions, by id: Lhotse names the files alike.
+
+    Raises:
+        ManifestError: There is no such file.
+    """
+    beside = source.path.with_name(source.path.name.replace("supervisions", "recordings"))
+    if beside == source.path or not beside.is_file():
+        there = "" if beside == source.path else f", and there is no {beside.name} beside them"
+        raise ManifestError(f"supervisions have no paths{there}: `lhotse cut simple` makes cuts of them and recordings")
+    base = source.faults.file(beside.name)
+    with opened(beside) as stream:
+        rows = json_rows(lines_of(stream, source.faults, base), source.faults, base)
+        found = _converted(rows, lambda row: {"id": row["id"], "audio": _audio(row)}, source.faults)
+        return {row["id"]: row["audio"] for _, row in found}
+
+
+def _of_recording(recording: dict[str, Any]) -> dict[str, Any]:
+    path, _ = _audio(recording)
+    return {"id": recording["id"], "path": path, "duration": recording["duration"]}
+
+
+def _of_supervision(recordings: dict[str, _Audio], supervision: dict[str, Any]) -> dict[str, Any]:
+    audio = recordings.get(supervision["recording_id"])
+    if audio is None:
+        raise _NotReadError(f"recording {supervision['recording_id']!r} is not among the recordings")
+    return {
+        **_segment(supervision, audio),
+        **{name: supervision[name] for name in _SAID if supervision.get(name) is not None},
+        **_custom(supervision),
+    }
+
+
+def _of_cut(cut: dict[str, Any]) -> dict[str, Any]:
+    if cut.get("type") in ("MixedCut", "PaddingCut") or "recording" not in cut:
+        raise _NotReadError(f"{cut.get('type', 'a cut')} without a recording is not read: save its audio first")
+    said: dict[str, Any] = {}
+    for name in _SAID:
+        values = [found[name] for found in cut.get("supervisions") or () if found.get(name) is not None]
+        if values:
+            different = values if name == "text" else list(dict.fromkeys(values))
+            said[name] = different[0] if len(different) == 1 else " ".join(different)
+    return {**_segment(cut, _audio(cut["recording"])), **said, **_custom(cut)}
+
+
+def _segment(found: dict[str, Any], audio: _Audio) -> dict[str, Any]:
+    """The row of a part of a recording."""
+    path, channels = audio
+    row = {"id": found["id"], "path": path, "start": found["start"], "duration": found["duration"]}
+    wanted = found.get("channel", 0)
+    if len(channels) == 1 or wanted == channels:  # all there are, so it tells nothing
+        return row
+    if isinstance(wanted, list):
+        if len(wanted) != 1:
+            raise _NotReadError(f"channels {wanted} of {channels}: an utterance has one channel, or all")
+        (wanted,) = wanted
+    if wanted not in channels:
+        raise _NotReadError(f"channel {wanted!r} is not among the recording's: {channels}")
+    return {**row, "channel": channels.index(wanted)}
+
+
+def _audio(recording: dict[str, Any]) -> _Audio:
+    """The path of a recording's audio, and the numbers of its channels."""
+    if transforms := recording.get("transforms"):
+        names = listing(str(one.get("name") if isinstance(one, dict) else one) for one in transforms)
+        raise _NotReadError(f"the recording has transforms, which are not applied: {names}: save its audio first")
+    sources: Sequence[dict[str, Any]] = recording["sources"]
+    if len(sources) != 1:
+        raise _NotReadError(f"the recording has {len(sources)} sources, and one is read: make a recording of each")
+    (one,) = sources
+    if one["type"] == "command":
+        return f"{one['source']} |", one["channels"]
+    if one["type"] not in ("file", "url"):
+        raise _NotReadError(f"a source of type {one['type']!r} is not read, only 'file', 'url' and 'command'")
+    return one["source"], one["channels"]
+
+
+def _custom(found: dict[str, Any]) -> dict[str, Any]:
+    return {"custom": found["custom"]} if found.get("custom") else {}

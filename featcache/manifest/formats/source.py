@@ -1,0 +1,311 @@
+"""What a manifest is read from: a file, a folder or standard input, opened once; its beginning; and its faults."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import json
+import os
+import re
+import sys
+from bisect import insort
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from itertools import islice
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from featcache.errors import ManifestError, counted
+
+AUDIO_SUFFIXES = frozenset(
+    {".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".sph", ".aif", ".aiff", ".au", ".caf", ".w64"}
+    | {".m4a", ".aac", ".amr", ".webm", ".wma", ".mp4"}
+)
+"""How the names of audio files end: a folder's files with these are its utterances."""
+
+ROWS_PER_BATCH = 1024
+
+HEAD_BYTES = 64 << 10
+"""The most bytes of a file by which its format is recognised."""
+
+_FAULTS_SHOWN = 20
+_LINE_BYTES = 4 << 20
+_GZIP = b"\x1f\x8b"
+_FILE_SHIFT = 40
+"""The bits of a place that tell the line: more than there are lines in a file."""
+
+Batch = tuple[Sequence[int], dict[str, Sequence[Any]]]
+"""The place of each of some rows; their cells, by column."""
+
+
+class Faults:
+    """Counts the faults of a manifest, and keeps those that are shown: the first by place.
+
+    A place is a line of a file, as one number: the line's, and what `file` gave for the file. Line 0 is all of it.
+
+    Args:
+        source: The manifest, for the message.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.count = 0
+        self._source = source
+        self._first: list[tuple[int, str]] = []
+        self._files = [("", "line")]
+
+    def unit(self, unit: str) -> None:
+        """Say what is counted in the manifest, if it is not lines."""
+        self._files[0] = ("", unit)
+
+    def file(self, name: str, unit: str = "line") -> int:
+        """Begin one of several files that a manifest is in; gives the place of its line 0."""
+        self._files.append((name, unit))
+        return (len(self._files) - 1) << _FILE_SHIFT
+
+    def add(self, place: int, what: str) -> None:
+        """Add what is wrong at a place."""
+        self.count += 1
+        insort(self._first, (place, what), key=itemgetter(0))
+        del self._first[_FAULTS_SHOWN:]
+
+    def where(self, place: int) -> str:
+        """A place in words: `line 3`, or `segments, line 3`; empty for the whole manifest."""
+        (name, unit), line = self._files[place >> _FILE_SHIFT], place & ((1 << _FILE_SHIFT) - 1)
+        return ", ".join([*([name] if name else []), *([f"{unit} {line}"] if line else [])])
+
+    def raise_if_any(self) -> None:
+        """Raise a ManifestError that says how many faults there are, and lists the first by place."""
+        if not self.count:
+            return
+        message = [f"{self._source}: {counted(self.count, 'error')}"]
+        message += [f"  {': '.join(filter(None, (self.where(place), what)))}" for place, what in self._first]
+        if self.count > _FAULTS_SHOWN:
+            message.append(f"  … and {self.count - _FAULTS_SHOWN} more")
+        raise ManifestError("\n".join(message))
+
+
+class Source:
+    """A manifest that is being read, in whatever format.
+
+    Args:
+        source: A file, a folder, or `-` for standard input. A file is opened once, since it may be a pipe.
+        audio: Whether paths are required.
+        carry: Whether columns that an `Utterance` does not have are wanted; they may be there even if not.
+        values: What stands for placeholders in paths, by name.
+        allow_commands: Whether a path may be a command whose output is the audio.
+
+    Raises:
+        ManifestError: Standard input is closed.
+        OSError: It cannot be opened.
+    """
+
+    name: str
+    """The manifest, for messages."""
+    folder: Path
+    """The folder that relative paths are relative to: the manifest's, or the manifest itself if it is one."""
+    root: str | None
+    """What relative paths are relative to if the manifest says so; set by the format's reader."""
+    notes: list[str]
+    """What the user is to be told about what was read, in the order it was found; added to by the format's reader."""
+
+    def __init__(
+        self,
+        source: str | Path,
+        *,
+        audio: bool = True,
+        carry: bool = True,
+        values: Mapping[str, str] | None = None,
+        allow_commands: bool = False,
+    ) -> None:
+        is_stdin = str(source) == "-"
+        self.name = "<stdin>" if is_stdin else str(source)
+        self.path = Path(source)
+        self.is_folder = not is_stdin and self.path.is_dir()
+        self.folder = self.path if self.is_folder else self.path.parent
+        self.required: Collection[str] = ("id", "path") if audio else ("id",)
+        self.carry = carry
+        self.values = values or {}
+        self.allow_commands = allow_commands
+        self.faults = Faults(self.name)
+        self.root = None
+        self.notes = []
+        self._head = b""
+        if is_stdin and sys.stdin is None:
+            raise ManifestError("standard input is closed: give a manifest's path, or pipe a manifest in")
+        self._stack = ExitStack()
+        if not self.is_folder:
+            with self._stack:
+                stream = sys.stdin.buffer if is_stdin else self._stack.enter_context(opened(self.path))
+                self._head = _two_lines(stream)
+                if stream.seekable():
+                    stream.seek(0)
+                elif self.is_parquet:
+                    stream = io.BytesIO(self._head + stream.read())
+                else:
+                    stream = cast(BinaryIO, io.BufferedReader(_Rejoined(self._head, stream), HEAD_BYTES))
+                self._stream = stream
+                self._stack = self._stack.pop_all()  # from here on, `close` closes it
+
+    def close(self) -> None:
+        """Close the file, unless it is standard input."""
+        self._stack.close()
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def stream(self) -> BinaryIO:
+        """The file's bytes, from its beginning; unpacked, if gzip has compressed it.
+
+        Raises:
+            ManifestError: It is a folder.
+        """
+        if self.is_folder:
+            raise ManifestError("is a folder, and this format is a file's")
+        return self._stream
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of what is in the folder, hidden files left out; none if it is a file."""
+        return frozenset(self._entries)
+
+    @property
+    def folders(self) -> list[str]:
+        """The names of the folders among them, sorted."""
+        return sorted(name for name, is_folder in self._entries.items() if is_folder)
+
+    @cached_property
+    def _entries(self) -> dict[str, bool]:
+        if not self.is_folder:
+            return {}
+        with os.scandir(self.path) as entries:
+            return {entry.name: entry.is_dir() for entry in entries if entry.name[0] != "."}
+
+    @property
+    def suffix(self) -> str:
+        """The suffix that tells the format: `.csv` for `train.csv.gz` too."""
+        return suffix_of(self.path)
+
+    @property
+    def is_parquet(self) -> bool:
+        """Whether it is a Parquet file, by its name or its beginning."""
+        return not self.is_folder and (self.suffix == ".parquet" or self._head.startswith(b"PAR1"))
+
+    @cached_property
+    def first_text(self) -> str:
+        """The beginning of the file, up to the second line that is not blank, but at most 64 KiB; empty if it is no
+        text in UTF-8."""
+        if self.is_parquet or self._head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return ""
+        return self._head.decode("utf-8-sig", errors="replace")
+
+    @cached_property
+    def first_lines(self) -> list[str]:
+        """The lines of `first_text` that are not blank, without their ends."""
+        return [line.rstrip("\r") for line in self.first_text.split("\n") if line.strip()]
+
+    @property
+    def first_fields(self) -> str:
+        """The first line of what may be a list or a table of fields; empty if it is JSON."""
+        first = self.first_lines[0] if self.first_lines else ""
+        return "" if self.suffix in (".json", ".jsonl") or first.lstrip().startswith(("{", "[")) else first
+
+    @cached_property
+    def first_object(self) -> dict[str, Any]:
+        """The JSON object on the first line; empty if there is none."""
+        try:
+            found = json.loads(self.first_lines[0]) if self.first_lines else None
+        except (ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+class _Rejoined(io.RawIOBase):
+    """What was read from the beginning of a stream, and then the rest of it."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        self._head = head
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self._head:
+            data, self._head = self._head[: len(buffer)], self._head[len(buffer) :]
+        else:
+            data = self._rest.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _two_lines(stream: BinaryIO) -> bytes:
+    """The beginning of a stream up to the second line that is not blank, but no more than 64 KiB."""
+    head, found = b"", 0
+    while found < 2 and (line := stream.readline(HEAD_BYTES - len(head))):
+        head += line
+        found += bool(line.strip())
+    return head
+
+
+def suffix_of(path: Path) -> str:
+    """The suffix that tells the format: `.csv` for `train.csv.gz` too."""
+    return (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """The bytes of a file; unpacked, if gzip has compressed it."""
+    with path.open("rb") as file:
+        if not file.peek(2).startswith(_GZIP):
+            yield file
+            return
+        with gzip.GzipFile(fileobj=file) as unpacked:
+            yield cast(BinaryIO, unpacked)
+
+
+def lines_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
+    """The lines as text; a faulty line as some other text, so that the rest is checked too.
+
+    `base` is the place of the file's line 0.
+    """
+    for place, raw in enumerate(iter(lambda: stream.readline(_LINE_BYTES + 1), b""), base + 1):
+        if len(raw) > _LINE_BYTES:  # a device, or no table: the rest of it may have no end
+            faults.add(place, f"longer than {_LINE_BYTES:,} bytes")
+            return
+        if place == base + 1:
+            if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                faults.add(place, "UTF-16, and UTF-8 is expected: iconv -f UTF-16 -t UTF-8 converts it")
+                return
+            raw = raw.removeprefix(codecs.BOM_UTF8)
+        try:
+            line = raw.decode()
+        except UnicodeDecodeError as error:
+            faults.add(place, f"byte {error.start + 1} is not UTF-8: 0x{raw[error.start]:02x}")
+            line = raw.decode("cp437")  # in which all bytes above ASCII are printable and differ
+        if "\0" in line:
+            faults.add(place, "there is a NUL byte")
+            line = line.replace("\0", "\ufffd")
+        yield line
+
+
+def batched(rows: Iterable[tuple[int, Sequence[Any]]], names: Sequence[str]) -> Iterator[Batch]:
+    """Rows, each with its place and its cells, as batches of these columns."""
+    found = iter(rows)
+    while batch := list(islice(found, ROWS_PER_BATCH)):
+        places, cells = zip(*batch, strict=True)
+        yield places, dict(zip(names, zip(*cells, strict=True), strict=True))
+
+
+def names_audio(text: str) -> bool:
+    """Whether a cell ends as the name of an audio file does."""
+    return _AUDIO.search(text) is not None
+
+
+_AUDIO = re.compile(rf"({'|'.join(re.escape(suffix) for suffix in AUDIO_SUFFIXES)})\s*\|?$", re.IGNORECASE)

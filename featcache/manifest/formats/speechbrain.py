@@ -1,0 +1,102 @@
+"""SpeechBrain's tables: CSV with `$name` in its paths, and JSON that has an object for each id, with `{name}`."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from reprlib import repr as shown
+from typing import Any
+
+from featcache.manifest.formats.source import Batch, Source, lines_of
+from featcache.manifest.formats.tables import Rows, csv_rows, json_batches, table_batches
+
+_MOST_BYTES = 2 << 30
+"""The largest JSON file that is read: all of it is in memory."""
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_NESTED = re.compile(r'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*\{')
+_BY_DOLLAR = re.compile(r"\$([\w.]+)|\$\{(\w+)\}")
+_BY_BRACES = re.compile(r"\{(\w+)\}")
+
+
+def is_speechbrain(source: Source) -> bool:
+    """Whether a file is CSV with the columns `ID` and `wav` (or `wav_path`), or JSON whose first value is an object."""
+    if source.suffix == ".jsonl" or not source.first_lines:
+        return False
+    if source.first_lines[0].lstrip().startswith("{"):
+        values = source.first_object.values()
+        return all(isinstance(value, dict) for value in values) and _NESTED.match(source.first_text) is not None
+    names = {name.strip().strip('"') for name in source.first_lines[0].split(",")}
+    return "ID" in names and bool(names & {"wav", "wav_path"})
+
+
+def read_speechbrain(source: Source) -> Iterator[Batch]:
+    """The rows, with the values of `--set` for placeholders. Those of other columns stay if they have no value."""
+    if source.first_lines and source.first_lines[0].lstrip().startswith("{"):
+        pattern, batches = _BY_BRACES, json_batches(_entries(source), source.required, source.faults)
+    else:
+        rows = csv_rows(lines_of(source.stream, source.faults), source.faults, skipinitialspace=True)
+        pattern, batches = _BY_DOLLAR, table_batches(rows, source.required, source.faults)
+    for places, cells in batches:
+        if "start" in cells and "stop" in cells:  # SpeechBrain's own recipes read them so
+            source.faults.add(places[0], "start and stop are numbers of samples: give start and duration in seconds")
+            return
+        yield places, {name: _filled(source, pattern, name, places, cells[name]) for name in cells}
+
+
+def _filled(source: Source, pattern: re.Pattern[str], name: str, places: Any, cells: Any) -> list[Any]:
+    """A column's cells with values for placeholders."""
+    mark = pattern.pattern.replace("\\", "")[0]
+    filled = []
+    for place, cell in zip(places, cells, strict=True):
+        if isinstance(cell, str) and mark in cell:
+            cell = pattern.sub(lambda found: source.values.get(found[found.lastindex or 1], found[0]), cell)
+            if name == "path" and (left := pattern.search(cell)):
+                variable = left[left.lastindex or 1]
+                source.faults.add(place, f"path has {left[0]}, which has no value: give --set {variable}=FOLDER")
+        filled.append(cell)
+    return filled
+
+
+def _entries(source: Source) -> Rows:
+    """The objects of one JSON object, each with its key as the id; one at a time is made of the text."""
+    data = source.stream.read(_MOST_BYTES + 1)
+    faults, line = source.faults, 1
+    if len(data) > _MOST_BYTES:
+        faults.add(0, f"more than {_MOST_BYTES:,} bytes of JSON: make it JSON lines")
+        return
+    try:
+        text = data.removeprefix(codecs.BOM_UTF8).decode()
+    except UnicodeDecodeError as error:
+        faults.add(data.count(b"\n", 0, error.start) + 1, f"not UTF-8: 0x{data[error.start]:02x}")
+        return
+    del data
+    decode, at, counted = json.JSONDecoder().raw_decode, 0, 0
+    try:
+        at = _after(text, at, "{")
+        while text[at : at + 1] != "}":
+            line += text.count("\n", counted, at)
+            counted = at
+            key, at = decode(text, at)
+            row, at = decode(text, _after(text, at, ":"))
+            if isinstance(row, dict) and isinstance(key, str):
+                yield line, {**row, "id": key}
+            else:
+                faults.add(line, f"not an object of an utterance: {shown(key)}")
+            at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+            if text[at : at + 1] != "}":
+                at = _after(text, at, ",")
+    except json.JSONDecodeError as error:
+        faults.add(error.lineno, f"not JSON: {error.msg} at character {error.colno}")
+    except (ValueError, RecursionError) as error:
+        faults.add(line, f"JSON that cannot be read: {error}")
+
+
+def _after(text: str, at: int, mark: str) -> int:
+    """Where what follows a mark begins; there may be white space around it."""
+    at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+    if text[at : at + 1] != mark:
+        raise json.JSONDecodeError(f"Expecting {mark!r}", text, at)
+    return _SPACE.match(text, at + 1).end()  # type: ignore[union-attr]

@@ -1,0 +1,259 @@
+"""Tables with a header or keys: CSV, TSV, JSON lines, Parquet. Every fault is counted."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import islice
+from reprlib import repr as shown
+from typing import Any, Protocol
+
+from featcache.errors import counted, listing
+from featcache.manifest.columns import SPELLINGS, meaning_of
+from featcache.manifest.formats.parquet import ParquetTable
+from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Source, lines_of, names_audio
+
+_ENDS = {"end", "end_time", "stop", "stop_time"}  # names of columns that are not read in place of a duration
+
+_decode = json.JSONDecoder().decode
+
+Rows = Iterator[tuple[int, Any]]
+"""The place of each row; its cells, as a list or by key."""
+
+
+class Table(Protocol):
+    """A table whose columns are read by name, as `ParquetTable`."""
+
+    names: list[str]
+    """The names of its columns."""
+
+    def batches(self, columns: Collection[str]) -> Iterator[tuple[range, dict[str, Sequence[Any]]]]:
+        """The number of each of some rows, from 1, and their cells in these columns."""
+
+
+PLAIN = {".csv": "csv", ".tsv": "tsv", ".json": "jsonl", ".jsonl": "jsonl", ".parquet": "parquet"}
+"""The table that a suffix means."""
+
+
+def plain_format(source: Source) -> str:
+    """The table that a file is, by its suffix; if it has another one, by the first line."""
+    if source.is_parquet:
+        return "parquet"
+    if source.suffix in PLAIN:
+        return PLAIN[source.suffix]
+    first = source.first_lines[0].lstrip() if source.first_lines else ""
+    return "jsonl" if first.startswith(("{", "[")) else "tsv" if "\t" in first else "csv"
+
+
+def has_header(source: Source, mark: str) -> bool:
+    """Whether the first line names a column of ids or paths between these marks."""
+    return any(meaning_of(cell.strip('"')) in ("id", "path") for cell in source.first_fields.split(mark))
+
+
+def read_csv(source: Source) -> Iterator[Batch]:
+    """CSV with a header. Semicolons separate fields if the header has them, and no commas give its columns."""
+    by_semicolons = not has_header(source, ",") and has_header(source, ";")
+    rows = csv_rows(lines_of(source.stream, source.faults), source.faults, delimiter=";" if by_semicolons else ",")
+    return table_batches(rows, source.required, source.faults)
+
+
+def read_tsv(source: Source) -> Iterator[Batch]:
+    """TSV with a header."""
+    return table_batches(split_rows(lines_of(source.stream, source.faults), "\t"), source.required, source.faults)
+
+
+def read_jsonl(source: Source) -> Iterator[Batch]:
+    """JSON lines."""
+    return json_batches(
+        json_rows(lines_of(source.stream, source.faults), source.faults), source.required, source.faults
+    )
+
+
+def read_nemo(source: Source) -> Iterator[Batch]:
+    """JSON lines as NeMo has them: without the rows that are to be skipped."""
+    skipped = 0
+
+    def kept() -> Rows:
+        nonlocal skipped
+        for place, row in json_rows(lines_of(source.stream, source.faults), source.faults):
+            if row.pop("_skipme", False):
+                skipped += 1
+            else:
+                yield place, row
+
+    yield from json_batches(kept(), source.required, source.faults)
+    if skipped:
+        source.notes.append(f"{counted(skipped, 'row')} left out, by _skipme")
+
+
+def read_parquet(source: Source) -> Iterator[Batch]:
+    """Parquet.
+
+    Raises:
+        ManifestError: The file is damaged.
+        MissingDependencyError: pyarrow is not installed.
+    """
+    source.faults.unit("row")
+    return parquet_batches(ParquetTable(source.stream), source)
+
+
+def csv_rows(lines: Iterable[str], faults: Faults, base: int = 0, **dialect: Any) -> Rows:
+    """The rows of CSV; `base` is the place of the file's line 0, and `dialect` what `csv.reader` is told besides."""
+    reader = csv.reader(lines, strict=True, **dialect)
+    while True:
+        line = base + reader.line_num + 1
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            faults.add(line, f"not a CSV row: {error} (is a quote not closed, or not doubled?)")
+        else:
+            yield line, row
+
+
+def split_rows(lines: Iterable[str], delimiter: str, base: int = 0) -> Rows:
+    """The rows of lines whose fields are everything between two delimiters."""
+    for place, line in enumerate(lines, base + 1):
+        yield place, line.removesuffix("\n").removesuffix("\r").split(delimiter)
+
+
+def table_batches(
+    rows: Rows, required: Collection[str], faults: Faults, renamed: Callable[[str], str] = str
+) -> Iterator[Batch]:
+    """Rows of which the first is the header; `renamed` gives the name that a column is to have."""
+    rows = (row for row in rows if len(row[1]) > 1 or "".join(row[1]).strip())
+    line, header = next(rows, (0, []))
+    if not header:
+        return
+    header = [renamed(name) for name in header]
+    if (fault := _no_header(header, required)) is not None:
+        faults.add(line, fault)
+        return
+    _refuse_equal_names(header, line, faults)
+    _require(required, header, line, faults)
+    names = _meanings(header, line, faults)
+    while batch := list(islice(rows, ROWS_PER_BATCH)):
+        for line, row in batch:
+            if len(row) != len(names):
+                faults.add(line, f"{counted(len(row), 'field')}, but the header has {len(names)}")
+        if batch := [row for row in batch if len(row[1]) == len(names)]:
+            lines, cells = zip(*batch, strict=True)
+            yield lines, dict(zip(names, zip(*cells, strict=True), strict=True))
+
+
+def json_rows(lines: Iterable[str], faults: Faults, base: int = 0) -> Rows:
+    """The objects of JSON lines."""
+    is_first = True
+    for number, line in enumerate(lines, base + 1):
+        if not line.strip():
+            continue
+        if is_first and line.lstrip().startswith("["):
+            faults.add(number, "a JSON array; one object on each line is expected: jq -c '.[]' makes them")
+            return
+        is_first = False
+        try:
+            row = _decode(line)
+            if "\\ud" in line or "\\uD" in line:  # such an escape may be half of a surrogate pair, which is no text
+                json.dumps(row, ensure_ascii=False).encode()
+        except json.JSONDecodeError as error:
+            faults.add(number, f"not JSON: {error.msg} at character {error.pos + 1}")
+        except (ValueError, RecursionError) as error:
+            faults.add(number, f"JSON that cannot be read: {error}")
+        else:
+            if isinstance(row, dict):
+                yield number, row
+            else:
+                faults.add(number, f"not a JSON object: {shown(row)}")
+
+
+def json_batches(rows: Rows, required: Collection[str], faults: Faults) -> Iterator[Batch]:
+    """Objects, whose keys are the columns."""
+    layouts: dict[tuple[str, ...], list[str]] = {}  # the keys of an object -> what they mean
+    names: dict[str, None] = {}  # every column so far, in order
+    while batch := list(islice(rows, ROWS_PER_BATCH)):
+        if not names:  # the keys of the first objects serve as a header
+            keys = dict.fromkeys(key for _, row in batch for key in row)
+            _require(required, keys, batch[0][0], faults)
+        lines, objects = zip(*batch, strict=True)
+        keys_of = list(map(tuple, objects))
+        for line, layout in zip(lines, keys_of, strict=True):
+            if layout not in layouts:
+                layouts[layout] = _meanings(layout, line, faults)
+                names |= dict.fromkeys(layouts[layout])
+        if keys_of.count(keys_of[0]) == len(objects) and len(layouts[keys_of[0]]) == len(names):
+            columns = zip(*(row.values() for row in objects), strict=True)
+            yield lines, dict(zip(layouts[keys_of[0]], columns, strict=True))
+            continue
+        renamed = [
+            dict(zip(layouts[layout], row.values(), strict=True)) for layout, row in zip(keys_of, objects, strict=True)
+        ]
+        yield lines, {name: [row.get(name, "") for row in renamed] for name in names}
+
+
+def parquet_batches(
+    table: Table, source: Source, base: int = 0, renamed: Callable[[str], str] = str
+) -> Iterator[Batch]:
+    """The rows of a table in Parquet; as for `table_batches`."""
+    given = [renamed(name) for name in table.names]
+    _refuse_equal_names(given, base, source.faults)
+    _require(source.required, given, base, source.faults)
+    names = dict(zip(table.names, _meanings(given, base, source.faults), strict=True))
+    wanted = {name: meaning for name, meaning in names.items() if source.carry or meaning in SPELLINGS}
+    for rows, cells in table.batches(wanted):
+        places = range(base + rows.start, base + rows.stop)
+        yield places, {meaning: cells[name] for name, meaning in wanted.items()}
+
+
+def _no_header(cells: Sequence[str], required: Collection[str]) -> str | None:
+    """Why the first row of a table plainly names no columns; None if it may be a header."""
+    if missing_columns(required, cells) == []:
+        return None
+    if len(cells) == 1:
+        for separator, name, remedy in (
+            (";", "semicolons", "name one of them id or path"),
+            ("|", "|", "name the columns in a line above, as path|speaker|text"),
+            ("\t", "tabs", "name the file .tsv"),
+            (" ", "spaces", "of Kaldi's files, give their folder, or --format kaldi for a wav.scp"),
+        ):
+            if separator in cells[0].strip():
+                return f"fields are separated by {name}: {remedy}"
+    if any(map(names_audio, cells)):
+        return "there is no header, but a file's name: name the columns in a line above it, id and path for instance"
+    return None
+
+
+def missing_columns(required: Collection[str], names: Collection[str]) -> list[str]:
+    """The required columns that none of `names` means. Ids are not needed beside paths: the paths stand for them."""
+    there = set(map(meaning_of, names))
+    return ["path"] if "path" in required and "path" not in there else [] if there & {"id", "path"} else ["id"]
+
+
+def _refuse_equal_names(names: Iterable[str], line: int, faults: Faults) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            faults.add(line, f"{count} columns are named {name!r}")
+
+
+def _meanings(names: Collection[str], line: int, faults: Faults) -> list[str]:
+    """The column that each name means, or the name itself if it is carried."""
+    found = [name if meaning_of(name) in names else meaning_of(name) for name in names]
+    for column in SPELLINGS:
+        same = {name: None for name, meaning in zip(names, found, strict=True) if meaning == column}
+        if len(same) > 1:
+            faults.add(line, f"{' and '.join(map(repr, same))} both mean {column}: name one of them {column}")
+    if "start" in found and "duration" not in found:
+        for name in names:
+            if name.strip().lower() in _ENDS:
+                faults.add(line, f"{name!r} is not read: give a duration, {name} - start, instead")
+    return found
+
+
+def _require(required: Collection[str], names: Collection[str], line: int, faults: Faults) -> None:
+    """Add a fault for each required column that none of `names` means."""
+    for column in missing_columns(required, names):
+        known = listing(SPELLINGS[column], len(SPELLINGS[column]))
+        there = listing(map(repr, names))
+        faults.add(line, f"no {column} column among {there}: rename or add one; known spellings: {known}")

@@ -1,0 +1,200 @@
+"""Writes a manifest that has been read: as a table, or as NeMo and Lhotse have them."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from featcache.errors import ArgumentError, ManifestError, MissingDependencyError, listing
+from featcache.manifest.audio_locations import AudioSource, Command, Member, Url
+from featcache.manifest.columns import COLUMNS, meaning_of
+from featcache.manifest.formats.source import suffix_of
+from featcache.manifest.utterances import Manifest, Utterance
+
+AudioFile = tuple[int, int, int]
+"""A file's sample rate in Hz, its samples per channel, and its channels."""
+
+_SAID = ("text", "speaker", "language", "gender")
+"""What Lhotse's supervisions have fields for; other columns become their `custom`."""
+
+_BY_SUFFIX = {".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
+
+
+def format_to_write(target: Path, name: str | None) -> str:
+    """The format to write: the one named, or the one that a file's suffix means.
+
+    Raises:
+        ArgumentError: There is no such format, or the suffix means none.
+    """
+    chosen = name or _BY_SUFFIX.get(suffix_of(target))
+    if chosen not in WRITTEN:
+        what = f"--to: there is no {name!r}" if name else f"-o: {target} does not say the format"
+        raise ArgumentError(f"{what}: choose {listing(WRITTEN)}")
+    return chosen
+
+
+def to_csv(manifest: Manifest) -> bytes:
+    """CSV with a header."""
+    names, columns = _columns(manifest)
+    out = io.StringIO(newline="")
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(zip(*columns, strict=True))
+    return out.getvalue().encode()
+
+
+def to_jsonl(manifest: Manifest) -> bytes:
+    """JSON lines; what is not given has no key."""
+    names, columns = _columns(manifest)
+    return _json_lines(
+        {name: cell for name, cell in zip(names, cells, strict=True) if cell is not None}
+        for cells in zip(*columns, strict=True)
+    )
+
+
+def to_parquet(manifest: Manifest) -> bytes:
+    """Parquet; what is not given is null.
+
+    Raises:
+        MissingDependencyError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingDependencyError("pyarrow", "a manifest in Parquet", "parquet") from error
+    numbers = {"start": pyarrow.float64(), "duration": pyarrow.float64(), "channel": pyarrow.int32()}
+    named = dict(zip(*_columns(manifest), strict=True))
+    table = {name: pyarrow.array(cells, numbers.get(name, pyarrow.string())) for name, cells in named.items()}
+    out = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(table), out)
+    return out.getvalue()
+
+
+def to_nemo(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
+    """NeMo's JSON lines, with absolute paths and the ids. Every row has a duration."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for number, row in _utterances(manifest):
+            if isinstance(location := _whole_file(manifest, row), Command):
+                raise ManifestError(f"{row.path}: NeMo runs no commands")
+            found = {"audio_filepath": str(location), "duration": row.duration, "id": row.id}
+            found |= {"offset": row.start} if row.start is not None else {}
+            found |= {"channel": row.channel} if row.channel is not None else {}
+            yield found | _carried(manifest, number)
+
+    return _json_lines(rows())
+
+
+def to_lhotse(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
+    """Lhotse's cuts, with absolute paths. `files` has the file of each row; every row has a duration."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for number, row in _utterances(manifest):
+            yield _cut(manifest, row, files[number], _carried(manifest, number))
+
+    return _json_lines(rows())
+
+
+def _cut(manifest: Manifest, row: Utterance, file: AudioFile, carried: dict[str, str]) -> dict[str, Any]:
+    rate, num_samples, num_channels = file
+    location = _whole_file(manifest, row)
+    channels = list(range(num_channels))
+    channel: int | list[int] = row.channel if row.channel is not None else channels if num_channels > 1 else 0
+    start = row.start or 0.0
+    seconds = min(row.duration or math.inf, (num_samples - round(start * rate)) / rate)
+    segment = {"start": start, "duration": seconds, "channel": channel}
+    supervision = {"id": row.id, "recording_id": row.path, **segment, "start": 0.0}
+    supervision |= {name: carried.pop(name) for name in _SAID if name in carried}
+    kind, source = "url" if isinstance(location, Url) else "file", str(location)
+    if isinstance(location, Command):
+        kind, source = "command", source.rstrip()[:-1].rstrip()
+    recording = {
+        "id": row.path,
+        "sources": [{"type": kind, "channels": channels, "source": source}],
+        "sampling_rate": rate,
+        "num_samples": num_samples,
+        "duration": num_samples / rate,
+        "channel_ids": channels,
+    }
+    return {
+        "id": row.id,
+        **segment,
+        "supervisions": [supervision | ({"custom": carried} if carried else {})],
+        "recording": recording,
+        "type": "MultiCut" if isinstance(channel, list) else "MonoCut",
+    }
+
+
+def _whole_file(manifest: Manifest, row: Utterance) -> AudioSource:
+    """Where a row's file is.
+
+    Raises:
+        ManifestError: It is inside a container.
+    """
+    location = manifest.resolve(row.path)
+    if isinstance(location, Member):
+        raise ManifestError(f"{row.path}: is inside a container, which NeMo and Lhotse name in other ways: unpack it")
+    return location
+
+
+WRITTEN: dict[str, Callable[..., bytes]] = {
+    "csv": to_csv,
+    "jsonl": to_jsonl,
+    "parquet": to_parquet,
+    "nemo": to_nemo,
+    "lhotse": to_lhotse,
+}
+"""The formats that are written. The last two take the rows' files, too."""
+
+
+def packed(data: bytes, target: Path) -> bytes:
+    """The bytes for a file of this name: compressed, if it ends in `.gz`."""
+    return gzip.compress(data, mtime=0) if target.suffix.lower() == ".gz" else data
+
+
+def _columns(manifest: Manifest) -> tuple[list[str], list[Any]]:
+    """The names and cells of all columns; None for what is not given. A column without any value is left out, unless
+    another column would then be taken for it."""
+    own = {
+        "id": manifest.ids,
+        "path": manifest.paths,
+        "start": _or_none(manifest.start, np.isnan(manifest.start)),
+        "duration": _or_none(manifest.duration, np.isnan(manifest.duration)),
+        "channel": _or_none(manifest.channel, manifest.channel < 0),
+    }
+    meant = set(map(meaning_of, manifest.columns))
+    optional = [column.name for column in COLUMNS[2:]]
+    kept = {
+        name: cells
+        for name, cells in own.items()
+        if name not in optional or name in meant or any(cell is not None for cell in cells)
+    }
+    kept |= manifest.columns
+    return list(kept), list(kept.values())
+
+
+def _or_none(values: Any, are_none: Any) -> list[Any]:
+    return [None if is_none else value for value, is_none in zip(values.tolist(), are_none.tolist(), strict=True)]
+
+
+def _utterances(manifest: Manifest) -> Iterator[tuple[int, Utterance]]:
+    return ((number, manifest[number]) for number in range(len(manifest)))
+
+
+def _carried(manifest: Manifest, row: int) -> dict[str, str]:
+    """The values of a row's other columns that are not empty, and would not be taken for its id or path."""
+    named = {name: cells[row] for name, cells in manifest.columns.items() if meaning_of(name) not in ("id", "path")}
+    return {name: cell for name, cell in named.items() if cell}
+
+
+def _json_lines(rows: Iterator[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()

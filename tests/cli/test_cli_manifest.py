@@ -1,0 +1,83 @@
+"""`featcache manifest` writes the same utterances in another format."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import soundfile
+from manifests import rows_of
+
+from featcache.manifest import Utterance, read_manifest
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A data directory of Kaldi's: a file with two channels, one with one; segments with and without an end."""
+    top = tmp_path_factory.mktemp("data")
+    soundfile.write(top / "a.wav", np.zeros((8000, 2)), 8000)
+    soundfile.write(top / "b.wav", np.zeros(4000), 8000)
+    (top / "wav.scp").write_text("ra a.wav\nrb b.wav\n")
+    (top / "segments").write_text("u1 ra 0.25 0.75 1\nu2 ra 0.1 -1\nu3 rb 0 0.5\nu4 rb 0.125 -1\n")
+    (top / "text").write_text('u1 say "one", two\nu3 drei\n')
+    return top
+
+
+@pytest.mark.parametrize("name", ["m.csv", "m.jsonl", "m.jsonl.gz", "m.parquet"])
+def test_tables_have_the_same_rows(cli, data, scratch, name):
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    ended = cli("manifest", data, "-o", scratch / name)
+    assert (ended.code, ended.out) == (0, f"{scratch / name}: 4 rows as {name.split('.')[1]}, read as kaldi\n")
+    assert f"relative paths are relative to {data}: give --root {data}" in ended.err
+    ours, theirs = read_manifest(data), read_manifest(scratch / name, root=data)
+    assert rows_of(ours) == rows_of(theirs)
+    assert ours.columns == theirs.columns
+
+
+def test_lhotse_reads_the_cuts(cli, data, scratch):
+    lhotse = pytest.importorskip("lhotse")
+    assert cli("manifest", data, "-o", scratch / "cuts.jsonl.gz", "--to", "lhotse").code == 0
+    cuts = {cut.id: cut for cut in lhotse.CutSet.from_file(scratch / "cuts.jsonl.gz")}
+    assert {id_: cut.load_audio().shape for id_, cut in cuts.items()} == {
+        "u1": (1, 4000),
+        "u2": (2, 7200),
+        "u3": (1, 4000),
+        "u4": (1, 3000),
+    }
+    assert [sup.text for cut in cuts.values() for sup in cut.supervisions] == ['say "one", two', None, "drei", None]
+    assert rows_of(read_manifest(scratch / "cuts.jsonl.gz")) == [
+        Utterance(id="u1", path=str(data / "a.wav"), start=0.25, duration=0.5, channel=1),
+        Utterance(id="u2", path=str(data / "a.wav"), start=0.1, duration=0.9),
+        Utterance(id="u3", path=str(data / "b.wav"), start=0.0, duration=0.5),
+        Utterance(id="u4", path=str(data / "b.wav"), start=0.125, duration=0.375),
+    ]
+
+
+def test_nemo_gets_durations_and_what_has_none_is_left_out(cli, data, scratch):
+    rows = [{"path": str(data / "b.wav"), "text": "hi"}, {"path": "absent.wav"}]
+    (scratch / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    ended = cli("manifest", scratch / "m.jsonl", "-o", scratch / "nemo.json", "--to", "nemo", "--json")
+    assert ended.code == 3
+    assert json.loads(ended.out)["left_out"] == 1
+    assert "1 row has no duration: file_missing 1" in ended.err
+    (line,) = (scratch / "nemo.json").read_text().splitlines()
+    path = str(data / "b.wav")
+    assert json.loads(line) == {"audio_filepath": path, "duration": 0.5, "id": path, "text": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["-o", "m.txt"], "m.txt does not say the format: choose csv, jsonl, parquet, nemo, lhotse"),
+        (["-o", "m.csv", "--to", "kaldi"], "there is no 'kaldi': choose csv"),
+        (["-o", "m.csv", "--set", "data_root"], "'data_root' is not NAME=VALUE"),
+        (["-o", "m.csv", "--format", "kaldo"], "there is no 'kaldo': choose folder"),
+    ],
+)
+def test_wrong_options_are_one_line(cli, data, scratch, options, words):
+    ended = cli("manifest", data, "-o", scratch / options[1], *options[2:])
+    assert ended.code == 2
+    assert words in ended.err
+    assert not (scratch / options[1]).exists()

@@ -1,0 +1,62 @@
+"""A corpus of real speech gives the same features, bit for bit, in whatever format its manifest is."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from foreign_manifests import RATE, WRITERS, Clip, dataset
+
+import featcache
+from featcache.manifest import read_manifest
+
+DIGITS = Path(__file__).parents[3] / "shared" / "data" / "fsdd"
+
+
+@pytest.fixture(scope="module")
+def clips():
+    if not (DIGITS / "manifest.csv").exists():
+        pytest.skip("the real data is not here")
+    with (DIGITS / "manifest.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [
+        Clip(f"wavs/{row['id']}.wav", round(float(row["duration"]) * RATE), f"digit {row['digit']}", row["speaker"])
+        for row in rows
+    ]
+
+
+def corpus(folder):
+    """A folder with the recordings, as every format has them: `wavs/`."""
+    (folder / "wavs").mkdir()
+    for path in (DIGITS / "recordings").glob("*.wav"):
+        (folder / "wavs" / path.name).symlink_to(path)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(clips, tmp_path_factory):
+    top = tmp_path_factory.mktemp("expected")
+    featcache.extract(DIGITS / "manifest.csv", "fbank80", top / "cache")
+    return featcache.open(top / "cache")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*WRITERS, "datasets of arrow", "datasets of parquet"])
+def test_features_are_the_same_in_every_format(clips, expected, tmp_path, name):
+    top = corpus(tmp_path)
+    if name.startswith("datasets"):
+        pytest.importorskip("pyarrow")
+        written = dataset(top, clips, name.endswith("arrow"))
+    else:
+        written = WRITERS[name](top, clips)
+    summary = featcache.extract(read_manifest(written.manifest, values=written.values), "fbank80", tmp_path / "cache")
+    assert summary.failed == 0
+    cache = featcache.open(tmp_path / "cache")
+    assert len(cache) == len(clips)
+    by_id = dict(
+        zip(written.ids, sorted(clips, key=lambda clip: clip.path) if name == "folder" else clips, strict=True)
+    )
+    for id_, clip in by_id.items():
+        np.testing.assert_array_equal(cache[id_], expected[clip.stem])

@@ -1,0 +1,96 @@
+"""Audio that commands print: refused unless allowed, and then the same as of files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import soundfile
+
+import featcache
+from featcache.audio.commands import run_command
+from featcache.errors import AudioError
+from featcache.manifest.audio_locations import Command
+from featcache.trust import allow_commands
+
+
+@pytest.fixture
+def data(scratch):
+    """Two clips as files, and as what commands print."""
+    random = np.random.default_rng(0)
+    for name in ("a b", "c"):
+        soundfile.write(scratch / f"{name}.wav", 0.1 * random.standard_normal(8000), 8000)
+    for name, lines in {
+        "files": [f"u1 {scratch}/a b.wav", f"u2 {scratch}/c.wav"],
+        "commands": [f"u1 cat '{scratch}/a b.wav' |", f"u2 cat < {scratch}/c.wav | cat |"],
+    }.items():
+        (scratch / name).mkdir()
+        (scratch / name / "wav.scp").write_text("\n".join(lines))
+    return scratch
+
+
+def test_what_commands_print_gives_the_features_of_files(cli, data):
+    refused = cli("extract", data / "commands", "-o", data / "cache")
+    assert refused.code == 2
+    assert refused.err.count("is a command, which runs only with --allow-commands") == 2
+    assert not (data / "cache").exists()
+    assert cli("extract", data / "commands", "-o", data / "cache", "--allow-commands").code == 0
+    assert cli("extract", data / "files", "-o", data / "expected").code == 0
+    ours, theirs = featcache.open(data / "cache"), featcache.open(data / "expected")
+    for id_ in ("u1", "u2"):
+        np.testing.assert_array_equal(ours[id_], theirs[id_])
+
+
+def test_a_cache_alone_runs_no_command(cli, data):
+    assert cli("extract", data / "commands", "-o", data / "cache", "--allow-commands").code == 0
+    alone = cli("verify", data / "cache", "--recompute", "2", "--sources=content")
+    assert alone.code == 1
+    refusal = "is a command, which runs only with --allow-commands, and if the manifest that is given names it"
+    assert refusal in alone.out
+    shutil.copytree(data / "files", data / "others")
+    others = cli("verify", data / "cache", "--recompute", "2", "--manifest", data / "others", "--allow-commands")
+    assert refusal in others.out
+    options = ["--manifest", data / "commands", "--allow-commands", "--sources=content"]
+    assert cli("verify", data / "cache", "--recompute", "2", *options).code == 0
+
+
+def test_commands_that_fail_are_in_the_ledger(cli, data):
+    lines = [
+        "u1 echo no such recording >&2; exit 3 |",
+        "u2 no-such-program-of-kaldi a.sph |",
+        "u3 true |",
+        "u4 echo no audio |",
+        f"u5 head -c 4000 {data}/c.wav |",
+        f"u6 cat {data}/c.wav; kill -9 $$ |",
+        f"u7 cat {data}/c.wav |",
+    ]
+    (data / "commands" / "wav.scp").write_text("\n".join(lines))
+    ended = cli("extract", data / "commands", "-o", data / "cache", "--allow-commands")
+    assert ended.code == 3
+    told = cli("info", data / "cache", "--failures", "--json")
+    (version,) = json.loads(told.out)["versions"]
+    found = {failure["id"]: (failure["reason"], failure["message"]) for failure in version["failures"]}
+    assert found["u1"] == ("file_unreadable", "the command ends with exit code 3: no such recording")
+    assert found["u2"][0] == "file_unreadable"
+    assert found["u2"][1] == "the command does not run: no-such-program-of-kaldi: No such file or directory"
+    assert found["u3"] == ("empty", "the command prints nothing")
+    assert found["u4"][0] == "not_audio"
+    assert found["u5"][0] == "truncated"
+    assert found["u6"] == ("file_unreadable", "the command ends with SIGKILL")
+    assert "u7" not in found
+
+
+def test_a_command_that_does_not_end_is_killed_with_what_it_started(monkeypatch, scratch):
+    monkeypatch.setattr("featcache.audio.commands._MOST_SECONDS", 0.5)
+    command = Command(f"(sleep 60; touch {scratch}/late) & sleep 60 |")
+    allow_commands([command])
+    with pytest.raises(AudioError, match=r"the command has not ended after 0\.5 s"):
+        run_command(command)
+
+
+def test_a_command_that_was_not_allowed_does_not_run(scratch):
+    with pytest.raises(AudioError, match="runs only with --allow-commands"):
+        run_command(Command(f"touch {scratch}/ran |"))
+    assert not (scratch / "ran").exists()

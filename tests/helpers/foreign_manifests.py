@@ -1,0 +1,273 @@
+"""One corpus, described as other tools do: each function writes a manifest beside a folder of clips."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+RATE = 8000
+
+
+class Clip(NamedTuple):
+    """A file below the corpus's folder, said by a speaker."""
+
+    path: str
+    samples: int
+    text: str
+    speaker: str
+
+    @property
+    def stem(self) -> str:
+        return Path(self.path).stem
+
+    @property
+    def seconds(self) -> float:
+        return self.samples / RATE
+
+
+class Written(NamedTuple):
+    """A manifest, and how it is read."""
+
+    manifest: Path
+    format: str
+    """What it is recognised as."""
+    ids: list[str]
+    paths: list[str]
+    columns: tuple[str, ...] = ("text", "speaker")
+    """The columns that have the clips' texts and speakers, where the format has any."""
+    values: dict[str, str] | None = None
+    has_seconds: bool = False
+    """Whether rows have durations."""
+
+
+Writer = Callable[[Path, Sequence[Clip]], Written]
+
+
+def _lines(path: Path, lines: Sequence[str]) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def _json_lines(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    return _lines(path, [json.dumps(row) for row in rows])
+
+
+def folder(top: Path, clips: Sequence[Clip]) -> Written:
+    paths = sorted(clip.path for clip in clips)
+    return Written(top, "folder", [path.removesuffix(".wav") for path in paths], paths, ())
+
+
+def kaldi(top: Path, clips: Sequence[Clip]) -> Written:
+    data = top / "data"
+    data.mkdir()
+    _lines(data / "wav.scp", [f"{clip.stem} {top / clip.path}" for clip in clips])
+    _lines(data / "text", [f"{clip.stem} {clip.text}" for clip in clips])
+    _lines(data / "utt2spk", [f"{clip.stem} {clip.speaker}" for clip in clips])
+    return Written(data, "kaldi", [clip.stem for clip in clips], [str(top / clip.path) for clip in clips])
+
+
+def kaldi_segments(top: Path, clips: Sequence[Clip]) -> Written:
+    written = kaldi(top, clips)
+    _lines(top / "data" / "segments", [f"{clip.stem} {clip.stem} 0 {clip.seconds}" for clip in clips])
+    return written._replace(has_seconds=True)
+
+
+def nemo(top: Path, clips: Sequence[Clip]) -> Written:
+    rows = [
+        {"audio_filepath": clip.path, "duration": clip.seconds, "text": clip.text, "speaker": clip.speaker}
+        for clip in clips
+    ]
+    paths = [clip.path for clip in clips]
+    return Written(_json_lines(top / "nemo.json", rows), "nemo", paths, paths, has_seconds=True)
+
+
+def recording(top: Path, clip: Clip) -> dict[str, Any]:
+    return {
+        "id": clip.stem,
+        "sources": [{"type": "file", "channels": [0], "source": str(top / clip.path)}],
+        "sampling_rate": RATE,
+        "num_samples": clip.samples,
+        "duration": clip.seconds,
+        "channel_ids": [0],
+    }
+
+
+def supervision(clip: Clip) -> dict[str, Any]:
+    return {
+        "id": clip.stem,
+        "recording_id": clip.stem,
+        "start": 0.0,
+        "duration": clip.seconds,
+        "channel": 0,
+        "text": clip.text,
+        "speaker": clip.speaker,
+    }
+
+
+def lhotse_recordings(top: Path, clips: Sequence[Clip]) -> Written:
+    manifest = _json_lines(top / "digits_recordings_all.jsonl", [recording(top, clip) for clip in clips])
+    paths = [str(top / clip.path) for clip in clips]
+    return Written(manifest, "lhotse", [clip.stem for clip in clips], paths, (), has_seconds=True)
+
+
+def lhotse_supervisions(top: Path, clips: Sequence[Clip]) -> Written:
+    lhotse_recordings(top, clips)
+    manifest = _json_lines(top / "digits_supervisions_all.jsonl", [supervision(clip) for clip in clips])
+    paths = [str(top / clip.path) for clip in clips]
+    return Written(manifest, "lhotse", [clip.stem for clip in clips], paths, has_seconds=True)
+
+
+def lhotse_cuts(top: Path, clips: Sequence[Clip]) -> Written:
+    rows = [
+        {
+            "id": clip.stem,
+            "start": 0.0,
+            "duration": clip.seconds,
+            "channel": 0,
+            "supervisions": [supervision(clip)],
+            "recording": recording(top, clip),
+            "type": "MonoCut",
+        }
+        for clip in clips
+    ]
+    path = _json_lines(top / "cuts.jsonl", rows)
+    packed = top / "cuts.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    paths = [str(top / clip.path) for clip in clips]
+    return Written(packed, "lhotse", [clip.stem for clip in clips], paths, has_seconds=True)
+
+
+def audiofolder(top: Path, clips: Sequence[Clip]) -> Written:
+    inside = [clip.path.partition("/")[2] for clip in clips]
+    rows = [f"{path},{clip.text},{clip.speaker}" for path, clip in zip(inside, clips, strict=True)]
+    _lines(top / clips[0].path.partition("/")[0] / "metadata.csv", ["file_name,text,speaker", *rows])
+    paths = [clip.path for clip in clips]
+    return Written(top, "audiofolder", paths, paths)
+
+
+def speechbrain_csv(top: Path, clips: Sequence[Clip]) -> Written:
+    rows = [f"{clip.stem}, {clip.seconds}, $data_root/{clip.path}, {clip.speaker}, {clip.text}" for clip in clips]
+    manifest = _lines(top / "sb.csv", ["ID,duration,wav,spk_id,wrd", *rows])
+    paths, values = [str(top / clip.path) for clip in clips], {"data_root": str(top)}
+    return Written(manifest, "speechbrain", [clip.stem for clip in clips], paths, ("wrd", "spk_id"), values, True)
+
+
+def speechbrain_json(top: Path, clips: Sequence[Clip]) -> Written:
+    rows = {
+        clip.stem: {
+            "wav": f"{{data_root}}/{clip.path}",
+            "length": clip.seconds,
+            "words": clip.text,
+            "spk": clip.speaker,
+        }
+        for clip in clips
+    }
+    (top / "sb.json").write_text(json.dumps(rows, indent=2))
+    paths, values = [str(top / clip.path) for clip in clips], {"data_root": str(top)}
+    return Written(top / "sb.json", "speechbrain", [clip.stem for clip in clips], paths, ("words", "spk"), values)
+
+
+def fairseq(top: Path, clips: Sequence[Clip]) -> Written:
+    manifest = _lines(top / "train.tsv", [str(top), *(f"{clip.path}\t{clip.samples}" for clip in clips)])
+    paths = [clip.path for clip in clips]
+    return Written(manifest, "fairseq", paths, paths, ())
+
+
+def ljspeech(top: Path, clips: Sequence[Clip]) -> Written:
+    manifest = _lines(top / "metadata.csv", [f"{clip.stem}|{clip.text}|{clip.text}" for clip in clips])
+    ids = [clip.stem for clip in clips]
+    return Written(manifest, "ljspeech", ids, [f"wavs/{id_}.wav" for id_ in ids], ("text",))
+
+
+def _bars(name: str, file: str, header: str, line: Callable[[Clip], str], columns: tuple[str, ...]) -> Writer:
+    def write(top: Path, clips: Sequence[Clip]) -> Written:
+        lines = [*([header] if header else []), *map(line, clips)]
+        paths = [clip.path for clip in clips]
+        return Written(_lines(top / file, lines), name, paths, paths, columns)
+
+    return write
+
+
+def qwen3_tts(top: Path, clips: Sequence[Clip]) -> Written:
+    rows = [{"audio": clip.path, "text": clip.text, "ref_audio": clips[0].path} for clip in clips]
+    paths = [clip.path for clip in clips]
+    return Written(_json_lines(top / "tts.jsonl", rows), "jsonl", paths, paths, ("text",))
+
+
+def moshi(top: Path, clips: Sequence[Clip]) -> Written:
+    rows = [{"path": clip.path, "duration": clip.seconds} for clip in clips]
+    paths = [clip.path for clip in clips]
+    return Written(_json_lines(top / "moshi.jsonl", rows), "jsonl", paths, paths, (), has_seconds=True)
+
+
+def semicolons(top: Path, clips: Sequence[Clip]) -> Written:
+    rows = [f"{clip.stem};{clip.path};{clip.text};{clip.speaker}" for clip in clips]
+    manifest = _lines(top / "train.csv", ["id;path;text;speaker", *rows])
+    return Written(manifest, "csv", [clip.stem for clip in clips], [clip.path for clip in clips])
+
+
+def paths(top: Path, clips: Sequence[Clip]) -> Written:
+    names = [clip.path for clip in clips]
+    return Written(_lines(top / "train.txt", names), "paths", names, names, ())
+
+
+WRITERS: dict[str, Writer] = {
+    "folder": folder,
+    "kaldi": kaldi,
+    "kaldi with segments": kaldi_segments,
+    "nemo": nemo,
+    "lhotse recordings": lhotse_recordings,
+    "lhotse supervisions": lhotse_supervisions,
+    "lhotse cuts": lhotse_cuts,
+    "audiofolder": audiofolder,
+    "speechbrain csv": speechbrain_csv,
+    "speechbrain json": speechbrain_json,
+    "fairseq": fairseq,
+    "ljspeech": ljspeech,
+    "f5": _bars("f5", "f5.csv", "audio_file|text", lambda clip: f"{clip.path}|{clip.text}", ("text",)),
+    "gpt-sovits": _bars(
+        "gpt-sovits",
+        "tts.list",
+        "",
+        lambda clip: f"{clip.path}|{clip.speaker}|EN|{clip.text}",
+        ("text", "speaker"),
+    ),
+    "styletts2": _bars(
+        "styletts2", "style.txt", "", lambda clip: f"{clip.path}|{clip.text}|{clip.speaker}", ("text", "speaker")
+    ),
+    "vits": _bars("vits", "vits.txt", "", lambda clip: f"{clip.path}|{clip.speaker}|{clip.text}", ("text", "speaker")),
+    "qwen3-tts": qwen3_tts,
+    "moshi": moshi,
+    "semicolons": semicolons,
+    "paths": paths,
+}
+"""Every form of a manifest, by name."""
+
+
+def dataset(top: Path, clips: Sequence[Clip], saved: bool = True) -> Written:
+    """Hugging Face's, with the files' bytes inside: two tables of Arrow, or of Parquet."""
+    import pyarrow
+    import pyarrow.parquet
+
+    data = top / "dataset"
+    data.mkdir()
+    names, ids = [], []
+    for number, part in enumerate((clips[: len(clips) // 2], clips[len(clips) // 2 :])):
+        name = f"data-{number}.{'arrow' if saved else 'parquet'}"
+        audio = [{"bytes": (top / clip.path).read_bytes(), "path": clip.path} for clip in part]
+        columns = {"audio": audio, "path": [clip.path for clip in part]}
+        columns |= {"text": [clip.text for clip in part], "speaker": [clip.speaker for clip in part]}
+        table = pyarrow.table(columns)
+        if saved:
+            with pyarrow.OSFile(str(data / name), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as stream:
+                stream.write_table(table)
+        else:
+            pyarrow.parquet.write_table(table, data / name)
+        names.append({"filename": name})
+        ids += [f"{name}/audio/{row}" for row in range(len(part))]
+    if saved:
+        (data / "state.json").write_text(json.dumps({"_data_files": names}))
+    return Written(data, "datasets", ids, ids)

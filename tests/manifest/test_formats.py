@@ -1,0 +1,435 @@
+"""Manifests of other tools are read as they are: recognised, with the rows that their own readers give."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+
+import numpy as np
+import pytest
+from foreign_manifests import RATE, WRITERS, Clip, dataset, supervision
+from foreign_manifests import recording as recording_of
+from manifests import faults_of, rows_of
+from pages import text_of
+
+from featcache.errors import ArgumentError, ManifestError
+from featcache.manifest import FORMATS, Utterance, read_manifest
+
+CLIPS = [
+    Clip(f"wavs/{number}_{speaker}.wav", 3000 + 100 * number, f"say {number}, please", speaker)
+    for number in range(4)
+    for speaker in ("ann", "bob")
+]
+
+
+@pytest.fixture
+def top(tmp_path):
+    (tmp_path / "wavs").mkdir()
+    for clip in CLIPS:
+        (tmp_path / clip.path).touch()
+    return tmp_path
+
+
+def without_commas(clips):
+    return [clip._replace(text=clip.text.replace(",", "")) for clip in clips]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_is_recognised_and_gives_its_rows(top, name):
+    clips = without_commas(CLIPS) if name in ("audiofolder", "speechbrain csv", "semicolons") else CLIPS
+    written = WRITERS[name](top, clips)
+    manifest = read_manifest(written.manifest, values=written.values)
+    assert manifest.format == written.format
+    assert list(manifest.ids) == written.ids
+    assert list(manifest.paths) == written.paths
+    assert {manifest.resolve(path) for path in manifest.paths} == {top / clip.path for clip in CLIPS}
+    seconds = [clip.seconds for clip in clips] if written.has_seconds else [np.nan] * len(clips)
+    np.testing.assert_array_equal(manifest.duration, seconds)
+    for column, expected in zip(written.columns, ("text", "speaker"), strict=False):
+        assert list(manifest.columns[column]) == [getattr(clip, expected) for clip in clips]
+    assert rows_of(read_manifest(written.manifest, values=written.values, format=written.format, carry=False)) == (
+        rows_of(manifest)
+    )
+    assert rows_of(read_manifest(written.manifest, values=written.values, audio=False)) == rows_of(manifest)
+
+
+def test_every_format_is_tried():
+    tried = {"tsv", "parquet", "datasets"} | {write.split()[0] for write in WRITERS}  # the first three elsewhere
+    assert {*FORMATS} - tried == {"csv", "jsonl"}  # which tables of tools are
+
+
+# The tools' own readers
+
+
+def test_kaldi_as_lhotse_reads_it(top):
+    lhotse = pytest.importorskip("lhotse.kaldi")
+    soundfile = pytest.importorskip("soundfile")
+    for clip in CLIPS:
+        soundfile.write(top / clip.path, np.zeros(clip.samples), RATE)
+    written = WRITERS["kaldi with segments"](top, CLIPS)
+    with (written.manifest / "segments").open("a") as file:
+        file.write(f"tail {CLIPS[0].stem} 0.1 -1\npart {CLIPS[1].stem} 0.105 0.355\n")
+    for name, value in (("text", "the rest"), ("utt2spk", "ann")):
+        with (written.manifest / name).open("a") as file:
+            file.write(f"tail {value}\npart {value}\n")
+    ours = read_manifest(written.manifest)
+    recordings, supervisions, _ = lhotse.load_kaldi_data_dir(written.manifest, sampling_rate=RATE)
+    theirs = {one.id: one for one in supervisions}
+    assert set(theirs) == set(ours.ids)
+    for row, speaker, text in zip(rows_of(ours), ours.columns["speaker"], ours.columns["text"], strict=True):
+        one = theirs[row.id]
+        assert row.path == recordings[one.recording_id].sources[0].source
+        assert row.start == one.start
+        assert row.duration is None if row.id == "tail" else row.duration == pytest.approx(one.duration, abs=1e-9)
+        assert (speaker, text) == (one.speaker, one.text)
+
+
+def test_cuts_as_lhotse_reads_them(top, tmp_path):
+    lhotse = pytest.importorskip("lhotse")
+    written = WRITERS["lhotse cuts"](top, CLIPS)
+    cuts = lhotse.CutSet.from_file(written.manifest).to_eager()
+    short = cuts[CLIPS[0].stem].truncate(offset=0.05, duration=0.1).with_id("short")
+    windows = [*cuts.cut_into_windows(0.2), short]
+    lhotse.CutSet.from_cuts(windows).to_file(tmp_path / "windows.jsonl")
+    ours = read_manifest(tmp_path / "windows.jsonl")
+    assert len(ours) == len(windows) > len(CLIPS)
+    for row, text, one in zip(rows_of(ours), ours.columns["text"], windows, strict=True):
+        source = one.recording.sources[0].source
+        assert row == Utterance(id=one.id, path=source, start=one.start, duration=one.duration)
+        assert text == one.supervisions[0].text
+
+
+@pytest.mark.parametrize("name", ["speechbrain csv", "speechbrain json"])
+def test_tables_as_speechbrain_reads_them(top, name):
+    dataio = pytest.importorskip("speechbrain.dataio.dataio")
+    written = WRITERS[name](top, without_commas(CLIPS))
+    load = dataio.load_data_csv if name.endswith("csv") else dataio.load_data_json
+    theirs = load(str(written.manifest), written.values)
+    ours = read_manifest(written.manifest, values=written.values)
+    assert dict(zip(ours.ids, ours.paths, strict=True)) == {key: row["wav"] for key, row in theirs.items()}
+    for column, values in ours.columns.items():
+        assert list(values) == [str(row[column]) for row in theirs.values()]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_audiofolder_as_datasets_reads_it(top):
+    pytest.importorskip("torchcodec")  # which datasets needs for audio
+    datasets = pytest.importorskip("datasets")
+    written = WRITERS["audiofolder"](top, without_commas(CLIPS))
+    theirs = datasets.load_dataset(
+        "audiofolder", data_dir=str(top), split="train", cache_dir=str(top / "cache")
+    ).cast_column("audio", datasets.Audio(decode=False))
+    ours = read_manifest(written.manifest)
+    by_path = {row["audio"]["path"]: row for row in theirs}
+    assert set(by_path) == {str(ours.resolve(path)) for path in ours.paths}
+    texts = [by_path[str(ours.resolve(path))]["text"] for path in ours.paths]
+    assert list(ours.columns["text"]) == texts
+    del theirs
+    gc.collect()  # datasets leaves files open
+
+
+# Ids
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"duration": 1.5}, "x.wav"),
+        ({"offset": 0.0, "duration": 1.5}, "x.wav-000000-000150"),
+        ({"offset": 12.345, "duration": 3.999}, "x.wav-001234-000400"),
+        ({"offset": 2}, "x.wav-000200"),
+        ({"channel": 1}, "x.wav-c1"),
+    ],
+)
+def test_the_path_and_what_is_cut_stand_for_an_id(written, row, expected):
+    manifest = read_manifest(written(json.dumps({"audio_filepath": "x.wav", **row}), "nemo.json"))
+    assert list(manifest.ids) == [expected]
+    assert manifest.notes[-1].endswith("there are no ids: the paths, with what is cut of the files, stand for them")
+
+
+def test_rows_that_would_have_one_id_are_refused(written):
+    lines = '{"audio": "x.wav", "text": "a"}\n{"audio": "x.wav", "text": "b"}\n{"audio": "x\\u0007.wav"}\n'
+    assert faults_of(written(lines, "t.jsonl")) == [
+        "line 2: id 'x.wav' is already on line 1",
+        "line 3: there is no id, and the path, which stands for it, has a control character: 'x\\x07.wav'",
+    ]
+
+
+def test_rows_that_nemo_skips_are_left_out_and_counted(written):
+    lines = ['{"audio_filepath": "a.wav", "_skipme": true}', '{"audio_filepath": "b.wav", "_skipme": false}']
+    manifest = read_manifest(written("\n".join(lines), "nemo.json"))
+    assert list(manifest.ids) == ["b.wav"]
+    assert any(note.endswith("1 row left out, by _skipme") for note in manifest.notes)
+
+
+# What is not what it seems
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "first", "second"),
+    [
+        ("list.txt", "x.wav|ann|hello\n", "styletts2", "vits"),
+        ("list.txt", "a x.wav\nb y.wav\n", "kaldi", "paths"),
+        ("t.json", '{"audio_filepath": "x.wav", "sources": [], "sampling_rate": 8000}\n', "nemo", "lhotse"),
+    ],
+)
+def test_what_fits_two_formats_is_refused_until_one_is_named(written, name, text, first, second):
+    path = written(text, name)
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(path)
+    assert str(caught.value) == f"{path}: may be {first} or {second}: say which with --format {first}, for example"
+    if name != "t.json":
+        assert read_manifest(path, format=first).format == first
+        assert read_manifest(path, format=second).format == second
+
+
+def test_a_folder_may_fit_two_formats(top):
+    WRITERS["kaldi"](top, CLIPS)
+    (top / "data" / "metadata.csv").write_text("file_name\n../wavs/0_ann.wav\n")
+    with pytest.raises(ManifestError, match="may be audiofolder or kaldi: say which with --format"):
+        read_manifest(top / "data")
+    assert len(read_manifest(top / "data", format="kaldi")) == len(CLIPS)
+
+
+def test_a_format_that_there_is_not(written):
+    with pytest.raises(ArgumentError, match="there is no 'kaldo': choose folder, audiofolder, kaldi"):
+        read_manifest(written("id,path\na,x.wav\n"), format="kaldo")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in FORMATS if name not in ("folder", "kaldi", "audiofolder", "datasets")]
+)
+def test_a_folder_in_place_of_a_file_is_one_line(tmp_path, name):
+    with pytest.raises(ManifestError, match="is a folder, and this format is a file's"):
+        read_manifest(tmp_path, format=name)
+
+
+@pytest.mark.parametrize("name", ["folder", "audiofolder", "lhotse"])
+def test_a_file_in_place_of_what_the_format_is_is_one_line(written, name):
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(written("id,path\na,x.wav\n"), format=name)
+    assert "\n" not in str(caught.value)
+
+
+# Faults, by file and line
+
+
+def test_faults_of_a_data_directory(top):
+    written = WRITERS["kaldi"](top, CLIPS[:2])
+    (written.manifest / "wav.scp").write_text(
+        f"a {CLIPS[0].path}\nb sox x.sph -t wav - |\n\nc\nd feats.ark:1234\na y.wav\n"
+    )
+    (written.manifest / "segments").write_text(
+        "u1 a 0 1\nu2 x 0 1\nu3 a 1 1\nu4 a one 2\nu5 a 0\nu1 a 1 2\nu6 a -1 1\nu7 a 0 -1\nu8 a 0 nan\n"
+    )
+    faults = faults_of(written.manifest)
+    assert sorted(faults) == sorted(
+        [
+            "wav.scp, line 2: path is a command, which runs only with --allow-commands: 'sox x.sph -t wav - |'",
+            "wav.scp, line 4: path is missing",
+            "wav.scp, line 5: path is in an archive of Kaldi's, which is not read: wav-copy unpacks it: "
+            "'feats.ark:1234'",
+            "wav.scp, line 6: id 'a' is already on wav.scp, line 1",
+            "segments, line 2: recording 'x' is not in wav.scp",
+            "segments, line 3: ends at 1.0, and starts at 1.0: only an end of -1 is that of the recording",
+            "segments, line 4: could not convert string to float: 'one'",
+            "segments, line 5: 3 fields, but utterance, recording, start and end are expected",
+            "segments, line 6: id 'u1' is already on segments, line 1",
+            "segments, line 7: start is negative: -1.0",
+            "segments, line 9: start or end is not finite: 0.0, nan",
+        ]
+    )
+
+
+def test_faults_of_lhotses_objects(top, written):
+    clip = CLIPS[0]
+    base = {"id": "x", "start": 0.0, "duration": 1.0, "channel": 0, "type": "MonoCut"}
+    good = recording_of(top, clip)
+    rows = [
+        {**base, "recording": good},
+        {**base, "type": "MixedCut", "tracks": []},
+        {**base, "recording": {**good, "sources": [{"type": "memory", "channels": [0], "source": ""}]}},
+        {**base, "recording": {**good, "sources": good["sources"] * 2}},
+        {**base, "recording": {**good, "transforms": [{"name": "Speed", "kwargs": {}}]}},
+        {**base, "recording": {**good, "sources": [{**good["sources"][0], "channels": [0, 1]}]}, "channel": 2},
+        {**base, "recording": {"id": "x"}},
+        {**base, "recording": None},
+        {**base, "id": "y", "duration": -1, "recording": good},
+    ]
+    faults = faults_of(written("\n".join(map(json.dumps, rows)), "cuts.jsonl"))
+    assert faults == [
+        "line 2: MixedCut without a recording is not read: save its audio first",
+        "line 3: a source of type 'memory' is not read, only 'file', 'url' and 'command'",
+        "line 4: the recording has 2 sources, and one is read: make a recording of each",
+        "line 5: the recording has transforms, which are not applied: Speed: save its audio first",
+        "line 6: channel 2 is not among the recording's: [0, 1]",
+        "line 7: not as Lhotse writes it: there is no 'sources'",
+        "line 8: not as Lhotse writes it: 'NoneType' object has no attribute 'get'",
+        "line 9: duration is negative: -1.0",
+    ]
+
+
+def test_supervisions_without_recordings_say_where_they_are_looked_for(written):
+    line = json.dumps(supervision(CLIPS[0]))
+    with pytest.raises(ManifestError, match=r"there is no a_recordings_b\.jsonl beside them"):
+        read_manifest(written(line, "a_supervisions_b.jsonl"))
+    with pytest.raises(ManifestError, match="supervisions have no paths: `lhotse cut simple`"):
+        read_manifest(written(line, "said.jsonl"))
+
+
+def test_channels_of_lhotses_cuts(top, written):
+    stereo = {**recording_of(top, CLIPS[0])}
+    stereo["sources"] = [{**stereo["sources"][0], "channels": [0, 1]}]
+    base = {"start": 0.0, "duration": 1.0, "recording": stereo}
+    rows = [
+        {**base, "id": "left", "channel": 0, "type": "MonoCut"},
+        {**base, "id": "right", "channel": 1, "type": "MonoCut"},
+        {**base, "id": "both", "channel": [0, 1], "type": "MultiCut"},
+        {**base, "id": "one", "channel": [1], "type": "MultiCut"},
+    ]
+    manifest = read_manifest(written("\n".join(map(json.dumps, rows)), "cuts.jsonl"))
+    assert manifest.channel.tolist() == [0, 1, -1, 1]
+
+
+def test_faults_of_lists(written):
+    assert faults_of(written("a|hello there\nb|one|two|three\n", "metadata.csv")) == [
+        "line 2: 4 fields, but id|text has 2"
+    ]
+    assert faults_of(written("/data\na.wav\t100\nb.wav\n\nc.wav\tmany\n", "train.tsv")) == [
+        "line 3: not a path, a tab and a number of samples",
+        "line 5: not a path, a tab and a number of samples",
+    ]
+
+
+def test_placeholders_without_values_and_samples_in_place_of_seconds(written):
+    text = "ID,duration,wav,wrd\na,1,$root/x.wav,it costs $5\nb,1,${root}/$set/y.wav,no\n"
+    assert faults_of(written(text), values={"root": "/data"}) == [
+        "line 3: path has $set, which has no value: give --set set=FOLDER"
+    ]
+    manifest = read_manifest(written(text.replace("$set/", "")), values={"root": "/data"})
+    assert list(manifest.paths) == ["/data/x.wav", "/data/y.wav"]
+    assert list(manifest.columns["wrd"]) == ["it costs $5", "no"]
+    text = "ID,duration,wav,start,stop,spk_id\na,9.5,x.wav,0,48000,s\n"
+    assert faults_of(written(text)) == [
+        "line 2: start and stop are numbers of samples: give start and duration in seconds"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('{"a": {"wav": "x.wav"},\n "b": 3}', "line 2: not an object of an utterance: 'b'"),
+        ('{"a": {"wav": "x.wav"}\n "b": {}}', "line 2: not JSON: Expecting ',' at character 2"),
+        ('{"a": {"wav": "x.wav"},\n', "line 2: not JSON: Expecting value at character 1"),
+        ('{"a": {"wav": "x.wav"},\n "b": {"wav": "y.wav", "x": ' + "[" * 100_000, "line 2: JSON that cannot be read: "),
+    ],
+)
+def test_faults_of_speechbrains_json(written, text, fault):
+    (found,) = faults_of(written(text, "t.json"))
+    assert found.startswith(fault)
+
+
+def test_a_folder_leaves_out_what_is_hidden_and_follows_links_once(top):
+    (top / "._0_ann.wav").touch()
+    (top / "wavs" / "notes.txt").touch()
+    (top / ".cache").mkdir()
+    (top / ".cache" / "x.wav").touch()
+    (top / "wavs" / "again").symlink_to(top)
+    (top / "wavs" / "0_ann.FLAC").touch()
+    (fault,) = faults_of(top)
+    assert fault == "'wavs/0_ann.FLAC' and 'wavs/0_ann.wav' would have the same id: list the files that are meant"
+    (top / "wavs" / "0_ann.FLAC").unlink()
+    assert sorted(read_manifest(top).ids) == sorted(clip.path[:-4] for clip in CLIPS)
+
+
+def test_an_audiofolder_may_have_metadata_in_each_folder_of_any_kind(top):
+    for name, content in (
+        ("train/metadata.csv", "file_name,text\na.wav,hello\n"),
+        ("test/metadata.jsonl", '{"file_name": "b.wav", "speaker": "bob"}\n{"file_name": 7}\n'),
+    ):
+        (top / name).parent.mkdir()
+        (top / name).write_text(content)
+    assert faults_of(top) == ["test/metadata.jsonl, line 2: path is not text: 7"]
+    (top / "test" / "metadata.jsonl").write_text('{"file_name": "b.wav", "speaker": "bob"}\n')
+    manifest = read_manifest(top)
+    assert list(manifest.paths) == ["test/b.wav", "train/a.wav"]
+    assert {name: list(values) for name, values in manifest.columns.items()} == {
+        "speaker": ["bob", ""],
+        "text": ["", "hello"],
+    }
+
+
+# Datasets of Hugging Face, with audio inside
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_dataset_has_its_rows_by_place(top, saved):
+    pytest.importorskip("pyarrow")
+    written = dataset(top, CLIPS, saved)
+    manifest = read_manifest(written.manifest)
+    assert manifest.format == "datasets"
+    assert list(manifest.ids) == list(manifest.paths) == written.ids
+    assert {name: list(values) for name, values in manifest.columns.items()} == {
+        "original_path": [clip.path for clip in CLIPS],
+        "text": [clip.text for clip in CLIPS],
+        "speaker": [clip.speaker for clip in CLIPS],
+    }
+    assert str(manifest.resolve(manifest.paths[5])) == f"{written.manifest}/{written.paths[5]}"
+    assert rows_of(read_manifest(written.manifest, carry=False)) == rows_of(manifest)
+    if not saved:
+        one = read_manifest(written.manifest / "data-1.parquet")
+        assert list(one.paths) == [path for path in written.paths if path.startswith("data-1")]
+        with (written.manifest / "data-1.parquet").open("rb") as file:
+            piped = read_manifest(f"/dev/fd/{file.fileno()}", format="parquet", audio=False)
+        assert len(piped) == len(one)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_datasets_saves_is_read(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = {"audio": [{"bytes": b"x", "path": "x.wav"}] * 3, "text": ["a", "b", "c"]}
+    made = datasets.Dataset.from_dict(rows)
+    made.save_to_disk(tmp_path / "one", num_shards=2)
+    datasets.DatasetDict(train=made, test=made.select([0])).save_to_disk(tmp_path / "two")
+    assert list(read_manifest(tmp_path / "one").columns["text"]) == ["a", "b", "c"]
+    manifest = read_manifest(tmp_path / "two")
+    assert list(manifest.columns["text"]) == ["a", "b", "c", "a"]
+    assert manifest.paths[3] == "test/data-00000-of-00001.arrow/audio/0"
+    del made
+    gc.collect()
+
+
+def test_a_dataset_that_names_files_elsewhere_is_refused(tmp_path):
+    (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "../../secret.arrow"}]}')
+    with pytest.raises(ManifestError, match=r"state\.json is not as save_to_disk writes it"):
+        read_manifest(tmp_path)
+
+
+# The page
+
+
+def documented():
+    """The rows of the page's table of formats: format, file, example, id and path."""
+    _, _, table = text_of("docs/manifest.md").partition("| format | what it is | file ")
+    for line in table.partition("\n\n")[0].splitlines()[2:]:
+        name, _, file, example, first = (cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1])
+        text = example.strip("`").replace("\\|", "|").replace("⏎", "\n").replace("⇥", "\t")
+        yield name.strip("`"), file.strip("`"), text, re.findall(r"`([^`]*)`", first)
+
+
+@pytest.mark.parametrize(("name", "file", "text", "first"), [row for row in documented() if row[2]])
+def test_each_example_of_the_page_is_recognised_and_gives_what_the_page_says(tmp_path, name, file, text, first):
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    if file.endswith("/"):
+        (path / text).parent.mkdir(parents=True)
+        (path / text).touch()
+    else:
+        path.write_text(text)
+    manifest = read_manifest(tmp_path if name == "audiofolder" else path, values={"data_root": "/corpora"})
+    assert (manifest.format, manifest.ids[0], manifest.paths[0]) == (name, *first)
+
+
+def test_the_page_has_every_format():
+    assert {name for name, *_ in documented()} == {*FORMATS}
