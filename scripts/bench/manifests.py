@@ -1,8 +1,8 @@
 """How long each format of manifests takes to read, against CSV: `python scripts/bench/manifests.py`.
 
 The same rows (an id, a path, a duration, a text and a speaker) are written in each format that lies in files of text,
-and read by `read_manifest` with all columns. Rounds alternate between the formats; the least of each counts. Seconds are those
-of the process on a core, so that others on the machine count little.
+and read by `read_manifest` with all columns. Rounds alternate between the formats; the least of each counts. Seconds
+are those of the process on a core, so that others on the machine count little.
 """
 
 from __future__ import annotations
