@@ -24,8 +24,8 @@ from featcache.audio.tar import ByteRange, TarIndex
 from featcache.errors import AudioError, Reason
 from featcache.manifest.audio_locations import Member
 
-_MOST_PLACES = 20_000_000
-"""Members of all containers whose places are kept, 24 bytes for each."""
+_INDEX_BYTES = 512 << 20
+"""What is kept of where the members of containers lie: those of 20 million members of tars."""
 
 _MOST_LARGE = 2
 """Copies of large members that are kept, for segments that other threads cut from them."""
@@ -36,7 +36,7 @@ _Index = TarIndex | ArrowIndex | ParquetIndex
 
 _KINDS: dict[str, type[_Index]] = {".tar": TarIndex, ".arrow": ArrowIndex, ".parquet": ParquetIndex}
 
-_INDEXES: Kept[_Index] = Kept(_MOST_PLACES, len)
+_INDEXES: Kept[_Index] = Kept(_INDEX_BYTES, lambda index: index.num_bytes)
 _LARGE: Kept[Fetched] = Kept(_MOST_LARGE)
 
 

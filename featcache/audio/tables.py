@@ -44,7 +44,7 @@ def pyarrow() -> Any:
 
 
 class ArrowIndex:
-    """The places of the values in an Arrow file's columns of bytes, in 16 bytes for each.
+    """The places of the values in an Arrow file's columns of bytes.
 
     Args:
         descriptor: The file, in either of Arrow's formats. Its position stays.
@@ -57,11 +57,11 @@ class ArrowIndex:
 
     def __init__(self, descriptor: int, size: int) -> None:
         arrow = pyarrow()
-        whole = arrow.py_buffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ))
-        start = 8 if whole[:6].to_pybytes() == b"ARROW1" else 0  # then a stream follows, and a footer
         self._fault = ""
         places: dict[str, list[NDArray[np.int64]]] = {}
         try:
+            whole = arrow.py_buffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ))
+            start = 8 if whole[:6].to_pybytes() == b"ARROW1" else 0  # then a stream follows, and a footer
             stream = arrow.ipc.open_stream(whole.slice(start))
             fields = _fields_with_bytes(stream.schema)
             places = {name: [np.empty((2, 0), np.int64)] for name in fields}
@@ -75,8 +75,10 @@ class ArrowIndex:
             self._fault = f"was cut short, or is damaged: {_first_line(error)}"
         self._columns = {name: np.concatenate(parts, axis=1) for name, parts in places.items()}
 
-    def __len__(self) -> int:
-        return sum(places.shape[1] for places in self._columns.values())
+    @property
+    def num_bytes(self) -> int:
+        """The memory that it takes: 16 bytes for each value."""
+        return sum(places.nbytes for places in self._columns.values())
 
     def find(self, name: str) -> ByteRange:
         """Where the bytes of a column's row lie.
@@ -109,10 +111,14 @@ class ParquetIndex:
         self._metadata = file.metadata
         self._fields = _fields_with_bytes(file.schema_arrow)
         counts = [self._metadata.row_group(number).num_rows for number in range(self._metadata.num_row_groups)]
+        if min(counts, default=0) < 0:
+            raise AudioError(Reason.TRUNCATED, "the table is damaged: a row group has fewer than no rows")
         self._starts = [0, *accumulate(counts)]
 
-    def __len__(self) -> int:
-        return len(self._starts)
+    @property
+    def num_bytes(self) -> int:
+        """The memory that it takes, approximately: the footer's parts are objects."""
+        return 10 * int(self._metadata.serialized_size)
 
     def find(self, name: str, descriptor: int) -> Any:
         """The bytes of a column's row, as a buffer.
@@ -190,7 +196,7 @@ def _places(column: Any, whole: Any) -> NDArray[np.int64]:
     values = column.field("bytes") if pyarrow().types.is_struct(column.type) else column
     count = len(values)
     _, ends, data = values.buffers()
-    if count == 0 or data is None:
+    if count == 0 or data is None or data.size == 0:
         return np.zeros((2, count), np.int64)
     width = np.int64 if pyarrow().types.is_large_binary(values.type) else np.int32
     edges = np.frombuffer(ends, width)[values.offset : values.offset + count + 1].astype(np.int64)

@@ -45,7 +45,7 @@ class ByteRange(NamedTuple):
 
 
 class TarIndex:
-    """The places of a tar's members, in 24 bytes for each.
+    """The places of a tar's members.
 
     Of members of the same name, the last one counts, as for tar. Hard links lead to the member that they name.
 
@@ -85,6 +85,11 @@ class TarIndex:
 
     def __len__(self) -> int:
         return len(self._hashes)
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that it takes: 24 bytes for each member."""
+        return self._hashes.nbytes + self._offsets.nbytes + self._sizes.nbytes
 
     def find(self, name: str) -> ByteRange:
         """Where the bytes of a member lie.

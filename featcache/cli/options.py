@@ -118,13 +118,15 @@ def manifest(meaning: str, **settings: Any) -> Decorator:
 
 
 class _Root(_LocalPath):
-    """A folder that exists, or the beginning of URLs."""
+    """A folder that exists, a container, or the beginning of URLs."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from featcache.manifest.audio_locations import as_root, is_audio_url
+        from featcache.manifest.audio_locations import as_root, is_audio_url, names_container
 
         given = os.fspath(value)
-        return as_root(given) if is_audio_url(given) else super().convert(value, param, ctx)
+        if is_audio_url(given) or (names_container(f"{given}/") and os.path.isfile(given)):
+            return as_root(given)
+        return super().convert(value, param, ctx)
 
 
 _ROOT = _Root(_no_folder, file_okay=False, path_type=Path)

@@ -29,7 +29,7 @@ _PROBED = 256
 """The most files that are looked at if some of them are enough."""
 
 _FETCHED = 32
-"""The same, if they are at URLs."""
+"""The same, if they are at URLs or inside containers."""
 
 _STAT_THREADS = 16
 
@@ -66,7 +66,8 @@ def row_seconds(manifest: Manifest, known: NDArray[np.float64], speed: NDArray[n
     unknown = np.flatnonzero(np.isnan(seconds))
     if not len(unknown):
         return seconds
-    probed = unknown[rows_at_even_steps(len(unknown), _PROBED)]
+    is_inside = isinstance(manifest.resolve(manifest.paths[int(unknown[0])]), Member)
+    probed = unknown[rows_at_even_steps(len(unknown), _FETCHED if is_inside else _PROBED)]
     found = each_at_once(probe_seconds, [manifest.resolve(manifest.paths[row]) for row in probed.tolist()])
     lengths = np.array([math.nan if length is None else length for length in found])
     lengths = (lengths - np.nan_to_num(manifest.start[probed])) / speed[probed]

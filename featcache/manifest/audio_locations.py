@@ -115,10 +115,11 @@ def names_container(path: str) -> bool:
 
 
 def _local(path: str, root: AudioLocation = Path()) -> Path | Member:
-    for found in _INSIDE.finditer(path):
-        container = Path(root, path[: found.end() - 1])
+    whole = path if isabs(path) else f"{root}/{path}"  # a root may be a container, too
+    for found in _INSIDE.finditer(whole):
+        container = Path(whole[: found.end() - 1])
         if not _is_folder(container):
-            return Member(container, path[found.end() :])
+            return Member(container, whole[found.end() :])
     return Path(root, path)
 
 

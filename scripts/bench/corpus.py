@@ -18,6 +18,7 @@ import csv
 import math
 import os
 import sys
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,52 @@ def make_corpus(folder: Path, kind: str, *, hours: float = 1.4, count: int = 300
         total += seconds
     write_manifest(manifest, rows)
     return manifest
+
+
+def packed(manifest: Path, form: str) -> Path:
+    """The manifest of the same corpus in `tar`, `parquet` or files of `mp3`, which are made if they are not there.
+
+    A tar has 1,000 members, as NeMo's may have; a row group of Parquet has 100 rows, as those of datasets have.
+    """
+    home = manifest.parent / form
+    if (home / "manifest.csv").exists():
+        return home / "manifest.csv"
+    home.mkdir(exist_ok=True)
+    with manifest.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    make = {"tar": _tars, "parquet": _parquet, "mp3": _mp3}[form]
+    paths = make(home, [manifest.parent / row["path"] for row in rows])
+    found = [(row["id"], path, row["duration"]) for row, path in zip(rows, paths, strict=True)]
+    write_manifest(home / "manifest.csv", found)
+    return home / "manifest.csv"
+
+
+def _tars(home: Path, files: list[Path]) -> Iterator[str]:
+    for first in range(0, len(files), 1000):
+        name = f"audio_{first // 1000}.tar"
+        with tarfile.open(home / name, "w") as tar:
+            for file in files[first : first + 1000]:
+                tar.add(file, file.name)
+                yield f"{name}/{file.name}"
+
+
+def _parquet(home: Path, files: list[Path]) -> Iterator[str]:
+    import pyarrow
+    import pyarrow.parquet
+
+    kind = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
+    with pyarrow.parquet.ParquetWriter(home / "train.parquet", pyarrow.schema({"audio": kind})) as writer:
+        for first in range(0, len(files), 100):
+            values = [{"bytes": file.read_bytes(), "path": file.name} for file in files[first : first + 100]]
+            writer.write_table(pyarrow.table({"audio": pyarrow.array(values, kind)}))
+            yield from (f"train.parquet/audio/{first + row}" for row in range(len(values)))
+
+
+def _mp3(home: Path, files: list[Path]) -> Iterator[str]:
+    for file in files:
+        samples, rate = soundfile.read(file, dtype="float32")
+        soundfile.write(home / f"{file.stem}.mp3", samples, rate, format="MP3")
+        yield f"{file.stem}.mp3"
 
 
 def write_manifest(path: Path, rows: list[tuple[str, str, str]]) -> None:

@@ -3,6 +3,7 @@
     pip install '.[extract,bench]'
     python scripts/bench/extract.py [--hours 1.4] [--threads 2] [--rounds 5] [--json]
     python scripts/bench/extract.py --kind short          many short clips, that are resampled too
+    python scripts/bench/extract.py --no-peers --packed   the same corpus in tars, in Parquet, and as MP3, too
     python scripts/bench/extract.py --memory              10^5 and 10^6 clips of 0.1 s: see `memory.py`
 
 A stage by itself goes over the whole corpus on one core: decoding all files; resampling, where the corpus has
@@ -28,13 +29,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import soundfile
 import torch
 from clock import CORES, Timed, median, remark, timed, undisturbed
-from corpus import KINDS, is_speech, make_corpus
+from corpus import KINDS, is_speech, make_corpus, packed
 
 from featcache.audio.resample import to_waveform
 from featcache.config import Config, load_config
@@ -122,6 +124,10 @@ def measure(path: Path, asked: argparse.Namespace) -> dict:
             "featcache, library": lambda: _library(manifest, config, folder / "library", asked.threads),
             "featcache, command": lambda: _command(path, folder / "command", asked.threads),
         }
+        for form in ("tar", "parquet", "mp3") if asked.packed else ():
+            runs[f"featcache, library, {form}"] = partial(
+                _library, read_manifest(packed(path, form)), config, folder / form, asked.threads
+            )
         runs |= _lhotse_runs(path, asked)
         rounds = []
         for number in range(asked.rounds):
@@ -253,6 +259,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-peers", action="store_true", help="leave Lhotse out")
+    parser.add_argument("--packed", action="store_true", help="also from tars, from Parquet and from MP3 files")
     parser.add_argument("--memory", action="store_true", help="measure memory over 10^6 clips instead")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from extractions import TINY, extract_here
 
 from featcache.audio import members
 from featcache.config import load_config
-from featcache.errors import ManifestError
+from featcache.errors import ManifestError, MissingDependencyError
 from featcache.extraction.extraction import Options
 from featcache.manifest import read_manifest
 
@@ -106,6 +107,20 @@ def test_what_is_no_container_that_can_be_read_is_refused_before_the_run(plain, 
         rows = [{"id": row["id"], "path": path.format(row["id"])} for row in plain.rows]
         with pytest.raises(ManifestError, match=words):
             extract(Corpus(scratch, rows).manifest(), scratch / "c")
+
+
+def test_a_tar_may_be_the_root(cli, plain, scratch):
+    packed(plain, scratch, "tar")
+    manifest = Corpus(scratch, plain.rows[:6]).manifest()
+    assert cli("extract", manifest, "--root", scratch / "audio_0.tar", "-o", scratch / "c").code == 0
+    assert cli("verify", scratch / "c", "--sources=content", "--no-data").code == 0
+
+
+def test_tables_need_pyarrow(plain, scratch, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    rows = [{**row, "path": f"train.parquet/audio/{number}"} for number, row in enumerate(plain.rows)]
+    with pytest.raises(MissingDependencyError, match=r"pip install 'featcache\[parquet\]'"):
+        extract(Corpus(scratch, rows).manifest(), scratch / "c")
 
 
 def test_a_folder_called_like_a_container_is_a_folder(plain, scratch):

@@ -29,7 +29,9 @@ def write_tables(folder: Path, values: list[bytes | None], rows_per_group: int =
     import pyarrow.parquet
 
     structs = [None if value is None else {"bytes": value, "path": f"{row}.wav"} for row, value in enumerate(values)]
-    table = pyarrow.table({"id": list(range(len(values))), "audio": structs, "raw": pyarrow.array(values, "large_binary")})
+    table = pyarrow.table(
+        {"id": list(range(len(values))), "audio": structs, "raw": pyarrow.array(values, "large_binary")}
+    )
     parquet, arrow = folder / "train.parquet", folder / "train.arrow"
     pyarrow.parquet.write_table(table, parquet, row_group_size=rows_per_group)
     with pyarrow.OSFile(str(arrow), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:

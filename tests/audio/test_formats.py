@@ -1,0 +1,142 @@
+"""Sound that libsndfile refuses, decoded by FFmpeg: the signal that was encoded, and segments as of decoding it all."""
+
+from __future__ import annotations
+
+import sys
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import soundfile
+from cache_contents import items, only_version, provenance
+from corpora import Corpus, speech
+from decoded_audio import WHOLE, fault_of, samples_of
+from extractions import extract_here
+
+from featcache.audio.decode import Cut, decode
+from featcache.audio.formats import format_of
+from featcache.config import load_config
+from featcache.errors import Reason
+from featcache.extraction.extraction import Options
+from featcache.manifest import read_manifest
+
+av = pytest.importorskip("av")
+
+# How PyAV encodes each, the delay that decoding leaves in samples, and how near to the signal that decoding comes.
+KINDS = {
+    "aac.m4a": ("aac", 16000, 1, 0, 0.98),
+    "alac.m4a": ("alac", 16000, 2, 0, 1),
+    "opus.webm": ("libopus", 48000, 2, 0, 0.98),
+    "two.wma": ("wmav2", 16000, 1, None, 0.9),
+    "narrow.amr": ("libopencore_amrnb", 8000, 1, None, 0.8),
+    "raw.aac": ("aac", 16000, 1, 1024, 0.98),
+    "video.mp4": ("aac", 16000, 2, 0, 0.98),
+}
+
+
+def signal(rate: int, channels: int) -> np.ndarray:
+    samples = speech(1.5, rate, channels=channels, seed=3)
+    kernel = np.hanning(31) / np.hanning(31).sum()  # what a codec for speech keeps
+    smooth = np.stack([np.convolve(channel, kernel, "same") for channel in samples.T], 1)
+    return (smooth * 32767).round().astype(np.int16)
+
+
+def encode(path, kind: str) -> np.ndarray:
+    """Write a file of a kind. Returns its signal, int16 `[num_samples, channels]`."""
+    codec, rate, channels, _, _ = KINDS[kind]
+    if codec not in av.codecs_available:
+        pytest.skip(f"FFmpeg has no {codec}")
+    samples = signal(rate, channels)
+    layout = "mono" if channels == 1 else "stereo"
+    form = {".aac": "adts", ".wma": "asf"}.get(path.suffix)
+    with av.open(str(path), "w", format=form) as container:
+        stream = container.add_stream(codec, rate=rate, layout=layout)
+        stream.bit_rate = 12200 if "amr" in codec else 64000 * channels
+        if kind == "video.mp4":
+            video = container.add_stream("mpeg4", rate=10)
+            video.width, video.height, video.pix_fmt = 64, 64, "yuv420p"
+        frame = av.AudioFrame.from_ndarray(samples.reshape(1, -1), format="s16", layout=layout)
+        frame.sample_rate, frame.pts, frame.time_base = rate, 0, Fraction(1, rate)
+        container.mux([*stream.encode(frame), *stream.encode(None)])
+        if kind == "video.mp4":
+            picture = av.VideoFrame.from_ndarray(np.zeros((64, 64, 3), np.uint8))
+            container.mux([*video.encode(picture), *video.encode(None)])
+    return samples
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_signal_that_was_encoded(scratch, kind):
+    """At its place, but for the delay of formats that do not state it; and each segment is that of the whole."""
+    _, rate, channels, delay, likeness = KINDS[kind]
+    path = scratch / kind
+    expected = encode(path, kind) / 32768
+    with pytest.raises(soundfile.LibsndfileError):
+        soundfile.info(path)
+    whole = samples_of(path)
+    assert (whole.dtype, whole.shape[1]) == (np.float32, channels)
+    assert abs(len(whole) - len(expected)) < 4096
+    if likeness == 1:
+        np.testing.assert_array_equal(whole, expected.astype(np.float32))
+    near = range(3000) if delay is None else [delay]
+    middle = slice(5000, 5000 + rate // 2)
+    alike = max(np.corrcoef(whole[middle.start + by : middle.stop + by, 0], expected[middle, 0])[0, 1] for by in near)
+    assert alike >= likeness - 1e-6
+    cuts = [Cut(0.75, 0.25), Cut(0.0, 0.5), Cut(0.123, 0.7), Cut(1.0)]
+    for cut, found in zip(cuts, decode(path, cuts), strict=True):
+        first = round(cut.start * rate)
+        stop = None if cut.duration is None else first + round(cut.duration * rate)
+        assert found[0].tobytes() == whole[first:stop].tobytes()
+        assert (found[1].sample_rate, found[1].by_ffmpeg) == (rate, True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_is_cut_short_fails(scratch, capfd, kind):
+    encode(scratch / kind, kind)
+    data = (scratch / kind).read_bytes()
+    (scratch / kind).write_bytes(data[: len(data) * 2 // 3 + 5])
+    assert fault_of(scratch / kind).reason in (Reason.TRUNCATED, Reason.NOT_AUDIO)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_playlists_and_whatever_else_is_no_sound_is_not_given_to_ffmpeg(scratch):
+    """It would read the files that they name."""
+    for beginning in (b"#EXTM3U\n", b"ffconcat version 1.0\n", b"v=0\r\n", b"<?xml", b"RIFF", b"", b"\0" * 16):
+        assert format_of(beginning) is None
+    (scratch / "a.m4a").write_bytes(b"#EXTM3U\n/etc/passwd\n")
+    assert fault_of(scratch / "a.m4a").reason == Reason.NOT_AUDIO
+    (scratch / "b.m4a").write_bytes(b"\0\0\0\x18ftypM4A " + bytes(range(256)) * 20)
+    assert fault_of(scratch / "b.m4a").reason == Reason.NOT_AUDIO
+
+
+def test_without_the_extra_a_file_fails_in_a_line_that_names_it(scratch, monkeypatch):
+    """And the next run tries it again."""
+    encode(scratch / "a.m4a", "aac.m4a")
+    monkeypatch.setitem(sys.modules, "av", None)
+    fault = fault_of(scratch / "a.m4a")
+    assert fault.reason == Reason.FILE_UNREADABLE
+    assert "pip install 'featcache[formats]'" in str(fault)
+
+
+def test_sphere_compressed_by_shorten_says_what_to_do(scratch):
+    fields = ("sample_count -i 16000", "sample_n_bytes -i 2", "channel_count -i 1", "sample_rate -i 16000")
+    coding = "sample_coding -s26 pcm,embedded-shorten-v2.00"
+    header = "\n".join(["NIST_1A", "   1024", *fields, coding, "end_head", ""]).encode()
+    (scratch / "a.sph").write_bytes(header.ljust(1024) + b"ajkg" + bytes(1000))
+    fault = fault_of(scratch / "a.sph", WHOLE)
+    assert (fault.reason, "sph2pipe -f wav" in str(fault)) == (Reason.NOT_AUDIO, True)
+
+
+def test_a_shard_says_which_items_ffmpeg_has_decoded(scratch):
+    encode(scratch / "b.m4a", "alac.m4a")
+    samples = samples_of(scratch / "b.m4a")
+    soundfile.write(scratch / "a.wav", samples, 16000, "PCM_16")
+    corpus = Corpus(scratch)
+    for name in ("a.wav", "b.m4a"):
+        corpus.add(name, name)
+    cache = scratch / "c"
+    extract_here(read_manifest(corpus.manifest()), [load_config("fbank80")], cache, Options("cpu", 1))
+    assert {id_: item.by_ffmpeg for id_, item in provenance(cache).items()} == {"a.wav": False, "b.m4a": True}
+    found = items(cache)
+    assert found["a.wav"] == found["b.m4a"]
+    (name,) = only_version(cache).shard_names()
+    assert only_version(cache).shard(name).info.made_by["av"] == av.__version__

@@ -1,0 +1,170 @@
+"""Single members: values of tables by column and row, what is wrong with others, and what is kept of containers."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+from containers import write_tables, write_tar
+
+from featcache.audio import tables
+from featcache.audio.kept import Kept
+from featcache.audio.members import check_container, read_member, stamp_of_member
+from featcache.errors import AudioError, Reason
+from featcache.manifest.audio_locations import Member, Url, locate
+
+VALUES = [b"zero", b"1" * 900, None, b"", b"four" * 99, b"five", b"six"]
+
+
+def content(container, name) -> bytes:
+    fetched = read_member(Member(container, name))
+    assert fetched.stamp == stamp_of_member(Member(container, name))
+    with fetched.open() as file:
+        return file.read()
+
+
+def refused(container, name) -> tuple[Reason, str]:
+    with pytest.raises(AudioError) as caught:
+        read_member(Member(container, name))
+    return caught.value.reason, str(caught.value)
+
+
+def test_paths_into_containers(scratch):
+    (scratch / "folder.tar").mkdir()
+    for path, inside in {
+        "a.tar/b/c.wav": ("a.tar", "b/c.wav"),
+        "x/train-0.parquet/audio/12": ("x/train-0.parquet", "audio/12"),
+        "data.arrow/audio/3": ("data.arrow", "audio/3"),
+        "a.tar.gz/b.wav": ("a.tar.gz", "b.wav"),
+        "folder.tar/a.tar/b.tar/c": ("folder.tar/a.tar", "b.tar/c"),
+    }.items():
+        assert locate(scratch, path) == Member(scratch / inside[0], inside[1])
+        assert str(locate(scratch, path)) == str(scratch / path)
+    for path in ("a.wav", "a.tar", "b.tar.wav/c", "tar/c.wav", "folder.tar/c.wav"):
+        assert locate(scratch, path) == scratch / path
+    assert locate(scratch / "a.tar", "b.wav") == Member(scratch / "a.tar", "b.wav")
+    assert locate(scratch, "/x/a.tar/b.wav") == locate(Url("s3://b"), "file:///x/a.tar/b.wav")
+    assert locate(Url("s3://bucket"), "a.tar/b.wav") == Url("s3://bucket/a.tar/b.wav")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_values_of_tables(scratch, kind):
+    """Of structs with a field `bytes`, and of bytes; over several row groups, and none that is null or empty."""
+    pytest.importorskip("pyarrow")
+    table = write_tables(scratch, VALUES)[kind == "arrow"]
+    for row, value in enumerate(VALUES):
+        for column in ("audio", "raw"):
+            if value:
+                assert content(table, f"{column}/{row}") == value
+            else:
+                assert refused(table, f"{column}/{row}") == (Reason.EMPTY, "the row holds no bytes")
+    missing = {
+        "audio/7": "the table has 7 rows, counted from 0",
+        "audio/-1": "a path into a table ends in a column and a row, as in audio/123",
+        "audio/0/": "the table has no such column of bytes; such columns: audio, raw",
+        "id/0": "the table has no such column of bytes; such columns: audio, raw",
+    }
+    assert {name: refused(table, name) for name in missing} == {
+        name: (Reason.FILE_MISSING, words) for name, words in missing.items()
+    }
+
+
+def test_tables_of_arrow_in_its_file_format_and_compressed(scratch):
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table({"audio": [b"one", b"two" * 999]})
+    path = scratch / "file.arrow"
+    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    assert [content(path, f"audio/{row}") for row in range(2)] == table["audio"].to_pylist()
+    options = pyarrow.ipc.IpcWriteOptions(compression="zstd")
+    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, table.schema, options=options) as writer:
+        writer.write_table(table)
+    reason, words = refused(path, "audio/0")
+    assert (reason, "write it without compression" in words) == (Reason.TRUNCATED, True)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_tables_that_are_cut_short_or_none(scratch, kind):
+    """Of Arrow, the rows before the cut are read; Parquet cannot be read without its end."""
+    pytest.importorskip("pyarrow")
+    table = write_tables(scratch, VALUES)[kind == "arrow"]
+    whole = table.read_bytes()
+    last = whole.rindex(b"six") if kind == "arrow" else len(whole) - 1
+    table.write_bytes(whole[:last])
+    assert refused(table, "audio/6")[0] == Reason.TRUNCATED
+    if kind == "arrow":
+        assert content(table, "audio/1") == VALUES[1]
+    table.write_bytes(b"no table " * 100)
+    assert refused(table, "audio/0")[0] == (Reason.TRUNCATED if kind == "parquet" else Reason.NOT_AUDIO)
+
+
+def test_row_groups_are_bounded(scratch, monkeypatch):
+    pytest.importorskip("pyarrow")
+    table, _ = write_tables(scratch, [b"1" * 100, b"2" * 100, b"3" * 2000, b"4"], rows_per_group=2)
+    monkeypatch.setattr(tables, "_LARGEST_GROUP", 1000)
+    assert content(table, "audio/1") == b"2" * 100
+    reason, words = refused(table, "audio/3")
+    assert (reason, "write it with smaller ones" in words) == (Reason.OUT_OF_MEMORY, True)
+
+
+def test_a_container_that_is_another_file_now_is_read_anew(scratch):
+    tar = write_tar(scratch / "a.tar", {"a.wav": b"first"})
+    assert content(tar, "a.wav") == b"first"
+    write_tar(scratch / "b.tar", {"b.wav": b"more", "a.wav": b"second"}).replace(tar)
+    assert content(tar, "a.wav") == b"second"
+
+
+def test_what_is_no_container(scratch):
+    os.mkfifo(scratch / "pipe.tar")
+    (scratch / "empty.tar").touch()
+    for name, reason in {
+        "pipe.tar": Reason.FILE_MISSING,
+        "empty.tar": Reason.TRUNCATED,
+        "none.tar": Reason.FILE_MISSING,
+        "none\0.tar": Reason.FILE_MISSING,
+        "a.tar.zst": Reason.FILE_UNREADABLE,
+    }.items():
+        assert refused(scratch / name, "a.wav")[0] == reason
+        with pytest.raises(AudioError):
+            check_container(scratch / name)
+
+
+def test_what_is_kept_is_made_once_and_as_much_of_it_as_fits():
+    kept: Kept[str] = Kept(10, len)
+    made: list[str] = []
+    start = threading.Barrier(4)
+
+    def ask() -> None:
+        start.wait()
+        kept.get("a", lambda: made.append("a") or "aaaa")
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == ["a"]
+    for key in "bab":
+        kept.get(key, lambda key=key: made.append(key) or key * 4)
+    assert made == ["a", "b"]
+    kept.get("c", lambda: made.append("c") or "c" * 4)
+    kept.get("b", lambda: made.append("b") or "b" * 4)
+    kept.get("a", lambda: made.append("a again") or "a" * 99)
+    assert made == ["a", "b", "c", "a again"]
+
+
+def test_what_could_not_be_made_is_kept_only_if_the_audio_is_at_fault():
+    kept: Kept[str] = Kept(10, len)
+    asked = []
+
+    def fail(error):
+        asked.append(error)
+        raise error
+
+    for _ in range(2):
+        with pytest.raises(AudioError, match="bad"):
+            kept.get("audio", lambda: fail(AudioError(Reason.NOT_AUDIO, "bad")))
+        with pytest.raises(OSError, match="disk"):
+            kept.get("disk", lambda: fail(OSError("disk")))
+    assert [type(error) for error in asked] == [AudioError, OSError, OSError]
