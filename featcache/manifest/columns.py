@@ -35,7 +35,7 @@ def _id(cell: Any) -> str:
         return str(cell)
     if not _text(cell).isprintable() and _CONTROL.search(cell):
         raise ValueError(f"has a control character: {shown(cell)}")
-    return _not_too_long(cell)
+    return _storable(cell)
 
 
 def _path(cell: Any) -> str:
@@ -54,11 +54,15 @@ def path_or_command(cell: Any) -> str:
         raise ValueError(f"has a NUL character: {shown(cell)}")
     if "://" in cell and (fault := secret_in(cell)):
         raise ValueError(f"{fault}: {without_secrets(cell)}")
-    return _not_too_long(cell)
+    return _storable(cell)
 
 
-def _not_too_long(cell: str) -> str:
-    if 4 * len(cell) > _LONGEST and (num_bytes := len(cell.encode())) > _LONGEST:
+def _storable(cell: str) -> str:
+    try:
+        num_bytes = len(cell.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"is not UTF-8: {shown(cell)}") from None
+    if num_bytes > _LONGEST:
         raise ValueError(f"has {num_bytes:,} bytes, and may have {_LONGEST:,}: {shown(cell)}")
     return cell
 

@@ -65,7 +65,9 @@ def read_manifest(
     except ManifestError as error:
         raise ManifestError(f"{name}: {error}") from error
     except (OSError, EOFError, zlib.error) as error:  # the latter two come from a gzip file that is cut off or damaged
-        raise ManifestError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        inside = getattr(error, "filename", None)
+        where = f": {inside}" if isinstance(inside, str) and inside != name else ""
+        raise ManifestError(f"{name}{where}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not places and not opened.faults.count:
         opened.faults.add(0, "there are no audio files below it" if kind == "folder" else "there are no rows")
     ids = Strings.concatenate(parts.pop("id"))

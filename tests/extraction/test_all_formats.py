@@ -55,8 +55,6 @@ def test_features_are_the_same_in_every_format(clips, expected, tmp_path, name):
     assert summary.failed == 0
     cache = featcache.open(tmp_path / "cache")
     assert len(cache) == len(clips)
-    by_id = dict(
-        zip(written.ids, sorted(clips, key=lambda clip: clip.path) if name == "folder" else clips, strict=True)
-    )
-    for id_, clip in by_id.items():
+    in_order = sorted(clips, key=lambda clip: clip.path) if name == "folder" else clips
+    for id_, clip in zip(written.ids, in_order, strict=True):
         np.testing.assert_array_equal(cache[id_], expected[clip.stem])

@@ -122,6 +122,11 @@ def mutated_values(value: Any, chance: random.Random) -> Any:
 # The readers: what makes an input in a folder, and what reads it
 
 
+_recording = {"id": "r", "sources": [{"type": "file", "channels": [0, 1], "source": "a.wav"}], "sampling_rate": 8000}
+_said = {"id": "s", "text": "a word", "speaker": "x", "custom": {"y": [1]}}
+_cut = {"id": "a", "start": 0.5, "duration": 1.0, "channel": [0, 1], "recording": _recording, "supervisions": [_said]}
+
+
 def manifests(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
     from featcache.manifest import read_manifest
 
@@ -135,6 +140,11 @@ def manifests(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
         "m.jsonl": "\n".join(lines).encode(),
         "m.csv.gz": gzip.compress(csv),
         "m": csv,
+        "wav.scp": b"a a.wav\nb dir/b.wav\n",
+        "m.list": b"a.wav|x|en|what was said\nb.wav|y|en|and more\n",
+        "fairseq.tsv": b"/corpora\na.wav\t100\ndir/b.wav\t200\n",
+        "sb.json": b'{"a": {"wav": "a.wav", "text": "\\ud83d\\ude00"},\n "b": {"wav": "b.wav", "x": [1, {}]}}',
+        "cuts.jsonl": json.dumps(_cut).encode() + b"\n" + json.dumps({**_cut, "id": "b", "channel": 0}).encode(),
     }
 
     def make(chance: random.Random) -> Callable[[], object]:

@@ -99,7 +99,7 @@ def _listed(source: Source, file: str, key: str) -> list[Any]:
     try:
         found = json.loads(data)[key]
         names = [item["filename"] if isinstance(item, dict) else item for item in found]
-        if all(isinstance(name, str) and os.path.basename(name) == name for name in names):
+        if all(isinstance(name, str) and os.path.basename(name) == name and name.isprintable() for name in names):
             return list(found)
     except (ValueError, KeyError, TypeError, RecursionError):
         pass

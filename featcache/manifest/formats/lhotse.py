@@ -75,7 +75,7 @@ def _audio_beside(source: Source) -> dict[str, _Audio]:
     base = source.faults.file(beside.name)
     with opened(beside) as stream:
         rows = json_rows(lines_of(stream, source.faults, base), source.faults, base)
-        found = _converted(rows, lambda row: {"id": row["id"], "audio": _audio(row)}, source.faults)
+        found = _converted(rows, lambda row: {"id": str(row["id"]), "audio": _audio(row)}, source.faults)
         return {row["id"]: row["audio"] for _, row in found}
 
 
@@ -85,7 +85,7 @@ def _of_recording(recording: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_supervision(recordings: dict[str, _Audio], supervision: dict[str, Any]) -> dict[str, Any]:
-    audio = recordings.get(supervision["recording_id"])
+    audio = recordings.get(str(supervision["recording_id"]))
     if audio is None:
         raise _NotReadError(f"recording {supervision['recording_id']!r} is not among the recordings")
     return {

@@ -28,7 +28,7 @@ AUDIO_SUFFIXES = frozenset(
 
 ROWS_PER_BATCH = 1024
 
-HEAD_BYTES = 64 << 10
+HEAD_BYTES = 1 << 20
 """The most bytes of a file by which its format is recognised."""
 
 _FAULTS_SHOWN = 20
@@ -145,7 +145,7 @@ class Source:
                 elif self.is_parquet:
                     stream = io.BytesIO(self._head + stream.read())
                 else:
-                    stream = cast(BinaryIO, io.BufferedReader(_Rejoined(self._head, stream), HEAD_BYTES))
+                    stream = cast(BinaryIO, io.BufferedReader(_Rejoined(self._head, stream), 1 << 16))
                 self._stream = stream
                 self._stack = self._stack.pop_all()  # from here on, `close` closes it
 
@@ -199,7 +199,7 @@ class Source:
 
     @cached_property
     def first_text(self) -> str:
-        """The beginning of the file, up to the second line that is not blank, but at most 64 KiB; empty if it is no
+        """The beginning of the file, up to the second line that is not blank, but at most 1 MiB; empty if it is no
         text in UTF-8."""
         if self.is_parquet or self._head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             return ""
@@ -246,7 +246,7 @@ class _Rejoined(io.RawIOBase):
 
 
 def _two_lines(stream: BinaryIO) -> bytes:
-    """The beginning of a stream up to the second line that is not blank, but no more than 64 KiB."""
+    """The beginning of a stream up to the second line that is not blank, but no more than 1 MiB."""
     head, found = b"", 0
     while found < 2 and (line := stream.readline(HEAD_BYTES - len(head))):
         head += line

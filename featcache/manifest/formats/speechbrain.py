@@ -80,7 +80,10 @@ def _entries(source: Source) -> Rows:
             line += text.count("\n", counted, at)
             counted = at
             key, at = decode(text, at)
-            row, at = decode(text, _after(text, at, ":"))
+            start = _after(text, at, ":")
+            row, at = decode(text, start)
+            if "\\ud" in text[start:at] or "\\uD" in text[start:at]:  # as in JSON lines
+                json.dumps(row, ensure_ascii=False).encode()
             if isinstance(row, dict) and isinstance(key, str):
                 yield line, {**row, "id": key}
             else:
