@@ -93,9 +93,10 @@ FAILURES_LEFT = 3
 @click.option(
     "--partition",
     metavar="I/N|auto",
-    help="Extract only part I of N, counted from 0: 0/8 to 7/8. For jobs of an array, which need no locks and do not "
-    "wait for each other; the manifest needs durations. `featcache index` builds the index after them. With auto, the "
-    "variables of SLURM, Kubernetes or SkyPilot say which part.",
+    help="Extract only partition I of N, counted from 0: 0/8 to 7/8. For jobs of an array, which need no locks and do "
+    "not wait for each other. Of one manifest, it is a range of rows: the manifest needs durations, and `featcache "
+    "index` builds the index after them. Of several manifests, it is every N-th of them. With auto, the variables of "
+    "SLURM, Kubernetes or SkyPilot say which.",
 )
 @options.trust_remote_code
 @click.option("--dry-run", is_flag=True, help="Only say what would be done: utterances, hours, bytes.")
