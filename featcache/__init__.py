@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from featcache.cmvn import Cmvn
     from featcache.engines.main_job import extract
     from featcache.errors import FeatcacheError, FeatcacheWarning
-    from featcache.loader import BucketBatchSampler, Cache, Crop, DataLoader, FeatureDataset, open  # noqa: A004
+    from featcache.loader import BucketBatchSampler, Cache, Corpus, Crop, DataLoader, FeatureDataset, open  # noqa: A004
     from featcache.quantize import dequantize
 
 __version__ = "0.1.0"
@@ -28,6 +28,7 @@ __all__ = [
     "BucketBatchSampler",
     "Cache",
     "Cmvn",
+    "Corpus",
     "Crop",
     "DataLoader",
     "FeatcacheError",
@@ -50,6 +51,7 @@ _HOME = {
     "BucketBatchSampler": "loader",
     "Cache": "loader",
     "Cmvn": "cmvn",
+    "Corpus": "loader",
     "Crop": "loader",
     "DataLoader": "loader",
     "FeatureDataset": "loader",

@@ -137,7 +137,7 @@ class ExtractionPlan:
 
 def plan_extraction(
     manifest: Manifest,
-    configs: Sequence[Config],
+    configs: Sequence[Config | BuiltConfig],
     cache: Path,
     options: Options,
     only: Strings | None = None,
@@ -149,7 +149,8 @@ def plan_extraction(
 
     Args:
         manifest: The utterances.
-        configs: One version is filled for each. Files are decoded once for all that lack the same rows.
+        configs: One version is filled for each. Files are decoded once for all that lack the same rows. One that was
+            built, for another manifest, is not built again.
         cache: The folder that holds the versions.
         options: The options of the run.
         only: Extract these ids, even if there are older items of them, and no others.
@@ -171,7 +172,10 @@ def plan_extraction(
         require_fetching(manifest)
     device.configure_torch()
     label = device.label if options.workers is None else ""  # they look for probes of their devices themselves
-    built_configs = [BuiltConfig.build(config, device.torch_device) for config in configs]
+    built_configs = [
+        config if isinstance(config, BuiltConfig) else BuiltConfig.build(config, device.torch_device)
+        for config in configs
+    ]
     source = None if options.source is None else find_source(built_configs, options.source)
     wanted = _wanted_rows(manifest, built_configs, source, options)
     versions = [
@@ -179,7 +183,7 @@ def plan_extraction(
         for built in built_configs
     ]
     notes = _notes(versions, manifest, cache, source, only)
-    num_utterances = wanted[configs[0].copies].num_utterances
+    num_utterances = wanted[built_configs[0].config.copies].num_utterances
     return ExtractionPlan(manifest, cache, options, only, device, source, num_utterances, versions, notes, started)
 
 
@@ -230,7 +234,7 @@ def run_extraction(
 # Planning
 
 
-def _refuse_equal_names(configs: Sequence[Config]) -> None:
+def _refuse_equal_names(configs: Sequence[Config | BuiltConfig]) -> None:
     names = [config.name for config in configs]
     if len(set(names)) < len(names):
         raise ConfigError(f"two configs have the same name: {', '.join(sorted(names))}; each names a version")

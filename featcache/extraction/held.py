@@ -76,7 +76,7 @@ def compare_held(
         if retry_failed:
             return False
         max_seconds = None if limit is None else limit * built.waveform_maker.speed(failure.id)
-        return would_fail_again(manifest, failure, built.config.audio, max_seconds, known)
+        return would_fail_again(manifest.root, failure, built.config.audio, max_seconds, known)
 
     rows = compare(manifest, index, held.failures, is_unchanged)
     if check_sources:

@@ -59,6 +59,11 @@ class BuiltConfig:
         """The config's name."""
         return self.config.name
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """The config's fingerprint, for which the weights are hashed."""
+        return self.config.fingerprint()
+
     @property
     def sample_rate(self) -> int:
         """The sample rate of the waveforms, in Hz."""
