@@ -36,7 +36,8 @@ def for_each_part(*, is_search: bool = False) -> Callable[[Callable[..., None]],
     """Make the callback of a command that takes a cache as `path` take a corpus too.
 
     On a corpus, it is called with the cache of each part, and, if it takes one, with the part's manifest: of those that
-    `--manifest` names, the one of the part's name. With `--json`, the parts' documents become one.
+    `--manifest` names, the one of the part's name. A command that copies, copies to the part of that name. With
+    `--json`, the parts' documents become one.
 
     Args:
         is_search: Whether the command looks for an utterance, which only has to be in one of the parts.
@@ -73,6 +74,10 @@ class _Loop:
     def over(self, corpus: Any, version: str, parts: list[Part]) -> None:
         """Call the command for each part, and end with the exit code of the worst."""
         manifests = self._manifests()
+        if (to := self._given.get("to")) is not None:
+            from featcache.store.corpus import copy_list
+
+            copy_list(corpus, to)
         documents = []
         for part in parts:
             path = corpus / part.name / version if version else corpus / part.name
@@ -97,6 +102,8 @@ class _Loop:
     def _call(self, part: Part, path: Any, manifests: dict[str, Path] | None) -> str:
         """Call the command for a part; returns what was wrong, if the part could not be looked at."""
         given = {**self._given, "path": path}
+        if "to" in given:
+            given["to"] /= part.name
         try:
             if manifests is not None:
                 if part.name not in manifests:

@@ -34,7 +34,7 @@ FAILURES_LEFT = 3
 
 
 @click.command(short_help="Extract the features of a manifest's utterances.")
-@click.argument("manifests", metavar="MANIFEST...", type=options.TEXT, nargs=-1, required=True)
+@options.manifests_argument
 @click.option(
     "-c",
     "--config",

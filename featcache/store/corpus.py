@@ -20,11 +20,12 @@ from pathlib import Path
 from featcache.errors import ArgumentError, DamagedError, StoreError
 from featcache.storage.location import Location
 from featcache.storage.store import store_of
+from featcache.store import zarr3
 from featcache.store.fields import any_text, fields, listed, mapped, text, whole
 from featcache.store.files import make_folders, refuse_links
 from featcache.store.index import Index, index_folder
 from featcache.store.locks import Claim
-from featcache.store.records import read_document, write_document
+from featcache.store.records import read_document
 from featcache.store.version import Version
 
 CORPUS = "corpus.json"
@@ -156,10 +157,29 @@ def update_parts(corpus: Path, change: Callable[[dict[str, Part]], None]) -> lis
             change(parts)
             after = sorted(parts.values(), key=lambda part: part.name)
             if after != before:
-                write_document(corpus / CORPUS, {"format": FORMAT, "parts": [asdict(part) for part in after]})
+                _write(corpus, after)
             return after
     except OSError as error:
         raise StoreError(f"{corpus / CORPUS}: cannot be written: {error.strerror}") from error
+
+
+def _write(corpus: Location, parts: Sequence[Part]) -> None:
+    document = {"sealed": True, "format": FORMAT, "parts": [asdict(part) for part in parts]}
+    store_of(corpus).put(corpus / CORPUS, zarr3.seal({**document, "checksum": zarr3.UNSEALED}))
+
+
+def copy_list(corpus: Location, to: Location) -> None:
+    """List the parts of a corpus in another, too, where they are copied to; others that it lists stay.
+
+    Raises:
+        DamagedError: The `corpus.json` of one is not what was written.
+        StoreError, OSError: It cannot be written.
+    """
+    there: list[Part] = []
+    with suppress(FileNotFoundError):
+        there = read_parts(to)
+    parts = {part.name: part for part in [*there, *read_parts(corpus)]}
+    _write(to, [parts[name] for name in sorted(parts)])
 
 
 def record_version(version: Version, known: PartVersion) -> None:

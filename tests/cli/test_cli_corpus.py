@@ -121,6 +121,10 @@ def test_commands_do_each_part(cli, audio, scratch):
     missing = cli("show", corpus, "utt-99")
     assert (missing.code, "'utt-99': no such utterance" in missing.err) == (1, True)
 
+    copied = cli("copy", corpus, scratch / "copy")
+    assert (copied.code, copied.out.splitlines()[-1]) == (0, f"{corpus}: 3 parts: all fine")
+    assert len(featcache.open(scratch / "copy", strict=True)) == 12
+
     chunk = shard_folders(corpus / "p1")[0] / "features" / "c" / "0" / "0"
     data = bytearray(chunk.read_bytes())
     data[5] ^= 1
@@ -131,6 +135,15 @@ def test_commands_do_each_part(cli, audio, scratch):
     assert cli("repair", corpus, "--manifest", manifests).code == 0
     assert check(corpus / "p1").problems == []
     assert len(featcache.open(corpus, strict=True)) == 12
+
+
+def test_statistics_have_the_bits_of_one_cache(cli, plain, audio, scratch):
+    assert cli(*extract(audio, scratch / "corpus")).code == 0
+    assert cli("extract", plain.manifest(), "-o", scratch / "whole", "--threads", 1).code == 0
+    of_parts, of_one = (json.loads(cli("stats", scratch / name, "--json").out) for name in ("corpus", "whole"))
+    assert {**of_parts, "version": ""} == {**of_one, "version": ""}
+    refused = cli("stats", scratch / "corpus", "--manifest", audio.folder / "p0.csv")
+    assert (refused.code, "statistics of a corpus are of all its utterances" in refused.err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +172,7 @@ def test_a_corpus_is_no_cache_of_one_manifest(cli, audio, scratch):
     assert only_version(scratch / "cache")
     corpus = scratch / "corpus"
     assert cli(*extract(audio, corpus)).code == 0
-    assert f"{corpus}: is a corpus: name one of its parts" in cli("stats", corpus).err
+    assert f"{corpus}: is a corpus: name one of its parts" in cli("fit-kmeans", corpus, "-k", 2, "-o", "units").err
     (corpus / "corpus.json").write_text('{"sealed": true}')
     assert "corpus.json: damaged" in cli("info", corpus).err
     (corpus / "corpus.json").unlink()
