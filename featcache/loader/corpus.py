@@ -212,6 +212,10 @@ class Corpus(Cache):
         """
         return self._parts.cache(self._number(name))
 
+    def start_of(self, name: str) -> int:
+        """The position of a part's first utterance, by the part's name."""
+        return int(self._parts.starts[self._number(name)])
+
     def locate(self, position: int) -> tuple[str, int]:
         """The name of the part that has a position, and the position in it."""
         number, inside = self._parts.locate(self._position(position))

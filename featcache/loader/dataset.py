@@ -77,6 +77,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         cache: The opened cache; or several, as a dictionary with names of your choice.
         manifest: A CSV, TSV, JSONL or Parquet file with an `id` for each utterance, in the dataset's order; rows with a
             path are compared with what was extracted. Without one, the dataset has the (first) cache's utterances.
+            For a corpus, the manifests of its parts, as a pattern or a folder, or that of one part.
         where: Select the manifest's rows by columns: `{"split": "train"}`; a list of values matches any of them.
         columns: Names of the manifest's columns to keep; by default all. A mapping also sets their types:
             `{"speaker": str, "digit": int}`.

@@ -15,7 +15,7 @@ from make_corpus import make_corpus
 
 import featcache
 from featcache import BucketBatchSampler
-from featcache.errors import ArgumentError, FeatcacheWarning, StoreError
+from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError, StoreError
 from featcache.loader.batches import PartWindows, Rules
 from featcache.loader.parts import Parts
 from featcache.store.selection import select_versions
@@ -158,6 +158,25 @@ def test_an_epoch_reads_only_the_parts_of_its_windows_and_is_resumed(folder, ope
         BucketBatchSampler(dataset.lengths, max_frames=3, parts_in_memory=1)
     with pytest.raises(ArgumentError, match="parts_in_memory is for a corpus"):
         BucketBatchSampler([1, 2], max_frames=3, parts_in_memory=1)
+
+
+def test_manifests_are_joined_with_the_parts_of_their_names(folder, tmp_path):
+    for name in ("p0", "p2"):
+        rows = "".join(f"{name}-1-{number},{number},of {name}\n" for number in range(3))
+        (tmp_path / f"{name}.csv").write_text(f"id,digit,speaker\n{rows}")
+    corpus = featcache.open(folder)
+    dataset = featcache.FeatureDataset({"one": corpus, "two": corpus}, tmp_path / "p?.csv")
+    assert [*dataset.ids] == [f"{name}-1-{number}" for name in ("p0", "p2") for number in range(3)]
+    batch = dataset.batch([4, 2])
+    assert (batch["digit"].tolist(), batch["speaker"]) == ([1, 2], ["of p2", "of p0"])
+    assert np.array_equal(batch["features"]["two"][0][: batch["lengths"]["two"][0]].numpy(), corpus["p2", "p2-1-1"])
+    assert len(featcache.FeatureDataset(corpus, tmp_path / "p2.csv", columns=["digit"])) == 3
+    (tmp_path / "p9.csv").write_text("id\na\n")
+    with pytest.raises(StoreError, match="there is no part 'p9'"):
+        featcache.FeatureDataset(corpus, tmp_path / "p9.csv")
+    (tmp_path / "p0.csv").write_text("id,digit,speaker\np0-1-0,seven,x\n")
+    with pytest.raises(ManifestError, match="the column 'digit' holds numbers in some of these manifests, and text in"):
+        featcache.FeatureDataset(corpus, tmp_path / "p[02].csv")
 
 
 def test_what_has_changed_since(folder, tmp_path, opened):
