@@ -269,7 +269,7 @@ def _extract_parts(
     documents, codes, unchanged = [], [0], 0
     for number, (name, manifest) in enumerate(plan.manifests.items(), 1):
         try:
-            part = PartRun(corpus, name, manifest)
+            part = PartRun(plan, name)
             known = part.unchanged(built, job.options, job.root or manifest.parent.absolute())
             if known is not None:
                 unchanged += 1

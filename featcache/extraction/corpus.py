@@ -23,7 +23,8 @@ from featcache.extraction.partition import Partition
 from featcache.extraction.summary import Summary
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.audio_locations import AudioLocation, Url
-from featcache.store.corpus import Part, PartVersion, part_folder, read_parts, update_parts
+from featcache.storage.location import folder_of
+from featcache.store.corpus import Part, PartVersion, is_corpus, read_parts, update_parts
 from featcache.store.index import index_folder, open_index
 from featcache.store.runs import latest_failures
 from featcache.store.selection import version_names
@@ -40,6 +41,10 @@ class CorpusPlan:
     """The corpus."""
     manifests: dict[str, Path]
     """The manifests of these parts, by the names of the parts."""
+    known: dict[str, Part]
+    """What is known of all parts of the corpus, by their names."""
+    writes: bool
+    """Whether anything is recorded."""
     notes: list[str]
     """Lines that a user should read before the first one."""
 
@@ -59,8 +64,9 @@ def plan_corpus(
         ArgumentError: The folder is a cache of one manifest.
         ManifestError: A manifest is not there.
         DamagedError: The corpus's `corpus.json` is damaged.
-        StoreError: It cannot be written.
+        StoreError: It cannot be written, or is in an object store.
     """
+    folder = folder_of(folder)
     if versions := version_names(folder):
         raise ArgumentError(
             f"{folder}: is the cache of one manifest, with {listing(versions)}: give another folder for the corpus of "
@@ -89,14 +95,18 @@ def plan_corpus(
             known = parts.get(name, Part(name, ""))
             parts[name] = dataclasses.replace(known, manifest=str(manifest.absolute()))
 
+    known: list[Part] = []
     if writes:
-        update_parts(folder, add)
+        known = update_parts(folder, add)
+    elif is_corpus(folder):
+        known = read_parts(folder)
     names = sorted(manifests)
     if partition is not None:
         names = names[partition.number :: partition.count]
         if not names:
             notes.append(f"--partition {partition}: none of the {len(manifests):,} parts")
-    return CorpusPlan(folder, {name: manifests[name] for name in names}, notes)
+    own = {name: manifests[name] for name in names}
+    return CorpusPlan(folder, own, {part.name: part for part in known}, writes, notes)
 
 
 def build_configs(configs: Sequence[Config], options: Options) -> list[BuiltConfig]:
@@ -110,21 +120,19 @@ class PartRun:
     """The run over one part of a corpus: whether there is anything to do, and what to record afterwards.
 
     Args:
-        folder, name: The corpus, and the name of the part.
-        manifest: The manifest of the part.
+        plan: The plan of the corpus.
+        name: The name of the part, one of the plan's.
 
     Raises:
         ManifestError: The manifest cannot be read.
-        StoreError: The part's folder is a link.
     """
 
-    def __init__(self, folder: Path, name: str, manifest: Path) -> None:
-        self.cache = part_folder(folder, name)
+    def __init__(self, plan: CorpusPlan, name: str) -> None:
+        self.cache = plan.folder / name
         """The cache of the part."""
-        self.manifest = manifest
-        self._corpus = folder
-        self._known = next((part for part in read_parts(folder) if part.name == name), Part(name, ""))
-        self._now = _signed(self._known, manifest)
+        self._corpus, self._writes = plan.folder, plan.writes
+        self._known = plan.known.get(name, Part(name, ""))
+        self._now = _signed(self._known, plan.manifests[name])
 
     @property
     def is_changed(self) -> bool:
@@ -152,7 +160,7 @@ class PartRun:
             except (OSError, StoreError):  # which the run says
                 return None
             found.append(known)
-        if self._now != self._known:
+        if self._writes and self._now != self._known:
             self._record(self._known.versions)  # the file's time has changed, or its path, and nothing else
         return found
 

@@ -22,7 +22,7 @@ from featcache.storage.location import Location
 from featcache.storage.store import store_of
 from featcache.store import zarr3
 from featcache.store.fields import any_text, fields, listed, mapped, text, whole
-from featcache.store.files import make_folders, refuse_links
+from featcache.store.files import make_folders
 from featcache.store.index import Index, index_folder
 from featcache.store.locks import Claim
 from featcache.store.records import read_document
@@ -201,16 +201,6 @@ def record_version(version: Version, known: PartVersion) -> None:
             parts[part] = replace(parts[part], versions={**versions, version.path.name: now})
 
     update_parts(corpus, change)
-
-
-def part_folder(corpus: Path, name: str) -> Path:
-    """The folder of a part, to write in.
-
-    Raises:
-        StoreError: It is a link.
-    """
-    refuse_links(corpus, name)
-    return corpus / name
 
 
 def manifests_of_parts(given: Sequence[str | Path]) -> dict[str, Path] | None:

@@ -89,6 +89,8 @@ def test_failures_and_faults_of_one_part(cli, audio, scratch):
 def test_a_job_of_several_takes_whole_parts(cli, audio, scratch):
     """Of several manifests, which need no durations; of one, a job takes a range of rows, as ever."""
     corpus = scratch / "corpus"
+    assert "p1/fbank80-2a8b3903b266: 4 of 4 utterances to extract" in cli(*extract(audio, corpus, "--dry-run")).out
+    assert not corpus.exists()
     assert extracted(cli(*extract(audio, corpus, "--json", "--partition", "1/2"))) == {"p1": 4}
     with pytest.warns(featcache.FeatcacheWarning, match="2 parts have no fbank80-2a8b3903b266, not extracted yet"):
         assert len(featcache.open(corpus)) == 4
