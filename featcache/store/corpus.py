@@ -125,18 +125,17 @@ def read_parts(corpus: Location) -> list[Part]:
     """
     try:
         document = _CORPUS(read_document(corpus / CORPUS))
+        if len({part["name"] for part in document["parts"]}) < len(document["parts"]):
+            raise ValueError("two parts have the same name")
     except (DamagedError, ValueError) as error:
         what = error.what if isinstance(error, DamagedError) else f"{corpus / CORPUS}: damaged: {error}"
         raise DamagedError(
             f"{what}; remove it, and run `featcache extract` with all manifests: what is there is not extracted again"
         ) from error
-    parts = [
+    return [
         Part(**{**part, "versions": {name: PartVersion(**one) for name, one in part["versions"].items()}})
         for part in document["parts"]
     ]
-    if len({part.name for part in parts}) < len(parts):
-        raise DamagedError(f"{corpus / CORPUS}: damaged: two parts have the same name")
-    return parts
 
 
 def update_parts(corpus: Path, change: Callable[[dict[str, Part]], None]) -> list[Part]:

@@ -18,6 +18,9 @@ from featcache import BucketBatchSampler
 from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError, StoreError
 from featcache.loader.batches import PartWindows, Rules
 from featcache.loader.parts import Parts
+from featcache.storage.location import parse_location
+from featcache.store.copying import copy_version
+from featcache.store.corpus import copy_list
 from featcache.store.selection import select_versions
 
 SHARDS = ([5, 4], [7], [3, 3, 2], [6])
@@ -177,6 +180,22 @@ def test_manifests_are_joined_with_the_parts_of_their_names(folder, tmp_path):
     (tmp_path / "p0.csv").write_text("id,digit,speaker\np0-1-0,seven,x\n")
     with pytest.raises(ManifestError, match="the column 'digit' holds numbers in some of these manifests, and text in"):
         featcache.FeatureDataset(corpus, tmp_path / "p[02].csv")
+
+
+def test_a_corpus_in_an_object_store(folder):
+    pytest.importorskip("obstore")
+    to = parse_location("to", "memory://corpora/test-corpus")
+    copy_list(folder, to)
+    with pytest.raises(StoreError, match="no part holds a version yet"):
+        featcache.open(str(to))
+    for number in (0, 2, 3):
+        copy_version(featcache.open(folder / f"p{number}").version, to / f"p{number}")
+    with pytest.warns(FeatcacheWarning, match=r"1 part has no fbank80-.*, not extracted yet: p1"):
+        corpus = featcache.open(str(to), ram="1MB")
+    assert corpus.parts == ["p0", "p2", "p3"]
+    assert all(np.array_equal(corpus["p2", at], featcache.open(folder)["p2", at]) for at in range(8))
+    positions = [22, 0, 9]
+    assert torch.equal(corpus.batch(positions)[0], corpus.batch(positions, check=True)[0])
 
 
 def test_what_has_changed_since(folder, tmp_path, opened):
