@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from featcache.errors import FeatcacheError, FeatcacheWarning
     from featcache.extraction.live import extractor
     from featcache.loader.cache import Cache
+    from featcache.loader.corpus import Corpus
     from featcache.loader.crop import Crop
     from featcache.loader.data_loader import DataLoader
     from featcache.loader.dataset import FeatureDataset
@@ -34,6 +35,7 @@ __all__ = [
     "BucketBatchSampler",
     "Cache",
     "Cmvn",
+    "Corpus",
     "Crop",
     "DataLoader",
     "FeatcacheError",
@@ -55,6 +57,7 @@ _HOME = {
     "BucketBatchSampler": "loader.sampler",
     "Cache": "loader.cache",
     "Cmvn": "cmvn",
+    "Corpus": "loader.corpus",
     "Crop": "loader.crop",
     "DataLoader": "loader.data_loader",
     "FeatureDataset": "loader.dataset",

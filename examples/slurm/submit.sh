@@ -10,7 +10,7 @@ MANIFEST=$(realpath "$1") CACHE=$(realpath -m "$2") jobs=$3
 export MANIFEST CACHE
 shift 3
 here=$(dirname "$(realpath "$0")")
-# Of the same shape for each job: the part follows from the array, 0 to jobs - 1.
+# Of the same shape for each job: the partition follows from the array, 0 to jobs - 1.
 array=$(sbatch --parsable --array="0-$((jobs - 1))" "$@" "$here/extract.sbatch")
 index=$(sbatch --parsable --dependency="afterany:$array" "$here/index.sbatch")
 echo "array $array, then index and verify $index"

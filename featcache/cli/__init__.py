@@ -124,7 +124,8 @@ def main() -> None:
     featcache verify features                is every byte what was written?
     python -c 'import featcache; print(featcache.open("features"))'
 
-    CACHE/VERSION is the folder of a version, or its config's name: features/fbank80.
+    CACHE/VERSION is the folder of a version, or its config's name: features/fbank80. Where CACHE is a corpus, made of
+    several manifests, commands that look at caches do each of its parts in turn, and exit with the worst code.
 
     Exit codes: 0 success; 1 failed, or verify found damage; 2 wrong usage, config or manifest; 3
     finished, but some utterances failed (see the failure ledger); 130 interrupted.

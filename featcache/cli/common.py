@@ -7,7 +7,9 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,8 +107,25 @@ def refuse_output(path: Path, force: bool) -> None:
         raise StoreError(f"{path}: cannot be written: the folder {path.parent} may not be written")
 
 
+_documents: ContextVar[list[Any] | None] = ContextVar("_documents", default=None)
+
+
+@contextmanager
+def collected_documents() -> Iterator[list[Any]]:
+    """Let `print_json` add its documents to a list instead, of which a command makes one."""
+    documents: list[Any] = []
+    token = _documents.set(documents)
+    try:
+        yield documents
+    finally:
+        _documents.reset(token)
+
+
 def print_json(document: Any) -> None:
     """Print the one document of `--json` on stdout."""
+    if (documents := _documents.get()) is not None:
+        documents.append(document)
+        return
     text = json.dumps(_without_nan(document), indent=2, ensure_ascii=False, allow_nan=False)
     # JSON itself escapes the first 32 characters; what it leaves is escaped its way, so that it is the same when read.
     click.echo("\n".join(_UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in text.split("\n")))

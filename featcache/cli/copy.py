@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from featcache.cli import options
 from featcache.cli.common import default_threads, megabytes, note, print_json, say, terminal_columns
+from featcache.cli.corpora import for_each_part
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.errors import counted
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 @options.threads("How many shards are copied at once.  [default: every core, at most 8]")
 @options.as_json("Print the result as one JSON document.")
 @click.pass_context
+@for_each_part()
 def copy(ctx: click.Context, path: Location, to: Location, threads: int | None, as_json: bool) -> None:
     """Copy a cache, or one of its versions, into the cache TO: shards, records of runs, failure ledgers, probes and
     index. Both may be folders or URLs: s3://bucket/features, gs://…, az://….

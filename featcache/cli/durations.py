@@ -46,7 +46,7 @@ def durations(
     """Write the MANIFEST again with a duration, in seconds, for each row that has none. Columns and rows stay as they
     are. Only the headers of the audio files are read.
 
-    `featcache extract --partition` needs durations, because it cuts the manifest into parts of equal length. A row
+    `featcache extract --partition` needs durations, because it cuts the manifest into partitions of equal length. A row
     with its duration has the same features as without, but is another row: versions that were extracted with the old
     manifest are extracted again with the new one. So do this first.
 

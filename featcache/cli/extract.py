@@ -6,26 +6,35 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from dataclasses import replace as with_values
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from featcache.cli import options
-from featcache.cli.common import note, print_json, read_manifest
+from featcache.cli.common import note, print_json, read_manifest, say
+from featcache.cli.corpora import worst
 from featcache.cli.signals import INTERRUPTED, stoppable
-from featcache.cli.summary import print_plan, print_summary
+from featcache.cli.summary import plan_document, print_summary
+from featcache.errors import ManifestError, counted
 
 if TYPE_CHECKING:
+    from featcache.config import Config
+    from featcache.extraction.extraction import Options
+    from featcache.extraction.jobs import Engine
+    from featcache.extraction.summary import Summary
+    from featcache.extraction.version_plan import BuiltConfig
     from featcache.manifest.audio_locations import AudioLocation
 
 FAILURES_LEFT = 3
 
 
 @click.command(short_help="Extract the features of a manifest's utterances.")
-@options.manifest_argument
+@options.manifests_argument
 @click.option(
     "-c",
     "--config",
@@ -94,9 +103,10 @@ FAILURES_LEFT = 3
 @click.option(
     "--partition",
     metavar="I/N|auto",
-    help="Extract only part I of N, counted from 0: 0/8 to 7/8. For jobs of an array, which need no locks and do not "
-    "wait for each other; the manifest needs durations. `featcache index` builds the index after them. With auto, the "
-    "variables of SLURM, Kubernetes or SkyPilot say which part.",
+    help="Extract only partition I of N, counted from 0: 0/8 to 7/8. For jobs of an array, which need no locks and do "
+    "not wait for each other. Of one manifest, it is a range of rows: the manifest needs durations, and `featcache "
+    "index` builds the index after them. Of several manifests, it is every N-th of them. With auto, the variables of "
+    "SLURM, Kubernetes or SkyPilot say which.",
 )
 @options.trust_remote_code
 @click.option("--dry-run", is_flag=True, help="Only say what would be done: utterances, hours, bytes.")
@@ -104,7 +114,7 @@ FAILURES_LEFT = 3
 @click.pass_context
 def extract(
     ctx: click.Context,
-    manifest: str,
+    manifests: tuple[str, ...],
     configs: tuple[str, ...],
     cache: Path,
     root: AudioLocation | None,
@@ -142,6 +152,9 @@ def extract(
     A manifest that names other files for more than 5% of a version's utterances (and more than one) is
     refused: it looks like another corpus with the same ids. So is one of whose files none is there.
 
+    Several manifests, or a quoted pattern, make a corpus: each manifest is a part, with a cache of its own in CACHE,
+    named after the file. Parts that have not changed since are not looked at again.
+
     \b
     Examples:
       featcache extract train.csv
@@ -154,14 +167,16 @@ def extract(
       featcache extract train.csv -c hubert-base-l6 -o /shared/features --engine ray
       featcache extract segments.jsonl -c my-config.yaml --root /corpora/audio --dry-run
       featcache extract train.csv --partition 3/8
+      featcache extract 'manifests/*.parquet' -o features
       featcache extract train.csv --root s3://bucket/corpus
     """
     _limit_libraries(threads)
     from featcache.config import load_config
     from featcache.engines.main_job import choose_engine
-    from featcache.extraction.extraction import SHARD_MEGABYTES, Options, plan_extraction, run_extraction
+    from featcache.extraction.extraction import SHARD_MEGABYTES, Options
     from featcache.extraction.failures import FailureLimit
     from featcache.extraction.partition import Partition
+    from featcache.store.corpus import by_part_name, is_corpus, manifests_of_parts
 
     chosen = Options(
         device=device,
@@ -183,27 +198,115 @@ def extract(
         for config in loaded:
             if weights := getattr(config.params, "weights", None):
                 note(f"loading {config.name}: {weights}")
-    plan = plan_extraction(read_manifest(manifest, reading, root=root, carry=False), loaded, cache, chosen)
     if chosen.partition is not None and chosen.partition.chosen_by:
         note(f"--partition {chosen.partition}, by {chosen.partition.chosen_by}")
-    for line in [*plan.notes, *disk_space_notes(cache, plan.expected_bytes)]:
-        note(line)
-    if dry_run:
-        print_plan(plan, as_json)
-        return
-    from featcache.cli.progress import Display
-
-    # Ray prints to standard output, which is for the result.
-    with Display(plan) as display, stoppable() as stop, redirect_stdout(sys.stderr):
-        summary = run_extraction(plan, run, display.update, stop)
+    job = _Job(run, chosen, {**reading, "root": root}, dry_run, as_json)
+    if (parts := manifests_of_parts(manifests)) is not None:
+        ctx.exit(_extract_parts(job, loaded, cache, parts))
+    if is_corpus(cache):
+        ctx.exit(_extract_parts(job, loaded, cache, by_part_name(map(Path, manifests)), is_one=True))
+    outcome = job.extract(manifests[0], loaded, cache)
     if as_json:
-        print_json({**asdict(summary), "times_real_time": round(summary.times_real_time, 1)})
+        print_json(outcome.document)
+    ctx.exit(outcome.code)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What became of a run."""
+
+    document: dict[str, Any]
+    """The summary, or what would be done."""
+    code: int
+    """The exit code."""
+    summary: Summary | None
+    """The summary; None if nothing was to be done but to say what would be."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """How manifests are extracted, each in a run of its own."""
+
+    engine: Engine
+    options: Options
+    reading: dict[str, Any]
+    """How manifests are read: arguments of `read_manifest`."""
+    dry_run: bool
+    as_json: bool
+
+    def extract(self, manifest: str | Path, configs: Sequence[Config | BuiltConfig], cache: Path) -> _Outcome:
+        """Extract a manifest, and print the summary for people."""
+        from featcache.cli.progress import Display
+        from featcache.extraction.extraction import plan_extraction, run_extraction
+
+        plan = plan_extraction(read_manifest(str(manifest), self.reading, carry=False), configs, cache, self.options)
+        for line in [*plan.notes, *disk_space_notes(cache, plan.expected_bytes)]:
+            note(line)
+        if self.dry_run:
+            return _Outcome(plan_document(plan, prints=not self.as_json), 0, None)
+        # Ray prints to standard output, which is for the result.
+        with Display(plan) as display, stoppable() as stop, redirect_stdout(sys.stderr):
+            summary = run_extraction(plan, self.engine, display.update, stop)
+        document = {**asdict(summary), "times_real_time": round(summary.times_real_time, 1)}
+        if not self.as_json:
+            print_summary(summary)
+        if summary.too_many_failures:
+            note(f"featcache: {summary.too_many_failures}; why: featcache info {shlex.quote(str(cache))} --failures")
+            return _Outcome(document, 1, summary)
+        code = INTERRUPTED if summary.interrupted else FAILURES_LEFT if summary.failed else 0
+        return _Outcome(document, code, summary)
+
+
+def _extract_parts(
+    job: _Job, configs: Sequence[Config], corpus: Path, manifests: Mapping[str, Path], *, is_one: bool = False
+) -> int:
+    """Extract the parts of a corpus, one after the other, and return the exit code of the worst.
+
+    `is_one` if a single manifest was given: then a partition is one of its rows, and not of the parts.
+    """
+    from featcache.extraction.corpus import PartRun, build_configs, plan_corpus
+
+    partition = None if is_one else job.options.partition
+    job = job if partition is None else with_values(job, options=with_values(job.options, partition=None))
+    plan = plan_corpus(corpus, manifests, partition, writes=not job.dry_run)
+    for line in plan.notes:
+        note(line)
+    built = build_configs(configs, job.options)
+    documents, codes, unchanged = [], [0], 0
+    for number, (name, manifest) in enumerate(plan.manifests.items(), 1):
+        try:
+            part = PartRun(plan, name)
+            known = part.unchanged(built, job.options, job.reading["root"] or manifest.parent.absolute())
+            if known is not None:
+                unchanged += 1
+                codes.append(FAILURES_LEFT if any(version.failed for version in known) else 0)
+                documents.append({"part": name, "unchanged": True, "versions": [asdict(version) for version in known]})
+                continue
+            changed = "; its manifest has changed since it was extracted" if part.is_changed else ""
+            note(f"part {name}, {number:,} of {len(plan.manifests):,}{changed}")
+            outcome = job.extract(manifest, built, part.cache)
+            if outcome.summary is not None and job.options.partition is None:
+                part.record(outcome.summary)
+        except ManifestError as error:  # the other parts need not wait for it
+            note(f"featcache: {error}")
+            documents.append({"part": name, "error": str(error)})
+            codes.append(error.exit_code)
+            continue
+        documents.append({"part": name, "unchanged": False, **outcome.document})
+        codes.append(outcome.code)
+        if outcome.code in (1, INTERRUPTED):
+            break
+    code = worst(codes)
+    if job.as_json:
+        print_json({"corpus": str(corpus), "exit_code": code, "unchanged": unchanged, "parts": documents})
     else:
-        print_summary(summary)
-    if summary.too_many_failures:
-        note(f"featcache: {summary.too_many_failures}; why: featcache info {shlex.quote(str(cache))} --failures")
-        ctx.exit(1)
-    ctx.exit(INTERRUPTED if summary.interrupted else FAILURES_LEFT if summary.failed else 0)
+        done = len(documents) - unchanged
+        left = len(plan.manifests) - len(documents)
+        say(
+            f"{corpus}: {counted(len(plan.manifests), 'part')}: {done:,} extracted, {unchanged:,} unchanged since"
+            + (f", {left:,} not begun: run the same command again" if left else "")
+        )
+    return code
 
 
 def disk_space_notes(cache: Path, num_bytes: float) -> list[str]:

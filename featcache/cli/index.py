@@ -9,6 +9,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import note_unfinished, print_json, say
+from featcache.cli.corpora import for_each_part
 from featcache.errors import StoreError, counted
 
 
@@ -29,6 +30,7 @@ class _Indexed:
 @click.command(short_help="Build the index, after the jobs of an array.")
 @options.version_path
 @options.as_json("Print the result as one JSON document.")
+@for_each_part()
 def index(path: Path, as_json: bool) -> None:
     """Build the index of all versions of a cache, or of one, unless it is there: from the columns of all shards.
 
@@ -40,9 +42,12 @@ def index(path: Path, as_json: bool) -> None:
       featcache index features
       featcache index features/fbank80
     """
+    from featcache.store.corpus import PartVersion, record_version
     from featcache.store.in_flight import forget_suspects
     from featcache.store.index import load_index, open_index
+    from featcache.store.runs import standing_failures
     from featcache.store.selection import version_folders
+    from featcache.store.unfinished import find_unfinished
     from featcache.store.version import Version
 
     found = []
@@ -54,6 +59,9 @@ def index(path: Path, as_json: bool) -> None:
         if load_index(version, opened.shards) is None:
             raise StoreError(f"{folder / 'index'}: cannot be written, or is a link: the index has not been kept")
         forget_suspects(version, opened)
+        if not any(find_unfinished(version, opened)):
+            failed = len(standing_failures(version, opened))
+            record_version(version, PartVersion.of(version, opened, failed))
         found.append(_Indexed(str(folder), len(opened.shards), len(opened), not is_there))
         note_unfinished(version)
     if as_json:

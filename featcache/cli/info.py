@@ -9,6 +9,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import describe_fastest, hours, megabytes, note, print_json, say
+from featcache.cli.corpora import for_each_part
 from featcache.errors import DamagedError, counted
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 @click.option("--failures", is_flag=True, help="List the failure ledger: each utterance that failed, with its reason.")
 @options.as_json("Print the result as one JSON document.")
 @click.pass_context
+@for_each_part()
 def info(ctx: click.Context, path: Location, failures: bool, as_json: bool) -> None:
     """Show what each version of a cache holds: utterances, hours, bytes, config, library versions, failures.
 

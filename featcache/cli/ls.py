@@ -8,6 +8,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import hours, megabytes, print_json, printable
+from featcache.cli.corpora import for_each_part
 from featcache.cli.info import describe_versions
 from featcache.errors import DamagedError
 
@@ -23,6 +24,7 @@ _FIELDS = ("path", "name", "fingerprint", "distinction", "utterances", "seconds"
 @options.version_location
 @options.as_json("Print the result as one JSON document.")
 @click.pass_context
+@for_each_part()
 def ls(ctx: click.Context, path: Location, as_json: bool) -> None:
     """List the versions of a cache: how much each holds, when it was extracted, and the keys of its config in which it
     is unlike others of its name. Days are those of the first and the latest run, in UTC. `featcache info` says more.

@@ -76,7 +76,7 @@ def _name(param: click.Parameter | None) -> str:
     """The name of a parameter for users: `-o`, `--root`, `MANIFEST`."""
     if param is None:
         return "a path"
-    return param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
+    return param.opts[0] if isinstance(param, click.Option) else param.human_readable_name.removesuffix("...")
 
 
 class _Config(_LocalPath):
@@ -108,6 +108,10 @@ _FILE = _LocalPath(_no_place_for_file, dir_okay=False, path_type=Path)
 
 manifest_argument = click.argument("manifest", type=TEXT)
 """`MANIFEST`, for every command that needs a manifest."""
+
+
+manifests_argument = click.argument("manifests", metavar="MANIFEST...", type=TEXT, nargs=-1, required=True)
+"""`MANIFEST...`, for the command that takes one, or those of a corpus."""
 
 
 class _Location(_LocalPath):

@@ -10,6 +10,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import print_json, read_manifest, say
+from featcache.cli.corpora import for_each_part
 from featcache.cli.extract import FAILURES_LEFT
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.cli.summary import print_summary
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 @options.trust_remote_code
 @options.as_json("Print the result as one JSON document.")
 @click.pass_context
+@for_each_part()
 def repair(
     ctx: click.Context,
     path: Path,

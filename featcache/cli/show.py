@@ -10,6 +10,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import print_json, say
+from featcache.cli.corpora import for_each_part
 from featcache.errors import MissingItemError, counted
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 @options.version_location
 @click.argument("utterance", metavar="ID")
 @options.as_json("Print the result as one JSON document.")
+@for_each_part(is_search=True)
 def show(path: Location, utterance: str, as_json: bool) -> None:
     """Show one utterance in each version that has it: its shard, its audio file, and a summary of its values.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,8 @@ def stats(
     """Compute the mean and variance of every dimension of a version's features in one pass: over all frames and, with
     --by, for each speaker or other group. For codes, report how many are used.
 
-    The same utterances give the same bits, however they are spread over shards, and with any number of threads.
+    The same utterances give the same bits, however they are spread over shards, or over the parts of a corpus, and with
+    any number of threads.
 
     \b
     Examples:
@@ -64,36 +66,50 @@ def stats(
 
     from featcache.loader.cache import Cache
     from featcache.stats import Usage, moments, usage
+    from featcache.store.corpus import corpus_of
     from featcache.store.selection import select_version
 
     if by is not None and manifest is None:
         raise ArgumentError("--by names a column of the manifest: give --manifest too")
     if output is not None:
         refuse_output(output, force)
-    version = select_version(path)
+    corpus = None if corpus_of(path) is None else _open_corpus(path)
+    version = select_version(path) if corpus is None else corpus.version
     holds_codes = bool(version.info.spec.codebook_sizes)
     if holds_codes and (by is not None or output is not None):
         raise ArgumentError(f"{version.path}: holds codes, which have no mean: --by and -o are for features")
-    if manifest is None:
+    if manifest is None and corpus is None:
         note_unfinished(version)
     wanted = read_manifest(manifest, reading, audio=False, carry=by is not None) if manifest is not None else None
     threads = threads or default_threads()
 
     def compute() -> tuple[Cache, Usage | Stats]:
-        cache = Cache(version)
-        total = int(cache.lengths.sum()) if wanted is None else None
+        cache = corpus or Cache(version)
+        total = int(cache.lengths.sum()) if wanted is None and corpus is None else None
         with tqdm(total=total, unit=" frames", unit_scale=True, leave=False, disable=not terminal_columns()) as bar:
             if holds_codes:
                 return cache, usage(cache, wanted, threads=threads, report=bar.update)
             return cache, moments(cache, wanted, by=by, threads=threads, report=bar.update)
 
-    cache, found = version.reading(compute)
+    cache, found = version.reading(compute) if corpus is None else compute()
     if isinstance(found, Usage):
         _show_usage(cache, found, as_json)
         return
     if output is not None:
         found.save(output, overwrite=force)
     _show(cache, found, output, as_json)
+
+
+def _open_corpus(path: Location) -> Cache:
+    """Open a corpus, and say what is unfinished in it."""
+    import featcache
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        corpus = featcache.open(str(path))
+    for warning in found:
+        note(str(warning.message))
+    return corpus
 
 
 def _show(cache: Cache, found: Stats, output: Path | None, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from featcache.cli.common import hours, megabytes, print_json, say
+from featcache.cli.common import hours, megabytes, say
 from featcache.errors import counted
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ _TELLING_SECONDS = 5.0
 """The time that a run must take at least for the shares of its stages to say what would make it faster."""
 
 
-def print_plan(plan: ExtractionPlan, as_json: bool) -> None:
-    """Print what a run would do."""
+def plan_document(plan: ExtractionPlan, *, prints: bool) -> dict[str, Any]:
+    """What a run would do, as one document; with `prints`, print it for people."""
     versions: list[dict[str, Any]] = [
         {
             "name": version.config.name,
@@ -36,10 +36,7 @@ def print_plan(plan: ExtractionPlan, as_json: bool) -> None:
         }
         for version in plan.versions
     ]
-    if as_json:
-        print_json({"dry_run": True, "versions": versions})
-        return
-    for row in versions:
+    for row in versions if prints else ():
         changed = f", {row['changed']:,} of them changed" if row["changed"] else ""
         amount = f": about {hours(row['hours'] * 3600)} of audio, {megabytes(row['bytes'])} of features"
         say(
@@ -48,6 +45,7 @@ def print_plan(plan: ExtractionPlan, as_json: bool) -> None:
         )
         if row["failed_before"]:
             say(f"  {_not_tried_again(row['failed_before'])}")
+    return {"dry_run": True, "versions": versions}
 
 
 def print_summary(summary: Summary) -> None:

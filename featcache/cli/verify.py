@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from featcache.cli import options
 from featcache.cli.common import default_threads, megabytes, note, print_json, read_manifest, say, terminal_columns
+from featcache.cli.corpora import for_each_part
 from featcache.errors import DamagedError, MissingDependencyError, counted
 from featcache.storage.location import parse_location
 
@@ -72,6 +73,7 @@ def _subset(context: click.Context, parameter: click.Parameter, value: str | Non
 @options.trust_remote_code
 @options.as_json("Print the result as one JSON document.")
 @click.pass_context
+@for_each_part()
 def verify(
     ctx: click.Context,
     path: Location,

@@ -94,7 +94,7 @@ def extract(
         allow_mixed_devices: Let devices of several models extract, which round differently.
         check_sources: Extract utterances again whose file has changed in size or mtime.
         replace: Extract utterances again whose path has changed even if they are more than 5 % of the version.
-        partition: Extract this part only: `3/8`, counted from 0, or `auto`, as the job's scheduler says.
+        partition: Extract this partition only: `3/8`, counted from 0, or `auto`, as the job's scheduler says.
         progress: Called with the progress now and then, from any thread, by one at a time.
         stop: Set it to end the run: what has been taken is finished and committed, and nothing more is taken.
 

@@ -167,7 +167,7 @@ def _have_other_paths(
 def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_], whole: Manifest | None = None) -> list[str]:
     """That none of the files to be extracted is there, as far as some of them tell.
 
-    `rows` says which are to be extracted. If the rows are a part of a manifest, `whole` is all of it.
+    `rows` says which are to be extracted. If the rows are a partition of a manifest, `whole` is all of it.
 
     Raises:
         ManifestError: No other file of the manifest is there either, as far as some tell: the root is probably another

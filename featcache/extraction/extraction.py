@@ -41,12 +41,12 @@ from featcache.extraction.version_plan import (
     suspect_notes,
     version_info,
 )
-from featcache.extraction.wanted_rows import WantedRows, all_rows, rows_of_part
+from featcache.extraction.wanted_rows import WantedRows, all_rows, rows_of_partition
 from featcache.manifest import Manifest
 from featcache.manifest.copies import Copies
 from featcache.spec import FeatureSpec
 from featcache.store.in_flight import forget_suspects
-from featcache.store.parts import digest_of_rows, is_done, shards_to_make_up_for_in
+from featcache.store.partitions import digest_of_rows, is_done, shards_to_make_up_for_in
 from featcache.store.runs import Run, ShardEvent
 from featcache.store.unfinished import find_unfinished, held_before, shards_to_make_up_for, unrecorded_shards
 from featcache.store.version import Version, library_versions
@@ -90,7 +90,7 @@ class Options:
     allow_mixed_devices: bool = False
     """Let devices of several models extract, which round differently."""
     partition: Partition | None = None
-    """The part of the manifest to extract, as a job of an array; None for all of it. Other jobs do the other parts: no
+    """The partition of the manifest to extract, as a job of an array; None for all of it. Other jobs do the others: no
     tasks are claimed, and the index is not built."""
 
 
@@ -111,7 +111,7 @@ class ExtractionPlan:
     source: SourceVersion | None
     """The version whose features are used instead of audio; None for audio."""
     num_utterances: int
-    """The number of utterances of the manifest that the run is about: all, or those of its part."""
+    """The number of utterances of the manifest that the run is about: all, or those of its partition."""
     versions: Sequence[VersionPlan]
     """What is to be done for each config's version."""
     notes: Sequence[str]
@@ -137,7 +137,7 @@ class ExtractionPlan:
 
 def plan_extraction(
     manifest: Manifest,
-    configs: Sequence[Config],
+    configs: Sequence[Config | BuiltConfig],
     cache: Path,
     options: Options,
     only: Strings | None = None,
@@ -149,7 +149,8 @@ def plan_extraction(
 
     Args:
         manifest: The utterances.
-        configs: One version is filled for each. Files are decoded once for all that lack the same rows.
+        configs: One version is filled for each. Files are decoded once for all that lack the same rows. One that was
+            built, for another manifest, is not built again.
         cache: The folder that holds the versions.
         options: The options of the run.
         only: Extract these ids, even if there are older items of them, and no others.
@@ -158,7 +159,7 @@ def plan_extraction(
     Raises:
         ConfigError: The device does not exist, or a config does not suit its extractor.
         ManifestError: The manifest looks like another corpus with the same ids, or none of its files is there; or it
-            has no durations, and is to be extracted in parts.
+            has no durations, and is to be extracted in partitions.
         MissingDependencyError: Files are at URLs, and the package that fetches them is not installed.
         ArgumentError: A version's folder has been renamed, or the cache is a URL.
         DamagedError: A version's metadata or columns are damaged.
@@ -171,7 +172,10 @@ def plan_extraction(
         require_reading(manifest)
     device.configure_torch()
     label = device.label if options.workers is None else ""  # they look for probes of their devices themselves
-    built_configs = [BuiltConfig.build(config, device.torch_device) for config in configs]
+    built_configs = [
+        config if isinstance(config, BuiltConfig) else BuiltConfig.build(config, device.torch_device)
+        for config in configs
+    ]
     source = None if options.source is None else find_source(built_configs, options.source)
     wanted = _wanted_rows(manifest, built_configs, source, options)
     versions = [
@@ -179,7 +183,7 @@ def plan_extraction(
         for built in built_configs
     ]
     notes = _notes(versions, manifest, cache, source, only)
-    num_utterances = wanted[configs[0].copies].num_utterances
+    num_utterances = wanted[built_configs[0].config.copies].num_utterances
     return ExtractionPlan(manifest, cache, options, only, device, source, num_utterances, versions, notes, started)
 
 
@@ -206,8 +210,8 @@ def run_extraction(
     )
     jobs: list[VersionJob] = []
     for planned in plan.versions:
-        if planned.part is not None and not planned.num_missing:
-            _settle_part(plan, planned)
+        if planned.partition is not None and not planned.num_missing:
+            _settle_partition(plan, planned)
         elif not (planned.num_missing or planned.is_new):
             _settle(plan, planned)
     for versions in group_versions(plan.versions):
@@ -230,7 +234,7 @@ def run_extraction(
 # Planning
 
 
-def _refuse_equal_names(configs: Sequence[Config]) -> None:
+def _refuse_equal_names(configs: Sequence[Config | BuiltConfig]) -> None:
     names = [config.name for config in configs]
     if len(set(names)) < len(names):
         raise ConfigError(f"two configs have the same name: {', '.join(sorted(names))}; each names a version")
@@ -245,7 +249,7 @@ def _wanted_rows(
         return {copies: all_rows(manifest, copies, source) for copies in all_copies}
     # All versions have the same ranges, whatever each lacks: so the jobs of an array agree on them.
     seconds = _seconds_per_shard([built.spec for built in configs], options.shard_megabytes)
-    return {copies: rows_of_part(manifest, copies, source, options.partition, seconds) for copies in all_copies}
+    return {copies: rows_of_partition(manifest, copies, source, options.partition, seconds) for copies in all_copies}
 
 
 def _plan_version(
@@ -277,7 +281,7 @@ def _plan_version(
         built=built,
         manifest=wanted.manifest,
         seconds=wanted.seconds,
-        part=wanted.part,
+        partition=wanted.partition,
         ranges=wanted.ranges,
         info=info,
         path=path,
@@ -314,7 +318,7 @@ def _notes(
         notes += replacement_notes(plan)
     lacking = [plan for plan in versions if plan.num_missing]
     if source is None and lacking:  # the other versions need the same files
-        whole = None if lacking[0].part is None else manifest
+        whole = None if lacking[0].partition is None else manifest
         notes += missing_file_notes(lacking[0].manifest, lacking[0].rows.missing, whole)
     return notes
 
@@ -371,7 +375,7 @@ def _say_if_locks_are_not_shared(version: Version) -> None:
         if (why := version.why_locks_are_not_shared()) is not None:
             _log.info(
                 f"{version.path}: {why}: of several runs at once, each would do all of the work; give each its own "
-                "part with --partition"
+                "partition with --partition"
             )
 
 
@@ -387,10 +391,10 @@ def _settle(plan: ExtractionPlan, planned: VersionPlan) -> None:
             _begin(plan, planned, version).finish(interrupted=False)
 
 
-def _settle_part(plan: ExtractionPlan, planned: VersionPlan) -> None:
-    """Record that a version lacks nothing of a part if its records do not say so; also of one that has no rows."""
-    assert planned.part is not None
-    if not planned.is_new and is_done(Version.open(planned.path), planned.part):
+def _settle_partition(plan: ExtractionPlan, planned: VersionPlan) -> None:
+    """Record that a version lacks nothing of a partition if its records do not say so; also of one that has no rows."""
+    assert planned.partition is not None
+    if not planned.is_new and is_done(Version.open(planned.path), planned.partition):
         return
     version = Version.create(plan.cache, planned.info, planned.path.name)
     _begin(plan, planned, version).finish(interrupted=False)
@@ -399,9 +403,9 @@ def _settle_part(plan: ExtractionPlan, planned: VersionPlan) -> None:
 def _tasks(plan: ExtractionPlan, versions: Sequence[VersionPlan]) -> Iterator[ShardTask]:
     """The shards of a group, whose versions lack the same rows."""
     first = versions[0]
-    sized = versions if first.part is None else plan.versions
+    sized = versions if first.partition is None else plan.versions
     seconds = _seconds_per_shard([version.info.spec for version in sized], plan.options.shard_megabytes)
-    first_row = 0 if first.part is None else first.part.first
+    first_row = 0 if first.partition is None else first.partition.first
     return shard_tasks(first.manifest, first.index, first.rows, first.seconds, seconds, first.ranges, first_row)
 
 
@@ -422,12 +426,12 @@ def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> Vers
         "replaced": planned.num_replaced,
         "only": plan.only is not None,
     }
-    if planned.part is None:
+    if planned.partition is None:
         held = held_before(version, index, manifest, ids.take(np.flatnonzero(planned.rows.missing)))
         asked |= {"utterances": len(planned.manifest), "digest": digest_of_rows(planned.manifest)}
         asked |= {"held": len(index), **held}
     else:
-        asked |= {"utterances": planned.part.rows, "part": planned.part.document()}
+        asked |= {"utterances": planned.partition.rows, "part": planned.partition.document()}
     asked |= {
         "config": planned.config.resolved(),
         "host": socket.gethostname(),
@@ -442,10 +446,10 @@ def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> Vers
     if plan.only is None:
         there = planned.rows.present | (planned.rows.replaces >= 0)
         unrecorded = unrecorded_shards(version, index, ids.take(np.flatnonzero(there)))
-        if planned.part is None:
+        if planned.partition is None:
             lost = shards_to_make_up_for(version, index, manifest)
         else:
-            lost = shards_to_make_up_for_in(version, planned.part)
+            lost = shards_to_make_up_for_in(version, planned.partition)
     run = Run(version, asked, after=index.runs)
     run.record_shards(unrecorded)
     return VersionJob(
@@ -457,5 +461,5 @@ def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> Vers
         shards=index.shards,
         concurrent=ConcurrentRuns(version, index.shards),
         lost=lost,
-        builds_index=planned.part is None,
+        builds_index=planned.partition is None,
     )

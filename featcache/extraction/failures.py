@@ -124,7 +124,7 @@ def stats_of_failed(manifest: Manifest, failures: Iterable[Failure]) -> dict[Aud
 
 
 def would_fail_again(
-    manifest: Manifest,
+    root: AudioLocation,
     failure: Failure,
     audio: AudioPolicy,
     max_seconds: float | None,
@@ -132,12 +132,12 @@ def would_fail_again(
 ) -> bool:
     """Whether an utterance that failed would fail again: its file is the same, and is refused again if it was refused.
 
-    `audio` and `max_seconds`, the longest recording that is allowed, are what the config says now; `known` is what
-    `stats_of_failed` gave.
+    `root` is what paths are relative to; `audio` and `max_seconds`, the longest recording that is allowed, are what the
+    config says now; `known` is what `stats_of_failed` gave.
     """
     if failure.reason in _MAY_PASS:
         return False
-    path = manifest.resolve(failure.path)
+    path = locate(root, failure.path)
     found = known.get(path, (None, None)) if isinstance(path, Url) else stat_of(path)
     if found != (failure.size, failure.mtime_ns) or (isinstance(path, Url) and path not in known):
         return False

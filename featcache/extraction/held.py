@@ -15,7 +15,7 @@ from featcache.extraction.wanted_rows import WantedRows
 from featcache.manifest import Manifest
 from featcache.store.in_flight import Suspects, find_suspects
 from featcache.store.index import Index, build_index, open_index
-from featcache.store.parts import index_of_part
+from featcache.store.partitions import index_of_partition
 from featcache.store.runs import Failure, standing_failures
 from featcache.store.version import Version
 from featcache.strings import Strings
@@ -28,7 +28,7 @@ class HeldVersion:
     version: Version | None
     """The version; None if there is none yet."""
     index: Index
-    """Its items; of a part, those that may be of its rows."""
+    """Its items; of a partition, those that may be of its rows."""
     failures: dict[str, Failure]
     """The failures that stand, by id."""
     suspects: Suspects
@@ -44,7 +44,7 @@ def open_held(path: Path, wanted: WantedRows) -> HeldVersion:
     if not (path / "zarr.json").exists():
         return HeldVersion(None, build_index([]), {}, Suspects())
     version = Version.open(path)
-    index = open_index(version) if wanted.part is None else index_of_part(version, wanted.part)
+    index = open_index(version) if wanted.partition is None else index_of_partition(version, wanted.partition)
     failures = standing_failures(version, index)
     return HeldVersion(version, index, failures, find_suspects(version, failures))
 
@@ -76,7 +76,7 @@ def compare_held(
         if retry_failed:
             return False
         max_seconds = None if limit is None else limit * built.waveform_maker.speed(failure.id)
-        return would_fail_again(manifest, failure, built.config.audio, max_seconds, known)
+        return would_fail_again(manifest.root, failure, built.config.audio, max_seconds, known)
 
     rows = compare(manifest, index, held.failures, is_unchanged)
     if check_sources:

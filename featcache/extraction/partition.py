@@ -1,4 +1,4 @@
-"""Which part of a manifest a job of an array is to extract: `--partition 3/8`, or as the job's scheduler says."""
+"""Which partition of a manifest a job of an array is to extract: `--partition 3/8`, or as the job's scheduler says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError
-from featcache.store.runs import MOST_PARTS
+from featcache.store.runs import MOST_PARTITIONS
 
 _TEXT = re.compile(r"(\d{1,8})/(\d{1,8})", re.ASCII)
 _ARRAY_SIZE = "give --partition I/N with the numbers themselves"
@@ -18,12 +18,12 @@ _ARRAY_SIZE = "give --partition I/N with the numbers themselves"
 
 @dataclass(frozen=True)
 class Partition:
-    """A part of a manifest: of so many parts, the one of this number, from 0."""
+    """A partition of a manifest: of so many, the one of this number, from 0."""
 
     number: int
-    """The number of the part, from 0."""
+    """The number of the partition, from 0."""
     count: int
-    """How many parts there are."""
+    """How many partitions there are."""
     chosen_by: str = ""
     """The variables of the environment that say so; empty if the user did."""
 
@@ -32,20 +32,22 @@ class Partition:
 
     @classmethod
     def parse(cls, text: str, environment: Mapping[str, str]) -> Partition:
-        """A part from what `--partition` was given: `3/8`, counted from 0, or `auto`.
+        """A partition from what `--partition` was given: `3/8`, counted from 0, or `auto`.
 
         Raises:
-            ArgumentError: There is no such part, or the environment does not say which it is.
+            ArgumentError: There is no such partition, or the environment does not say which it is.
         """
         if text == "auto":
             return _of_environment(environment)
         found = _TEXT.fullmatch(text)
         if found is None:
-            raise ArgumentError(f"--partition is {text!r}: give a part and how many there are, such as 0/8, or auto")
+            raise ArgumentError(
+                f"--partition is {text!r}: give its number and how many there are, such as 0/8, or auto"
+            )
         return _checked(int(found[1]), int(found[2]), f"--partition is {text}")
 
     def rows(self, ranges: NDArray[np.int64]) -> slice:
-        """The rows of the part, which takes its share of the ranges, one after another.
+        """The rows of the partition, which takes its share of the ranges, one after another.
 
         Args:
             ranges: The number of the range that each row of the manifest is in, rising from 0, int64 `[rows]`.
@@ -57,15 +59,15 @@ class Partition:
 
 
 def _checked(number: int, count: int, where: str, chosen_by: str = "") -> Partition:
-    if not 1 <= count <= MOST_PARTS:
-        raise ArgumentError(f"{where}: there are 1 to {MOST_PARTS:,} parts")
+    if not 1 <= count <= MOST_PARTITIONS:
+        raise ArgumentError(f"{where}: there are 1 to {MOST_PARTITIONS:,} partitions")
     if not 0 <= number < count:
-        raise ArgumentError(f"{where}: parts count from 0: 0/{count} to {count - 1}/{count}")
+        raise ArgumentError(f"{where}: partitions count from 0: 0/{count} to {count - 1}/{count}")
     return Partition(number, count, chosen_by)
 
 
 def _of_environment(environment: Mapping[str, str]) -> Partition:
-    """The part that a scheduler gives this job.
+    """The partition that a scheduler gives this job.
 
     Sources: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; srun(1); Kubernetes, "Indexed Job"; SkyPilot, "Environment
     Variables"; parallel(1), "ENVIRONMENT VARIABLES".
@@ -106,7 +108,7 @@ def _of_slurm_array(environment: Mapping[str, str]) -> Partition:
     if environment.get("SLURM_STEP_NUM_TASKS", "1") != "1":
         raise ArgumentError(
             f"--partition auto: srun starts {environment['SLURM_STEP_NUM_TASKS']} tasks in each job of the array, and "
-            "all would do the same part: srun --ntasks=1"
+            "all would do the same partition: srun --ntasks=1"
         )
     step, is_uneven = divmod(most - least, count - 1) if count > 1 else (1, 0)
     number, is_between = divmod(id_ - least, max(1, step))

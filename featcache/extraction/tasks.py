@@ -127,7 +127,7 @@ def shard_tasks(
         status: What it holds and lacks of the rows.
         seconds: The durations of the rows, known or estimated; they decide only which shard a row is in.
         seconds_per_shard: How much audio a shard holds, about.
-        ranges: If the rows are a part of a manifest: the number of the range of the whole that each is in.
+        ranges: If the rows are a partition of a manifest: the number of the range of the whole that each is in.
         first_row: The number of their first row in the whole.
     """
     rows = np.flatnonzero(status.missing)

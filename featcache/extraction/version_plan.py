@@ -26,7 +26,7 @@ from featcache.spec import FeatureSpec
 from featcache.store.in_flight import Suspects
 from featcache.store.index import Index
 from featcache.store.join import differences, item_at
-from featcache.store.parts import Part
+from featcache.store.partitions import PartitionRows
 from featcache.store.selection import differing_keys, version_folders
 from featcache.store.shard import Item
 from featcache.store.version import Version, VersionInfo, library_versions
@@ -60,6 +60,11 @@ class BuiltConfig:
     def name(self) -> str:
         """The config's name."""
         return self.config.name
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The config's fingerprint, for which the weights are hashed."""
+        return self.config.fingerprint()
 
     @property
     def sample_rate(self) -> int:
@@ -100,13 +105,13 @@ class VersionPlan:
     built: BuiltConfig
     """The config and its extractor."""
     manifest: Manifest
-    """The rows that the run is about: those of its manifest, or of a part, with the config's copies."""
+    """The rows that the run is about: those of its manifest, or of a partition, with the config's copies."""
     seconds: NDArray[np.float64]
     """Seconds of audio of each row, `[rows]`; those that the manifest does not say are estimates."""
-    part: Part | None
-    """Which rows of the whole manifest these are, if the run is to extract a part of it; None for all."""
+    partition: PartitionRows | None
+    """Which rows of the whole manifest these are, if the run is to extract a partition of it; None for all."""
     ranges: NDArray[np.int64] | None
-    """If it is a part: which shard-sized range of the whole each row is in, int64 `[rows]`."""
+    """If it is a partition: which shard-sized range of the whole each row is in, int64 `[rows]`."""
     info: VersionInfo
     """The attributes of the version."""
     path: Path
@@ -114,7 +119,7 @@ class VersionPlan:
     is_new: bool
     """Whether the version does not exist yet."""
     index: Index
-    """The items that the version holds; of a part, those that may be of its rows, in no particular order."""
+    """The items that the version holds; of a partition, those that may be of its rows, in no particular order."""
     rows: RowStatus
     """Which rows are there, have failed, or are to be extracted."""
     batching: BatchingChoice

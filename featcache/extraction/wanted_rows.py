@@ -1,4 +1,4 @@
-"""The rows that a run's versions should hold: all of the manifest's, or those of a part; with the config's copies."""
+"""The rows that a run's versions should hold: a manifest's, or those of a partition; with the config's copies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from featcache.extraction.partition import Partition
 from featcache.extraction.tasks import shard_ranges
 from featcache.manifest import Manifest
 from featcache.manifest.copies import Copies, expand
-from featcache.store.parts import Part, digest_of_rows
+from featcache.store.partitions import PartitionRows, digest_of_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,15 +22,15 @@ class WantedRows:
     """The rows that versions with the same copies should hold."""
 
     manifest: Manifest
-    """The rows: those of the run's manifest, or of a part of it, with the config's copies."""
+    """The rows: those of the run's manifest, or of a partition of it, with the config's copies."""
     seconds: NDArray[np.float64]
     """Seconds of audio of each row, `[rows]`; those that the manifest does not say are estimates."""
     num_utterances: int
     """How many utterances of the manifest these are, without copies."""
-    part: Part | None = None
+    partition: PartitionRows | None = None
     """Which rows of the whole, with all copies, these are; None if the run is over all of it."""
     ranges: NDArray[np.int64] | None = None
-    """If it is a part: which shard-sized range of the whole each row is in, int64 `[rows]`."""
+    """If it is a partition: which shard-sized range of the whole each row is in, int64 `[rows]`."""
 
 
 def all_rows(manifest: Manifest, copies: Copies, source: SourceVersion | None) -> WantedRows:
@@ -39,11 +39,11 @@ def all_rows(manifest: Manifest, copies: Copies, source: SourceVersion | None) -
     return WantedRows(expanded, row_seconds(expanded, known, speed), len(manifest))
 
 
-def rows_of_part(
+def rows_of_partition(
     manifest: Manifest, copies: Copies, source: SourceVersion | None, partition: Partition, seconds_per_shard: float
 ) -> WantedRows:
-    """A part of the manifest with its copies. Which rows it has depends on the manifest, and on nothing else that may
-    differ between the jobs of an array, or between the times at which they begin: no audio file is looked at.
+    """A partition of the manifest with its copies. Which rows it has depends on the manifest, and on nothing else that
+    may differ between the jobs of an array, or between the times at which they begin: no audio file is looked at.
 
     A row without a duration counts as long as the mean of the others.
 
@@ -54,16 +54,17 @@ def rows_of_part(
     unknown = np.isnan(known)
     if unknown.all():
         raise ManifestError(
-            f"{manifest.source}: no row has a duration, and parts are cut by these: "
+            f"{manifest.source}: no row has a duration, and partitions are cut by these: "
             f"featcache durations {manifest.source} -o FILE adds them, from the files' headers"
         )
     known = np.where(unknown, known[~unknown].mean(), known)
     ranges = shard_ranges(known, seconds_per_shard)
     rows = partition.rows(ranges)
-    part = Part(digest_of_rows(expanded), rows.start, rows.stop, len(expanded), partition.number, partition.count)
+    digest = digest_of_rows(expanded)
+    own = PartitionRows(digest, rows.start, rows.stop, len(expanded), partition.number, partition.count)
     num_utterances = -(-rows.stop // len(copies)) - rows.start // len(copies)
     some = expanded.take(np.arange(rows.start, rows.stop))
-    return WantedRows(some, known[rows], num_utterances, part, ranges[rows])
+    return WantedRows(some, known[rows], num_utterances, own, ranges[rows])
 
 
 def _expanded(

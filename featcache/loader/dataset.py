@@ -23,6 +23,7 @@ from featcache.errors import ArgumentError, listing
 from featcache.loader.buffers import Buffers
 from featcache.loader.cache import Cache
 from featcache.loader.crop import Crop, Windows
+from featcache.loader.parts import PartsColumn
 from featcache.loader.utterances import DatasetVersion, by_version, caches_by_name, find_utterances
 from featcache.manifest import Manifest
 from featcache.strings import Strings
@@ -76,6 +77,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         cache: The opened cache; or several, as a dictionary with names of your choice.
         manifest: A CSV, TSV, JSONL or Parquet file with an `id` for each utterance, in the dataset's order; rows with a
             path are compared with what was extracted. Without one, the dataset has the (first) cache's utterances.
+            For a corpus, the manifests of its parts, as a pattern or a folder, or that of one part.
         where: Select the manifest's rows by columns: `{"split": "train"}`; a list of values matches any of them.
         columns: Names of the manifest's columns to keep; by default all. A mapping also sets their types:
             `{"speaker": str, "digit": int}`.
@@ -174,10 +176,15 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """The number of frames of each utterance in the first version, after cropping; int64 `[utterances]`."""
+        """The number of frames of each utterance in the first version, after cropping; int64 `[utterances]`. Those of
+        a corpus are read when they are looked at, as are `shards`."""
         version = self.versions[0]
-        lengths = version.cache.lengths if version.positions is None else version.cache.lengths[version.positions]
-        return lengths if self._windows is None else np.minimum(lengths, self._windows.length)
+        lengths: Any = version.cache.lengths if version.positions is None else version.cache.lengths[version.positions]
+        if self._windows is not None:
+            most = self._windows.length
+            lengths = lengths.at_most(most) if isinstance(lengths, PartsColumn) else np.minimum(lengths, most)
+        whole: NDArray[np.int64] = lengths
+        return whole
 
     @property
     def shards(self) -> NDArray[np.uint32]:

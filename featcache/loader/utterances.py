@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError, MissingItemError, listing
 from featcache.loader.cache import Cache
 from featcache.loader.columns import Column, columns_of, rows_where, take
+from featcache.loader.corpus import Corpus
 from featcache.loader.crop import Windows, check_codebooks, check_padding
 from featcache.manifest import Manifest, read_manifest
 from featcache.manifest.copies import Copies, copies_of
+from featcache.store.corpus import by_part_name, manifests_of_parts
 from featcache.store.join import RowKeys, describe_changed, join_version
 from featcache.strings import Strings
 
@@ -179,6 +181,8 @@ def find_utterances(
             raise ArgumentError("where= selects rows of a manifest: give a manifest too")
         ids, own_columns = _ids_of_copies(list(caches.values()), copies)
         return Utterances(str(first.version.path), ids, own_columns, _positions(caches, ids))
+    if any(isinstance(cache, Corpus) for cache in caches.values()):
+        return _of_parts(caches, manifest, where=where, columns=columns, copies=copies, on_changed=on_changed)
     if not isinstance(manifest, Manifest):
         carry = columns is None or len(columns) > 0 or bool(where)
         manifest = read_manifest(manifest, audio=False, carry=carry)
@@ -189,6 +193,49 @@ def find_utterances(
         return Utterances(manifest.source, ids, all_columns, _positions(caches, ids))
     positions = _compared_positions(manifest, RowKeys.of(manifest, ids), caches, on_changed == "error")
     return Utterances(manifest.source, ids, all_columns, positions)
+
+
+def _of_parts(caches: Mapping[str, Cache], manifest: str | Path | Manifest, **settings: Any) -> Utterances:
+    """The utterances of the manifests of a corpus's parts, each of which is joined with the part of its name.
+
+    Raises:
+        ArgumentError: A part of such a name is missing, or it is not a manifest by its path, or not all are corpora.
+        ManifestError: The manifests' columns are not of the same names and types.
+    """
+    corpora = {name: cache for name, cache in caches.items() if isinstance(cache, Corpus)}
+    if len(corpora) < len(caches) or isinstance(manifest, Manifest):
+        raise ArgumentError("with a corpus, all versions are corpora, and manifest= is the path of manifests of parts")
+    found: list[Utterances] = []
+    positions: dict[str, list[NDArray[np.int64]]] = {name: [] for name in caches}
+    for part, path in (manifests_of_parts([manifest]) or by_part_name([Path(manifest)])).items():
+        inner = {name: corpus.part(part) for name, corpus in corpora.items()}
+        found.append(find_utterances(inner, path, **settings))
+        for name, at in found[-1].positions.items():
+            assert at is not None  # there is a manifest
+            positions[name].append(np.where(at < 0, at, at + corpora[name].start_of(part)))
+    source = str(manifest)
+    return Utterances(
+        source,
+        Strings.concatenate([one.ids for one in found]),
+        {name: _joined(source, name, [one.columns for one in found]) for name in found[0].columns},
+        {name: np.concatenate(at) for name, at in positions.items()},
+    )
+
+
+def _joined(source: str, name: str, of_parts: Sequence[Mapping[str, Column]]) -> Column:
+    """A column of several manifests."""
+    columns = [columns[name] for columns in of_parts if name in columns]
+    texts = [column for column in columns if isinstance(column, Strings)]
+    if len(columns) < len(of_parts):
+        raise ManifestError(f"{source}: not all of these manifests have a column {name!r}: leave it out of columns=")
+    if not texts:
+        return np.concatenate([np.asarray(column) for column in columns])
+    if len(texts) < len(columns):
+        raise ManifestError(
+            f"{source}: the column {name!r} holds numbers in some of these manifests, and text in others: "
+            f"columns={{{name!r}: str}} takes text"
+        )
+    return Strings.concatenate(texts)
 
 
 def _positions(caches: Mapping[str, Cache], ids: Strings) -> dict[str, NDArray[np.int64] | None]:

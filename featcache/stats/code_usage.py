@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from featcache.errors import StoreError
 from featcache.loader.cache import Cache
 from featcache.manifest import Manifest
-from featcache.stats.pieces import ShardPieces, for_each, pieces_by_shard, select
+from featcache.stats.pieces import ShardPieces, for_each, pieces_by_shard, select_parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +62,7 @@ def usage(
     """Count the codes of a version.
 
     Args:
-        cache: A cache of codes.
+        cache: A cache of codes, or a corpus of them.
         manifest: A manifest to whose utterances the counts are limited; by default all of the cache's count.
         threads: The number of threads to read and count with.
         report: A function that is called now and then with the number of frames that have been done since.
@@ -75,12 +76,12 @@ def usage(
     spec, path = cache.spec, cache.version.path
     if not spec.codebook_sizes:
         raise StoreError(f"{path}: holds {spec.units}, {spec.dtype}: only codes are counted")
-    selection = select(cache, manifest, None)
+    chosen = select_parts(cache, manifest, None)
     counts = [np.zeros(size, np.int64) for size in spec.codebook_sizes]
     adding = Lock()
 
-    def count(pieces: ShardPieces) -> None:
-        codes = pieces.read(cache)
+    def count(part: Cache, pieces: ShardPieces) -> None:
+        codes = pieces.read(part)
         steps = np.zeros(len(codes) + 1, np.int8)  # 1 where a piece begins, -1 where one ends
         np.add.at(steps, pieces.starts - pieces.first, 1)
         np.add.at(steps, pieces.starts - pieces.first + pieces.counts, -1)
@@ -96,6 +97,9 @@ def usage(
             with adding:
                 counts[number] += found
 
-    for_each(pieces_by_shard(cache.index, selection, len(counts)), count, threads, report)
-    frames = int(cache.lengths[selection.positions].sum())
-    return Usage(path.name, cache.version.info.fingerprint, frames, len(selection.positions), counts)
+    frames = utterances = 0
+    for part, selection in chosen:
+        for_each(pieces_by_shard(part.index, selection, len(counts)), partial(count, part), threads, report)
+        frames += int(part.lengths[selection.positions].sum())
+        utterances += len(selection.positions)
+    return Usage(path.name, cache.version.info.fingerprint, frames, utterances, counts)

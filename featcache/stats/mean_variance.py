@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 from featcache.errors import StoreError
 from featcache.loader.cache import Cache
 from featcache.manifest import Manifest
-from featcache.stats.pieces import PIECE_FRAMES, Selection, ShardPieces, for_each, pieces_by_shard, select
+from featcache.stats.pieces import PIECE_FRAMES, SelectedParts, ShardPieces, for_each, pieces_by_shard, select_parts
 from featcache.stats.result import Stats
 from featcache.store.dequantize import dequantize_array
 
@@ -54,7 +55,7 @@ def moments(
     """Mean and variance of every dimension of a version's features.
 
     Args:
-        cache: A cache of features, not of codes.
+        cache: A cache of features, not of codes; or a corpus of them.
         manifest: A manifest to whose utterances the statistics are limited; by default all of the cache's count.
         by: A column of the manifest; each of its values gets statistics too.
         threads: The number of threads to read and compute with; it does not change the result.
@@ -71,23 +72,24 @@ def moments(
         raise StoreError(
             f"{cache.version.path}: holds codes, {spec.dtype}: they have no mean; featcache.stats.usage counts them"
         )
-    selection = select(cache, manifest, by)
-    summing = _PieceSums(cache)
-    shift = _shift(summing, selection)
-    sums, squares = (ExactSums(len(selection.names), len(shift)) for _ in range(2))
+    chosen = select_parts(cache, manifest, by)
+    names = chosen.names
+    shift = _shift(chosen)
+    sums, squares = (ExactSums(len(names), len(shift)) for _ in range(2))
     adding = Lock()
 
-    def add(pieces: ShardPieces) -> None:
+    def add(summing: _PieceSums, pieces: ShardPieces) -> None:
         piece_sums, piece_squares = summing.sums(pieces, shift)
         with adding:
             sums.add(pieces.groups, piece_sums)
             squares.add(pieces.groups, piece_squares)
 
-    for_each(pieces_by_shard(cache.index, selection, len(shift)), add, threads, report)
-
-    lengths = cache.lengths[selection.positions]
-    frames = np.zeros(len(selection.names), np.int64)
-    np.add.at(frames, selection.groups, lengths)
+    frames, utterances = np.zeros((2, len(names)), np.int64)
+    for part, selection in chosen:
+        all_pieces = pieces_by_shard(part.index, selection, len(shift))
+        for_each(all_pieces, partial(add, _PieceSums(part)), threads, report)
+        np.add.at(frames, selection.groups, part.lengths[selection.positions])
+        utterances += np.bincount(selection.groups, minlength=len(names))
     group_totals = sums.totals(), squares.totals()
     total, total_squares = ([[sum(column) for column in zip(*groups, strict=True)]] for groups in group_totals)
     mean, variance = _finish(total, total_squares, [int(frames.sum())], shift)
@@ -98,7 +100,7 @@ def moments(
         fingerprint=cache.version.info.fingerprint,
         units=spec.units,
         frames=int(frames.sum()),
-        utterances=len(selection.positions),
+        utterances=int(utterances.sum()),
         mean=mean.reshape(shape),
         variance=variance.reshape(shape),
     )
@@ -107,31 +109,37 @@ def moments(
     return replace(
         stats,
         by=by,
-        groups=selection.names,
+        groups=names,
         group_frames=frames,
-        group_utterances=np.bincount(selection.groups, minlength=len(frames)),
+        group_utterances=utterances,
         group_mean=group_mean.reshape(-1, *shape),
         group_variance=group_variance.reshape(-1, *shape),
     )
 
 
-def _shift(summing: _PieceSums, selection: Selection) -> Array:
+def _shift(chosen: SelectedParts) -> Array:
     """A value close to the mean of every dimension that the features' dtype can hold: float64 `[dims]`.
 
     Differences of float16 values are exact in float64, so means of float16 features are exact to the last bit.
     """
-    index = summing.cache.index
-    selected = np.zeros(len(index), bool)
-    selected[selection.positions] = True
-    by_hash = index.by_hash[selected[index.by_hash]][:_SHIFT_UTTERANCES].astype(np.int64)
-    total, frames = np.zeros(summing.columns), 0
-    for position in by_hash:
+    found: list[tuple[int, int, NDArray[np.int64]]] = []
+    for number, (part, selection) in enumerate(chosen):
+        selected = np.zeros(len(part.index), bool)
+        selected[selection.positions] = True
+        first = np.flatnonzero(selected[part.index.by_hash])[:_SHIFT_UTTERANCES]
+        positions = part.index.by_hash[first].astype(np.int64)
+        found += [(hash_, number, at) for hash_, at in zip(part.index.id_hash[first].tolist(), positions, strict=True)]
+    first_ones = sorted(found, key=lambda one: one[:2])[:_SHIFT_UTTERANCES]
+    summing = [_PieceSums(part) for part in chosen.parts]
+    total, frames = np.zeros(summing[0].columns), 0
+    for _, number, position in first_ones:
+        index = chosen.parts[number].index
         count = index.num_frames[position, None].clip(max=PIECE_FRAMES)
         start = index.first_frame[position, None]
         beginning = ShardPieces(int(index.shard[position]), start, count, position[None], np.zeros(1, np.int64))
-        total += summing.sums(beginning, np.zeros(summing.columns))[0][0]
+        total += summing[number].sums(beginning, np.zeros(len(total)))[0][0]
         frames += int(count[0])
-    return (total / frames).astype(summing.dtype).astype(np.float64)
+    return (total / frames).astype(summing[0].dtype).astype(np.float64)
 
 
 class _PieceSums:

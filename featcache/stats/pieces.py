@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ManifestError, MissingItemError, StoreError, listing
+from featcache.errors import ArgumentError, ManifestError, MissingItemError, StoreError, listing
 from featcache.loader.cache import Cache
+from featcache.loader.corpus import Corpus
 from featcache.manifest import Manifest, read_manifest
 from featcache.manifest.copies import copies_of, expand
 from featcache.store.index import Index
@@ -71,6 +72,40 @@ class ShardPieces:
                 cache.item(position, raw=True)
         frames = cache.shard_frames(self.shard, self.first, int(self.starts[-1] + self.counts[-1]) - self.first)
         return frames.reshape(len(frames), -1)
+
+
+@dataclass(frozen=True)
+class SelectedParts:
+    """The caches that statistics are of, and the utterances selected in each: found as they are iterated over."""
+
+    parts: list[Cache]
+    """One cache, or the parts of a corpus that have utterances."""
+    selection: Selection | None
+    """What is selected of the only cache; None for everything."""
+
+    def __iter__(self) -> Iterator[tuple[Cache, Selection]]:
+        return ((part, self.selection or select(part, None, None)) for part in self.parts)
+
+    @property
+    def names(self) -> list[str]:
+        """The groups' names; without groups, a single empty name."""
+        return [""] if self.selection is None else self.selection.names
+
+
+def select_parts(cache: Cache, manifest: str | Path | Manifest | None, by: str | None) -> SelectedParts:
+    """What `select` selects of a cache, or all utterances of a corpus.
+
+    Raises:
+        ArgumentError: A manifest is given, or `by`, for a corpus. Other errors as in `select`.
+    """
+    if not isinstance(cache, Corpus):
+        return SelectedParts([cache], select(cache, manifest, by))
+    if manifest is not None or by is not None:
+        raise ArgumentError("statistics of a corpus are of all its utterances: for a manifest, name one of its parts")
+    parts = [part for part in map(cache.part, cache.parts) if len(part)]
+    if not parts:
+        raise StoreError(f"{cache.version.path}: holds no utterances")
+    return SelectedParts(parts, None)
 
 
 def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None) -> Selection:

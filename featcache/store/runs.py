@@ -76,8 +76,8 @@ class Failure(Utterance):
 _MESSAGE = 10_000
 """The longest message that is kept of a failure, in characters."""
 
-MOST_PARTS = 1_000_000
-"""The most parts that a manifest may be extracted in."""
+MOST_PARTITIONS = 1_000_000
+"""The most partitions that a manifest may be extracted in."""
 
 _SECONDS = optional(number(0))
 _FAILURE = checks.fields(
@@ -94,11 +94,11 @@ _FAILURE = checks.fields(
 _ANYTHING: checks.Check = lambda value: value  # noqa: E731
 _PATH = optional(any_text(1 << 16, "[^\0]*"))
 _COUNT = optional(whole())
-_PART = dict.fromkeys(("first", "end", "rows", "number"), whole()) | {"count": whole(1, MOST_PARTS)}
+_PARTITION = dict.fromkeys(("first", "end", "rows", "number"), whole()) | {"count": whole(1, MOST_PARTITIONS)}
 _ASKED = checks.fields(
     {},
     or_not={
-        "part": optional(checks.fields({"digest": text(), **_PART})),
+        "part": optional(checks.fields({"digest": text(), **_PARTITION})),
         "digest": optional(text()),
         "part_of": optional(text()),
         "root": _PATH,

@@ -11,6 +11,7 @@ from typing import Any
 from featcache.errors import DamagedError, StoreError, listing
 from featcache.storage.location import Location
 from featcache.storage.store import store_of
+from featcache.store.corpus import CORPUS
 from featcache.store.version import Version
 
 
@@ -31,8 +32,17 @@ def version_folders(path: Location) -> list[Location]:
     except NotADirectoryError as error:
         raise StoreError(f"{path}: there is no such cache folder") from error
     if not folders:
+        if store_of(path).exists(path / CORPUS):
+            raise StoreError(f"{path}: is a corpus: name one of its parts, a folder in it")
         raise StoreError(f"{path}: holds no version: `featcache extract` creates one")
     return folders
+
+
+def version_names(path: Location) -> list[str]:
+    """The names of the folders of all versions in the cache at `path`; none if there is no such folder."""
+    with suppress(OSError):
+        return [folder.name for folder in _folders_in(path)]
+    return []
 
 
 def _is_version(path: Location) -> bool:

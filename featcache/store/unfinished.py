@@ -13,8 +13,8 @@ missing; running it again finds them.) A run over the whole manifest that has en
 over it, and the last run over the whole manifest was to add all that was missing. So only that run and those after it
 are looked at.
 
-The jobs of an array are runs over parts of a manifest, of which `featcache.store.parts` says what is missing. All of
-them together are a run over the whole.
+The jobs of an array are runs over partitions of a manifest, of which `featcache.store.partitions` says what is missing.
+All of them together are a run over the whole.
 
 **What is lost.** A shard that a run has recorded is there, or is superseded by others that are there, or a record says
 that repair took it away, or that a whole run over the same manifest has made up for it. Otherwise it is lost.
@@ -40,7 +40,7 @@ from featcache.errors import DamagedError, counted, listing
 from featcache.storage.objects import read_ahead
 from featcache.storage.store import store_of
 from featcache.store.index import Index
-from featcache.store.parts import Part, are_made_up_for, has_ended_well, lacking_parts
+from featcache.store.partitions import PartitionRows, are_made_up_for, has_ended_well, lacking_partitions
 from featcache.store.runs import (
     RunRecord,
     ShardEvent,
@@ -81,9 +81,9 @@ class Unfinished:
     """Whether the run is still running, as far as can be seen from here."""
     were_there: bool = False
     """Whether the missing utterances were there once, and their shards have been removed."""
-    parts: tuple[str, ...] = ()
-    """The parts of the manifest, such as `3/8`, that are not known to have been extracted to the end. Then `missing` is
-    the most that may be missing. Empty if the manifest was extracted as a whole."""
+    partitions: tuple[str, ...] = ()
+    """The partitions of the manifest, such as `3/8`, that are not known to have been extracted to the end. Then
+    `missing` is the most that may be missing. Empty if the manifest was extracted as a whole."""
 
     def __str__(self) -> str:
         if self.were_there:
@@ -93,13 +93,13 @@ class Unfinished:
             )
         failed = f", {self.failed:,} failed" if self.failed else ""
         what = "extraction is running" if self.is_going_on else "extraction was interrupted, or is running elsewhere"
-        if self.parts:
-            are = "part {} is not known to be" if len(self.parts) == 1 else "parts {} are not known to be"
+        if self.partitions:
+            are = "partition {} is not" if len(self.partitions) == 1 else "partitions {} are not"
             begun = what if self.is_going_on else "interrupted, never begun, or running elsewhere"
             return (
                 f"of the {self.utterances:,} utterances of {self.manifest}, up to {self.missing:,} are missing{failed}:"
-                f" {are.format(listing(self.parts))} complete: {begun}; run `featcache extract … --partition` again "
-                "for these, or without it for all that is missing"
+                f" {are.format(listing(self.partitions))} known to be complete: {begun}; run `featcache extract … "
+                "--partition` again for these, or without it for all that is missing"
             )
         return (
             f"{self.missing:,} of the {self.utterances:,} utterances of {self.manifest} are missing{failed}: {what}; "
@@ -266,7 +266,7 @@ class _Records:
     def findings(self) -> list[Finding]:
         """Why the version may not be whole."""
         lost = self.lost()
-        return [*self.damaged(), *self.unrecorded(), *self.missing(), *self.lacking_parts(), *lost] or list(
+        return [*self.damaged(), *self.unrecorded(), *self.missing(), *self.lacking_partitions(), *lost] or list(
             self.fewer()
         )
 
@@ -298,7 +298,7 @@ class _Records:
                 going_on = any(is_running(self._version, runs[at].name) for at in open_runs)
                 yield Unfinished(manifest[0], run.asked["utterances"], missing, failed, going_on)
 
-    def lacking_parts(self) -> Iterator[Unfinished]:
+    def lacking_partitions(self) -> Iterator[Unfinished]:
         """What is missing of each manifest that jobs of an array were to extract, since the last run over all of it."""
         by_manifest: dict[ManifestKey, list[RunRecord]] = defaultdict(list)
         for run in self.runs:
@@ -306,13 +306,13 @@ class _Records:
                 by_manifest[_manifest_of(run)].append(run)
         for manifest, runs in by_manifest.items():
             last_whole = max((at for at, run in enumerate(runs) if _is_whole(run)), default=-1)
-            if not any(Part.of(run) for run in runs[last_whole + 1 :]):
+            if not any(PartitionRows.of(run) for run in runs[last_whole + 1 :]):
                 continue
-            if (lacking := lacking_parts(runs, self._done_by)) is not None:
+            if (lacking := lacking_partitions(runs, self._done_by)) is not None:
                 going_on = any(is_running(self._version, run.name) for run in lacking.runs)
                 failed, rows = len(self.failed(runs)[0]), runs[-1].asked.get("utterances", 0)
-                parts = tuple(lacking.parts)
-                yield Unfinished(manifest[0], rows, lacking.missing, failed, going_on, parts=parts)
+                partitions = tuple(lacking.partitions)
+                yield Unfinished(manifest[0], rows, lacking.missing, failed, going_on, partitions=partitions)
 
     def _done_by(self, run: RunRecord) -> int:
         """How many utterances a run has extracted, or recorded as failed, so that it still counts."""
@@ -475,7 +475,7 @@ def _manifest_of(run: RunRecord) -> ManifestKey:
 
 def _is_whole(run: RunRecord) -> bool:
     """Whether it was to extract all of its manifest."""
-    return not run.asked.get("only") and isinstance(run.asked.get("new"), int) and Part.of(run) is None
+    return not run.asked.get("only") and isinstance(run.asked.get("new"), int) and PartitionRows.of(run) is None
 
 
 def _items_at_end(run: RunRecord) -> int:

@@ -1,4 +1,4 @@
-"""Jobs of an array, each of which extracts a part of the manifest: together they are one run, and nobody waits."""
+"""Jobs of an array, each of which extracts a partition of the manifest: together they are one run, and nobody waits."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def problems(cache):
 @given(st.lists(st.floats(0.1, 40), min_size=1, max_size=60), st.integers(1, 30), st.floats(5, 100))
 def test_parts_are_all_rows_in_order_and_cut_no_range(durations, count, seconds_per_shard):
     ranges = shard_ranges(np.array(durations), seconds_per_shard)
-    parts = [Partition(number, count).rows(ranges) for number in range(count)]
-    assert [row for part in parts for row in range(part.start, part.stop)] == list(range(len(durations)))
-    assert sum(len(set(ranges[part].tolist())) for part in parts) == len(set(ranges.tolist()))
+    rows = [Partition(number, count).rows(ranges) for number in range(count)]
+    assert [row for some in rows for row in range(some.start, some.stop)] == list(range(len(durations)))
+    assert sum(len(set(ranges[some].tolist())) for some in rows) == len(set(ranges.tolist()))
 
 
 SLURM = {f"SLURM_ARRAY_TASK_{name}": value for name, value in zip(("MIN", "MAX", "COUNT"), "174", strict=True)}
 
 
 @pytest.mark.parametrize(
-    ("text", "environment", "part"),
+    ("text", "environment", "partition"),
     [
         ("0/8", {}, "0/8"),
         ("auto", {**SLURM, "SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_COUNT": "4"}, "2/4"),
@@ -57,14 +57,14 @@ SLURM = {f"SLURM_ARRAY_TASK_{name}": value for name, value in zip(("MIN", "MAX",
         ("auto", {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3"}, "1/3"),
     ],
 )
-def test_which_part(text, environment, part):
-    assert str(Partition.parse(text, environment)) == part
+def test_which_part(text, environment, partition):
+    assert str(Partition.parse(text, environment)) == partition
 
 
 @pytest.mark.parametrize(
     ("text", "environment", "said"),
     [
-        ("8/8", {}, "parts count from 0: 0/8 to 7/8"),
+        ("8/8", {}, "partitions count from 0: 0/8 to 7/8"),
         ("1/0", {}, "there are 1 to"),
         ("3", {}, "such as 0/8, or auto"),
         ("-1/8", {}, "such as 0/8, or auto"),
@@ -85,7 +85,7 @@ def test_a_part_that_there_is_not_is_refused_in_one_line(text, environment, said
 
 
 def test_parts_are_together_one_run(cli, plain, scratch):
-    """Item by item, and shard by shard, in whatever order; on the way, the version is said to lack parts."""
+    """Item by item, and shard by shard, in whatever order; on the way, the version is said to lack partitions."""
     manifest = plain.manifest()
     assert cli(*extract(manifest, scratch / "whole")).code == 0
     cache = scratch / "parts"
@@ -93,10 +93,10 @@ def test_parts_are_together_one_run(cli, plain, scratch):
         assert cli(*extract(manifest, cache, "--partition", f"{number}/4")).code == 0
     (problem,) = problems(cache)
     assert "of the 12 utterances of" in problem
-    assert "part 1/4 is not known to be complete" in problem
+    assert "partition 1/4 is not known to be complete" in problem
     assert f"up to {12 - len(items(cache))} are missing" in problem
-    assert "part 1/4" in cli("info", cache).out
-    with pytest.raises(StoreError, match="part 1/4"):
+    assert "partition 1/4" in cli("info", cache).out
+    with pytest.raises(StoreError, match="partition 1/4"):
         featcache.open(cache, strict=True)
     assert cli(*extract(manifest, cache, "--partition", "1/4")).code == 0
     assert problems(cache) == []
@@ -136,7 +136,7 @@ def test_a_part_that_was_killed_and_is_run_again_makes_the_same_shards(cli, plai
 
 
 def test_a_part_that_was_interrupted_keeps_what_it_has(cli, plain, gate, gated_config, scratch):
-    """SIGTERM, as before a time limit: exit code 130; run again, in other parts or as a whole, the rest is done."""
+    """SIGTERM, as before a time limit: exit code 130; again, in other partitions or as a whole, the rest is done."""
     manifest, options = plain.manifest(), ("-c", gated_config, "--shard-size", ONE_EACH)
     assert cli(*extract(manifest, scratch, *options, "--partition", "1/2")).code == 0
     gate.write_text("2")
@@ -147,7 +147,7 @@ def test_a_part_that_was_interrupted_keeps_what_it_has(cli, plain, gate, gated_c
     assert running.wait().code == 130
     there = len(items(scratch))
     assert there >= 7
-    assert "part 0/2 is not known to be complete" in problems(scratch)[0]
+    assert "partition 0/2 is not known to be complete" in problems(scratch)[0]
     assert cli(*extract(manifest, scratch, *options, "--partition", "0/3")).code == 0
     assert len(problems(scratch)) == 1
     assert cli(*extract(manifest, scratch, *options, "--partition", "1/3")).code == 0
@@ -170,14 +170,14 @@ def test_a_run_over_the_whole_makes_up_for_parts_and_parts_for_it(cli, plain, ga
     rows = [*plain.rows, {**plain.rows[0], "id": "added"}]
     longer = plain.manifest(rows, "manifest.csv")
     assert cli(*extract(longer, scratch, *options, "--partition", "0/2")).code == 0
-    assert "part 1/2 is not known to be complete" in problems(scratch)[0]
+    assert "partition 1/2 is not known to be complete" in problems(scratch)[0]
     assert cli(*extract(longer, scratch, *options)).code == 0
     assert problems(scratch) == []
     assert len(items(scratch)) == 13
 
 
 def test_failures_of_parts_are_in_the_ledger(cli, plain, scratch):
-    """Exit code 3, now and when nothing is to be done; retried by the part that has the row, and by no other."""
+    """Exit code 3, now and when nothing is to be done; retried by the partition that has the row, and by no other."""
     rows = [dict(row) for row in plain.rows]
     rows[1]["path"] = "missing.wav"
     manifest = plain.manifest(rows, "failing.csv")
@@ -228,8 +228,8 @@ def test_without_durations_a_part_is_refused_in_one_line(cli, plain, scratch):
     ended = cli(*extract(manifest, scratch, "--partition", "0/2"))
     assert ended.code == 2
     assert ended.err.splitlines() == [
-        f"featcache: {manifest}: no row has a duration, and parts are cut by these: featcache durations {manifest} -o "
-        "FILE adds them, from the files' headers"
+        f"featcache: {manifest}: no row has a duration, and partitions are cut by these: featcache durations "
+        f"{manifest} -o FILE adds them, from the files' headers"
     ]
 
 

@@ -1,4 +1,4 @@
-"""What runs over parts of a manifest have recorded: what is missing is told, and what others have made is not read."""
+"""What runs over partitions of a manifest have recorded: what is missing is told, and what others made is not read."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scratch import scratch_folder
 from small_shards import INFO, item, write
 
-from featcache.store import parts
+from featcache.store import partitions
 from featcache.store.index import build_index, extend_index, open_index
-from featcache.store.parts import Part, index_of_part, is_done, shards_to_make_up_for_in
+from featcache.store.partitions import PartitionRows, index_of_partition, is_done, shards_to_make_up_for_in
 from featcache.store.runs import Failure, Run, ShardEvent
 from featcache.store.unfinished import find_unfinished
 from featcache.store.version import Version
@@ -24,8 +24,8 @@ DIGEST = "0123456789abcdef"
 IDS = [f"u{row:02}" for row in range(ROWS)]
 
 
-def part(number: int, count: int, digest: str = DIGEST) -> Part:
-    return Part(digest, number * ROWS // count, (number + 1) * ROWS // count, ROWS, number, count)
+def partition(number: int, count: int, digest: str = DIGEST) -> PartitionRows:
+    return PartitionRows(digest, number * ROWS // count, (number + 1) * ROWS // count, ROWS, number, count)
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Array:
 
     def run(self, number: int, count: int, most: int = ROWS, failing: int = 0, ending: str = "well") -> None:
         """A job that gets so far."""
-        mine = part(number, count)
+        mine = partition(number, count)
         todo = [row for row in range(mine.first, mine.end) if row not in self.done]
         if not todo and is_done(self.version, mine):
             return
@@ -81,7 +81,7 @@ def test_a_version_that_lacks_rows_is_never_accepted_and_parts_that_are_complete
         if found:
             (finding,) = found
             assert finding.missing >= lacking
-            assert finding.parts
+            assert finding.partitions
         for number in range(5):
             array.run(number, 5)
         assert array.found() == []
@@ -90,11 +90,11 @@ def test_a_version_that_lacks_rows_is_never_accepted_and_parts_that_are_complete
 def test_another_manifest_has_parts_of_its_own(version):
     array = Array(version)
     array.run(0, 2)
-    other = part(1, 2, digest="f" * 16)
+    other = partition(1, 2, digest="f" * 16)
     assert not is_done(version, other)
-    assert not other.is_apart_from(part(0, 2))
-    assert part(1, 2).is_apart_from(part(0, 2))
-    assert not part(1, 3).is_apart_from(part(0, 2))
+    assert not other.is_apart_from(partition(0, 2))
+    assert partition(1, 2).is_apart_from(partition(0, 2))
+    assert not partition(1, 3).is_apart_from(partition(0, 2))
 
 
 def test_what_other_parts_have_made_is_not_read(version, monkeypatch):
@@ -103,17 +103,18 @@ def test_what_other_parts_have_made_is_not_read(version, monkeypatch):
     array.run(0, 4, most=2, ending="killed")
     array.run(3, 4)
     read = []
-    monkeypatch.setattr(parts.Version, "shard", lambda self, name: read.append(name) or Version.shard_of(self, name))
+    shard_of = lambda self, name: read.append(name) or Version.shard_of(self, name)  # noqa: E731
+    monkeypatch.setattr(partitions.Version, "shard", shard_of)
     monkeypatch.setattr(Version, "shard_of", lambda self, name: original(self, name), raising=False)
-    assert sorted(index_of_part(version, part(0, 4)).ids) == IDS[:2]
+    assert sorted(index_of_partition(version, partition(0, 4)).ids) == IDS[:2]
     assert len(set(read)) == 2
     read.clear()
-    assert len(index_of_part(version, part(1, 4))) == 0
+    assert len(index_of_partition(version, partition(1, 4))) == 0
     assert read == []
     open_index(version)
     array.run(2, 4)
     read.clear()
-    index = index_of_part(version, part(0, 4))
+    index = index_of_partition(version, partition(0, 4))
     assert {*IDS[:2], *IDS[9:]} == {*index.ids}
     assert read == []
 
@@ -147,7 +148,7 @@ def test_an_extended_index_has_the_items_of_one_that_is_built(version, seed):
 
 def test_what_workers_have_made_of_a_part_is_the_part_s(version, monkeypatch):
     """Their records name the run that they work for."""
-    mine, other = part(0, 2), part(1, 2)
+    mine, other = partition(0, 2), partition(1, 2)
     made = {}
     for which in (mine, other):
         asked = {"manifest": "m.csv", "root": "/", "utterances": ROWS, "new": ROWS // 2, "replaced": 0, "only": False}
@@ -161,8 +162,8 @@ def test_what_workers_have_made_of_a_part_is_the_part_s(version, monkeypatch):
         for one in (worker, run):
             one.finish({"extracted": ROWS // 2, "failed": 0, "interrupted": False})
     read = []
-    monkeypatch.setattr(parts, "build_index", lambda shards: build_index(read.append(s) or s for s in shards))
-    index_of_part(version, mine)
+    monkeypatch.setattr(partitions, "build_index", lambda shards: build_index(read.append(s) or s for s in shards))
+    index_of_partition(version, mine)
     assert [shard.name for shard in read] == [made[mine]]
     assert shards_to_make_up_for_in(version, mine) == []
     shutil.rmtree(version.path / "shards" / made[mine])

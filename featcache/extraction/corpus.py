@@ -1,0 +1,209 @@
+"""The parts of a corpus, each extracted by a run of its own: which of them need one, and what is recorded after it.
+
+Whatever a run needs, it needs of its part: the manifest, the index, the plan. So time and memory depend on the largest
+part, and not on how many there are. A part is not looked at if nothing has changed since it was complete: neither the
+manifest's bytes nor the shards of its versions, nor the files of utterances that failed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from featcache.audio.content_hash import hash_of_content
+from featcache.config import Config
+from featcache.device import Device
+from featcache.errors import ArgumentError, ManifestError, StoreError, listing
+from featcache.extraction.extraction import Options
+from featcache.extraction.failures import would_fail_again
+from featcache.extraction.partition import Partition
+from featcache.extraction.summary import Summary
+from featcache.extraction.version_plan import BuiltConfig
+from featcache.manifest.audio_locations import AudioLocation, Url
+from featcache.storage.location import folder_of
+from featcache.store.corpus import Part, PartVersion, is_corpus, read_parts, update_parts
+from featcache.store.index import index_folder, open_index
+from featcache.store.runs import latest_failures
+from featcache.store.selection import version_names
+from featcache.store.version import Version
+
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class CorpusPlan:
+    """The parts of a corpus that a command is to extract."""
+
+    folder: Path
+    """The corpus."""
+    manifests: dict[str, Path]
+    """The manifests of these parts, by the names of the parts."""
+    known: dict[str, Part]
+    """What is known of all parts of the corpus, by their names."""
+    writes: bool
+    """Whether anything is recorded."""
+    notes: list[str]
+    """Lines that a user should read before the first one."""
+
+
+def plan_corpus(
+    folder: Path, manifests: Mapping[str, Path], partition: Partition | None, *, writes: bool
+) -> CorpusPlan:
+    """Which parts a job extracts: all whose manifests are given, or of several jobs every n-th; and list them all.
+
+    Args:
+        folder: The corpus, which is made if it is missing.
+        manifests: The manifests, by the names of the parts.
+        partition: The job's partition: it takes whole parts.
+        writes: Whether parts that are new are listed in `corpus.json`.
+
+    Raises:
+        ArgumentError: The folder is a cache of one manifest.
+        ManifestError: A manifest is not there.
+        DamagedError: The corpus's `corpus.json` is damaged.
+        StoreError: It cannot be written, or is in an object store.
+    """
+    folder = folder_of(folder)
+    if versions := version_names(folder):
+        raise ArgumentError(
+            f"{folder}: is the cache of one manifest, with {listing(versions)}: give another folder for the corpus of "
+            f"{len(manifests):,} manifests"
+        )
+    if gone := [str(path) for path in manifests.values() if not path.exists()]:
+        raise ManifestError(f"{listing(gone, _NAMED)}: there is no such file")
+    notes = []
+
+    def add(parts: dict[str, Part]) -> None:
+        lost = [part for part in parts.values() if part.name not in manifests and not os.path.exists(part.manifest)]
+        for part in lost:
+            if not (folder / part.name).exists():
+                del parts[part.name]
+        left = [part.name for part in lost if part.name in parts]
+        if left:
+            notes.append(
+                f"{folder}: the manifests of {listing(left, _NAMED)} are gone: what was extracted of them stays in the "
+                "corpus; to be rid of it, remove these folders"
+            )
+        if dropped := [part.name for part in lost if part.name not in parts]:
+            notes.append(
+                f"{folder}: {listing(dropped, _NAMED)}: folder and manifest are gone: no part of the corpus now"
+            )
+        for name, manifest in manifests.items():
+            known = parts.get(name, Part(name, ""))
+            parts[name] = dataclasses.replace(known, manifest=str(manifest.absolute()))
+
+    known: list[Part] = []
+    if writes:
+        known = update_parts(folder, add)
+    elif is_corpus(folder):
+        known = read_parts(folder)
+    names = sorted(manifests)
+    if partition is not None:
+        names = names[partition.number :: partition.count]
+        if not names:
+            notes.append(f"--partition {partition}: none of the {len(manifests):,} parts")
+    own = {name: manifests[name] for name in names}
+    return CorpusPlan(folder, own, {part.name: part for part in known}, writes, notes)
+
+
+def build_configs(configs: Sequence[Config], options: Options) -> list[BuiltConfig]:
+    """Build the extractors once for all parts, on the device of the run; errors are those of `plan_extraction`."""
+    device = Device(options.device, options.threads)
+    device.configure_torch()
+    return [BuiltConfig.build(config, device.torch_device) for config in configs]
+
+
+class PartRun:
+    """The run over one part of a corpus: whether there is anything to do, and what to record afterwards.
+
+    Args:
+        plan: The plan of the corpus.
+        name: The name of the part, one of the plan's.
+
+    Raises:
+        ManifestError: The manifest cannot be read.
+    """
+
+    def __init__(self, plan: CorpusPlan, name: str) -> None:
+        self.cache = plan.folder / name
+        """The cache of the part."""
+        self._corpus, self._writes = plan.folder, plan.writes
+        self._known = plan.known.get(name, Part(name, ""))
+        self._now = _signed(self._known, plan.manifests[name])
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the manifest is another than when the part was extracted last."""
+        return bool(self._known.hash) and self._now.hash != self._known.hash
+
+    def unchanged(
+        self, built: Sequence[BuiltConfig], options: Options, root: AudioLocation
+    ) -> list[PartVersion] | None:
+        """What is known of the versions of these configs if a run would find nothing to do; None if it must look."""
+        if options.check_sources or options.source is not None:
+            return None
+        found = []
+        for one in built:
+            name = f"{one.config.name}-{one.fingerprint[:12]}"
+            known = self._known.versions.get(name)
+            if known is None or known.manifest != self._now.hash or (known.failed and options.retry_failed):
+                return None
+            try:
+                version = Version.open(self.cache / name)
+                if index_folder(version, version.shard_names()).name != known.index:
+                    return None
+                if known.failed and not _would_all_fail_again(version, one, root):
+                    return None
+            except (OSError, StoreError):  # which the run says
+                return None
+            found.append(known)
+        if self._writes and self._now != self._known:
+            self._record(self._known.versions)  # the file's time has changed, or its path, and nothing else
+        return found
+
+    def record(self, summary: Summary) -> None:
+        """Record what the part's versions hold, after a run over it; of those that lack nothing.
+
+        Raises:
+            StoreError: It cannot be written.
+        """
+        complete = {}
+        for one in summary.versions:
+            if not (summary.interrupted or one.left):
+                version = Version.open(Path(one.path))
+                complete[version.path.name] = PartVersion.of(version, open_index(version), one.failed, self._now.hash)
+        self._now = dataclasses.replace(self._now, rows=summary.utterances)
+        self._record(complete)
+
+    def _record(self, versions: Mapping[str, PartVersion]) -> None:
+        def change(parts: dict[str, Part]) -> None:
+            before = parts[self._now.name].versions if self._now.name in parts else {}
+            parts[self._now.name] = dataclasses.replace(self._now, versions={**before, **versions})
+
+        update_parts(self._corpus, change)
+
+
+def _signed(known: Part, manifest: Path) -> Part:
+    """What there is to know of a part's manifest now: its bytes are read if their number or time has changed."""
+    try:
+        with manifest.open("rb") as file:
+            status = os.fstat(file.fileno())
+            size, mtime_ns = status.st_size, status.st_mtime_ns
+            is_same = known.hash and (size, mtime_ns) == (known.size, known.mtime_ns)
+            content = known.hash if is_same else f"{hash_of_content(file.fileno()):016x}"
+    except OSError as error:
+        raise ManifestError(f"{manifest}: cannot be read: {error.strerror}") from error
+    return dataclasses.replace(known, manifest=str(manifest.absolute()), size=size, mtime_ns=mtime_ns, hash=content)
+
+
+def _would_all_fail_again(version: Version, built: BuiltConfig, root: AudioLocation) -> bool:
+    """Whether the files of all utterances that ever failed are as they were; False where a server would have to say."""
+    limit = built.max_seconds
+    for failure in latest_failures(version).values():
+        max_seconds = None if limit is None else limit * built.waveform_maker.speed(failure.id)
+        if not would_fail_again(root, failure, built.config.audio, max_seconds, {}):
+            return False
+    return not isinstance(root, Url)

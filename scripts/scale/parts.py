@@ -1,0 +1,150 @@
+"""What a part of a corpus costs, whatever the number of parts: planning, a rerun, opening; seconds and memory.
+
+    python scripts/scale/parts.py --rows 1000000 --parts 1 3 10 --open 100
+
+One part is made by the store's own writer: items of one frame each, of rows of a Parquet manifest. The others are hard
+links of it under other names. Each figure is of a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from featcache.config import load_config
+from featcache.device import Device
+from featcache.extraction.version_plan import BuiltConfig, version_info
+from featcache.store.corpus import read_parts, update_parts
+from featcache.store.index import open_index
+from featcache.store.shard import Item
+from featcache.store.shard_writer import ShardWriter
+from featcache.store.version import Version
+
+ITEMS = 100_000
+"""The utterances of a shard."""
+
+OPEN = """
+import resource, sys, time, torch
+import featcache
+featcache.open  # which imports the loader
+before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+corpus = featcache.open(sys.argv[1])
+opened = time.perf_counter()
+corpus[len(corpus) // 2]
+ended = time.perf_counter()
+memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(f"{len(corpus.parts)} parts, {len(corpus):,} utterances: opened in {opened - started:.3f} s, "
+      f"the first of a part read in {ended - opened:.3f} s; {memory / 1024:.0f} MB more memory")
+"""
+
+EPOCH = """
+import resource, sys, time, torch
+import featcache
+dataset = featcache.FeatureDataset(featcache.open(sys.argv[1]))
+before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+windows = {"parts_in_memory": 1} if sys.argv[2] == "1" else {}
+batches = iter(featcache.BucketBatchSampler(dataset.lengths, batch_size=1000, **windows))
+next(batches)
+memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(f"first batch after {time.perf_counter() - started:.2f} s, {memory / 1024:.0f} MB more memory")
+"""
+
+
+def make_part(cache: Path, manifest: Path, rows: int) -> None:
+    """A manifest, and the version that extracting it would have made."""
+    ids, path = [f"utterance-{row:08}" for row in range(rows)], "audio.flac"
+    starts = np.arange(rows) / 10
+    table = {"id": ids, "path": pa.array([path] * rows), "start": starts, "duration": np.full(rows, 0.1)}
+    pyarrow.parquet.write_table(pa.table(table), manifest)
+    built = BuiltConfig.build(load_config("mfcc13"), Device("cpu", 1).torch_device)
+    version = Version.create(cache, version_info(built.config, built.extractor.spec))
+    for first in range(0, rows, ITEMS):
+        numbers = range(first, min(first + ITEMS, rows))
+        items = [
+            Item(id=ids[row], path=path, start=float(starts[row]), duration=0.1, num_samples=1600, size=1, mtime_ns=1,
+                 sample_rate=16000)
+            for row in numbers
+        ]  # fmt: skip
+        features = np.zeros((len(items), *version.info.spec.item_shape), version.dtype)
+        writer = ShardWriter(version.work_folder("shard"), version.info.spec)
+        writer.append(items, features, [1] * len(items), {})
+        made_by = {"fingerprint": version.info.fingerprint}
+        writer.commit(version.path / "shards", sample_rate=16000, row=first, supersedes={}, made_by=made_by)
+    open_index(version)
+
+
+def measured(*command: object) -> tuple[str, float, float]:
+    """What a command prints, its seconds, and its peak of memory in MB."""
+    started = perf_counter()
+    process = subprocess.Popen([sys.executable, *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    out = process.stdout.read().decode()
+    _, status, usage = os.wait4(process.pid, 0)
+    assert status == 0, (command, status)
+    return out, perf_counter() - started, usage.ru_maxrss / 1024
+
+
+def corpus_of(folder: Path, source: Path, manifest: Path, count: int) -> tuple[Path, Path]:
+    """A corpus of so many links of a part, and the folder of their manifests."""
+    manifests, corpus = folder / f"manifests-{count}", folder / f"corpus-{count}"
+    manifests.mkdir()
+    for number in range(count):
+        shutil.copytree(source, corpus / f"part-{number:03}", copy_function=os.link)
+        os.link(manifest, manifests / f"part-{number:03}.parquet")
+    return manifests, corpus
+
+
+def main() -> None:
+    """Make the part, and print a line for each figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--parts", type=int, nargs="+", default=[1, 3, 10])
+    parser.add_argument("--open", type=int, default=100, help="how many parts to open in the end")
+    parser.add_argument("--folder", type=Path, help="where to work; a temporary folder by default")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
+        folder = Path(temporary)
+        started = perf_counter()
+        made = get_context("spawn").Process(
+            target=make_part, args=(folder / "part", folder / "part.parquet", given.rows)
+        )
+        made.start()  # not here: a process's peak of memory begins with that of the process that starts it
+        made.join()
+        print(f"a part of {given.rows:,} rows, made in {perf_counter() - started:.0f} s", flush=True)
+        _, start, base = measured("-m", "featcache", "configs")
+        print(f"a command that does nothing: {start:.1f} s, {base:.0f} MB", flush=True)
+        for count in given.parts:
+            manifests, corpus = corpus_of(folder, folder / "part", folder / "part.parquet", count)
+            command = ("-m", "featcache", "extract", f"{manifests}/*.parquet", "-c", "mfcc13", "-o", corpus)
+            for what in ("first run, which finds everything there", "the same again"):
+                _, seconds, memory = measured(*command, "--device", "cpu")
+                print(f"{count} parts, {what}: {seconds:.1f} s, {seconds / count:.2f} s a part, {memory:.0f} MB")
+            for windows in ("0", "1"):
+                print(f"{count} parts, parts_in_memory={windows}: {measured('-c', EPOCH, corpus, windows)[0]}", end="")
+            print(measured("-c", OPEN, corpus)[0], end="", flush=True)
+        manifests, many = corpus_of(folder, folder / "part", folder / "part.parquet", given.open)
+        names = sorted(path.name for path in many.iterdir())
+        record(many, names, corpus)
+        print(measured("-c", OPEN, many)[0], end="")
+
+
+def record(corpus: Path, names: list[str], measured_before: Path) -> None:
+    """Record of all parts what a run has recorded of the first part of another corpus, of which they are links."""
+    known = read_parts(measured_before)[0]
+    update_parts(corpus, lambda parts: parts.update({name: replace(known, name=name) for name in names}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Several manifests make a corpus: each is a part, extracted once, and commands do every part in turn."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+from cache_contents import check, items, only_version, shard_folders
+
+import featcache
+from featcache.store.corpus import read_parts
+
+
+@pytest.fixture
+def audio(plain, scratch):
+    """Twelve clips, and three manifests of four of them each: `p0.csv` to `p2.csv`."""
+    made = plain.copy(scratch / "audio")
+    for number in range(3):
+        made.manifest(made.rows[4 * number : 4 * number + 4], f"p{number}.csv")
+    return made
+
+
+def extract(audio, corpus, *options, manifests="p*.csv"):
+    return ("extract", audio.folder / manifests, "-o", corpus, "--threads", 1, *options)
+
+
+def extracted(ended):
+    """The parts that were looked at, with how many utterances were extracted of each; None for those that were not."""
+    parts = json.loads(ended.out)["parts"]
+    return {part["part"]: None if part["unchanged"] else part["versions"][0]["extracted"] for part in parts}
+
+
+def test_a_corpus_from_its_first_extraction_to_its_last(cli, plain, audio, scratch):
+    corpus = scratch / "corpus"
+    first = cli(*extract(audio, corpus))
+    assert first.code == 0, first.err
+    assert "part p1, 2 of 3" in first.err
+    assert first.out.splitlines()[-1] == f"{corpus}: 3 parts: 3 extracted, 0 unchanged since"
+    whole = scratch / "whole"
+    assert cli("extract", plain.manifest(), "-o", whole, "--threads", 1).code == 0
+    assert {id_: one for name in ("p0", "p1", "p2") for id_, one in items(corpus / name).items()} == items(whole)
+    assert [(part.name, part.rows) for part in read_parts(corpus)] == [("p0", 4), ("p1", 4), ("p2", 4)]
+    assert len(featcache.open(corpus, strict=True)) == 12
+
+    # Nothing has changed, and nothing is looked at: not even files that are gone.
+    shutil.move(audio.folder / "00.wav", audio.folder / "away")
+    assert extracted(cli(*extract(audio, corpus, "--json"))) == dict.fromkeys(("p0", "p1", "p2"))
+    shutil.move(audio.folder / "away", audio.folder / "00.wav")
+    os.utime(audio.folder / "p2.csv")
+    assert extracted(cli(*extract(audio, corpus, "--json"))) == dict.fromkeys(("p0", "p1", "p2"))
+
+    # A manifest has changed, one is gone, and one is new, which is extracted alone.
+    audio.manifest([*audio.rows[4:8], {**audio.rows[0], "id": "more"}], "p1.csv")
+    audio.manifest(audio.rows[:2], "p3.csv")
+    (audio.folder / "p0.csv").unlink()
+    again = cli(*extract(audio, corpus, "--json"))
+    assert (again.code, extracted(again)) == (0, {"p1": 1, "p2": None, "p3": 2})
+    assert "part p1, 1 of 3; its manifest has changed since it was extracted" in again.err
+    assert f"{corpus}: the manifests of p0 are gone: what was extracted of them stays in the corpus" in again.err
+    assert extracted(cli(*extract(audio, corpus, "--json", manifests="p3.csv"))) == {"p3": None}
+    assert len(featcache.open(corpus)) == 15
+    shutil.rmtree(corpus / "p0")
+    assert "p0: folder and manifest are gone" in cli(*extract(audio, corpus)).err
+    assert [part.name for part in read_parts(corpus)] == ["p1", "p2", "p3"]
+
+    # A shard is lost: the part is looked at.
+    shutil.rmtree(shard_folders(corpus / "p2")[0])
+    assert extracted(cli(*extract(audio, corpus, "--json"))) == {"p1": None, "p2": 4, "p3": None}
+
+
+def test_failures_and_faults_of_one_part(cli, audio, scratch):
+    """The exit code is that of the worst part; an utterance that failed is tried again once its file has changed."""
+    corpus = scratch / "corpus"
+    sound = (audio.folder / "01.wav").read_bytes()
+    (audio.folder / "01.wav").write_bytes(b"no audio")
+    (audio.folder / "p1.csv").write_text("id,path\n,\n")
+    ended = cli(*extract(audio, corpus, "--json"))
+    assert ended.code == 2
+    assert [part.get("error", "")[-20:] != "" for part in json.loads(ended.out)["parts"]] == [False, True, False]
+    (audio.folder / "p1.csv").unlink()
+    failed = cli(*extract(audio, corpus, "--json"))
+    assert (failed.code, extracted(failed)) == (3, {"p0": None, "p2": None})
+    (audio.folder / "01.wav").write_bytes(sound)
+    assert extracted(cli(*extract(audio, corpus, "--json"))) == {"p0": 1, "p2": None}
+
+
+def test_a_job_of_several_takes_whole_parts(cli, audio, scratch):
+    """Of several manifests, which need no durations; of one, a job takes a range of rows, as ever."""
+    corpus = scratch / "corpus"
+    assert "p1/fbank80-2a8b3903b266: 4 of 4 utterances to extract" in cli(*extract(audio, corpus, "--dry-run")).out
+    assert not corpus.exists()
+    assert extracted(cli(*extract(audio, corpus, "--json", "--partition", "1/2"))) == {"p1": 4}
+    with pytest.warns(featcache.FeatcacheWarning, match="2 parts have no fbank80-2a8b3903b266, not extracted yet"):
+        assert len(featcache.open(corpus)) == 4
+    assert extracted(cli(*extract(audio, corpus, "--json", "--partition", "0/2"))) == {"p0": 4, "p2": 4}
+    none = cli(*extract(audio, corpus, "--partition", "3/4"))
+    assert (none.code, none.err) == (0, "--partition 3/4: none of the 3 parts\n")
+    assert len(featcache.open(corpus, strict=True)) == 12
+
+    audio.manifest(audio.rows[:6], "p9.csv")
+    for number in (0, 1):
+        rows = cli(*extract(audio, corpus, "--partition", f"{number}/2", "--shard-size", "0.03", manifests="p9.csv"))
+        assert rows.code == 0, rows.err
+    assert len(items(corpus / "p9")) == 6
+    assert "fbank80-2a8b3903b266" not in read_parts(corpus)[-1].versions
+    assert cli("index", corpus).code == 0
+    assert read_parts(corpus)[-1].versions["fbank80-2a8b3903b266"].utterances == 6
+
+
+def test_commands_do_each_part(cli, audio, scratch):
+    corpus = scratch / "corpus"
+    assert cli(*extract(audio, corpus)).code == 0
+    manifests = audio.folder / "p?.csv"
+    sound = cli("verify", corpus, "--manifest", manifests)
+    assert (sound.code, sound.out.splitlines()[-1]) == (0, f"{corpus}: 3 parts: all fine")
+    for command in ("info", "index"):
+        document = json.loads(cli(command, f"{corpus}/fbank80", "--json").out)
+        assert [part["part"] for part in document["parts"]] == ["p0", "p1", "p2"]
+        assert [part["versions"][0]["utterances"] for part in document["parts"]] == [4, 4, 4]
+    assert "p1/fbank80" in cli("show", corpus, "utt-05").out
+    missing = cli("show", corpus, "utt-99")
+    assert (missing.code, "'utt-99': no such utterance" in missing.err) == (1, True)
+
+    copied = cli("copy", corpus, scratch / "copy")
+    assert (copied.code, copied.out.splitlines()[-1]) == (0, f"{corpus}: 3 parts: all fine")
+    assert len(featcache.open(scratch / "copy", strict=True)) == 12
+
+    chunk = shard_folders(corpus / "p1")[0] / "features" / "c" / "0" / "0"
+    data = bytearray(chunk.read_bytes())
+    data[5] ^= 1
+    chunk.write_bytes(data)
+    damaged = cli("verify", corpus)
+    assert (damaged.code, damaged.out.splitlines()[-1]) == (1, f"{corpus}: 3 parts: 1 failed, or damaged: p1")
+    assert cli("repair", corpus, "--manifest", audio.folder / "p0.csv").code == 2  # p1 needs its own
+    assert cli("repair", corpus, "--manifest", manifests).code == 0
+    assert check(corpus / "p1").problems == []
+    assert len(featcache.open(corpus, strict=True)) == 12
+
+
+def test_statistics_have_the_bits_of_one_cache(cli, plain, audio, scratch):
+    assert cli(*extract(audio, scratch / "corpus")).code == 0
+    assert cli("extract", plain.manifest(), "-o", scratch / "whole", "--threads", 1).code == 0
+    of_parts, of_one = (json.loads(cli("stats", scratch / name, "--json").out) for name in ("corpus", "whole"))
+    assert {**of_parts, "version": ""} == {**of_one, "version": ""}
+    refused = cli("stats", scratch / "corpus", "--manifest", audio.folder / "p0.csv")
+    assert (refused.code, "statistics of a corpus are of all its utterances" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("manifests", "message"),
+    [
+        (["none-*.csv"], "none-*.csv: there is no such file, and as a pattern, it fits none"),
+        (["p0.csv", "none.csv"], "none.csv: there is no such file"),
+        (["p0.csv", "-"], "-: standard input is one manifest"),
+        (["p0.csv", "other/p0.csv"], "would both be the part p0"),
+    ],
+)
+def test_what_is_refused(cli, audio, scratch, manifests, message):
+    (audio.folder / "other").mkdir()
+    audio.manifest(audio.rows[:1], "other/p0.csv")
+    given = [name if name == "-" else audio.folder / name for name in manifests]
+    ended = cli("extract", *given, "-o", scratch / "corpus")
+    assert (ended.code, message in ended.err) == (2, True)
+    assert not (scratch / "corpus").exists()
+
+
+def test_a_corpus_is_no_cache_of_one_manifest(cli, audio, scratch):
+    assert cli(*extract(audio, scratch / "cache", manifests="p0.csv")).code == 0
+    refused = cli(*extract(audio, scratch / "cache"))
+    assert refused.code == 2
+    assert "is the cache of one manifest, with fbank80-2a8b3903b266: give another folder" in refused.err
+    assert only_version(scratch / "cache")
+    corpus = scratch / "corpus"
+    assert cli(*extract(audio, corpus)).code == 0
+    assert f"{corpus}: is a corpus: name one of its parts" in cli("fit-kmeans", corpus, "-k", 2, "-o", "units").err
+    (corpus / "corpus.json").write_text('{"sealed": true}')
+    assert "corpus.json: damaged" in cli("info", corpus).err
+    (corpus / "corpus.json").unlink()
+    assert extracted(cli(*extract(audio, corpus, "--json"))) == {"p0": 0, "p1": 0, "p2": 0}

@@ -1,0 +1,26 @@
+"""Corpora of made-up features, recorded as extraction and `featcache index` do, without any audio."""
+
+from make_cache import make_features, make_version
+
+from featcache.store.corpus import Part, PartVersion, record_version, update_parts
+from featcache.store.index import open_index
+
+
+def make_corpus(folder, *parts, **settings):
+    """Make a corpus, whose parts have the given shards each; their ids begin with the names of the parts: `p0-3`.
+
+    Args:
+        folder: The corpus.
+        parts: The numbers of utterances in the shards of each part, `p0`, `p1` …
+        settings: Those of `make_features`.
+    """
+    for number, sizes in enumerate(parts):
+        name = f"p{number}"
+        shards = [
+            make_features(size, seed=100 * number + at, prefix=f"{name}-{at}", **settings)
+            for at, size in enumerate(sizes)
+        ]
+        version = make_version(folder / name, *shards)
+        update_parts(folder, lambda known, name=name: known.setdefault(name, Part(name, f"/manifests/{name}.csv")))
+        record_version(version, PartVersion.of(version, open_index(version)))
+    return folder

@@ -1,0 +1,228 @@
+"""A corpus is one sequence; a part is opened when something of it is read, and an epoch takes a few parts at a time."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from make_cache import add_shard, make_features, make_version
+from make_corpus import make_corpus
+
+import featcache
+from featcache import BucketBatchSampler
+from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError, StoreError
+from featcache.loader.batches import PartWindows, Rules
+from featcache.loader.parts import Parts
+from featcache.storage.location import parse_location
+from featcache.store.copying import copy_version
+from featcache.store.corpus import copy_list
+from featcache.store.selection import select_versions
+
+SHARDS = ([5, 4], [7], [3, 3, 2], [6])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_corpus(tmp_path_factory.mktemp("corpus"), *SHARDS)
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The names of the parts whose caches are opened."""
+    names = []
+    cache = Parts._open
+    monkeypatch.setattr(
+        Parts, "_open", lambda self, number: names.append(self.opened[number].name) or cache(self, number)
+    )
+    return names
+
+
+def test_a_corpus_is_the_caches_of_its_parts_one_after_another(folder):
+    corpus = featcache.open(folder)
+    caches = [featcache.open(folder / f"p{number}") for number in range(4)]
+    whole = [features for cache in caches for features in cache]
+    assert isinstance(corpus, featcache.Corpus)
+    assert corpus.parts == ["p0", "p1", "p2", "p3"]
+    assert len(corpus) == len(whole) == 30
+    assert all(np.array_equal(one, other) for one, other in zip(corpus, whole, strict=True))
+    assert [*corpus.ids] == [id_ for cache in caches for id_ in cache.ids]
+    assert np.array_equal(np.asarray(corpus.lengths), np.concatenate([cache.lengths for cache in caches]))
+    assert np.array_equal(corpus["p2", 3], caches[2][3])
+    assert np.array_equal(corpus["p2", "p2-1-0"], corpus["p2-1-0"])
+    assert corpus.locate(-1) == ("p3", 5)
+    assert corpus.part("p1").version.path == caches[1].version.path
+    positions = np.array([29, 0, 12, 9, 9])
+    features, lengths = corpus.batch(positions)
+    for row, length, position in zip(features, lengths, positions, strict=True):
+        assert np.array_equal(row[:length].numpy(), whole[position])
+        assert not row[length:].any()
+    checked, _ = corpus.batch(list(corpus.ids.texts(positions)), check=True)
+    assert torch.equal(checked, features)
+
+
+def test_parts_are_opened_when_something_of_them_is_read(folder, opened):
+    corpus = featcache.open(folder)
+    dataset = featcache.FeatureDataset(corpus, crop=8)
+    assert repr(corpus).startswith("Corpus(fbank80-")
+    assert (len(corpus), len(dataset), len(dataset.lengths), opened) == (30, 30, 30, [])
+    dataset.batch([10, 15])
+    assert opened == ["p1"]
+    assert corpus.lengths[28] > 0
+    assert dataset.shards[29] == 6
+    assert opened == ["p1", "p3"]
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_workers(folder, context):
+    dataset = featcache.FeatureDataset(featcache.open(folder))
+    sampler = BucketBatchSampler(dataset.lengths, batch_size=4, parts_in_memory=2)
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_sampler=sampler, collate_fn=dataset.collate, num_workers=2, multiprocessing_context=context
+    )
+    batches = [(batch["ids"], batch["features"]) for batch in loader]
+    own = [(batch["ids"], batch["features"].clone()) for batch in featcache.DataLoader(dataset, sampler)]
+    assert [ids for ids, _ in batches] == [ids for ids, _ in own]
+    assert all(torch.equal(one, other) for (_, one), (_, other) in zip(batches, own, strict=True))
+
+
+class Columns:
+    """The utterances' lengths by part, three in each shard."""
+
+    def __init__(self, lengths):
+        self.starts = np.cumsum([0, *map(len, lengths)])
+        self.all, self.read = lengths, []
+
+    def lengths(self, part):
+        self.read.append(part)
+        return np.array(self.all[part], np.int64)
+
+    def shards(self, part):
+        return np.arange(len(self.all[part])) // 3 + 7 * part
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(st.integers(1, 60), max_size=20), min_size=1, max_size=7),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.booleans(),
+    st.data(),
+)
+def test_windows_of_parts(lengths, most, world_size, shards, shuffle, data):
+    """Each utterance once, no part after it was let go of, and the same when the rest is taken later."""
+    columns = Columns(lengths)
+    rules = Rules(200, None, shuffle, 5, world_size, False, shards, most)
+    batches = PartWindows(columns, None, rules, 1)
+    rounds, parts = [], []
+    while batches.has(len(rounds)):
+        ranks = [batches.batch(len(rounds), rank) for rank in range(world_size)]
+        rounds.append([at for batch in ranks for at in batch])
+        parts.append({int(np.searchsorted(columns.starts, at, "right")) - 1 for at in rounds[-1]})
+        assert all(np.max(np.concatenate(lengths)[batch]) * len(batch) <= 200 for batch in ranks if batch)
+    assert sorted(at for one in rounds for at in one) == [*range(columns.starts[-1])]
+    assert all(len(one) <= most for one in parts)
+    assert len(columns.read) == len(set(columns.read))  # nothing is read twice
+    assert len(batches) == len(rounds)
+    seen = data.draw(st.integers(0, len(rounds)))
+    left = batches.after(seen)
+    assert left.tolist() == sorted(at for one in rounds[seen:] for at in one)
+    rest = PartWindows(columns, left, rules, 1)
+    again = [at for number in range(len(rest)) for rank in range(world_size) for at in rest.batch(number, rank)]
+    assert sorted(again) == left.tolist()
+
+
+def test_an_epoch_reads_only_the_parts_of_its_windows_and_is_resumed(folder, opened):
+    dataset = featcache.FeatureDataset(featcache.open(folder))
+    rules = {"max_frames": 120, "shards": dataset.shards, "shards_in_memory": 2, "parts_in_memory": 1}
+    sampler = BucketBatchSampler(dataset.lengths, **rules)
+    batches = iter(sampler)
+    first = next(batches)
+    assert len(opened) == 1
+    state = sampler.state_dict()
+    rest = list(batches)
+    assert sorted(at for batch in [first, *rest] for at in batch) == [*range(30)]
+    again = BucketBatchSampler(dataset.lengths, **rules)
+    again.load_state_dict(state)
+    assert list(again) == rest
+    other = BucketBatchSampler(dataset.lengths, **{**rules, "max_frames": 60})
+    other.load_state_dict(state)
+    assert sorted(at for batch in other for at in batch) == sorted(at for batch in rest for at in batch)
+    whole = BucketBatchSampler(dataset.lengths, max_frames=120)  # without windows of parts, all lengths are read
+    assert sorted(at for batch in whole for at in batch) == [*range(30)]
+    with pytest.raises(ArgumentError, match="for other utterances"):
+        whole.load_state_dict(state)
+    with pytest.raises(ArgumentError, match="the longest utterance has"):
+        BucketBatchSampler(dataset.lengths, max_frames=3, parts_in_memory=1)
+    with pytest.raises(ArgumentError, match="parts_in_memory is for a corpus"):
+        BucketBatchSampler([1, 2], max_frames=3, parts_in_memory=1)
+
+
+def test_manifests_are_joined_with_the_parts_of_their_names(folder, tmp_path):
+    for name in ("p0", "p2"):
+        rows = "".join(f"{name}-1-{number},{number},of {name}\n" for number in range(3))
+        (tmp_path / f"{name}.csv").write_text(f"id,digit,speaker\n{rows}")
+    corpus = featcache.open(folder)
+    dataset = featcache.FeatureDataset({"one": corpus, "two": corpus}, tmp_path / "p?.csv")
+    assert [*dataset.ids] == [f"{name}-1-{number}" for name in ("p0", "p2") for number in range(3)]
+    batch = dataset.batch([4, 2])
+    assert (batch["digit"].tolist(), batch["speaker"]) == ([1, 2], ["of p2", "of p0"])
+    assert np.array_equal(batch["features"]["two"][0][: batch["lengths"]["two"][0]].numpy(), corpus["p2", "p2-1-1"])
+    assert len(featcache.FeatureDataset(corpus, tmp_path / "p2.csv", columns=["digit"])) == 3
+    (tmp_path / "p9.csv").write_text("id\na\n")
+    with pytest.raises(StoreError, match="there is no part 'p9'"):
+        featcache.FeatureDataset(corpus, tmp_path / "p9.csv")
+    (tmp_path / "p0.csv").write_text("id,digit,speaker\np0-1-0,seven,x\n")
+    with pytest.raises(ManifestError, match="the column 'digit' holds numbers in some of these manifests, and text in"):
+        featcache.FeatureDataset(corpus, tmp_path / "p[02].csv")
+
+
+def test_a_corpus_in_an_object_store(folder):
+    pytest.importorskip("obstore")
+    to = parse_location("to", "memory://corpora/test-corpus")
+    copy_list(folder, to)
+    with pytest.raises(StoreError, match="no part holds a version yet"):
+        featcache.open(str(to))
+    for number in (0, 2, 3):
+        copy_version(featcache.open(folder / f"p{number}").version, to / f"p{number}")
+    with pytest.warns(FeatcacheWarning, match=r"1 part has no fbank80-.*, not extracted yet: p1"):
+        corpus = featcache.open(str(to), ram="1MB")
+    assert corpus.parts == ["p0", "p2", "p3"]
+    assert all(np.array_equal(corpus["p2", at], featcache.open(folder)["p2", at]) for at in range(8))
+    positions = [22, 0, 9]
+    assert torch.equal(corpus.batch(positions)[0], corpus.batch(positions, check=True)[0])
+
+
+def test_what_has_changed_since(folder, tmp_path, opened):
+    """An opened corpus stays as it was; a new one is as the parts are now, which are then looked at."""
+    corpus = make_corpus(tmp_path / "corpus", *SHARDS[:2])
+    before = featcache.open(corpus)
+    sent = pickle.dumps(before)
+    version = featcache.open(corpus / "p1").version
+    add_shard(version, make_features(2, prefix="new"), row=99)
+    assert len(featcache.open(corpus)) == 18
+    assert len(before) == len(pickle.loads(sent)) == 16
+    assert np.array_equal(pickle.loads(sent)[15], featcache.open(folder)[15])
+    shutil.rmtree(version.path / "index")
+    with pytest.raises(StoreError, match="has changed since the corpus was opened: open it again"):
+        pickle.loads(sent)["p1", 0]
+
+
+def test_parts_that_lack_the_version(tmp_path):
+    corpus = make_corpus(tmp_path / "corpus", [2], [3])
+    make_version(corpus / "p1", make_features(3), name="other")
+    with pytest.raises(StoreError, match=r"its parts hold 2 versions: fbank80-.*, other-"):
+        featcache.open(corpus)
+    with pytest.warns(FeatcacheWarning, match=r"1 part has no other-.*, not extracted yet: p0"):
+        assert len(featcache.open(corpus / "other")) == 3
+    with pytest.raises(StoreError, match="not extracted yet: p0"):
+        featcache.open(corpus, "other", strict=True)
+    with pytest.raises(StoreError, match="no part holds a version called 'none'"):
+        featcache.open(corpus, "none")
+    with pytest.raises(StoreError, match="is a corpus: name one of its parts"):
+        select_versions(corpus)

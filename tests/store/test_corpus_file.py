@@ -1,0 +1,54 @@
+"""`corpus.json` is a stranger's like everything else: what it says of parts is checked before it is used."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from make_corpus import make_corpus
+
+from featcache.errors import ArgumentError, DamagedError
+from featcache.store import zarr3
+from featcache.store.corpus import CORPUS, by_part_name, part_name, read_parts, update_parts
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("name", "../outside"),
+        ("name", ".."),
+        ("name", "a\n"),
+        ("name", "p1"),
+        ("rows", -1),
+        ("hash", "x"),
+        ("versions", {"v": {"utterances": 10**30}}),
+        ("versions", []),
+        ("more", 1),
+    ],
+)
+def test_what_is_no_corpus_is_refused(tmp_path, name, value):
+    folder = make_corpus(tmp_path / "corpus", [1], [1])
+    document = json.loads((folder / CORPUS).read_bytes())
+    document["parts"][0][name] = value
+    (folder / CORPUS).write_bytes(zarr3.seal({**document, "checksum": zarr3.UNSEALED}))
+    with pytest.raises(DamagedError, match=r"corpus\.json: damaged: .*; remove it, and run `featcache extract`"):
+        read_parts(folder)
+
+
+def test_a_flipped_bit_is_noticed_and_nothing_is_written_over_it(tmp_path):
+    folder = make_corpus(tmp_path / "corpus", [1])
+    data = bytearray((folder / CORPUS).read_bytes())
+    data[data.index(b"p0")] ^= 1
+    (folder / CORPUS).write_bytes(data)
+    with pytest.raises(DamagedError, match="its checksum does not match"):
+        update_parts(folder, lambda parts: parts.clear())
+    assert (folder / CORPUS).read_bytes() == bytes(data)
+
+
+def test_parts_are_named_after_their_manifests(tmp_path):
+    names = {"a.parquet": "a", "b.1.csv.gz": "b.1", "c": "c", "d.JSONL": "d"}
+    assert [part_name(tmp_path / name) for name in names] == [*names.values()]
+    assert [*by_part_name(tmp_path / name for name in reversed(names))] == ["a", "b.1", "c", "d"]
+    for odd in (".hidden.csv", "a\nb.csv"):
+        with pytest.raises(ArgumentError, match="cannot name a part"):
+            by_part_name([tmp_path / odd])
