@@ -20,6 +20,7 @@ from featcache.cli.summary import print_plan, print_summary
 
 if TYPE_CHECKING:
     from featcache.manifest.audio_locations import AudioLocation
+    from featcache.storage.location import Location
 
 FAILURES_LEFT = 3
 
@@ -37,7 +38,9 @@ FAILURES_LEFT = 3
     metavar="CONFIG",
     help="A YAML file, or the name of a packaged config. May be given several times: each audio file is decoded once.",
 )
-@options.cache("The cache, a folder; created if missing.", default="features", show_default=True)
+@options.cache(
+    "The cache: a folder, created if missing, or a URL, as s3://bucket/features.", default="features", show_default=True
+)
 @options.root()
 @options.device("cpu, cuda, cuda:1 …; all: every GPU, a process for each; several: cuda:0,cuda:2 or cpu,cpu")
 @click.option(
@@ -74,7 +77,7 @@ FAILURES_LEFT = 3
 @click.option(
     "--from",
     "source",
-    type=options.PATH,
+    type=options.LOCATION,
     metavar="CACHE[/VERSION]",
     help="Make units from the features of this version instead of from audio.",
 )
@@ -105,7 +108,7 @@ def extract(
     ctx: click.Context,
     manifest: str,
     configs: tuple[str, ...],
-    cache: Path,
+    cache: Location,
     root: AudioLocation | None,
     device: str | None,
     allow_mixed_devices: bool,
@@ -114,7 +117,7 @@ def extract(
     shard_size: float | None,
     retry_failed: bool,
     max_failures: str | None,
-    source: Path | None,
+    source: Location | None,
     batching: str | None,
     allow_mismatch: bool,
     check_sources: bool,
@@ -149,6 +152,7 @@ def extract(
       featcache extract segments.jsonl -c my-config.yaml --root /corpora/audio --dry-run
       featcache extract train.csv --partition 3/8
       featcache extract train.csv --root s3://bucket/corpus
+      featcache extract train.csv -o s3://bucket/features
     """
     _limit_libraries(threads)
     from featcache.config import load_config
@@ -201,13 +205,15 @@ def extract(
     ctx.exit(INTERRUPTED if summary.interrupted else FAILURES_LEFT if summary.failed else 0)
 
 
-def disk_space_notes(cache: Path, num_bytes: float) -> list[str]:
+def disk_space_notes(cache: Location, num_bytes: float) -> list[str]:
     """That the disk has no room for what is to be written.
 
     Args:
-        cache: The folder of the cache, which may not exist yet.
+        cache: The cache, which may not exist yet.
         num_bytes: Bytes to be written, approximately.
     """
+    if not isinstance(cache, Path):
+        return []
     folder = next((folder for folder in (cache.absolute(), *cache.absolute().parents) if folder.is_dir()), None)
     if folder is None:
         return []

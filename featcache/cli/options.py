@@ -23,26 +23,17 @@ class _LocalPath(click.Path):
 
     Args:
         fault: Says what is wrong with a path, if anything.
-        is_cache: Whether it is that of a cache to write in.
         settings: Those of `click.Path`.
     """
 
-    def __init__(
-        self, fault: Callable[[str], str | None] = lambda path: None, *, is_cache: bool = False, **settings: Any
-    ) -> None:
+    def __init__(self, fault: Callable[[str], str | None] = lambda path: None, **settings: Any) -> None:
         super().__init__(**settings)
         self._fault = fault
-        self._is_cache = is_cache
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         given = os.fspath(value)
         if not given:
             raise ArgumentError(f"{_name(param)} is empty")
-        if self._is_cache and is_url(given):
-            raise ArgumentError(
-                f"{_name(param)}: {given} is a URL, and caches are written in folders: `featcache copy` copies them to "
-                "object stores, and back"
-            )
         refuse_url(_name(param), given)
         if given == "~" or given.startswith("~/"):
             given = os.path.expanduser(given)
@@ -79,11 +70,7 @@ def _name(param: click.Parameter | None) -> str:
 TEXT = _LocalPath()
 """A path as text: that of a manifest (`-` is standard input), or of a config (which can also be a name)."""
 
-PATH = _LocalPath(path_type=Path)
-"""A path that the command itself checks further."""
-
 _EXISTING_FOLDER = _LocalPath(_no_folder, file_okay=False, path_type=Path)
-_CACHE = _LocalPath(_no_place_for_folder, is_cache=True, file_okay=False, path_type=Path)
 _FILE = _LocalPath(_no_place_for_file, dir_okay=False, path_type=Path)
 
 
@@ -100,14 +87,15 @@ class _Location(_LocalPath):
         return super().convert(value, param, ctx)
 
 
-version_path = click.argument("path", metavar="CACHE[/VERSION]", type=_LocalPath(is_cache=True, path_type=Path))
-"""`CACHE[/VERSION]`, for every command that takes one version (by its folder or its config's name) or a whole cache."""
+LOCATION = _Location(path_type=Path)
+"""A cache or a version, in a folder or an object store, that the command itself checks further."""
 
-version_location = click.argument("path", metavar="CACHE[/VERSION]", type=_Location(path_type=Path))
-"""`CACHE[/VERSION]`, likewise, in a folder or an object store, for commands that only read it."""
+version_location = click.argument("path", metavar="CACHE[/VERSION]", type=LOCATION)
+"""`CACHE[/VERSION]`, for every command that takes one version (by its place or its config's name) or a whole cache."""
 
+_CACHE = _Location(_no_place_for_folder, file_okay=False, path_type=Path)
 
-copy_location = click.argument("to", metavar="TO", type=_Location(path_type=Path))
+copy_location = click.argument("to", metavar="TO", type=LOCATION)
 """`TO`, the cache that is copied to."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -17,10 +16,11 @@ from featcache.errors import counted
 
 if TYPE_CHECKING:
     from featcache.manifest.audio_locations import AudioLocation
+    from featcache.storage.location import Location
 
 
 @click.command(short_help="Re-extract damaged utterances, and keep the others.")
-@options.version_path
+@options.version_location
 @options.manifest("The manifest that the utterances came from.", required=True)
 @options.root()
 @options.device()
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.pass_context
 def repair(
     ctx: click.Context,
-    path: Path,
+    path: Location,
     manifest: str,
     root: AudioLocation | None,
     device: str | None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -26,6 +25,7 @@ from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.copies import copies_of
 from featcache.quantize import dequantize_array
 from featcache.spec import QUANTIZATION
+from featcache.storage.location import Location
 from featcache.store import zarr3
 from featcache.store.chunk_file import Chunk
 from featcache.store.index import open_index
@@ -189,7 +189,7 @@ def _from_features(config: BuiltConfig, features: Sequence[NDArray[Any]], device
     return made
 
 
-def find_source(configs: Sequence[BuiltConfig], path: Path) -> SourceVersion:
+def find_source(configs: Sequence[BuiltConfig], path: Location) -> SourceVersion:
     """Open the version that the configs' features are made from, at `path` or in the cache at `path`.
 
     Raises:
@@ -212,7 +212,7 @@ def find_source(configs: Sequence[BuiltConfig], path: Path) -> SourceVersion:
     return source
 
 
-def open_source(path: Path, fingerprint: str) -> SourceVersion:
+def open_source(path: Location, fingerprint: str) -> SourceVersion:
     """Open the version of that fingerprint, at `path` or in the cache at `path`.
 
     Raises:

@@ -86,7 +86,7 @@ class DamagedShard(Shard):
         for problem in problems:
             if problem.id is None:
                 raise DamagedError(problem.message)
-        digest = digest_of(self.items(), self.info.supersedes)
+        digest = digest_of(self.items(), self.info.supersedes, self.info.made_by.get("attempt"))
         if digest != self.info.digest or digest[:12] != self.name:
             raise DamagedError(f"{self.folder}: damaged: holds items of another shard")
         return {problem.id for problem in problems if problem.id is not None}

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,10 +28,11 @@ from numpy.typing import NDArray
 from featcache.errors import DamagedError, StoreError
 from featcache.manifest import SegmentColumns
 from featcache.storage.location import Location, folder_of
-from featcache.storage.objects import in_parallel
+from featcache.storage.objects import Objects, in_parallel
 from featcache.storage.store import store_of
 from featcache.storage.stream import open_stream
 from featcache.store import zarr3
+from featcache.store.commits import committed_columns
 from featcache.store.documents import parse_object, read_bytes
 from featcache.store.fields import MOST
 from featcache.store.files import folder_to_write, publish_folder, remove_from_version
@@ -51,6 +52,8 @@ _ARRAYS = {
 _FILES = ("ids", "id_offsets", *_ARRAYS)
 _KEPT = 3
 _BLOCK_BYTES = 1 << 20
+_PUT_ENTRIES = 1 << 20
+"""Entries of an array that are sent together."""
 
 
 class Place(NamedTuple):
@@ -123,20 +126,42 @@ class Index:
         return -1
 
 
-def open_index(version: Version, names: Sequence[str] | None = None) -> Index:
-    """The index of the version's shards: the one on disk if it fits; else it is built, and kept on disk if possible.
+def open_index(version: Version, names: Sequence[str] | None = None, *, keep: bool = False) -> Index:
+    """The index of the version's shards: the one on disk if it fits; else it is built, and kept on disk if possible; in
+    an object store, only with `keep`.
 
     With the names of the shards that count, it is of the version as it was; by default, of all that are there now.
 
     Raises:
         DamagedError: A shard's metadata or columns are damaged, or a shard of these names is gone.
     """
-    if names is None:
-        if not isinstance(version.path, Path) and (index := load_index(version, listed := version.listed_shards())):
-            version.take_for_whole(listed)  # they were when it was built
-            return index
-        return version.reading(lambda: _open_index(version, version.shard_names()))
-    return _open_index(version, names)
+    if isinstance(version.path, Path):
+        if names is None:
+            return version.reading(lambda: _open_index(version, version.shard_names()))
+        return _open_index(version, names)
+    if (index := load_index(version, names or version.listed_shards())) is None:
+        if names is None:
+            index = version.reading(lambda: _index_of_whole(version))
+        else:
+            index = build_index(map(version.shard, names))
+        if keep and load_index(version, index.shards) is None:
+            _put(index, version)
+    version.take_for_whole(index.shards)  # they were when it was built
+    return index
+
+
+def _index_of_whole(version: Version) -> Index:
+    """The index of the shards in an object store that are there as a whole. No request is made only to ask that."""
+
+    def read(name: str) -> ShardItems | None:
+        try:
+            return ShardItems.read(version.shard(name))
+        except DamagedError:
+            if version.has_shard(name):
+                raise
+            return None
+
+    return index_of(one for one in in_parallel(read, version.listed_shards()) if one is not None)
 
 
 def _open_index(version: Version, names: Sequence[str]) -> Index:
@@ -188,20 +213,27 @@ class ShardItems:
         Raises:
             DamagedError: The shard's metadata or columns are damaged.
         """
+        if (known := committed_columns(shard)) is not None:
+            return cls(shard, known.ids, known.ids.hashes(), known.row_hash, known.offsets)
         ids = shard.ids  # first: if there are as many as the shard says, memory for that many is no more than theirs
         rows = SegmentColumns.of_arrays(shard.paths, shard.column("segments"), shard.column("channels"))
         return cls.of(shard, ids, rows, shard.offsets)
 
 
 def build_index(shards: Iterable[Shard]) -> Index:
-    """Build an index from the shards' columns, which of an object store are fetched side by side.
+    """Build an index from the shards' columns.
 
     Raises:
         DamagedError: A shard's metadata or columns are damaged.
     """
+    return index_of(read_items(shards))
+
+
+def read_items(shards: Iterable[Shard]) -> Iterable[ShardItems]:
+    """The items of some shards, which of an object store are fetched side by side."""
     shards = list(shards)
     are_near = all(isinstance(shard.folder, Path) for shard in shards)
-    return index_of(map(ShardItems.read, shards) if are_near else in_parallel(ShardItems.read, shards))
+    return map(ShardItems.read, shards) if are_near else in_parallel(ShardItems.read, shards)
 
 
 def index_of(shards: Iterable[ShardItems]) -> Index:
@@ -231,12 +263,13 @@ def index_of(shards: Iterable[ShardItems]) -> Index:
 def latest_index(version: Version, names: Sequence[str]) -> Index | None:
     """Of the indexes on disk whose shards are all among these names, the one of the most shards; None without one."""
     there, found = {*names}, list[list[str]]()
+    folder = version.path / "index"
     with suppress(OSError):
-        for entry in os.scandir(version.folder / "index"):
+        for name in store_of(folder).names(folder):
             with suppress(OSError, ValueError, KeyError, TypeError, DamagedError):
-                path = Path(entry.path, "index.json")
+                path = folder / name / "index.json"
                 shards = parse_object(read_bytes(path), path)["shards"]
-                if there.issuperset(shards) and entry.name == index_folder(version, shards).name:
+                if there.issuperset(shards) and name == index_folder(version, shards).name:
                     found.append(shards)
     loaded = (load_index(version, shards) for shards in sorted(found, key=len, reverse=True))
     return next((index for index in loaded if index is not None), None)
@@ -361,12 +394,8 @@ def _save(index: Index, version: Version, folder: Path) -> None:
     work = version.work_folder("index")
     work.mkdir()
     try:
-        arrays = {"ids": index.ids.blob, "id_offsets": index.ids.offsets}
-        arrays |= {name: getattr(index, name) for name in _ARRAYS}
-        checksums = {name: _write(work / f"{name}.npy", array) for name, array in arrays.items()}
-        document = {"fingerprint": version.info.fingerprint, "shards": index.shards, "runs": index.runs}
-        sealed = zarr3.seal({**document, "crc32c": checksums, "checksum": zarr3.UNSEALED})
-        (work / "index.json").write_bytes(sealed)
+        document = _document(index, version, lambda name, array: _write(work / f"{name}.npy", array))
+        (work / "index.json").write_bytes(document)
         written = {path.name: path.stat().st_size for path in work.iterdir()}
         remove_from_version(version.folder, "index", folder.name)
         publish_folder(work, folder, written)
@@ -379,14 +408,52 @@ def _save(index: Index, version: Version, folder: Path) -> None:
         remove_from_version(version.folder, "work", work.name)
 
 
+def _put(index: Index, version: Version) -> None:
+    """Write the index into an object store, its document last. Whoever reads one has it in memory; the latest few stay
+    for those that are reading now.
+    """
+    folder, store = index_folder(version, index.shards), Objects()
+
+    def put(name: str, array: NDArray[Any]) -> str:
+        def blocks() -> Iterator[memoryview]:
+            yield memoryview(_header(array))
+            yield from (array[at : at + _PUT_ENTRIES].view(np.uint8).data for at in range(0, len(array), _PUT_ENTRIES))
+
+        store.put_blocks(folder / f"{name}.npy", blocks)
+        return _npy_checksum(array)
+
+    store.put(folder / "index.json", _document(index, version, put))
+    others = [name for name in store.names(folder.parent) if name != folder.name]
+    by_age = sorted(others, key=lambda name: store.last_change(folder.parent / name) or 0.0)
+    for old in by_age[: 1 - _KEPT]:
+        store.delete_folder(folder.parent / old)
+
+
+def _document(index: Index, version: Version, write: Callable[[str, NDArray[Any]], str]) -> bytes:
+    """Write the arrays with `write`, which returns a checksum; returns the document of them."""
+    arrays = {"ids": index.ids.blob, "id_offsets": index.ids.offsets}
+    arrays |= {name: getattr(index, name) for name in _ARRAYS}
+    document = {"fingerprint": version.info.fingerprint, "shards": index.shards, "runs": index.runs}
+    checksums = {name: write(name, array) for name, array in arrays.items()}
+    return zarr3.seal({**document, "crc32c": checksums, "checksum": zarr3.UNSEALED})
+
+
 def _write(path: Path, array: NDArray[Any]) -> str:
     """Write an array's `.npy` file; returns the CRC-32C of what was to be written, as eight hex digits."""
+    with path.open("wb") as file:
+        file.write(_header(array))
+        array.tofile(file)
+    return _npy_checksum(array)
+
+
+def _header(array: NDArray[Any]) -> bytes:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
-    with path.open("wb") as file:
-        file.write(header.getvalue())
-        array.tofile(file)
-    return f"{zarr3.crc32c(array, zarr3.crc32c(np.frombuffer(header.getvalue(), np.uint8))):08x}"
+    return header.getvalue()
+
+
+def _npy_checksum(array: NDArray[Any]) -> str:
+    return f"{zarr3.crc32c(array, zarr3.crc32c(np.frombuffer(_header(array), np.uint8))):08x}"
 
 
 def load_index(version: Version, names: Sequence[str]) -> Index | None:
