@@ -58,13 +58,12 @@ def repair(
     from featcache.extraction.extraction import Options
     from featcache.health.repair import repair as repair_version
     from featcache.manifest import read_manifest
-    from featcache.storage.location import folder_of
     from featcache.store.selection import version_folders
 
     read = read_manifest(manifest, root=root, carry=False)
     chosen = Options(device=device, threads=threads)
     with stoppable() as stop:
-        repaired = [repair_version(folder_of(folder), read, chosen, stop=stop) for folder in version_folders(path)]
+        repaired = [repair_version(folder, read, chosen, stop=stop) for folder in version_folders(path)]
     if as_json:
         print_json({"versions": [asdict(version) for version in repaired]})
     else:

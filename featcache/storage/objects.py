@@ -165,6 +165,7 @@ class Objects:
                 _repeated(
                     location,
                     lambda: client(location.root).put(location.key, data, mode="create", use_multipart=False),
+                    creates=True,
                 )
                 return True
             except FileExistsError as error:
@@ -296,11 +297,12 @@ def _small(location: ObjectPath) -> tuple[ObjectPath, Any]:
         return location, None
 
 
-def _repeated(location: ObjectPath, request: Callable[[], _T]) -> _T:
+def _repeated(location: ObjectPath, request: Callable[[], _T], *, creates: bool = False) -> _T:
     """What a request returns, which is made again if the connection breaks while the answer comes.
 
     Raises:
-        FileNotFoundError, FileExistsError: There is no such file, or there is one already.
+        FileNotFoundError: There is no such file.
+        FileExistsError: The request `creates` a file, and there is one already.
         StoreError: It cannot be read or written.
     """
     wait = 0.1
@@ -313,7 +315,7 @@ def _repeated(location: ObjectPath, request: Callable[[], _T]) -> _T:
             raise _not_found(location) from error
         except Exception as error:  # obstore's errors, which in a forked process are other classes
             kind = type(error).__name__
-            if kind == "AlreadyExistsError":
+            if creates and kind == "AlreadyExistsError":  # else it is a conflict (409) with a request that is under way
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(location)) from error
             if kind == "NotFoundError":
                 raise _not_found(location) from error

@@ -29,7 +29,7 @@ from featcache.store.files import (
     publish_folder,
     refuse_links,
     remove_from_version,
-    write_file,
+    write_whole,
 )
 from featcache.store.index import index_folder, load_index, open_index
 from featcache.store.runs import record_files, run_names
@@ -214,9 +214,7 @@ def _copy_small(version: Version, copy: Version, files: list[Location]) -> int:
                 folder_to_write(copy.folder, parents.parts[0])
                 refuse_links(copy.folder, str(parents))
                 make_folders(place.parent)
-                write_file(place, data)
-            else:
-                store_of(place).put(place, data)
+            write_whole(place, data)
             copied += 1
     return copied
 

@@ -139,19 +139,17 @@ def open_index(version: Version, names: Sequence[str] | None = None, *, keep: bo
         if names is None:
             return version.reading(lambda: _open_index(version, version.shard_names()))
         return _open_index(version, names)
-    if (index := load_index(version, names or version.listed_shards())) is None:
-        if names is None:
-            index = version.reading(lambda: _index_of_whole(version))
-        else:
-            index = build_index(map(version.shard, names))
+    listed = version.listed_shards() if names is None else names
+    if (index := load_index(version, listed)) is None:
+        index = _index_of_whole(version, listed) if names is None else build_index(map(version.shard, names))
         if keep and load_index(version, index.shards) is None:
             _put(index, version)
     version.take_for_whole(index.shards)  # they were when it was built
     return index
 
 
-def _index_of_whole(version: Version) -> Index:
-    """The index of the shards in an object store that are there as a whole. No request is made only to ask that."""
+def _index_of_whole(version: Version, names: Sequence[str]) -> Index:
+    """The index of those shards in an object store that are there as a whole. No request is made only to ask that."""
 
     def read(name: str) -> ShardItems | None:
         try:
@@ -161,7 +159,7 @@ def _index_of_whole(version: Version) -> Index:
                 raise
             return None
 
-    return index_of(one for one in in_parallel(read, version.listed_shards()) if one is not None)
+    return index_of(one for one in in_parallel(read, names) if one is not None)
 
 
 def _open_index(version: Version, names: Sequence[str]) -> Index:

@@ -16,9 +16,8 @@ from typing import Any
 
 from featcache.errors import DamagedError, StoreError
 from featcache.storage.location import Location
-from featcache.storage.store import store_of
 from featcache.store import documents, zarr3
-from featcache.store.files import sync, write_file
+from featcache.store.files import sync, write_whole
 
 Record = dict[str, Any]
 
@@ -41,19 +40,12 @@ def write_document(location: Location, document: Record) -> None:
     Raises:
         StoreError: It cannot be written. If there was one of this name, it is still there.
     """
-    _write_whole(location, sealed_document(document))
+    write_whole(location, sealed_document(document))
 
 
 def sealed_document(document: Record) -> bytes:
     """A document as it is written."""
     return zarr3.seal({"sealed": True, **document, "checksum": zarr3.UNSEALED})
-
-
-def _write_whole(location: Location, data: bytes) -> None:
-    if isinstance(location, Path):
-        write_file(location, data)
-    else:
-        store_of(location).put(location, data)
 
 
 def read_document(path: Location) -> Record:
@@ -131,7 +123,7 @@ class LinesWriter:
     def flush(self) -> None:
         """Write what has not been written."""
         if self._written < len(self._lines):
-            _write_whole(self._location, b"".join(self._lines))
+            write_whole(self._location, b"".join(self._lines))
             self._written = len(self._lines)
 
 
@@ -141,7 +133,7 @@ def rewrite_lines(location: Location, records: Iterable[Record]) -> None:
     Raises:
         StoreError: It cannot be written. The file that was there still is.
     """
-    _write_whole(location, b"".join(_sealed_lines(records)))
+    write_whole(location, b"".join(_sealed_lines(records)))
 
 
 def _sealed_lines(records: Iterable[Record]) -> list[bytes]:

@@ -234,8 +234,13 @@ class Run:
 
 def run_names(version: Version) -> list[str]:
     """The names of the version's runs, the earliest first."""
+    return names_of_runs(version.path)
+
+
+def names_of_runs(path: Location) -> list[str]:
+    """The names of the runs of the version at a place, the earliest first."""
+    runs = path / "runs"
     try:
-        runs = version.path / "runs"
         return sorted(filter(is_run_name, store_of(runs).names(runs)))
     except OSError:
         return []  # a copy of a version may have come without them

@@ -351,15 +351,13 @@ class Version:
 
     def shard_folders(self) -> dict[str, tuple[int, int]]:
         """The names of all committed shards, each with what tells its folder from a later one of the same name."""
+        if not isinstance(self.path, Path):  # an object of a shard is never replaced by another
+            return dict.fromkeys(self.listed_shards(), (0, 0))
         folders = {}
         for name in self.shard_names():
             with suppress(FileNotFoundError):  # it has just been taken away
-                shard = self.path / "shards" / name
-                if isinstance(shard, Path):
-                    stat = os.lstat(shard)
-                    folders[name] = stat.st_ino, stat.st_mtime_ns
-                else:
-                    folders[name] = 0, 0  # an object of a shard is never replaced by another
+                stat = os.lstat(self.path / "shards" / name)
+                folders[name] = stat.st_ino, stat.st_mtime_ns
         return folders
 
     def reading(self, read: Callable[[], _T]) -> _T:

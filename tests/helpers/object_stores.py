@@ -64,8 +64,9 @@ class Proxy:
         requests: How many there were, by method.
         sent: The bytes of bodies that were sent in answers.
         fault: Called with the method and the path of each; what it returns happens to it: `before` (the connection ends
-            before it is passed on), `after` (it ends before the answer), `503` (said after it was done), `cut` (half of
-            the body is sent), or None.
+            before it is passed on), `after` (it ends before the answer), `503` (said after it was done), `409` (said,
+            and nothing is done), `cut` (half of the body is sent), `unconditional` (done whatever its conditions), or
+            None.
         seconds: How long each takes at least.
     """
 
@@ -120,6 +121,10 @@ class Proxy:
         if fault == "before":
             request.close_connection = True
             return
+        if fault == "409":
+            return self.refuse(request, 409)
+        if fault == "unconditional":
+            del request.headers["If-None-Match"]
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request(request.command, request.path, body, dict(request.headers.items()))
         answer = connection.getresponse()
@@ -129,10 +134,7 @@ class Proxy:
             request.close_connection = True
             return
         if fault == "503":
-            request.send_response(503)
-            request.send_header("Content-Length", "0")
-            request.end_headers()
-            return
+            return self.refuse(request, 503)
         request.send_response(answer.status)
         for name, value in answer.getheaders():
             if name.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):
@@ -146,6 +148,11 @@ class Proxy:
         self.sent += len(data)
         self.sent_by_path[request.path] += len(data)
         request.wfile.write(data)
+
+    def refuse(self, request, status):
+        request.send_response(status)
+        request.send_header("Content-Length", "0")
+        request.end_headers()
 
 
 @pytest.fixture(scope="module")
