@@ -352,7 +352,7 @@ class Version:
     def shard_folders(self) -> dict[str, tuple[int, int]]:
         """The names of all committed shards, each with what tells its folder from a later one of the same name."""
         if not isinstance(self.path, Path):  # an object of a shard is never replaced by another
-            return dict.fromkeys(self.listed_shards(), (0, 0))
+            return dict.fromkeys(self.shard_names(), (0, 0))
         folders = {}
         for name in self.shard_names():
             with suppress(FileNotFoundError):  # it has just been taken away

@@ -169,6 +169,7 @@ class TestLeftovers:
         Objects().put(left / "ids" / "zarr.json", b"{}")
         sweep_attempts(version, [])
         assert files_below(left)
+        assert not verify(version).problems
         monkeypatch.setattr(commits, "_DAY_SECONDS", -1)
         sweep_attempts(version, [])
         assert not files_below(left)
