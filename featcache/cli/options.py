@@ -11,7 +11,7 @@ import click
 
 from featcache.arguments import refuse_url
 from featcache.errors import ArgumentError
-from featcache.storage.location import is_url, parse_location
+from featcache.storage.location import ObjectPath, as_location
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -82,8 +82,8 @@ class _Location(_LocalPath):
     """A cache or a version, by its folder or its URL; a location."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if is_url(value):
-            return parse_location(_name(param), value)
+        if value and isinstance(location := as_location(_name(param), value), ObjectPath):
+            return location
         return super().convert(value, param, ctx)
 
 

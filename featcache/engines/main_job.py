@@ -19,7 +19,7 @@ from featcache.extraction.jobs import Engine, Progress
 from featcache.extraction.partition import Partition
 from featcache.extraction.summary import Summary
 from featcache.manifest import Manifest, read_manifest
-from featcache.storage.location import parse_location
+from featcache.storage.location import as_location
 
 LOCAL = "local"
 
@@ -118,7 +118,7 @@ def extract(
         retry_failed=retry_failed,
         check_sources=check_sources,
         replace=replace,
-        source=None if source is None else parse_location("source", source),
+        source=None if source is None else as_location("source", source),
         batching=batching,
         allow_mismatch=allow_mismatch,
         max_failures=None if max_failures is None else FailureLimit.parse(max_failures),
@@ -130,5 +130,5 @@ def extract(
         manifest = read_manifest(manifest, root=root, carry=False)
     several = [configs] if isinstance(configs, str | Path | Config) else configs
     loaded = [config if isinstance(config, Config) else load_config(config) for config in several]
-    plan = plan_extraction(manifest, loaded, parse_location("cache", cache), options)
+    plan = plan_extraction(manifest, loaded, cache, options)
     return run_extraction(plan, chosen, progress or (lambda _: None), stop)

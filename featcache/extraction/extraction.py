@@ -44,7 +44,7 @@ from featcache.extraction.wanted_rows import WantedRows, all_rows, rows_of_part
 from featcache.manifest import Manifest
 from featcache.manifest.copies import Copies
 from featcache.spec import FeatureSpec
-from featcache.storage.location import Location, ObjectPath
+from featcache.storage.location import Location, ObjectPath, as_location
 from featcache.storage.objects import require_put_if_absent
 from featcache.store.commits import sweep_attempts
 from featcache.store.in_flight import forget_suspects
@@ -140,7 +140,7 @@ class ExtractionPlan:
 def plan_extraction(
     manifest: Manifest,
     configs: Sequence[Config],
-    cache: Location,
+    cache: str | Location,
     options: Options,
     only: Strings | None = None,
     folder: str | None = None,
@@ -152,7 +152,7 @@ def plan_extraction(
     Args:
         manifest: The utterances.
         configs: One version is filled for each. Files are decoded once for all that lack the same rows.
-        cache: The folder that holds the versions, or the place in an object store.
+        cache: The folder that holds the versions, or a URL.
         options: The options of the run.
         only: Extract these ids, even if there are older items of them, and no others.
         folder: The name of the folder of the only config's version, if it has been renamed.
@@ -162,9 +162,10 @@ def plan_extraction(
         ManifestError: The manifest looks like another corpus with the same ids, or none of its files is there; or it
             has no durations, and is to be extracted in parts.
         MissingDependencyError: Files are at URLs, and the package that fetches them is not installed.
-        ArgumentError: A version's folder has been renamed.
+        ArgumentError: A version's folder has been renamed, or the cache's URL is none that can be written to.
         DamagedError: A version's metadata or columns are damaged.
     """
+    cache = as_location("cache", cache)
     _refuse_equal_names(configs)
     device = Device(options.device, options.threads)
     started = perf_counter()

@@ -19,6 +19,7 @@ __all__ = [
     "Location",
     "ObjectPath",
     "absolute",
+    "as_location",
     "desk_of",
     "folder_of",
     "is_url",
@@ -68,6 +69,12 @@ class ObjectPath:
 
 Location = Path | ObjectPath
 """Where something of a cache is."""
+
+
+def as_location(name: str, text: str | Path | ObjectPath) -> Location:
+    """The location that a user names, likewise; but a relative path stays one."""
+    is_path = not isinstance(text, ObjectPath) and not is_url(text) and not _ONE_SLASH.match(str(text))
+    return Path(str(text)) if is_path else parse_location(name, text)
 
 
 def absolute(location: Location) -> Location:
