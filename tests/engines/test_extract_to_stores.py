@@ -1,4 +1,4 @@
-"""Extraction into an object store, by real commands: what a folder gets, also after a kill, with others and repaired."""
+"""Extraction into an object store, by real commands: what a folder gets; after a kill, with others, and repaired."""
 
 from __future__ import annotations
 
