@@ -28,9 +28,10 @@ from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import AudioLocation, Url
 from featcache.store.in_flight import Suspects, forget_suspects
-from featcache.store.index import open_index, read_items
+from featcache.store.index import open_index
 from featcache.store.join import RowKeys
 from featcache.store.runs import Failure, Run, ShardEvent
+from featcache.store.shard_items import read_items
 from featcache.store.version import Version, library_versions
 from featcache.strings import Strings
 
