@@ -190,9 +190,10 @@ def _shard_of(version: ObjectPath, entered: ObjectPath) -> str | None:
     except DamagedError:
         return None
     place = version / "shards" / entry.shard
-    if _store.exists(place / "zarr.json"):
+    files = dict(_store.walk(place))  # all at once: its writer may be about to write the last one
+    if "zarr.json" in files:
         return entry.shard
-    if dict(_store.walk(place)) != entry.files:
+    if files != entry.files:
         return None
     written = _store.last_change(place)
     if written is None or _store.now(version / "work") - written > _COMPLETED_SECONDS:

@@ -8,7 +8,7 @@ import time
 import urllib.request
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -72,6 +72,7 @@ class Proxy:
 
     def __init__(self, port):
         self.port = port
+        self.conditional = threading.Lock()
         self.reset()
         proxy = self
 
@@ -126,9 +127,11 @@ class Proxy:
         if fault == "unconditional":
             del request.headers["If-None-Match"]
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request(request.command, request.path, body, dict(request.headers.items()))
-        answer = connection.getresponse()
-        data = answer.read()
+        # moto looks whether there is an object, and then writes it: one request at a time, as in a store.
+        with self.conditional if "If-None-Match" in request.headers else nullcontext():
+            connection.request(request.command, request.path, body, dict(request.headers.items()))
+            answer = connection.getresponse()
+            data = answer.read()
         connection.close()
         if fault == "after":
             request.close_connection = True

@@ -142,6 +142,23 @@ class TestLeftovers:
         assert add_shard(version, FEATURES) == name
         assert_whole(version)
 
+    def test_what_is_finished_while_somebody_looks_is_there(self, memory, monkeypatch):
+        version = make_version(memory, FEATURES)
+        (name,) = version.shard_names()
+        document = version.path / "shards" / name / "zarr.json"
+        data = Objects().get(document, lambda size: None)
+        Objects().delete(document)
+        walk = Objects.walk
+
+        def finish(store, location):
+            store.put(document, data)
+            return walk(store, location)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Objects, "walk", finish)
+            assert add_shard(version, FEATURES) == name
+        assert_whole(version)
+
     @pytest.mark.parametrize("kept", ["nothing", "half"])
     def test_what_was_entered_and_is_lost_is_made_again(self, memory, kept):
         version = make_version(memory, FEATURES)
