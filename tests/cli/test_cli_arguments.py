@@ -59,7 +59,7 @@ def paths(plain, scratch):
         (["extract", "{manifest}", "-o", "https://b/x"], f"-o: https://b/x{OTHER_URL}"),
         (
             ["extract", "{manifest}", "-o", "s3:/b/x"],
-            "-o: s3:/b/x has one slash where a URL has two; a folder of that ",
+            "-o: s3:/b/x has one slash where a URL has two; a folder of that name is ./s3:/b/x",
         ),
         (["extract", "{manifest}", "-c", "https://h/c.yaml"], f"-c: https://h/c.yaml {URL}"),
         (["extract", "{manifest}", "--root", "hf://b"], f"--root: hf://b {URL}"),
