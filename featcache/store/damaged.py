@@ -270,9 +270,11 @@ def _read(chunk: Location, starts: Sequence[int], sizes: Sequence[int]) -> Itera
     """
     if not isinstance(chunk, Path):
         with suppress(FileNotFoundError):
-            for at in range(0, len(starts), _READ_AT_ONCE):
-                some = slice(at, at + _READ_AT_ONCE)
-                yield from store_of(chunk).get_ranges(chunk, starts[some], sizes[some])
+            end = store_of(chunk).size(chunk)
+            there = [at for at, (start, size) in enumerate(zip(starts, sizes, strict=True)) if start + size <= end]
+            for at in range(0, len(there), _READ_AT_ONCE):
+                some = there[at : at + _READ_AT_ONCE]  # they rise, as items do: those that are not are the last
+                yield from store_of(chunk).get_ranges(chunk, [starts[i] for i in some], [sizes[i] for i in some])
         return
     try:
         file = open_file(chunk)
