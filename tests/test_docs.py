@@ -21,8 +21,9 @@ from featcache.extractors import find
 from featcache.extractors.base import _BUILT_IN
 from featcache.extractors.model import ModelParams
 from featcache.manifest import SPELLINGS
-from featcache.store.index import ShardItems, find_duplicates, open_index
+from featcache.store.index import open_index
 from featcache.store.selection import select_version
+from featcache.store.shard_items import ShardItems, find_duplicates
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]
 PAGES += sorted((ROOT / "docs").glob("*.md"))

@@ -20,7 +20,7 @@ from featcache.cli.common import note, print_json, read_manifest, say
 from featcache.cli.corpora import worst
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.cli.summary import plan_document, print_summary
-from featcache.errors import ManifestError, counted
+from featcache.errors import ArgumentError, ManifestError, counted
 
 if TYPE_CHECKING:
     from featcache.config import Config
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from featcache.extraction.summary import Summary
     from featcache.extraction.version_plan import BuiltConfig
     from featcache.manifest.audio_locations import AudioLocation
+    from featcache.storage.location import Location
 
 FAILURES_LEFT = 3
 
@@ -46,7 +47,9 @@ FAILURES_LEFT = 3
     metavar="CONFIG",
     help="A YAML file, or the name of a packaged config. May be given several times: each audio file is decoded once.",
 )
-@options.cache("The cache, a folder; created if missing.", default="features", show_default=True)
+@options.cache(
+    "The cache: a folder, created if missing, or a URL, as s3://bucket/features.", default="features", show_default=True
+)
 @options.root()
 @options.manifest_format
 @options.device("cpu, cuda, cuda:1 …; all: every GPU, a process for each; several: cuda:0,cuda:2 or cpu,cpu")
@@ -84,7 +87,7 @@ FAILURES_LEFT = 3
 @click.option(
     "--from",
     "source",
-    type=options.PATH,
+    type=options.LOCATION,
     metavar="CACHE[/VERSION]",
     help="Make units from the features of this version instead of from audio.",
 )
@@ -116,7 +119,7 @@ def extract(
     ctx: click.Context,
     manifests: tuple[str, ...],
     configs: tuple[str, ...],
-    cache: Path,
+    cache: Location,
     root: AudioLocation | None,
     device: str | None,
     allow_mixed_devices: bool,
@@ -125,7 +128,7 @@ def extract(
     shard_size: float | None,
     retry_failed: bool,
     max_failures: str | None,
-    source: Path | None,
+    source: Location | None,
     batching: str | None,
     allow_mismatch: bool,
     check_sources: bool,
@@ -169,6 +172,7 @@ def extract(
       featcache extract train.csv --partition 3/8
       featcache extract 'manifests/*.parquet' -o features
       featcache extract train.csv --root s3://bucket/corpus
+      featcache extract train.csv -o s3://bucket/features
     """
     _limit_libraries(threads)
     from featcache.config import load_config
@@ -201,10 +205,12 @@ def extract(
     if chosen.partition is not None and chosen.partition.chosen_by:
         note(f"--partition {chosen.partition}, by {chosen.partition.chosen_by}")
     job = _Job(run, chosen, {**reading, "root": root}, dry_run, as_json)
-    if (parts := manifests_of_parts(manifests)) is not None:
-        ctx.exit(_extract_parts(job, loaded, cache, parts))
-    if is_corpus(cache):
-        ctx.exit(_extract_parts(job, loaded, cache, by_part_name(map(Path, manifests)), is_one=True))
+    parts = manifests_of_parts(manifests)
+    if parts is not None or is_corpus(cache):
+        if not isinstance(cache, Path):
+            raise ArgumentError(f"{cache}: a corpus is extracted into a folder: `featcache copy` copies it to a store")
+        is_one = parts is None
+        ctx.exit(_extract_parts(job, loaded, cache, parts or by_part_name(map(Path, manifests)), is_one=is_one))
     outcome = job.extract(manifests[0], loaded, cache)
     if as_json:
         print_json(outcome.document)
@@ -234,7 +240,7 @@ class _Job:
     dry_run: bool
     as_json: bool
 
-    def extract(self, manifest: str | Path, configs: Sequence[Config | BuiltConfig], cache: Path) -> _Outcome:
+    def extract(self, manifest: str | Path, configs: Sequence[Config | BuiltConfig], cache: Location) -> _Outcome:
         """Extract a manifest, and print the summary for people."""
         from featcache.cli.progress import Display
         from featcache.extraction.extraction import plan_extraction, run_extraction
@@ -309,13 +315,15 @@ def _extract_parts(
     return code
 
 
-def disk_space_notes(cache: Path, num_bytes: float) -> list[str]:
+def disk_space_notes(cache: Location, num_bytes: float) -> list[str]:
     """That the disk has no room for what is to be written.
 
     Args:
-        cache: The folder of the cache, which may not exist yet.
+        cache: The cache, which may not exist yet.
         num_bytes: Bytes to be written, approximately.
     """
+    if not isinstance(cache, Path):
+        return []
     folder = next((folder for folder in (cache.absolute(), *cache.absolute().parents) if folder.is_dir()), None)
     if folder is None:
         return []

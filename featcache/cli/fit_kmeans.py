@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from featcache.cli import options
 from featcache.cli.common import note, note_unfinished, print_json, refuse_output, say
 
+if TYPE_CHECKING:
+    from featcache.storage.location import Location
+
 
 @click.command("fit-kmeans", short_help="Fit k-means to a version's frames, for the extractor `units`.")
-@options.version_path
+@options.version_location
 @click.option("-k", "k", type=click.IntRange(min=1), required=True, metavar="K", help="Number of units.")
 @options.output_file("Where to write the centroids, such as units.safetensors.", required=True)
 @options.force
@@ -27,7 +31,7 @@ from featcache.cli.common import note, note_unfinished, print_json, refuse_outpu
 @options.threads("[default: every core, at most 8]")
 @options.as_json("Print the result as one JSON document.")
 def fit_kmeans(
-    path: Path,
+    path: Location,
     k: int,
     output: Path,
     force: bool,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +11,9 @@ from featcache.cli import options
 from featcache.cli.common import note_unfinished, print_json, say
 from featcache.cli.corpora import for_each_part
 from featcache.errors import StoreError, counted
+
+if TYPE_CHECKING:
+    from featcache.storage.location import Location
 
 
 @dataclass(frozen=True)
@@ -28,10 +31,10 @@ class _Indexed:
 
 
 @click.command(short_help="Build the index, after the jobs of an array.")
-@options.version_path
+@options.version_location
 @options.as_json("Print the result as one JSON document.")
 @for_each_part()
-def index(path: Path, as_json: bool) -> None:
+def index(path: Location, as_json: bool) -> None:
     """Build the index of all versions of a cache, or of one, unless it is there: from the columns of all shards.
 
     `featcache extract` builds it when it ends, but not with --partition: there, one job does it after all others. Until
@@ -53,9 +56,8 @@ def index(path: Path, as_json: bool) -> None:
     found = []
     for folder in version_folders(path):
         version = Version.open(folder)
-        names = version.shard_names()
-        is_there = load_index(version, names) is not None
-        opened = open_index(version)
+        is_there = load_index(version, version.listed_shards()) is not None
+        opened = open_index(version, keep=True)
         if load_index(version, opened.shards) is None:
             raise StoreError(f"{folder / 'index'}: cannot be written, or is a link: the index has not been kept")
         forget_suspects(version, opened)

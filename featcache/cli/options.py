@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 
 from featcache.arguments import refuse_url
 from featcache.errors import ArgumentError
-from featcache.storage.location import is_url, parse_location
+from featcache.storage.location import ObjectPath, as_location
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -26,26 +26,17 @@ class _LocalPath(click.Path):
 
     Args:
         fault: Says what is wrong with a path, if anything.
-        is_cache: Whether it is that of a cache to write in.
         settings: Those of `click.Path`.
     """
 
-    def __init__(
-        self, fault: Callable[[str], str | None] = lambda path: None, *, is_cache: bool = False, **settings: Any
-    ) -> None:
+    def __init__(self, fault: Callable[[str], str | None] = lambda path: None, **settings: Any) -> None:
         super().__init__(**settings)
         self._fault = fault
-        self._is_cache = is_cache
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         given = os.fspath(value)
         if not given:
             raise ArgumentError(f"{_name(param)} is empty")
-        if self._is_cache and is_url(given):
-            raise ArgumentError(
-                f"{_name(param)}: {given} is a URL, and caches are written in folders: `featcache copy` copies them to "
-                "object stores, and back"
-            )
         refuse_url(_name(param), given)
         if given == "~" or given.startswith("~/"):
             given = os.path.expanduser(given)
@@ -98,11 +89,7 @@ TEXT = _LocalPath()
 CONFIG = _Config()
 """A config, as text."""
 
-PATH = _LocalPath(path_type=Path)
-"""A path that the command itself checks further."""
-
 _EXISTING_FOLDER = _LocalPath(_no_folder, file_okay=False, path_type=Path)
-_CACHE = _LocalPath(_no_place_for_folder, is_cache=True, file_okay=False, path_type=Path)
 _FILE = _LocalPath(_no_place_for_file, dir_okay=False, path_type=Path)
 
 
@@ -118,24 +105,26 @@ class _Location(_LocalPath):
     """A cache or a version, by its folder or its URL; a location."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if is_url(value):
-            return parse_location(_name(param), value)
+        if value and isinstance(location := as_location(_name(param), value), ObjectPath):
+            return location
         return super().convert(value, param, ctx)
 
 
-version_path = click.argument("path", metavar="CACHE[/VERSION]", type=_LocalPath(is_cache=True, path_type=Path))
-"""`CACHE[/VERSION]`, for every command that takes one version (by its folder or its config's name) or a whole cache."""
+LOCATION = _Location(path_type=Path)
+"""A cache or a version, in a folder or an object store, that the command itself checks further."""
 
-version_location = click.argument("path", metavar="CACHE[/VERSION]", type=_Location(path_type=Path))
-"""`CACHE[/VERSION]`, likewise, in a folder or an object store, for commands that only read it."""
+version_location = click.argument("path", metavar="CACHE[/VERSION]", type=LOCATION)
+"""`CACHE[/VERSION]`, for every command that takes one version (by its place or its config's name) or a whole cache."""
+
+_CACHE = _Location(_no_place_for_folder, file_okay=False, path_type=Path)
 
 
 def version_to_compare(name: str) -> Decorator:
     """`CACHE/VERSION` under a name of its own, for a command that takes several."""
-    return click.argument(name, metavar="CACHE/VERSION", type=_Location(path_type=Path))
+    return click.argument(name, metavar="CACHE/VERSION", type=LOCATION)
 
 
-copy_location = click.argument("to", metavar="TO", type=_Location(path_type=Path))
+copy_location = click.argument("to", metavar="TO", type=LOCATION)
 """`TO`, the cache that is copied to."""
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from featcache.health.probe import Probe
     from featcache.health.trials import Measured
     from featcache.manifest.audio_locations import AudioLocation
+    from featcache.storage.location import Location
     from featcache.store.version import Version
 
 _NEAR = 16
@@ -46,7 +47,7 @@ _NEAR = 16
 def probe(
     config: str,
     manifest: str,
-    cache: Path | None,
+    cache: Location | None,
     root: AudioLocation | None,
     device: str | None,
     threads: int | None,
@@ -84,7 +85,7 @@ def probe(
         say(f"saved in {version.path}" if version else "not saved: with -o CACHE, extract will use it")
 
 
-def _version(config: Config, cache: Path | None, result: Probe) -> Version | None:
+def _version(config: Config, cache: Location | None, result: Probe) -> Version | None:
     """The config's version in a cache, created if missing; without a cache, the one in ./features, if it exists."""
     from featcache.extraction.version_plan import version_info
     from featcache.store.version import Version

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,10 +17,11 @@ from featcache.errors import counted
 
 if TYPE_CHECKING:
     from featcache.manifest.audio_locations import AudioLocation
+    from featcache.storage.location import Location
 
 
 @click.command(short_help="Re-extract damaged utterances, and keep the others.")
-@options.version_path
+@options.version_location
 @options.manifest("The manifest that the utterances came from.", required=True)
 @options.root()
 @options.manifest_format
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @for_each_part()
 def repair(
     ctx: click.Context,
-    path: Path,
+    path: Location,
     manifest: str,
     root: AudioLocation | None,
     device: str | None,
@@ -61,13 +61,12 @@ def repair(
     """
     from featcache.extraction.extraction import Options
     from featcache.health.repair import repair as repair_version
-    from featcache.storage.location import folder_of
     from featcache.store.selection import version_folders
 
     read = read_manifest(manifest, reading, root=root, carry=False)
     chosen = Options(device=device, threads=threads)
     with stoppable() as stop:
-        repaired = [repair_version(folder_of(folder), read, chosen, stop=stop) for folder in version_folders(path)]
+        repaired = [repair_version(folder, read, chosen, stop=stop) for folder in version_folders(path)]
     if as_json:
         print_json({"versions": [asdict(version) for version in repaired]})
     else:

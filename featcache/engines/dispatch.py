@@ -34,6 +34,7 @@ from featcache.errors import AudioError, ConfigError, ExtractorError, Reason, co
 from featcache.extraction.failures import failure_of
 from featcache.extraction.jobs import DoneTask, JobGroup, Progress, RunControl, VersionCounts
 from featcache.extraction.tasks import ShardTask
+from featcache.storage.location import absolute
 from featcache.store.in_flight import find_suspects, remove_marks
 from featcache.store.runs import latest_failures
 
@@ -127,7 +128,7 @@ class _Dispatch:
         self._setup = Setup.of(group)
         self._versions = [
             VersionSetup(
-                path=job.version.folder.absolute(),
+                path=absolute(job.version.path),
                 shards=job.shards,
                 run=job.run.id,
                 asked={key: job.run.asked[key] for key in _ASKED},

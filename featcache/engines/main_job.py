@@ -19,6 +19,7 @@ from featcache.extraction.jobs import Engine, Progress
 from featcache.extraction.partition import Partition
 from featcache.extraction.summary import Summary
 from featcache.manifest import Manifest, read_manifest
+from featcache.storage.location import as_location
 
 LOCAL = "local"
 
@@ -78,7 +79,7 @@ def extract(
     Args:
         manifest: A CSV, TSV, JSONL or Parquet file, or a manifest that was read.
         configs: YAML files, names of packaged configs, or configs; a version is filled for each.
-        cache: The folder that holds the versions; made if it is missing.
+        cache: The folder that holds the versions, which is made if it is missing; or a URL: `s3://bucket/features`.
         engine: `local`; `ray`, for the Ray cluster that this process is in, or that runs on this machine, or else one
             that is started for the run; `ray://host:port`, for a cluster elsewhere; or an engine of one's own.
         device: `cpu`, `cuda`, `cuda:1`; with the local engine also `all` or several, as `cuda:0,cuda:2`, each of which
@@ -117,7 +118,7 @@ def extract(
         retry_failed=retry_failed,
         check_sources=check_sources,
         replace=replace,
-        source=None if source is None else Path(source),
+        source=None if source is None else as_location("source", source),
         batching=batching,
         allow_mismatch=allow_mismatch,
         max_failures=None if max_failures is None else FailureLimit.parse(max_failures),
@@ -129,5 +130,5 @@ def extract(
         manifest = read_manifest(manifest, root=root, carry=False)
     several = [configs] if isinstance(configs, str | Path | Config) else configs
     loaded = [config if isinstance(config, Config) else load_config(config) for config in several]
-    plan = plan_extraction(manifest, loaded, Path(cache), options)
+    plan = plan_extraction(manifest, loaded, cache, options)
     return run_extraction(plan, chosen, progress or (lambda _: None), stop)

@@ -13,6 +13,7 @@ from featcache.errors import StoreError
 from featcache.extraction.features import Extracted
 from featcache.extraction.jobs import DoneTask, Progress, RunControl, VersionCounts, VersionJob
 from featcache.extraction.tasks import ShardTask
+from featcache.store.commits import commit_shard
 from featcache.store.runs import Failure, ShardEvent
 from featcache.store.shard_writer import ShardWriter
 from featcache.store.version import Version
@@ -169,14 +170,15 @@ class OpenShard:
             if not writer.items:
                 continue
             with _writing(job.version):
-                name = writer.commit(
-                    job.version.folder / "shards",
+                name = commit_shard(
+                    writer,
+                    job.version,
                     sample_rate=job.built.sample_rate,
                     row=self.task.row,
                     supersedes=self.task.supersedes(writer.ids),
                     made_by={**job.made_by, "run": job.run.id, "fingerprint": job.version.info.fingerprint},
                 )
-            job.run.record_shards([ShardEvent(name, writer.items)])
+            job.run.record_shards([ShardEvent(name, writer.items)], are_there=True)
             job.concurrent.ignore(name)
             progress.shards += 1
         self._held.close()
@@ -205,6 +207,6 @@ def _writing(version: Version) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(
-            f"{version.path}: cannot be written: {error.strerror}; the shards committed so far are good: "
+            f"{version.desk}: cannot be written: {error.strerror}; the shards committed so far are good: "
             "make room or mend the disk, and run the same command again"
         ) from error

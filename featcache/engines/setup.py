@@ -12,6 +12,7 @@ from featcache.extraction.from_version import SourceVersion
 from featcache.extraction.jobs import JobGroup
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.audio_locations import AudioLocation
+from featcache.storage.location import Location, absolute
 from featcache.store.version import Version
 from featcache.trust import allow_commands, allow_remote_code, allowed_commands, remote_code_is_allowed
 
@@ -26,8 +27,8 @@ class Setup:
     """Whether audio files have to be fetched."""
     configs: Sequence[Config]
     """The config of each version."""
-    source: Path | None
-    """The folder of the version whose features are used instead of audio."""
+    source: Location | None
+    """The place of the version whose features are used instead of audio."""
     allows_remote_code: bool
     """Whether `--trust-remote-code` was given."""
     allowed_commands: frozenset[str]
@@ -40,7 +41,7 @@ class Setup:
             root=group.root.absolute() if isinstance(group.root, Path) else group.root,
             has_urls=group.has_urls,
             configs=[config.config for config in group.configs],
-            source=None if group.source is None else group.source.version.folder.absolute(),
+            source=None if group.source is None else absolute(group.source.version.path),
             allows_remote_code=remote_code_is_allowed(),
             allowed_commands=allowed_commands(),
         )

@@ -54,7 +54,7 @@ class Waiting:
 def _others(version: Version, own: str) -> Iterator[str]:
     """The other runs that are filling a version, each with its process, as far as its record and this machine tell."""
     with suppress(OSError):
-        for name in sorted(os.listdir(version.folder / "runs")):
+        for name in sorted(os.listdir(version.desk / "runs")):
             if name != own and is_running(version, name):
                 asked = request_of(version, name)
                 host, pid = asked.get("host"), asked.get("pid")

@@ -40,6 +40,7 @@ from featcache.extraction.jobs import (
 )
 from featcache.extraction.tasks import ShardTask
 from featcache.extraction.version_plan import BuiltConfig
+from featcache.storage.location import Location
 from featcache.store.in_flight import Suspects
 from featcache.store.records import Record
 from featcache.store.runs import Run
@@ -55,8 +56,8 @@ _SECONDS_TO_COMMIT = 30.0
 class VersionSetup:
     """What a worker needs to know of a version that it fills."""
 
-    path: Path
-    """The folder of the version."""
+    path: Location
+    """The place of the version."""
     shards: Sequence[str]
     """The shards that there were when the tasks were planned."""
     run: str
@@ -315,7 +316,7 @@ class _Worker:
 
 def _begin(setup: WorkerSetup, device: Device, built: BuiltConfig, planned: VersionSetup) -> VersionJob:
     """Open a version, and a ledger in it."""
-    if not planned.path.is_dir():
+    if isinstance(planned.path, Path) and not planned.path.is_dir():
         raise StoreError(
             f"{planned.path}: is not there on {socket.gethostname()}: a cache that several machines fill must be on a "
             "file system that they share"

@@ -17,7 +17,6 @@ from time import perf_counter
 
 import numpy as np
 
-from featcache.arguments import refuse_url
 from featcache.config import Config
 from featcache.device import Device
 from featcache.errors import ConfigError, StoreError
@@ -45,6 +44,9 @@ from featcache.extraction.wanted_rows import WantedRows, all_rows, rows_of_parti
 from featcache.manifest import Manifest
 from featcache.manifest.copies import Copies
 from featcache.spec import FeatureSpec
+from featcache.storage.location import Location, ObjectPath, as_location
+from featcache.storage.objects import require_put_if_absent
+from featcache.store.commits import sweep_attempts
 from featcache.store.in_flight import forget_suspects
 from featcache.store.partitions import digest_of_rows, is_done, shards_to_make_up_for_in
 from featcache.store.runs import Run, ShardEvent
@@ -77,7 +79,7 @@ class Options:
     """Extract utterances again whose file has another size or mtime than before."""
     replace: bool = False
     """Extract utterances again whose row names another file than before, however many there are."""
-    source: Path | None = None
+    source: Location | None = None
     """A version, or the cache that holds it, whose features are used instead of audio; for `units` only."""
     batching: str | None = None
     """How rows are put together: `single`, `equal_length`, `padded`; None for the loosest that is known to be clean."""
@@ -100,8 +102,8 @@ class ExtractionPlan:
 
     manifest: Manifest
     """The utterances."""
-    cache: Path
-    """The folder that holds the versions."""
+    cache: Location
+    """The folder, or the place in an object store, that holds the versions."""
     options: Options
     """The options of the run."""
     only: Strings | None
@@ -138,7 +140,7 @@ class ExtractionPlan:
 def plan_extraction(
     manifest: Manifest,
     configs: Sequence[Config | BuiltConfig],
-    cache: Path,
+    cache: str | Location,
     options: Options,
     only: Strings | None = None,
     folder: str | None = None,
@@ -151,7 +153,7 @@ def plan_extraction(
         manifest: The utterances.
         configs: One version is filled for each. Files are decoded once for all that lack the same rows. One that was
             built, for another manifest, is not built again.
-        cache: The folder that holds the versions.
+        cache: The folder that holds the versions, or a URL.
         options: The options of the run.
         only: Extract these ids, even if there are older items of them, and no others.
         folder: The name of the folder of the only config's version, if it has been renamed.
@@ -161,10 +163,10 @@ def plan_extraction(
         ManifestError: The manifest looks like another corpus with the same ids, or none of its files is there; or it
             has no durations, and is to be extracted in partitions.
         MissingDependencyError: Files are at URLs, and the package that fetches them is not installed.
-        ArgumentError: A version's folder has been renamed, or the cache is a URL.
+        ArgumentError: A version's folder has been renamed, or the cache's URL is none that can be written to.
         DamagedError: A version's metadata or columns are damaged.
     """
-    refuse_url("cache", cache)
+    cache = as_location("cache", cache)
     _refuse_equal_names(configs)
     device = Device(options.device, options.threads)
     started = perf_counter()
@@ -209,6 +211,8 @@ def run_extraction(
         Progress(), report, stop or threading.Event(), plan.options.max_failures, takes_claims=is_whole
     )
     jobs: list[VersionJob] = []
+    if isinstance(plan.cache, ObjectPath) and any(one.num_missing or one.is_new for one in plan.versions):
+        require_put_if_absent(plan.cache)
     for planned in plan.versions:
         if planned.partition is not None and not planned.num_missing:
             _settle_partition(plan, planned)
@@ -255,7 +259,7 @@ def _wanted_rows(
 def _plan_version(
     built: BuiltConfig,
     wanted: WantedRows,
-    cache: Path,
+    cache: Location,
     folder: str | None,
     device_label: str,
     options: Options,
@@ -297,7 +301,7 @@ def _plan_version(
 def _notes(
     versions: Sequence[VersionPlan],
     manifest: Manifest,
-    cache: Path,
+    cache: Location,
     source: SourceVersion | None,
     only: Strings | None,
 ) -> list[str]:
@@ -356,9 +360,10 @@ def _fill(
     for planned in versions:
         planned.built.extractor.use_batching(planned.batching.batching)
     opened = [Version.create(plan.cache, planned.info, planned.path.name) for planned in versions]
-    for version in opened:
+    for version, planned in zip(opened, versions, strict=True):
         version.sweep()
-    if control.takes_claims and is_first:
+        sweep_attempts(version, planned.index.shards)
+    if control.takes_claims and is_first and isinstance(plan.cache, Path):
         _say_if_locks_are_not_shared(opened[0])
     jobs = [_begin(plan, planned, version) for planned, version in zip(versions, opened, strict=True)]
     suspects = reduce(or_, (planned.suspects for planned in versions))

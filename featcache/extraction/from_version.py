@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -25,6 +24,7 @@ from featcache.manifest import Manifest, Utterance
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.copies import copies_of
 from featcache.spec import QUANTIZATION
+from featcache.storage.location import Location
 from featcache.store import zarr3
 from featcache.store.chunk_file import Chunk
 from featcache.store.dequantize import dequantize_array
@@ -78,8 +78,9 @@ class SourceVersion:
         ids = [utterance.id for utterance in utterances]
         failures = {id_: self._failures[id_] for id_ in ids if id_ in self._failures}
         joined = join(self._index, RowKeys.of_utterances(utterances), failures)
+        features = self._features(joined.positions[(joined.positions >= 0) & ~joined.is_changed])
         return [
-            self._stored(utterance, position)
+            self._stored(utterance, position, features[position])
             if position >= 0 and not is_changed
             else self._missing(utterance, position, joined.failures.get(number))
             for number, (utterance, position, is_changed) in enumerate(
@@ -94,11 +95,20 @@ class SourceVersion:
         lengths = np.where(positions >= 0, self._index.num_frames[positions] / frame_rate, np.nan)
         return np.where(np.isnan(known), lengths, known)
 
-    def _stored(self, utterance: Utterance, position: int) -> StoredUtterance:
+    def _features(self, positions: NDArray[np.int64]) -> dict[int, NDArray[Any]]:
+        """What is stored of utterances, by their positions: `[frames, *item_shape]` each."""
+        features: dict[int, NDArray[Any]] = {}
+        shards = self._index.shard[positions]
+        for shard in np.unique(shards).tolist():
+            some = positions[shards == shard]
+            firsts, counts = self._index.first_frame[some].tolist(), self._index.num_frames[some].tolist()
+            frames = self._shard(shard).features.read_ranges(firsts, counts)
+            features.update(zip(some.tolist(), frames, strict=True))
+        return features
+
+    def _stored(self, utterance: Utterance, position: int, features: NDArray[Any]) -> StoredUtterance:
         index = self._index
         shard, number = self._shard(int(index.shard[position])), int(index.item[position])
-        first = int(index.first_frame[position])
-        features = shard.features.read(first, int(index.num_frames[position]))
         if zarr3.crc32c(features) != shard.crc32c[number]:
             raise DamagedError(
                 f"{utterance.id}: damaged: its features in {self.version.path} are not what was written",
@@ -193,7 +203,7 @@ def _from_features(config: BuiltConfig, features: Sequence[NDArray[Any]], device
     return made
 
 
-def find_source(configs: Sequence[BuiltConfig], path: Path) -> SourceVersion:
+def find_source(configs: Sequence[BuiltConfig], path: Location) -> SourceVersion:
     """Open the version that the configs' features are made from, at `path` or in the cache at `path`.
 
     Raises:
@@ -216,7 +226,7 @@ def find_source(configs: Sequence[BuiltConfig], path: Path) -> SourceVersion:
     return source
 
 
-def open_source(path: Path, fingerprint: str) -> SourceVersion:
+def open_source(path: Location, fingerprint: str) -> SourceVersion:
     """Open the version of that fingerprint, at `path` or in the cache at `path`.
 
     Raises:

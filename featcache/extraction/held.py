@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -13,6 +12,8 @@ from featcache.extraction.tasks import RowStatus, compare
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.extraction.wanted_rows import WantedRows
 from featcache.manifest import Manifest
+from featcache.storage.location import Location
+from featcache.storage.store import store_of
 from featcache.store.in_flight import Suspects, find_suspects
 from featcache.store.index import Index, build_index, open_index
 from featcache.store.partitions import index_of_partition
@@ -35,13 +36,13 @@ class HeldVersion:
     """The utterances that may have crashed earlier runs."""
 
 
-def open_held(path: Path, wanted: WantedRows) -> HeldVersion:
+def open_held(path: Location, wanted: WantedRows) -> HeldVersion:
     """Open a config's version, if it is there, and what it holds that may be of the rows that it should hold.
 
     Raises:
         DamagedError: Its metadata or columns are damaged.
     """
-    if not (path / "zarr.json").exists():
+    if not store_of(path).exists(path / "zarr.json"):
         return HeldVersion(None, build_index([]), {}, Suspects())
     version = Version.open(path)
     index = open_index(version) if wanted.partition is None else index_of_partition(version, wanted.partition)

@@ -28,9 +28,10 @@ from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import AudioLocation, Url
 from featcache.store.in_flight import Suspects, forget_suspects
-from featcache.store.index import ShardItems, open_index
+from featcache.store.index import open_index
 from featcache.store.join import RowKeys
 from featcache.store.runs import Failure, Run, ShardEvent
+from featcache.store.shard_items import read_items
 from featcache.store.version import Version, library_versions
 from featcache.strings import Strings
 
@@ -208,7 +209,7 @@ class ConcurrentRuns:
         new = [name for name in self._version.shard_names() if name not in self._known]
         if new:
             self._known.update(new)
-            shards = map(ShardItems.read, map(self._version.shard, new))
+            shards = read_items(map(self._version.shard, new))
             self._keys = np.unique(np.concatenate([self._keys, *(_keys(one.ids, one.row_hash) for one in shards)]))
 
 
@@ -268,7 +269,7 @@ class VersionJob:
         outcome = asdict(self.counts)
         if not interrupted:
             if self.builds_index:
-                index = open_index(self.version)
+                index = open_index(self.version, keep=True)
                 outcome["items"] = len(index)
                 forget_suspects(self.version, index)
             self.run.record_shards(self.lost)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from featcache.extractors.rows import RowExtractor
 from featcache.manifest import Manifest
 from featcache.quantize import is_quantized, stored_spec
 from featcache.spec import FeatureSpec
+from featcache.storage.location import Location
 from featcache.store.in_flight import Suspects
 from featcache.store.index import Index
 from featcache.store.join import differences, item_at
@@ -114,8 +114,8 @@ class VersionPlan:
     """If it is a partition: which shard-sized range of the whole each row is in, int64 `[rows]`."""
     info: VersionInfo
     """The attributes of the version."""
-    path: Path
-    """The folder of the version."""
+    path: Location
+    """The place of the version."""
     is_new: bool
     """Whether the version does not exist yet."""
     index: Index
@@ -187,7 +187,7 @@ def _refuse_dtype(config: Config, spec: FeatureSpec) -> None:
 # What a user is told before the run
 
 
-def new_version_notes(cache: Path, info: VersionInfo) -> list[str]:
+def new_version_notes(cache: Location, info: VersionInfo) -> list[str]:
     """How a version that does not exist yet differs from those of the same name with other fingerprints.
 
     Raises:
@@ -219,7 +219,7 @@ def new_version_notes(cache: Path, info: VersionInfo) -> list[str]:
     return notes
 
 
-def _versions_in(cache: Path) -> Iterator[Version]:
+def _versions_in(cache: Location) -> Iterator[Version]:
     """The versions in a cache, as far as their metadata is whole; `verify` reports the others."""
     with suppress(StoreError):  # there is no cache yet
         for folder in version_folders(cache):

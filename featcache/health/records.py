@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from featcache.errors import counted, listing
-from featcache.storage.location import folder_of
 from featcache.storage.objects import read_ahead
 from featcache.store.check import Problem
 from featcache.store.index import Index, open_index
@@ -90,14 +89,14 @@ def mend_records(version: Version) -> int:
         if lost["failures"] and run.is_known:
             _note_lost_failures(version, run, lost["failures"])
         for kind in [kind for kind, count in lost.items() if count]:
-            rewrite_lines(folder_of(run.folder) / f"{kind}.jsonl", run.lines(kind).records)
+            rewrite_lines(run.folder / f"{kind}.jsonl", run.lines(kind).records)
         if run.fault:
-            write_document(folder_of(run.folder) / "run.json", {"lost": True, "asked": {}})
+            write_document(run.folder / "run.json", {"lost": True, "asked": {}})
         elif any(lost.values()) and run.outcome is not None:
             document = read_document(run.folder / "run.json")
             counts = {"failures": len(run.failures.records), "shards": len(run.shards.records)}
             document["outcome"]["lines"] = counts
-            write_document(folder_of(run.folder) / "run.json", document)
+            write_document(run.folder / "run.json", document)
     return mended
 
 

@@ -31,15 +31,17 @@ from featcache.health.verify import Report, verify
 from featcache.manifest import Manifest
 from featcache.manifest.audio_locations import is_command
 from featcache.manifest.copies import expand
-from featcache.storage.location import folder_of
+from featcache.storage.location import Location
+from featcache.storage.objects import require_put_if_absent
 from featcache.store import zarr3
 from featcache.store.check import check_shard
+from featcache.store.commits import remove_shard
 from featcache.store.damaged import DamagedShard, RepairPlan, copy_sound_items, plan_repairs
-from featcache.store.files import WRITTEN, folder_to_write, refuse_links, remove_from_version, sync, write_file
+from featcache.store.files import WRITTEN, folder_to_write, refuse_links, remove_from_version, sync, write_whole
 from featcache.store.index import build_index, open_index
 from featcache.store.locks import Claim
 from featcache.store.records import read_document
-from featcache.store.runs import Run, ShardEvent, run_names
+from featcache.store.runs import Run, ShardEvent, names_of_runs, run_names
 from featcache.store.selection import select_versions
 from featcache.store.shard import Shard
 from featcache.store.unfinished import held_before
@@ -76,7 +78,7 @@ class Repaired:
 
 
 def repair(
-    path: Path,
+    path: Location,
     manifest: Manifest,
     options: Options,
     report: Callable[[Progress], None] = lambda _: None,
@@ -94,8 +96,11 @@ def repair(
             cannot be written; or the version's own metadata is damaged and no run's record says what it was. Nothing
             has been removed then.
     """
-    path = path.resolve()  # for its name, by which the extraction finds it
-    refuse_links(path, *WRITTEN, "aside")
+    if isinstance(path, Path):
+        path = path.resolve()  # for its name, by which the extraction finds it
+        refuse_links(path, *WRITTEN, "aside")
+    else:
+        require_put_if_absent(path.parent)
     stop = stop or threading.Event()
     restored = restore_metadata(path)
     version = Version.open(path)
@@ -105,7 +110,7 @@ def repair(
     with suppress(OSError, StoreError):  # on a full disk, or a read-only one, they stay
         version.sweep()
     if not found.damaged_shards:
-        open_index(version)  # builds it if it is damaged
+        open_index(version, keep=True)  # builds it if it is damaged
         missing = sum(problem.kind == "missing" for problem in found.problems)
         return Repaired(str(path), [], restored, None, missing, records=mend_records(version))
     with _claim(version):
@@ -134,8 +139,10 @@ def _replace_damaged_shards(
     report: Callable[[Progress], None],
     stop: threading.Event,
 ) -> Repaired:
-    path, damaged = version.folder, found.damaged_shards
+    path, damaged = version.path, found.damaged_shards
     plans = plan_repairs(version, damaged, stop.is_set)
+    if not isinstance(path, Path):
+        _refuse_other_versions(version, plans)
     again = _ids_to_extract(plans)
     held = _ids_to_extract(plan for plan in plans if plan.was_held)
     config = None if again is not None and not len(again) else _config_for(version, options)
@@ -197,8 +204,11 @@ def _take_away(version: Version, shards: Iterable[Shard]) -> dict[str, str]:
     """Remove damaged shards, or set them aside if another version may need them. Returns `Repaired.aside`."""
     aside: dict[str, str] = {}
     for shard in shards:
+        if not isinstance(shard.folder, Path):
+            remove_shard(version, shard.name)
+            continue
         with suppress(FileNotFoundError):  # without locks, another repair may have been faster
-            stated, folder = shard.stated_version, folder_of(shard.folder)
+            stated, folder = shard.stated_version, shard.folder
             if folder.is_symlink():
                 folder.unlink()  # what the link leads to stays
             elif stated in (None, version.info.fingerprint) or _has_sound(version.folder.parent, stated, shard.name):
@@ -214,7 +224,22 @@ def _take_away(version: Version, shards: Iterable[Shard]) -> dict[str, str]:
     return aside
 
 
-def _has_sound(cache: Path, fingerprint: str, name: str) -> bool:
+def _refuse_other_versions(version: Version, plans: Iterable[RepairPlan]) -> None:
+    """Refuse to repair a version in an object store that has shards which another version may need.
+
+    Raises:
+        StoreError: Says which.
+    """
+    for shard in (plan.shard for plan in plans):
+        stated = shard.stated_version
+        if stated not in (None, version.info.fingerprint) and not _has_sound(version.path.parent, stated, shard.name):
+            raise StoreError(
+                f"{shard.folder}: belongs to the version {stated[:12]}, which has no sound shard of this name in this "
+                "cache: move it there, or remove it. Nothing has been removed"
+            )
+
+
+def _has_sound(cache: Location, fingerprint: str, name: str) -> bool:
     """Whether the version of this fingerprint, in the same cache, has a sound shard of this name."""
     try:
         own = [version for version in select_versions(cache) if version.info.fingerprint == fingerprint]
@@ -256,7 +281,7 @@ def _config_for(version: Version, options: Options) -> Config:
     return config
 
 
-def restore_metadata(path: Path) -> bool:
+def restore_metadata(path: Location) -> bool:
     """Restore a version's own metadata from a run's record if it is damaged; returns whether it was.
 
     Raises:
@@ -266,15 +291,16 @@ def restore_metadata(path: Path) -> bool:
     group = path / "shards" / "zarr.json"
     is_group_damaged = not zarr3.is_plain_group(path / "shards")
     if is_group_damaged:
-        write_file(group, zarr3.group_metadata())
+        write_whole(group, zarr3.group_metadata())
     with suppress(DamagedError):  # the version's own file is damaged too: it is restored below
         Version.open(path)
         return is_group_damaged
     faults: list[str] = []
-    for record in sorted((path / "runs").glob("*/run.json"), reverse=True):
+    for name in reversed(names_of_runs(path)):
+        record = path / "runs" / name / "run.json"
         try:
             config = recorded_config(read_document(record)["asked"]["config"], str(record))
-        except (DamagedError, KeyError, TypeError):
+        except (FileNotFoundError, DamagedError, KeyError, TypeError):
             continue  # the record is damaged, or not of an extraction
         except FeatcacheError as error:
             faults.append(str(error))
@@ -282,7 +308,7 @@ def restore_metadata(path: Path) -> bool:
         extractor = config.build(torch.device("cpu"))
         info = version_info(config, extractor.spec)
         if path.name == info.folder_name or _state_one(path, info):
-            write_file(path / "zarr.json", zarr3.group_metadata(info.attributes()))
+            write_whole(path / "zarr.json", zarr3.group_metadata(info.attributes()))
             return True
     fault = f" ({faults[0]})" if faults else ""
     raise StoreError(
@@ -291,8 +317,8 @@ def restore_metadata(path: Path) -> bool:
     )
 
 
-def _state_one(path: Path, info: VersionInfo) -> bool:
-    """Whether all shards of the folder `path`, which may have been renamed, say that they belong to this version."""
+def _state_one(path: Location, info: VersionInfo) -> bool:
+    """Whether all shards of the version at `path`, which may have been renamed, say that they belong to it."""
     shards = Version(path, info).shard_names()
     return {Version(path, info).shard(name).stated_version for name in shards} == {info.fingerprint}
 

@@ -4,14 +4,28 @@ have `name`, `parent` and, as text, what a user would write.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import stat
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from featcache.errors import ArgumentError, StoreError, listing
 
-__all__ = ["SCHEMES", "Location", "ObjectPath", "folder_of", "is_url", "parse_location"]
+__all__ = [
+    "SCHEMES",
+    "Location",
+    "ObjectPath",
+    "absolute",
+    "as_location",
+    "desk_of",
+    "folder_of",
+    "is_url",
+    "make_desk",
+    "parse_location",
+]
 
 SCHEMES = ("s3", "gs", "az", "memory")
 """The object stores that there are; `memory` is one of this process, for tests."""
@@ -57,6 +71,17 @@ Location = Path | ObjectPath
 """Where something of a cache is."""
 
 
+def as_location(name: str, text: str | Path | ObjectPath) -> Location:
+    """The location that a user names, likewise; but a relative path stays one."""
+    is_path = not isinstance(text, ObjectPath) and not is_url(text) and not _ONE_SLASH.match(str(text))
+    return Path(str(text)) if is_path else parse_location(name, text)
+
+
+def absolute(location: Location) -> Location:
+    """The same location, for a process whose working directory may be another."""
+    return location.absolute() if isinstance(location, Path) else location
+
+
 def is_url(text: object) -> bool:
     """Whether a text, or a path that was made of one, is a URL."""
     given = os.fspath(text) if isinstance(text, (str, os.PathLike)) else ""
@@ -95,14 +120,35 @@ def parse_location(name: str, text: str | Path | ObjectPath) -> Location:
 
 
 def folder_of(location: Location) -> Path:
-    """A location as a folder to write in, with renames and locks.
+    """A location as a folder, for what only a folder can do: its files are mapped, or renamed.
 
     Raises:
         StoreError: It is in an object store.
     """
     if isinstance(location, ObjectPath):
-        raise StoreError(
-            f"{location}: is in an object store, where nothing is changed: `featcache copy` brings a cache to a "
-            "folder, and back"
-        )
+        raise StoreError(f"{location}: is in an object store: `featcache copy` brings it to a folder, and back")
     return location
+
+
+def desk_of(location: ObjectPath) -> Path:
+    """The folder of this machine in which is made what is then written to an object store, below the temporary one
+    (`TMPDIR`): of this user alone, and for everything that writes there the same. It need not exist.
+    """
+    key = hashlib.sha256(str(location).encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir(), f"featcache-{os.getuid()}", key)
+
+
+def make_desk(desk: Path) -> None:
+    """Make such a folder, if it is missing.
+
+    Raises:
+        StoreError: It cannot be made, or somebody else's is in its place.
+    """
+    try:
+        desk.parent.mkdir(mode=0o700, exist_ok=True)
+        found = desk.parent.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise StoreError(f"{desk.parent}: is not this user's folder: set TMPDIR to a folder of your own")
+        desk.mkdir(exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"{desk}: cannot be written: {error.strerror}: set TMPDIR to another folder") from error

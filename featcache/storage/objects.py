@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ from featcache.storage.clients import client
 from featcache.storage.faults import has_no_credentials, in_words
 from featcache.storage.location import Location, ObjectPath
 
-__all__ = ["REQUESTS", "Objects", "fetched", "in_parallel", "read_ahead"]
+__all__ = ["REQUESTS", "Objects", "fetched", "in_parallel", "read_ahead", "require_put_if_absent"]
 
 REQUESTS = 32
 """How many requests one call makes at once."""
@@ -110,11 +111,12 @@ class Objects:
 
     def walk(self, location: Any) -> Iterator[tuple[str, int]]:
         """All files below a folder, each with its size."""
-        prefix = f"{location.key}/" if location.key else ""
-        pages = _repeated(location, lambda: [*client(location.root).list(prefix or None, chunk_size=_PAGE)])
-        for page in pages:
-            for entry in page:
-                yield entry["path"].removeprefix(prefix), int(entry["size"])
+        for entry in self._entries(location):
+            yield entry["path"].removeprefix(f"{location.key}/" if location.key else ""), int(entry["size"])
+
+    def _entries(self, location: ObjectPath) -> Iterator[Any]:
+        prefix = f"{location.key}/" if location.key else None
+        return chain(*_repeated(location, lambda: [*client(location.root).list(prefix, chunk_size=_PAGE)]))
 
     def put(self, location: Any, data: bytes) -> None:
         """Write a file, whole or not at all."""
@@ -158,13 +160,24 @@ class Objects:
 
     def put_if_absent(self, location: Any, data: bytes) -> bool:
         """Write a file unless there is one; whether it was written."""
-        store = client(location.root)
-        try:
-            _repeated(location, lambda: store.put(location.key, data, mode="create", use_multipart=False))
-        except FileExistsError:
-            # After an attempt whose answer was lost, what is there may be what was just written.
-            return self.get(location, lambda size: None) == data
-        return True
+        for wait in (0.1, 0.5, 2.0, None):
+            try:
+                _repeated(
+                    location,
+                    lambda: client(location.root).put(location.key, data, mode="create", use_multipart=False),
+                    creates=True,
+                )
+                return True
+            except FileExistsError as error:
+                # After an attempt whose answer was lost, what is there may be what was just written; and after a
+                # conflict (409), it may be nothing.
+                try:
+                    return self.get(location, lambda size: None) == data
+                except FileNotFoundError:
+                    if wait is None:
+                        raise StoreError(f"{location}: the store says that it is there, and that it is not") from error
+            time.sleep(wait)
+        raise AssertionError
 
     def delete(self, location: Any) -> None:
         """Remove a file, if it is there."""
@@ -172,6 +185,45 @@ class Objects:
             _repeated(location, lambda: client(location.root).delete(location.key))
         except FileNotFoundError:
             return
+
+    def delete_folder(self, location: Any) -> None:
+        """Remove all files below a folder."""
+        in_parallel(self.delete, [location / name for name, _ in self.walk(location)])
+
+    def last_change(self, location: Any) -> float | None:
+        """When a file below a folder was last written, in seconds since 1970 by the store's clock; None without one."""
+        return max((entry["last_modified"].timestamp() for entry in self._entries(location)), default=None)
+
+    def now(self, location: Any) -> float:
+        """The store's clock: seconds since 1970. A file is written in this folder for that, and removed."""
+        folder = location / f".clock.{secrets.token_hex(8)}"
+        self.put(folder / "now", b"")
+        try:
+            return self.last_change(folder) or time.time()
+        finally:
+            self.delete(folder / "now")
+
+
+def require_put_if_absent(location: ObjectPath) -> None:
+    """Refuse an object store that replaces a file which was to be written only if there is none.
+
+    Args:
+        location: A folder, in which a file is written for that, and removed.
+
+    Raises:
+        StoreError: It is such a store, or cannot be written.
+    """
+    store, probe = Objects(), location / f".put-if-absent.{secrets.token_hex(8)}"
+    try:
+        is_kept = store.put_if_absent(probe, b"first") and not store.put_if_absent(probe, b"second")
+    finally:
+        store.delete(probe)
+    if not is_kept:
+        raise StoreError(
+            f"{location}: this object store replaces a file even if it is to be written only where there is none "
+            "(If-None-Match: *), and without that, two runs could damage each other's work: extract into a folder, and "
+            "`featcache copy` it there"
+        )
 
 
 @contextmanager
@@ -245,11 +297,12 @@ def _small(location: ObjectPath) -> tuple[ObjectPath, Any]:
         return location, None
 
 
-def _repeated(location: ObjectPath, request: Callable[[], _T]) -> _T:
+def _repeated(location: ObjectPath, request: Callable[[], _T], *, creates: bool = False) -> _T:
     """What a request returns, which is made again if the connection breaks while the answer comes.
 
     Raises:
-        FileNotFoundError, FileExistsError: There is no such file, or there is one already.
+        FileNotFoundError: There is no such file.
+        FileExistsError: The request `creates` a file, and there is one already.
         StoreError: It cannot be read or written.
     """
     wait = 0.1
@@ -262,7 +315,7 @@ def _repeated(location: ObjectPath, request: Callable[[], _T]) -> _T:
             raise _not_found(location) from error
         except Exception as error:  # obstore's errors, which in a forked process are other classes
             kind = type(error).__name__
-            if kind == "AlreadyExistsError":
+            if creates and kind == "AlreadyExistsError":  # else it is a conflict (409) with a request that is under way
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(location)) from error
             if kind == "NotFoundError":
                 raise _not_found(location) from error

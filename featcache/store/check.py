@@ -23,8 +23,8 @@ from featcache.store import zarr3
 from featcache.store.chunk_file import reading_error
 from featcache.store.columns import FEATURES, SIDE_COLUMNS, Column, columns_of, side_names
 from featcache.store.documents import read_bytes
-from featcache.store.index import ShardItems
 from featcache.store.shard import Shard, are_rising
+from featcache.store.shard_items import ShardItems
 from featcache.strings import Strings
 
 _PIECE_BYTES = 1 << 20

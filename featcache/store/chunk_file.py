@@ -113,6 +113,10 @@ class Chunk(ABC):
         self.read_into(entries, first)
         return entries
 
+    def read_ranges(self, firsts: Sequence[int], counts: Sequence[int]) -> list[NDArray[Any]]:
+        """Several stretches of entries, `counts` of each from `firsts` on; from an object store, fetched together."""
+        return [self.read(first, count) for first, count in zip(firsts, counts, strict=True)]
+
     def take(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
         """Entries of the array by their numbers, which rise: `[numbers, ...]`."""
         entries: NDArray[Any] = np.empty((len(numbers), *self.shape[1:]), self.dtype)

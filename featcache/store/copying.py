@@ -12,33 +12,29 @@ name says of which shards it is, comes after them, its document last.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from featcache.errors import ArgumentError, DamagedError, StoreError
 from featcache.storage.location import Location
 from featcache.storage.objects import read_ahead
 from featcache.storage.store import store_of
-from featcache.store import zarr3
 from featcache.store.check import Problem
-from featcache.store.chunk_file import checked_blocks, reading_error
-from featcache.store.columns import columns_of
-from featcache.store.documents import read_bytes
 from featcache.store.files import (
     folder_to_write,
     make_folders,
     publish_folder,
     refuse_links,
     remove_from_version,
-    write_file,
+    write_whole,
 )
 from featcache.store.index import index_folder, load_index, open_index
 from featcache.store.runs import record_files, run_names
 from featcache.store.shard import Shard
+from featcache.store.shard_files import ShardFiles
 from featcache.store.version import Version
 
 
@@ -142,20 +138,9 @@ def _create(version: Version, cache: Location) -> Version:
     name = version.path.name
     if name in ("", ".."):  # of a path that ends so
         name = version.info.folder_name
+    copy = Version.create(cache, version.info, name)
     if isinstance(cache, Path):
-        copy = Version.create(cache, version.info, name)
         copy.sweep()
-        return copy
-    path = cache / name
-    metadata = {
-        path / "zarr.json": zarr3.group_metadata(version.info.attributes()),
-        path / "shards" / "zarr.json": zarr3.group_metadata(),  # last: with `shards`, there is a version
-    }
-    for location, data in metadata.items():
-        store_of(location).put_if_absent(location, data)
-    copy = Version.open(path)
-    if copy.info.fingerprint != version.info.fingerprint:
-        raise StoreError(f"{path}: is another version of that name: copy to another cache")
     return copy
 
 
@@ -166,21 +151,26 @@ def _copy_shard(shard: Shard, version: Version, copy: Version) -> int:
         DamagedError: It is not what was written, and there is no copy of it.
         StoreError: It cannot be read or written.
     """
-    files = _ShardFiles(shard, version)
+    files = ShardFiles(shard, version.info.spec)
     with read_ahead(files.small()):
         if isinstance(copy.path, Path):
             return _into_folder(files, copy)
-        return _into_objects(files, copy.path / "shards" / shard.name)
+        place = copy.path / "shards" / shard.name
+        num_bytes = sum(files.upload_arrays(place).values())
+        document = files.document()
+        store_of(place).put(place / "zarr.json", document)
+        return num_bytes + len(document)
 
 
-def _into_folder(files: _ShardFiles, copy: Version) -> int:
+def _into_folder(files: ShardFiles, copy: Version) -> int:
     work, written = copy.work_folder(files.shard.name), dict[str, int]()
     try:
-        for name, blocks in files.checked():
+        for name, blocks in files.arrays():
             path = work / name
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
                 written[name] = sum(map(file.write, blocks()))
+        written["zarr.json"] = (work / "zarr.json").write_bytes(files.document())
         folder_to_write(copy.folder, "shards")
         publish_folder(work, copy.folder / "shards" / files.shard.name, written)
     except OSError as error:
@@ -188,63 +178,6 @@ def _into_folder(files: _ShardFiles, copy: Version) -> int:
     finally:
         remove_from_version(copy.folder, "work", work.name)
     return sum(written.values())
-
-
-def _into_objects(files: _ShardFiles, to: Location) -> int:
-    num_bytes = 0
-    for name, blocks in files.checked():
-        location = to / name
-        num_bytes += store_of(location).put_blocks(location, blocks)
-    return num_bytes
-
-
-class _ShardFiles:
-    """The files of a shard, in the order in which they are copied."""
-
-    def __init__(self, shard: Shard, version: Version) -> None:
-        self.shard = shard
-        self._columns = columns_of(version.info.spec, shard.info.metadata)
-
-    def small(self) -> Iterator[Location]:
-        """All but the features' chunk."""
-        yield self.shard.folder / "zarr.json"
-        for name, column in self._columns.items():
-            array = self.shard.folder / name
-            yield array / "zarr.json"
-            if name != "features":
-                yield zarr3.chunk_path(array, 1 + len(column.entry_shape))
-
-    def checked(self) -> Iterator[tuple[str, Callable[[], Iterator[memoryview]]]]:
-        """The path of each file in the shard's folder, and what reads its blocks, the shard's own `zarr.json` last.
-
-        Raises:
-            DamagedError: From here, or from reading a file to its end: it is not what was written.
-        """
-        folder = self.shard.folder
-        for name in self._columns:
-            found = self.shard.find(name)
-            if found.chunk is not None:
-                path = str(found.chunk).removeprefix(f"{folder}/")
-                yield path, partial(checked_blocks, found.chunk, found.num_bytes + zarr3.CHECKSUM_BYTES)
-            metadata = _read_document(folder / name / "zarr.json")
-            if zarr3.hex_crc32c(metadata) != self.shard.info.metadata.get(name):
-                raise DamagedError(f"{folder / name / 'zarr.json'}: damaged: its checksum does not match")
-            yield f"{name}/zarr.json", _one_block(metadata)
-        document = _read_document(folder / "zarr.json")
-        if self.shard.info != Shard(folder, self.shard.fingerprint).info:
-            raise DamagedError(f"{folder}: is being exchanged: copy it again")
-        yield "zarr.json", _one_block(document)
-
-
-def _read_document(location: Location) -> bytes:
-    try:
-        return read_bytes(location)
-    except OSError as error:
-        raise reading_error(error, location) from error
-
-
-def _one_block(data: bytes) -> Callable[[], Iterator[memoryview]]:
-    return lambda: iter([memoryview(data)])
 
 
 def _copy_records(version: Version, copy: Version) -> int:
@@ -281,9 +214,7 @@ def _copy_small(version: Version, copy: Version, files: list[Location]) -> int:
                 folder_to_write(copy.folder, parents.parts[0])
                 refuse_links(copy.folder, str(parents))
                 make_folders(place.parent)
-                write_file(place, data)
-            else:
-                store_of(place).put(place, data)
+            write_whole(place, data)
             copied += 1
     return copied
 

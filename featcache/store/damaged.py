@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,16 +26,21 @@ from numpy.typing import NDArray
 from featcache.errors import DamagedError, StoreError
 from featcache.spec import FeatureSpec, all_finite
 from featcache.storage.folder import open_file
-from featcache.storage.location import Location, folder_of
+from featcache.storage.location import Location
+from featcache.storage.store import store_of
 from featcache.store import zarr3
 from featcache.store.check import check_columns
 from featcache.store.columns import Column, columns_of
+from featcache.store.commits import commit_shard
 from featcache.store.documents import read_bytes
 from featcache.store.index import Index, build_index, load_index
 from featcache.store.shard import Shard
 from featcache.store.shard_writer import ShardWriter, digest_of
 from featcache.store.version import Version
 from featcache.strings import Strings
+
+_READ_AT_ONCE = 256
+"""Items of a shard in an object store that are fetched together."""
 
 
 class DamagedShard(Shard):
@@ -86,7 +92,7 @@ class DamagedShard(Shard):
         for problem in problems:
             if problem.id is None:
                 raise DamagedError(problem.message)
-        digest = digest_of(self.items(), self.info.supersedes)
+        digest = digest_of(self.items(), self.info.supersedes, self.info.made_by.get("attempt"))
         if digest != self.info.digest or digest[:12] != self.name:
             raise DamagedError(f"{self.folder}: damaged: holds items of another shard")
         return {problem.id for problem in problems if problem.id is not None}
@@ -99,19 +105,15 @@ class DamagedShard(Shard):
         dtype = np.dtype(self._spec.stored_dtype).newbyteorder("<")
         frame_bytes = math.prod(self._spec.item_shape) * dtype.itemsize
         offsets, checksums = self.offsets.tolist(), self.column("crc32c")
-        try:
-            file = open_file(zarr3.chunk_path(folder_of(self.folder) / "features", 1 + len(self._spec.item_shape)))
-        except (OSError, DamagedError):
-            return
-        with file:
-            for number in numbers:
-                first, frames = offsets[number], offsets[number + 1] - offsets[number]
-                data = _read(file.fileno(), frames * frame_bytes, first * frame_bytes)
-                if len(data) < frames * frame_bytes:
-                    continue
-                features = np.frombuffer(data, dtype).reshape(frames, *self._spec.item_shape)
-                if zarr3.crc32c(features) == checksums[number] and all_finite(features):
-                    yield number, features
+        chunk = zarr3.chunk_path(self.folder / "features", 1 + len(self._spec.item_shape))
+        starts = [offsets[number] * frame_bytes for number in numbers]
+        sizes = [(offsets[number + 1] - offsets[number]) * frame_bytes for number in numbers]
+        for number, size, data in zip(numbers, sizes, _read(chunk, starts, sizes), strict=False):
+            if len(data) < size:
+                continue
+            features = np.frombuffer(data, dtype).reshape(-1, *self._spec.item_shape)
+            if zarr3.crc32c(features) == checksums[number] and all_finite(features):
+                yield number, features
 
     def _most_bytes(self, name: str, entry_bytes: int) -> int:
         """The most bytes that the chunk file of a column can have."""
@@ -201,8 +203,9 @@ def copy_sound_items(version: Version, damaged: DamagedShard, numbers: Sequence[
                 entries = {name: side.item(number) for name, side in sides.items()}
                 side = {name: (array, [len(array)]) for name, array in entries.items()}
                 writer.append([item], features, [len(features)], side)
-            return writer.commit(
-                version.folder / "shards",
+            return commit_shard(
+                writer,
+                version,
                 sample_rate=spec.sample_rate,
                 row=info.row,
                 supersedes={**supersedes, damaged.name: list(numbers)},
@@ -259,8 +262,30 @@ def _plan_by_own_ids(shard: Shard, index: Index) -> RepairPlan:
         return RepairPlan(shard, [], None)
 
 
-def _read(descriptor: int, size: int, offset: int) -> bytes:
-    """Bytes of a file; fewer if the file ends, or cannot be read any further."""
+def _read(chunk: Location, starts: Sequence[int], sizes: Sequence[int]) -> Iterator[bytes | memoryview]:
+    """Stretches of a file's bytes; fewer bytes if the file ends, or cannot be read any further, and nothing without it.
+
+    Raises:
+        StoreError: The object store refuses, or cannot be reached.
+    """
+    if not isinstance(chunk, Path):
+        with suppress(FileNotFoundError):
+            end = store_of(chunk).size(chunk)
+            there = [at for at, (start, size) in enumerate(zip(starts, sizes, strict=True)) if start + size <= end]
+            for at in range(0, len(there), _READ_AT_ONCE):
+                some = there[at : at + _READ_AT_ONCE]  # they rise, as items do: those that are not are the last
+                yield from store_of(chunk).get_ranges(chunk, [starts[i] for i in some], [sizes[i] for i in some])
+        return
+    try:
+        file = open_file(chunk)
+    except (OSError, DamagedError):
+        return
+    with file:
+        for start, size in zip(starts, sizes, strict=True):
+            yield _read_stretch(file.fileno(), size, start)
+
+
+def _read_stretch(descriptor: int, size: int, offset: int) -> bytes:
     parts = []
     with suppress(OSError):  # a bad sector: the caller finds that bytes are missing, and leaves the item out
         while size and (part := os.pread(descriptor, size, offset)):

@@ -22,6 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from featcache.errors import StoreError
+from featcache.storage.location import Location
+from featcache.storage.store import store_of
 from featcache.store.leftovers import leftovers, temporary_name, what_of
 
 WRITTEN = ("shards", "runs", "probes", "work")
@@ -58,6 +60,18 @@ def write_file(path: Path, data: bytes) -> None:
         with suppress(OSError):  # it was never made, or the disk is read-only by now
             temporary.unlink()
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def write_whole(location: Location, data: bytes) -> None:
+    """Write a small file so that it appears whole or not at all, in a folder or an object store.
+
+    Raises:
+        StoreError: It cannot be written. If there was one of this name, it is still there.
+    """
+    if isinstance(location, Path):
+        write_file(location, data)
+    else:
+        store_of(location).put(location, data)
 
 
 def publish_folder(folder: Path, place: Path, written: Mapping[str, int]) -> bool:

@@ -4,6 +4,8 @@
       in_flight.<n>   what worker n works on: one line of JSON, overwritten in place
       crash.txt       what the interpreter wrote when a fatal signal ended the process; empty while all is well
 
+They are on the machine of the run; for a version in an object store, at its desk there (`Version.desk`).
+
 A worker's mark holds the ids of the utterances that it decodes or computes, and whether it does so apart, in a process
 of their own. It is written by one `pwrite` before the work begins, cleared by another when the work ends, and never
 flushed: it is to survive the process, not the machine. A run that ends by itself removes its marks.
@@ -181,12 +183,12 @@ class _Mark:
 
 def remove_marks(version: Version, run: str) -> None:
     """Remove the marks of a run, by its name, whose end says nothing about what was in flight."""
-    _remove_marks(version.folder / "runs" / run)
+    _remove_marks(version.desk / "runs" / run)
 
 
 def _dead_runs(version: Version, living: Set[str] = frozenset(), dead: Set[str] = frozenset()) -> list[Path]:
     """The folders of runs that have left marks and are not running, the earliest first."""
-    runs = version.folder / "runs"
+    runs = version.desk / "runs"
     folders = sorted({path.parent for name in (f"{_MARK}*", _CRASH) for path in runs.glob(f"*/{name}")})
 
     def is_dead(run: str) -> bool:

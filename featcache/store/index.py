@@ -13,10 +13,8 @@ Items are in the version's order: by the manifest row of the run that wrote thei
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,16 +24,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError
-from featcache.manifest import SegmentColumns
-from featcache.storage.location import Location, folder_of
-from featcache.storage.objects import in_parallel
+from featcache.storage.location import Location
+from featcache.storage.objects import Objects, in_parallel
 from featcache.storage.store import store_of
-from featcache.storage.stream import open_stream
 from featcache.store import zarr3
 from featcache.store.documents import parse_object, read_bytes
 from featcache.store.fields import MOST
 from featcache.store.files import folder_to_write, publish_folder, remove_from_version
+from featcache.store.index_files import read_arrays, write_array
 from featcache.store.shard import Shard, are_rising
+from featcache.store.shard_items import AllItems, ShardItems, joined_columns, read_items, run_of
 from featcache.store.version import Version
 from featcache.strings import Strings, hash_of
 
@@ -50,7 +48,6 @@ _ARRAYS = {
 }
 _FILES = ("ids", "id_offsets", *_ARRAYS)
 _KEPT = 3
-_BLOCK_BYTES = 1 << 20
 
 
 class Place(NamedTuple):
@@ -123,20 +120,40 @@ class Index:
         return -1
 
 
-def open_index(version: Version, names: Sequence[str] | None = None) -> Index:
-    """The index of the version's shards: the one on disk if it fits; else it is built, and kept on disk if possible.
+def open_index(version: Version, names: Sequence[str] | None = None, *, keep: bool = False) -> Index:
+    """The index of the version's shards: the one on disk if it fits; else it is built, and kept on disk if possible; in
+    an object store, only with `keep`.
 
     With the names of the shards that count, it is of the version as it was; by default, of all that are there now.
 
     Raises:
         DamagedError: A shard's metadata or columns are damaged, or a shard of these names is gone.
     """
-    if names is None:
-        if not isinstance(version.path, Path) and (index := load_index(version, listed := version.listed_shards())):
-            version.take_for_whole(listed)  # they were when it was built
-            return index
-        return version.reading(lambda: _open_index(version, version.shard_names()))
-    return _open_index(version, names)
+    if isinstance(version.path, Path):
+        if names is None:
+            return version.reading(lambda: _open_index(version, version.shard_names()))
+        return _open_index(version, names)
+    listed = version.listed_shards() if names is None else names
+    if (index := load_index(version, listed)) is None:
+        index = _index_of_whole(version, listed) if names is None else build_index(map(version.shard, names))
+        if keep and load_index(version, index.shards) is None:
+            _put(index, version)
+    version.take_for_whole(index.shards)  # they were when it was built
+    return index
+
+
+def _index_of_whole(version: Version, names: Sequence[str]) -> Index:
+    """The index of those shards in an object store that are there as a whole. No request is made only to ask that."""
+
+    def read(name: str) -> ShardItems | None:
+        try:
+            return ShardItems.read(version.shard(name))
+        except DamagedError:
+            if version.has_shard(name):
+                raise
+            return None
+
+    return index_of(one for one in in_parallel(read, names) if one is not None)
 
 
 def _open_index(version: Version, names: Sequence[str]) -> Index:
@@ -161,60 +178,26 @@ def index_folder(version: Version, names: Iterable[str]) -> Location:
     return version.path / "index" / signature[:12]
 
 
-@dataclass(frozen=True, eq=False)
-class ShardItems:
-    """The items of one shard, as an index needs them."""
-
-    shard: Shard
-    """The shard. Nothing more is read of it than its attributes."""
-    ids: Strings
-    """The items' ids, `[items]`."""
-    id_hash: NDArray[np.uint64]
-    """FNV-1a hashes of the ids, uint64 `[items]`."""
-    row_hash: NDArray[np.uint64]
-    """The hash of the row that each item was extracted from, uint64 `[items]`; see `SegmentColumns.hashes`."""
-    offsets: NDArray[np.int64]
-    """Where each item's frames begin, and the last one's end, int64 `[items + 1]`."""
-
-    @classmethod
-    def of(cls, shard: Shard, ids: Strings, rows: SegmentColumns, offsets: NDArray[np.int64]) -> ShardItems:
-        """The items that a shard's columns describe."""
-        return cls(shard, ids, ids.hashes(), rows.hashes(), offsets)
-
-    @classmethod
-    def read(cls, shard: Shard) -> ShardItems:
-        """Read a shard's items.
-
-        Raises:
-            DamagedError: The shard's metadata or columns are damaged.
-        """
-        ids = shard.ids  # first: if there are as many as the shard says, memory for that many is no more than theirs
-        rows = SegmentColumns.of_arrays(shard.paths, shard.column("segments"), shard.column("channels"))
-        return cls.of(shard, ids, rows, shard.offsets)
-
-
 def build_index(shards: Iterable[Shard]) -> Index:
-    """Build an index from the shards' columns, which of an object store are fetched side by side.
+    """Build an index from the shards' columns.
 
     Raises:
         DamagedError: A shard's metadata or columns are damaged.
     """
-    shards = list(shards)
-    are_near = all(isinstance(shard.folder, Path) for shard in shards)
-    return index_of(map(ShardItems.read, shards) if are_near else in_parallel(ShardItems.read, shards))
+    return index_of(read_items(shards))
 
 
 def index_of(shards: Iterable[ShardItems]) -> Index:
     """The index of some shards' items."""
-    items = _Items(shards)
+    items = AllItems(shards)
     counts = ~items.superseded
     # Two runs that did not know of each other may have extracted an id twice: the last one counts.
     counts[[earlier for earlier, _ in items.duplicates()]] = False
     columns = {
         "shard": np.repeat(np.arange(len(items.of_shards), dtype=np.uint32), items.counts),
         "item": items.item.astype(np.uint32),
-        "first_frame": _joined([one.offsets[:-1] for one in items.of_shards], np.int64),
-        "num_frames": _joined([np.diff(one.offsets) for one in items.of_shards], np.int64),
+        "first_frame": joined_columns([one.offsets[:-1] for one in items.of_shards], np.int64),
+        "num_frames": joined_columns([np.diff(one.offsets) for one in items.of_shards], np.int64),
         "row_hash": items.row_hash,
     }
     ids, id_hash, by_hash = items.ids, items.id_hash, items.by_hash
@@ -224,19 +207,20 @@ def index_of(shards: Iterable[ShardItems]) -> Index:
         columns = {name: column[keep] for name, column in columns.items()}
         by_hash = np.argsort(id_hash, kind="stable")
     names = [shard.name for shard in items.shards]
-    runs = [_run_of(shard) for shard in items.shards]
+    runs = [run_of(shard) for shard in items.shards]
     return Index(names, runs, ids, **columns, id_hash=id_hash[by_hash], by_hash=by_hash.astype(np.uint32))
 
 
 def latest_index(version: Version, names: Sequence[str]) -> Index | None:
     """Of the indexes on disk whose shards are all among these names, the one of the most shards; None without one."""
     there, found = {*names}, list[list[str]]()
+    folder = version.path / "index"
     with suppress(OSError):
-        for entry in os.scandir(version.folder / "index"):
+        for name in store_of(folder).names(folder):
             with suppress(OSError, ValueError, KeyError, TypeError, DamagedError):
-                path = Path(entry.path, "index.json")
+                path = folder / name / "index.json"
                 shards = parse_object(read_bytes(path), path)["shards"]
-                if there.issuperset(shards) and entry.name == index_folder(version, shards).name:
+                if there.issuperset(shards) and name == index_folder(version, shards).name:
                     found.append(shards)
     loaded = (load_index(version, shards) for shards in sorted(found, key=len, reverse=True))
     return next((index for index in loaded if index is not None), None)
@@ -273,80 +257,6 @@ def extend_index(version: Version, older: Index, newer: Index) -> Index:
     return Index(names, runs, ids, **columns, id_hash=id_hash[by_hash], by_hash=by_hash)
 
 
-@dataclass(frozen=True)
-class DuplicateItem:
-    """An utterance that two shards hold, neither of which supersedes the other's."""
-
-    id: str
-    """The utterance's id."""
-    shards: tuple[str, str]
-    """The names of both shards; the item of the second one counts."""
-    same_row: bool
-    """Whether both were extracted from the same row. Then they are equal, and cost nothing but space."""
-
-
-def find_duplicates(shards: Iterable[ShardItems]) -> list[DuplicateItem]:
-    """The utterances that are in the shards more than once."""
-    items = _Items(shards)
-    shard = np.repeat([shard.name for shard in items.shards], items.counts)
-    return [
-        DuplicateItem(
-            items.ids[later],
-            (str(shard[earlier]), str(shard[later])),
-            bool(items.row_hash[earlier] == items.row_hash[later]),
-        )
-        for earlier, later in items.duplicates()
-    ]
-
-
-class _Items:
-    """All items of some shards, in the version's order, whether they count or not."""
-
-    def __init__(self, of_shards: Iterable[ShardItems]) -> None:
-        self.of_shards = sorted(of_shards, key=lambda one: (one.shard.info.row, one.shard.name))
-        self.shards = [one.shard for one in self.of_shards]
-        self.ids = Strings.concatenate([one.ids for one in self.of_shards])
-        self.counts = np.array([shard.info.items for shard in self.shards], np.int64)
-        starts = np.cumsum(self.counts) - self.counts
-        self.item = np.arange(self.counts.sum()) - np.repeat(starts, self.counts)
-        self.id_hash = _joined([one.id_hash for one in self.of_shards], np.uint64)
-        self.by_hash = np.argsort(self.id_hash, kind="stable")
-        self.row_hash = _joined([one.row_hash for one in self.of_shards], np.uint64)
-        self.superseded = np.zeros(len(self.ids), bool)
-        number_of = {shard.name: number for number, shard in enumerate(self.shards)}
-        for shard in self.shards:
-            for other, numbers in shard.info.supersedes.items():
-                if (at := number_of.get(other)) is not None:
-                    items = np.array(numbers, np.int64)
-                    self.superseded[starts[at] + items[items < self.counts[at]]] = True
-
-    def duplicates(self) -> list[tuple[int, int]]:
-        """Pairs of items that have the same id and are not superseded: an earlier one and the next, by position, in the
-        order in time of the runs that wrote them.
-        """
-        order = self.by_hash if not self.superseded.any() else self.by_hash[~self.superseded[self.by_hash]]
-        hashes = self.id_hash[order]
-        same = np.flatnonzero(hashes[1:] == hashes[:-1])
-        if not len(same):
-            return []
-        pairs, last = [], dict[str, int]()
-        shard = np.repeat(np.arange(len(self.shards)), self.counts)
-        run = [_run_of(shard) for shard in self.shards]  # the order of their names is an order in time
-        for position in sorted({*order[same].tolist(), *order[same + 1].tolist()}, key=lambda at: (run[shard[at]], at)):
-            if (earlier := last.get(self.ids[position])) is not None:
-                pairs.append((earlier, position))
-            last[self.ids[position]] = position
-        return pairs
-
-
-def _run_of(shard: Shard) -> str:
-    return str(shard.info.made_by.get("run", ""))
-
-
-def _joined(parts: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
-    return np.concatenate(parts).astype(dtype, copy=False) if parts else np.empty(0, dtype)
-
-
 def _equal(a: Strings, at_a: NDArray[np.int64], b: Strings, at_b: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Whether string `at_a[i]` of `a` is string `at_b[i]` of `b`, for each `i`."""
     equal: NDArray[np.bool_] = a.byte_lengths()[at_a] == b.offsets[at_b + 1] - b.offsets[at_b]
@@ -361,12 +271,7 @@ def _save(index: Index, version: Version, folder: Path) -> None:
     work = version.work_folder("index")
     work.mkdir()
     try:
-        arrays = {"ids": index.ids.blob, "id_offsets": index.ids.offsets}
-        arrays |= {name: getattr(index, name) for name in _ARRAYS}
-        checksums = {name: _write(work / f"{name}.npy", array) for name, array in arrays.items()}
-        document = {"fingerprint": version.info.fingerprint, "shards": index.shards, "runs": index.runs}
-        sealed = zarr3.seal({**document, "crc32c": checksums, "checksum": zarr3.UNSEALED})
-        (work / "index.json").write_bytes(sealed)
+        (work / "index.json").write_bytes(_write(index, version, work))
         written = {path.name: path.stat().st_size for path in work.iterdir()}
         remove_from_version(version.folder, "index", folder.name)
         publish_folder(work, folder, written)
@@ -379,14 +284,25 @@ def _save(index: Index, version: Version, folder: Path) -> None:
         remove_from_version(version.folder, "work", work.name)
 
 
-def _write(path: Path, array: NDArray[Any]) -> str:
-    """Write an array's `.npy` file; returns the CRC-32C of what was to be written, as eight hex digits."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
-    with path.open("wb") as file:
-        file.write(header.getvalue())
-        array.tofile(file)
-    return f"{zarr3.crc32c(array, zarr3.crc32c(np.frombuffer(header.getvalue(), np.uint8))):08x}"
+def _put(index: Index, version: Version) -> None:
+    """Write the index into an object store, its document last. Whoever reads one has it in memory; the latest few stay
+    for those that are reading now.
+    """
+    folder, store = index_folder(version, index.shards), Objects()
+    store.put(folder / "index.json", _write(index, version, folder))
+    others = [name for name in store.names(folder.parent) if name != folder.name]
+    by_age = sorted(others, key=lambda name: store.last_change(folder.parent / name) or 0.0)
+    for old in by_age[: 1 - _KEPT]:
+        store.delete_folder(folder.parent / old)
+
+
+def _write(index: Index, version: Version, folder: Location) -> bytes:
+    """Write the arrays of an index; returns the document about them, which is to be written last."""
+    arrays = {"ids": index.ids.blob, "id_offsets": index.ids.offsets}
+    arrays |= {name: getattr(index, name) for name in _ARRAYS}
+    document = {"fingerprint": version.info.fingerprint, "shards": index.shards, "runs": index.runs}
+    checksums = {name: write_array(folder / f"{name}.npy", array) for name, array in arrays.items()}
+    return zarr3.seal({**document, "crc32c": checksums, "checksum": zarr3.UNSEALED})
 
 
 def load_index(version: Version, names: Sequence[str]) -> Index | None:
@@ -401,7 +317,7 @@ def load_index(version: Version, names: Sequence[str]) -> Index | None:
             return None
         if sorted(document["shards"]) != sorted(names):
             return None
-        arrays = _arrays(folder, document["crc32c"])
+        arrays = read_arrays(folder, {name: document["crc32c"][name] for name in _FILES})
         if arrays is None:
             return None
         runs = document["runs"] if "runs" in document else _runs_of(version, document["shards"])
@@ -420,50 +336,10 @@ def _runs_of(version: Version, names: Iterable[str]) -> list[str]:
     runs = []
     for name in names:
         try:
-            runs.append(_run_of(version.shard(name)))
+            runs.append(run_of(version.shard(name)))
         except (StoreError, OSError):
             runs.append("")
     return runs
-
-
-def _arrays(folder: Location, checksums: dict[str, str]) -> dict[str, NDArray[Any]] | None:
-    """The arrays of an index, by name: memory-mapped if they are in a folder; None if one is not what was written."""
-    paths = {name: folder / f"{name}.npy" for name in _FILES}
-    if isinstance(folder, Path):
-        if any(_checksum(path) != checksums[name] for name, path in paths.items()):
-            return None
-        return {name: _map(folder_of(path)) for name, path in paths.items()}
-    with ThreadPoolExecutor(len(paths)) as pool:
-        files = dict(zip(paths, pool.map(_fetch, paths.values()), strict=True))
-    if any(zarr3.hex_crc32c(data) != checksums[name] for name, data in files.items()):
-        return None
-    return {name: _loaded(data) for name, data in files.items()}
-
-
-def _map(path: Path) -> NDArray[Any]:
-    with open_stream(path) as file:
-        _check_magic(file)
-    array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")  # refuses dtypes that hold objects: no pickle
-    return np.asarray(array)
-
-
-def _fetch(location: Location) -> bytes:
-    return store_of(location).get(location, lambda size: None)  # as large as it is; nothing in it says how large
-
-
-def _loaded(data: bytes) -> NDArray[Any]:
-    """The array of an `.npy` file's bytes, a view of them."""
-    file = io.BytesIO(data)
-    _check_magic(file)
-    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    if dtype.hasobject or is_fortran or len(shape) != 1:
-        raise ValueError("not as `_write` writes it")
-    return np.frombuffer(data, dtype, shape[0], file.tell())
-
-
-def _check_magic(file: Any) -> None:
-    if np.lib.format.read_magic(file) != (1, 0):  # the header of other versions may be as long as 4 GB
-        raise ValueError("not as `_write` writes it")
 
 
 def _fits_together(index: Index) -> bool:
@@ -485,12 +361,3 @@ def _fits_together(index: Index) -> bool:
         and index.shard.max(initial=0) < max(1, len(index.shards))
         and index.by_hash.max(initial=0) < max(1, count)
     )
-
-
-def _checksum(path: Location) -> str:
-    """CRC-32C of a whole file. It is read and not mapped, so that 10^7 items do not stay in a process's memory."""
-    crc, block = 0, np.empty(_BLOCK_BYTES, np.uint8)
-    with open_stream(path) as file:
-        while got := file.readinto(block.data):
-            crc = zarr3.crc32c(block[:got], crc)
-    return f"{crc:08x}"

@@ -11,7 +11,6 @@ manifest that has become longer are told from those before.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -207,11 +206,7 @@ def shards_to_make_up_for_in(version: Version, partition: PartitionRows) -> list
                 until[event.shard] = max(event.until, until.get(event.shard, ""))
             elif other is not None and other.is_within(partition):
                 recorded[event.shard] = run.name
-    gone = [
-        name
-        for name, run in recorded.items()
-        if run > until.get(name, "") and not os.path.lexists(version.folder / "shards" / name)
-    ]
+    gone = [name for name, run in recorded.items() if run > until.get(name, "") and not version.has_shard(name)]
     return [ShardEvent(name, 0, latest) for name in gone]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from featcache.errors import DamagedError, StoreError
 from featcache.storage.location import Location
 from featcache.store import documents, zarr3
-from featcache.store.files import sync, write_file
+from featcache.store.files import sync, write_whole
 
 Record = dict[str, Any]
 
@@ -34,13 +34,18 @@ class Lines:
     """The numbers of the lines at the end that look as a kill or a power cut leaves what it interrupts."""
 
 
-def write_document(path: Path, document: Record) -> None:
+def write_document(location: Location, document: Record) -> None:
     """Write a document, sealed, so that it appears whole or not at all.
 
     Raises:
         StoreError: It cannot be written. If there was one of this name, it is still there.
     """
-    write_file(path, zarr3.seal({"sealed": True, **document, "checksum": zarr3.UNSEALED}))
+    write_whole(location, sealed_document(document))
+
+
+def sealed_document(document: Record) -> bytes:
+    """A document as it is written."""
+    return zarr3.seal({"sealed": True, **document, "checksum": zarr3.UNSEALED})
 
 
 def read_document(path: Location) -> Record:
@@ -89,13 +94,46 @@ def append_lines(path: Path, records: Iterable[Record]) -> int:
     return len(lines)
 
 
-def rewrite_lines(path: Path, records: Iterable[Record]) -> None:
+class LinesWriter:
+    """Adds records to a file that nobody else writes, which is made with the first.
+
+    Nothing can be added to an object: it is written again, as a whole. What may be lost is written when there are twice
+    as many lines as were written last, so that all writes together are no more than twice the last one.
+
+    Raises:
+        StoreError: From every method: they cannot be written.
+    """
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._lines: list[bytes] = []  # of an object
+        self._written = 0
+        self.count = 0
+
+    def append(self, records: Iterable[Record], *, may_be_lost: bool = False) -> None:
+        """Add records; unless they may be lost, they are there when the process dies, and after a power cut."""
+        if isinstance(self._location, Path):
+            self.count += append_lines(self._location, records)
+            return
+        self._lines += _sealed_lines(records)
+        self.count = len(self._lines)
+        if not may_be_lost or self.count >= 2 * self._written:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what has not been written."""
+        if self._written < len(self._lines):
+            write_whole(self._location, b"".join(self._lines))
+            self._written = len(self._lines)
+
+
+def rewrite_lines(location: Location, records: Iterable[Record]) -> None:
     """Put a file of these records, sealed, in the place of the one that is there.
 
     Raises:
         StoreError: It cannot be written. The file that was there still is.
     """
-    write_file(path, b"".join(_sealed_lines(records)))
+    write_whole(location, b"".join(_sealed_lines(records)))
 
 
 def _sealed_lines(records: Iterable[Record]) -> list[bytes]:

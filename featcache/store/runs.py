@@ -36,10 +36,18 @@ from featcache.storage.store import store_of
 from featcache.store import documents
 from featcache.store import fields as checks
 from featcache.store.fields import any_text, mapped, number, optional, text, whole
-from featcache.store.files import folder_to_write, sync
+from featcache.store.files import sync
 from featcache.store.index import Index, Place
 from featcache.store.locks import Lock, is_held
-from featcache.store.records import Lines, Record, append_lines, read_document, read_lines, write_document
+from featcache.store.records import (
+    Lines,
+    LinesWriter,
+    Record,
+    read_document,
+    read_lines,
+    sealed_document,
+    write_document,
+)
 from featcache.store.version import Version
 from featcache.strings import Strings
 
@@ -132,6 +140,9 @@ class ShardEvent:
 class Run:
     """One run's folder in a version, with a record of what it is asked to do. All of it is on disk once this returns.
 
+    `id` is its name. `folder` is its folder on this machine, which is locked, and takes the marks of what is in flight.
+    The records are in it too, unless the version is in an object store.
+
     Args:
         version: The version.
         asked: What the run is to do, for `request_of`.
@@ -143,24 +154,35 @@ class Run:
 
     def __init__(self, version: Version, asked: Record, after: Iterable[str] = ()) -> None:
         started = datetime.now(UTC)
-        self.id = _name_after([*run_names(version), *filter(is_run_name, after)], started)
-        self.folder = version.folder / "runs" / self.id
         self._version = version
         self._record: Record = {"started": started.isoformat(), "asked": asked}
-        self._lines = {"failures": 0, "shards": 0}
+        earlier = [*run_names(version), *filter(is_run_name, after)]
+        while not self._begin(_name_after(earlier, started)):
+            pass
+        self._lines = {kind: LinesWriter(self._location / f"{kind}.jsonl") for kind in ("failures", "shards")}
+
+    def _begin(self, name: str) -> bool:
+        """Make the run's folder, with its record; False if in an object store another run has taken this name."""
+        self.id = name
+        self.folder = self._version.desk / "runs" / name
+        self._location = self._version.path / "runs" / name
         try:
-            folder_to_write(version.folder, "runs")
+            self._version.place_on_desk("runs")
             self.folder.mkdir()
             self._lock = Lock(self.folder, os.O_RDONLY)
         except OSError as error:
             raise StoreError(f"{self.folder}: cannot be written: {error.strerror}") from error
         with suppress(OSError):  # no locks on this file system
             self._lock.take()
+        if not isinstance(self._location, Path):
+            record = self._location / "run.json"
+            return store_of(record).put_if_absent(record, sealed_document(self._record))
         self._write()
         try:
             sync(self.folder.parent)
         except OSError as error:
             raise StoreError(f"{self.folder}: cannot be written: {error.strerror}") from error
+        return True
 
     @property
     def asked(self) -> Record:
@@ -173,18 +195,28 @@ class Run:
         Raises:
             DamagedError: The shard of such an item is not what was written.
         """
-        self._append("failures", map(_record, self._with_replaced(failures, replaces)))
+        if found := [*map(_record, self._with_replaced(failures, replaces))]:
+            self._lines["failures"].append(found)
 
-    def record_shards(self, events: Iterable[ShardEvent]) -> None:
-        """Record shards, which are there, or are about to be taken away; and flush the record to disk."""
-        self._append("shards", ({key: value for key, value in asdict(e).items() if value is not None} for e in events))
+    def record_shards(self, events: Iterable[ShardEvent], *, are_there: bool = False) -> None:
+        """Record shards, which are there, or are about to be taken away; and flush the record to disk. In an object
+        store, a record of shards that are there may be written later: without it, they are there all the same.
+        """
+        records = [{key: value for key, value in asdict(event).items() if value is not None} for event in events]
+        if records:
+            self._lines["shards"].append(records, may_be_lost=are_there)
 
     def finish(self, outcome: Record) -> None:
         """Record the outcome of the run, which has ended."""
-        ended = {"finished": datetime.now(UTC).isoformat(), "outcome": {**outcome, "lines": self._lines}}
-        self._record |= ended
+        for lines in self._lines.values():
+            lines.flush()
+        counts = {kind: lines.count for kind, lines in self._lines.items()}
+        self._record |= {"finished": datetime.now(UTC).isoformat(), "outcome": {**outcome, "lines": counts}}
         self._write()
         self._lock.release()
+        if not isinstance(self._location, Path):
+            with suppress(OSError):  # it holds marks
+                self.folder.rmdir()
 
     def _with_replaced(self, failures: Iterable[Failure], replaces: Mapping[str, Place]) -> Iterator[Failure]:
         """The failures, each with the item that stays in the version nevertheless."""
@@ -196,17 +228,19 @@ class Run:
                 failure = replace(failure, replaces=ReplacedItem(run_of[place.shard], _hex(place.row_hash)))
             yield failure
 
-    def _append(self, kind: str, records: Iterable[Record]) -> None:
-        self._lines[kind] += append_lines(self.folder / f"{kind}.jsonl", records)
-
     def _write(self) -> None:
-        write_document(self.folder / "run.json", self._record)
+        write_document(self._location / "run.json", self._record)
 
 
 def run_names(version: Version) -> list[str]:
     """The names of the version's runs, the earliest first."""
+    return names_of_runs(version.path)
+
+
+def names_of_runs(path: Location) -> list[str]:
+    """The names of the runs of the version at a place, the earliest first."""
+    runs = path / "runs"
     try:
-        runs = version.path / "runs"
         return sorted(filter(is_run_name, store_of(runs).names(runs)))
     except OSError:
         return []  # a copy of a version may have come without them
@@ -325,10 +359,8 @@ def _is_there(location: Location) -> bool:
 
 def is_running(version: Version, run: str) -> bool:
     """Whether a run, by its name, is still running; False if its file system has no locks, or none between machines."""
-    if not isinstance(version.path, Path):  # what is in an object store was copied there
-        return False
-    try:
-        return is_held(version.path / "runs" / run, alone=True)
+    try:  # of a version in an object store, only this machine's runs can be seen
+        return is_held(version.desk / "runs" / run, alone=True)
     except OSError:
         return False
 

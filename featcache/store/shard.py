@@ -104,7 +104,13 @@ class ShardInfo:
 _ITEMS = 2**32 - 1
 _MADE_BY = fields(
     {},
-    or_not={"run": text(), "fingerprint": text(), "batching": optional(text()), "mismatch": optional(number(0, 1))},
+    or_not={
+        "run": text(),
+        "fingerprint": text(),
+        "batching": optional(text()),
+        "mismatch": optional(number(0, 1)),
+        "attempt": text(r"[0-9a-f]{12}\.[0-9a-f]{16}"),
+    },
     others=optional(any_of(text(), number())),
 )
 _SHARD = fields(

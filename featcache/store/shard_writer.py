@@ -113,6 +113,7 @@ class ShardWriter:
         row: int,
         supersedes: Mapping[str, list[int]],
         made_by: Mapping[str, Any],
+        attempt: str = "",
     ) -> str:
         """Write the columns, flush everything to disk, and rename the folder to `shards/<name>`.
 
@@ -124,6 +125,8 @@ class ShardWriter:
             row: The manifest row of the first item.
             supersedes: Items of other shards that these replace, by the shard's name.
             made_by: What is recorded with the shard; `fingerprint` is its version's.
+            attempt: Tells this attempt to make the shard from others, which get other names; empty if the name is to
+                follow from the items alone.
 
         Returns:
             The shard's name.
@@ -140,15 +143,18 @@ class ShardWriter:
         for name, array in arrays.items():
             metadata[name] = columns[name].metadata(len(array))
             zarr3.write_array(self._folder / name, array, metadata[name])
+        made_by = {key: value for key, value in made_by.items() if key != "attempt"}
+        if attempt:
+            made_by["attempt"] = f"{digest_of(self._items, supersedes)[:12]}.{attempt}"
         info = ShardInfo(
             items=len(self._items),
             frames=self._offsets[-1],
             seconds=round(self.num_samples / sample_rate, 6),
-            digest=digest_of(self._items, supersedes),
+            digest=digest_of(self._items, supersedes, made_by.get("attempt")),
             row=row,
             supersedes=dict(supersedes),
             metadata={name: zarr3.hex_crc32c(data) for name, data in metadata.items()},
-            made_by=dict(made_by),
+            made_by=made_by,
         )
         group = zarr3.group_metadata(asdict(info))
         (self._folder / "zarr.json").write_bytes(group)
@@ -194,13 +200,15 @@ class ShardWriter:
         return {name: np.asarray(held, columns[name].dtype) for name, held in values.items()}
 
 
-def digest_of(items: Iterable[Item], supersedes: Mapping[str, list[int]]) -> str:
-    """The hash that a shard of these items is named after: `ShardInfo.digest`."""
+def digest_of(items: Iterable[Item], supersedes: Mapping[str, list[int]], attempt: str | None = None) -> str:
+    """The hash that a shard of these items is named after: `ShardInfo.digest`; `attempt` is that of its `made_by`."""
     digest = hashlib.sha256()
     for item in items:
         digest.update(repr(tuple(item.row().values())).encode())
         digest.update(repr((item.num_samples, item.size, item.mtime_ns)).encode())
     digest.update(repr(sorted(supersedes.items())).encode())
+    if attempt is not None:
+        digest.update(attempt.encode())
     return digest.hexdigest()
 
 

@@ -26,7 +26,6 @@ own manifest and records it.
 
 from __future__ import annotations
 
-import os
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -390,7 +389,7 @@ class _Records:
             for event in run.events():
                 if event.until is not None or event.shard in present or run.name <= until.get(event.shard, ""):
                     continue
-                if not _is_there(self._version, event.shard):
+                if not self._version.has_shard(event.shard):
                     lost[_manifest_of(run)][event.shard] = event.items
         superseded = self._superseded() if lost else {}
         for shards in lost.values():
@@ -460,13 +459,6 @@ class _Records:
 def _has_records(version: Version) -> bool:
     runs = version.path / "runs"
     return runs.is_dir() if isinstance(runs, Path) else store_of(runs).exists(runs)
-
-
-def _is_there(version: Version, shard: str) -> bool:
-    folder = version.path / "shards" / shard
-    if isinstance(folder, Path):
-        return os.path.lexists(folder)
-    return store_of(folder).exists(folder / "zarr.json")
 
 
 def _manifest_of(run: RunRecord) -> ManifestKey:

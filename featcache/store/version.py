@@ -33,7 +33,7 @@ import numpy as np
 
 from featcache.errors import DamagedError, ExtractorError, StoreError
 from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
-from featcache.storage.location import Location, folder_of
+from featcache.storage.location import Location, desk_of, folder_of, make_desk
 from featcache.storage.objects import REQUESTS
 from featcache.storage.store import store_of
 from featcache.store import zarr3
@@ -183,8 +183,7 @@ class VersionInfo:
 class Version:
     """An opened version: its place `path`, and its attributes `info`.
 
-    What writes in `work/` raises StoreError if that is a link, and OSError if it cannot be made; everything that writes
-    raises StoreError for a version in an object store.
+    What writes in `work/` raises StoreError if that is a link, and OSError if it cannot be made.
     """
 
     def __init__(self, path: Location, info: VersionInfo) -> None:
@@ -200,6 +199,24 @@ class Version:
             StoreError: It is in an object store.
         """
         return folder_of(self.path)
+
+    @property
+    def desk(self) -> Path:
+        """The folder for what is of this machine alone: what is being written, locks, marks of what is in flight. It is
+        the version's own folder; for a version in an object store, one below the temporary folder.
+        """
+        return self.path if isinstance(self.path, Path) else desk_of(self.path)
+
+    def place_on_desk(self, folder: str) -> Path:
+        """One of the folders on the desk, to write in; it is made if it is missing.
+
+        Raises:
+            StoreError: It is a link; or the desk is not this user's.
+            OSError: It cannot be made.
+        """
+        if not isinstance(self.path, Path):
+            make_desk(self.desk)
+        return folder_to_write(self.desk, folder)
 
     @classmethod
     def open(cls, path: Location) -> Version:
@@ -228,7 +245,7 @@ class Version:
             raise DamagedError(f"{path / 'zarr.json'}: damaged: not a version of format 1: {error}", path) from error
 
     @classmethod
-    def create(cls, cache: Path, info: VersionInfo, folder: str | None = None) -> Version:
+    def create(cls, cache: Location, info: VersionInfo, folder: str | None = None) -> Version:
         """Open the version that `info` describes, and make it if there is none yet; `folder` if it has been renamed.
 
         Raises:
@@ -241,8 +258,20 @@ class Version:
         except ValueError as error:
             raise ExtractorError(f"config {info.name}: features that cannot be stored: {error}") from error
         path = cache / (folder or info.folder_name)
+        if isinstance(path, Path):
+            cls._make_folder(path, info)
+        else:  # with `shards`, there is a version
+            for place, attributes in ((path, info.attributes()), (path / "shards", None)):
+                store_of(path).put_if_absent(place / "zarr.json", zarr3.group_metadata(attributes))
+        version = cls.open(path)
+        if version.info.fingerprint != info.fingerprint:
+            raise StoreError(f"{path}: its fingerprint does not match its name: move it away and run again")
+        return version
+
+    @classmethod
+    def _make_folder(cls, path: Path, info: VersionInfo) -> None:
         refuse_links(path, *WRITTEN)
-        _sweep_cache(cache)
+        _sweep_cache(path.parent)
         try:
             if not (path / "zarr.json").exists():
                 cls._lay_out(path, info)
@@ -250,10 +279,6 @@ class Version:
                 folder_to_write(path, folder)
         except OSError as error:
             raise StoreError(f"{error.filename or path}: cannot be written: {error.strerror}") from error
-        version = cls.open(path)
-        if version.info.fingerprint != info.fingerprint:
-            raise StoreError(f"{path}: its fingerprint does not match its name: move it away and run again")
-        return version
 
     @classmethod
     def _lay_out(cls, path: Path, info: VersionInfo) -> None:
@@ -307,6 +332,11 @@ class Version:
         except OSError as error:
             raise reading_error(error, self.path / "shards") from error
 
+    def has_shard(self, name: str) -> bool:
+        """Whether there is a shard of that name, damaged or not."""
+        place = self.path / "shards" / name
+        return store_of(place).exists(place if isinstance(place, Path) else place / "zarr.json")
+
     def take_for_whole(self, names: Iterable[str]) -> None:
         """Take these shards for whole without looking."""
         self._known_whole.update(names)
@@ -315,22 +345,19 @@ class Version:
         """Those of some shards in an object store whose `zarr.json` is there. Nobody takes it away again."""
         new = [name for name in names if name not in self._known_whole]
         with ThreadPoolExecutor(REQUESTS) as pool:
-            places = [self.path / "shards" / name / "zarr.json" for name in new]
-            there = list(pool.map(lambda place: store_of(place).exists(place), places))
+            there = list(pool.map(self.has_shard, new))
         self._known_whole.update(name for name, is_there in zip(new, there, strict=True) if is_there)
         return [name for name in names if name in self._known_whole]
 
     def shard_folders(self) -> dict[str, tuple[int, int]]:
         """The names of all committed shards, each with what tells its folder from a later one of the same name."""
+        if not isinstance(self.path, Path):  # an object of a shard is never replaced by another
+            return dict.fromkeys(self.shard_names(), (0, 0))
         folders = {}
         for name in self.shard_names():
             with suppress(FileNotFoundError):  # it has just been taken away
-                shard = self.path / "shards" / name
-                if isinstance(shard, Path):
-                    stat = os.lstat(shard)
-                    folders[name] = stat.st_ino, stat.st_mtime_ns
-                else:
-                    folders[name] = 0, 0  # an object of a shard is never replaced by another
+                stat = os.lstat(self.path / "shards" / name)
+                folders[name] = stat.st_ino, stat.st_mtime_ns
         return folders
 
     def reading(self, read: Callable[[], _T]) -> _T:
@@ -364,11 +391,15 @@ class Version:
             ValueError: The document holds NaN or infinity, which JSON does not have.
         """
         sealed = zarr3.seal({"probe": document, "checksum": zarr3.UNSEALED})
+        place = self.path / "probes" / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}Z-{secrets.token_hex(2)}.json"
+        if not isinstance(place, Path):
+            store_of(place).put(place, sealed)
+            return
         try:
-            folder = folder_to_write(self.folder, "probes")
+            folder_to_write(self.folder, "probes")
         except OSError as error:
             raise StoreError(f"{self.path / 'probes'}: cannot be written: {error.strerror}") from error
-        write_file(folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}Z-{secrets.token_hex(2)}.json", sealed)
+        write_file(place, sealed)
 
     def probes(self) -> list[dict[str, Any]]:
         """What `write_probe` has kept, the earliest first.
@@ -415,12 +446,12 @@ class Version:
         return self._work() / temporary_name(work)
 
     def _work(self) -> Path:
-        return folder_to_write(self.folder, "work")
+        return self.place_on_desk("work")
 
     def sweep(self) -> None:
         """Remove what killed processes have left: in `work/`, and small files that they did not complete."""
         self.sweep_work()
-        path = self.folder
+        path = self.desk
         for folder in (path, path / "shards", path / "probes", *(path / "runs").glob("*/")):
             if not folder.is_symlink():
                 sweep_small_files(folder)
@@ -433,7 +464,7 @@ class Version:
             claim = self.claim(what_of(name).partition(".")[0])
             with suppress(OSError):  # on a full disk it stays
                 if claim.take():
-                    remove_from_version(self.folder, "work", name)
+                    remove_from_version(self.desk, "work", name)
                     claim.release()
 
 

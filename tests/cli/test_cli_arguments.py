@@ -13,7 +13,6 @@ from featcache.extraction.extraction import Options, plan_extraction
 from featcache.manifest import read_manifest
 
 URL = "is a URL: mount or copy what is there, and give a path on this machine"
-CACHE_URL = "is a URL, and caches are written in folders: `featcache copy` copies them to object stores, and back"
 OTHER_URL = ": a cache is in a folder, or has a URL that begins with s3://, gs://, az://"
 
 
@@ -57,12 +56,19 @@ def paths(plain, scratch):
         (["stats", "{folder}", "-o", "{folder}"], "-o: {folder} is not a file"),
         (["stats", "{folder}", "-o", "/dev/null"], "-o: /dev/null is not a file"),
         (["extract", "s3://b/m.csv"], f"MANIFEST: s3://b/m.csv {URL}"),
-        (["extract", "{manifest}", "-o", "s3://b/x"], f"-o: s3://b/x {CACHE_URL}"),
+        (["extract", "{manifest}", "-o", "https://b/x"], f"-o: https://b/x{OTHER_URL}"),
+        (
+            ["extract", "{manifest}", "-o", "s3:/b/x"],
+            "-o: s3:/b/x has one slash where a URL has two; a folder of that name is ./s3:/b/x",
+        ),
         (["extract", "{manifest}", "-c", "https://h/c.yaml"], f"-c: https://h/c.yaml {URL}"),
         (["extract", "{manifest}", "--root", "hf://b"], f"--root: hf://b {URL}"),
         (["extract", "{manifest}", "--root", "s3://b/x?y"], "--root: s3://b/x has a query"),
-        (["extract", "{manifest}", "--from", "s3://b/x"], f"--from: s3://b/x {URL}"),
-        (["repair", "s3://b/x", "--manifest", "m.csv"], f"CACHE[/VERSION]: s3://b/x {CACHE_URL}"),
+        (["extract", "{manifest}", "--from", "hf://b/x"], f"--from: hf://b/x{OTHER_URL}"),
+        (
+            ["repair", "s3:///x", "--manifest", "m.csv"],
+            "CACHE[/VERSION]: s3:///x names no location in a bucket: give s3://BUCKET/FOLDER",
+        ),
         (["info", "file:///x"], f"CACHE[/VERSION]: file:///x{OTHER_URL}"),
         (["verify", "{folder}", "--manifest", "s3://b/m.csv"], f"--manifest: s3://b/m.csv {URL}"),
         (["stats", "{folder}", "-o", "s3://b/x.npz"], f"-o: s3://b/x.npz {URL}"),
@@ -83,7 +89,6 @@ def test_urls_are_no_paths_in_python_either(plain, scratch, monkeypatch):
     manifest = read_manifest(plain.manifest())
     calls = [
         lambda url: featcache.open(scratch, copy_to=url),
-        lambda url: plan_extraction(manifest, [load_config("fbank80")], url, Options("cpu", 1)),
         lambda url: read_manifest(url),
     ]
     for call in calls:
@@ -95,6 +100,8 @@ def test_urls_are_no_paths_in_python_either(plain, scratch, monkeypatch):
     for url, said in {"https://b/x": OTHER_URL, Path("s3://b/x"): "give the URL as text"}.items():
         with pytest.raises(ArgumentError, match=said):
             featcache.open(url)
+        with pytest.raises(ArgumentError, match=said):
+            plan_extraction(manifest, [load_config("fbank80")], url, Options("cpu", 1))
     assert listed(scratch) == []
     (scratch / "a:").mkdir()
     with pytest.raises(StoreError, match="holds no version"):

@@ -17,6 +17,7 @@ import resource
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import traceback
 import warnings
@@ -134,6 +135,7 @@ def become(request: dict) -> None:
     os.setsid()
     os.chdir(request["cwd"])
     os.environ.update(request["env"])
+    tempfile.tempdir = None  # it is kept from when this process was another
     # as the interpreter does, and again does no harm
     sys.path[1:1] = [os.path.abspath(path) for path in request["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
     for descriptor, name, flags in ((0, "stdin", os.O_RDONLY), (1, "stdout", os.O_WRONLY), (2, "stderr", os.O_WRONLY)):

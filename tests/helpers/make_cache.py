@@ -12,7 +12,9 @@ import torch
 from featcache.loader.cache import Cache
 from featcache.quantize import quantize, stored_spec
 from featcache.spec import QUANTIZATION, FeatureSpec
+from featcache.storage.location import ObjectPath
 from featcache.store import zarr3
+from featcache.store.commits import commit_shard
 from featcache.store.shard import Item
 from featcache.store.shard_writer import ShardWriter
 from featcache.store.version import Version, VersionInfo
@@ -47,7 +49,7 @@ def make_version(
     """Make a version of one or more shards.
 
     Args:
-        cache: The cache's folder.
+        cache: The cache's folder, or its place in an object store.
         shards: The `Features` of each shard; the first array of all decides the item shape and the dtype.
         name: The config's name.
         params: The config's parameters, which the default fingerprint covers, as it does the section `augment`.
@@ -67,7 +69,8 @@ def make_version(
         spec = replace(spec, units="codes", codebook_sizes=(1024,) * first.shape[1])
     if quantized:
         spec = stored_spec(spec, "uint8")
-    version = Version.create(Path(cache), VersionInfo(name, fingerprint, config, spec, {}))
+    cache = cache if isinstance(cache, ObjectPath) else Path(cache)
+    version = Version.create(cache, VersionInfo(name, fingerprint, config, spec, {}))
     row = 0
     for features in shards:
         add_shard(version, features, row=row, rows=rows)
@@ -98,7 +101,7 @@ def made_up_side(spec, features):
     return values.reshape(count, *spec.item_shape).astype(spec.dtype)
 
 
-def add_shard(version, features, *, row=0, supersedes=None, rows=None):
+def add_shard(version, features, *, row=0, supersedes=None, rows=None, run=None):
     """Commit one more shard; returns its name."""
     spec = version.info.spec
     arrays: Sequence[np.ndarray] = list(features.values())
@@ -124,9 +127,9 @@ def add_shard(version, features, *, row=0, supersedes=None, rows=None):
         stored, sides[QUANTIZATION] = levels.numpy(), (parameters.numpy(), [1] * len(lengths))
     writer = ShardWriter(version.work_folder("made-up"), spec)
     writer.append(items, stored, lengths, sides)
-    made_by = {"fingerprint": version.info.fingerprint}
-    return writer.commit(
-        version.path / "shards", sample_rate=spec.sample_rate, row=row, supersedes=supersedes or {}, made_by=made_by
+    made_by = {"fingerprint": version.info.fingerprint, **({"run": run} if run else {})}
+    return commit_shard(
+        writer, version, sample_rate=spec.sample_rate, row=row, supersedes=supersedes or {}, made_by=made_by
     )
 
 

@@ -8,7 +8,7 @@ import time
 import urllib.request
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -64,13 +64,15 @@ class Proxy:
         requests: How many there were, by method.
         sent: The bytes of bodies that were sent in answers.
         fault: Called with the method and the path of each; what it returns happens to it: `before` (the connection ends
-            before it is passed on), `after` (it ends before the answer), `503` (said after it was done), `cut` (half of
-            the body is sent), or None.
+            before it is passed on), `after` (it ends before the answer), `503` (said after it was done), `409` (said,
+            and nothing is done), `cut` (half of the body is sent), `unconditional` (done whatever its conditions), or
+            None.
         seconds: How long each takes at least.
     """
 
     def __init__(self, port):
         self.port = port
+        self.conditional = threading.Lock()
         self.reset()
         proxy = self
 
@@ -120,19 +122,22 @@ class Proxy:
         if fault == "before":
             request.close_connection = True
             return
+        if fault == "409":
+            return self.refuse(request, 409)
+        if fault == "unconditional":
+            del request.headers["If-None-Match"]
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request(request.command, request.path, body, dict(request.headers.items()))
-        answer = connection.getresponse()
-        data = answer.read()
+        # moto looks whether there is an object, and then writes it: one request at a time, as in a store.
+        with self.conditional if "If-None-Match" in request.headers else nullcontext():
+            connection.request(request.command, request.path, body, dict(request.headers.items()))
+            answer = connection.getresponse()
+            data = answer.read()
         connection.close()
         if fault == "after":
             request.close_connection = True
             return
         if fault == "503":
-            request.send_response(503)
-            request.send_header("Content-Length", "0")
-            request.end_headers()
-            return
+            return self.refuse(request, 503)
         request.send_response(answer.status)
         for name, value in answer.getheaders():
             if name.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):
@@ -146,6 +151,11 @@ class Proxy:
         self.sent += len(data)
         self.sent_by_path[request.path] += len(data)
         request.wfile.write(data)
+
+    def refuse(self, request, status):
+        request.send_response(status)
+        request.send_header("Content-Length", "0")
+        request.end_headers()
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from small_shards import item, write
 
 from featcache.errors import DamagedError
-from featcache.store.index import ShardItems, build_index, find_duplicates, open_index
+from featcache.store.index import build_index, open_index
+from featcache.store.shard_items import ShardItems, find_duplicates
 from featcache.strings import Strings
 
 

@@ -1,0 +1,137 @@
+"""Extraction into an object store, by real commands: what a folder gets; after a kill, with others, and repaired."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+
+import pytest
+from cache_contents import items
+
+from featcache.storage.location import parse_location
+from featcache.storage.objects import Objects
+from featcache.store.selection import version_folders
+from featcache.store.version import Version
+
+pytest.importorskip("obstore")
+
+SHARDS = ("--shard-size", "0.04", "--threads", "1")
+"""Three shards."""
+
+
+@pytest.fixture
+def url(s3):
+    return f"s3://speech/{uuid.uuid4()}"
+
+
+@pytest.fixture
+def run(cli, s3, tmp_path):
+    """Runs commands that find the store; `desk` tells machines apart."""
+
+    def start(*args, desk="desk", wait=True):
+        (tmp_path / desk).mkdir(exist_ok=True)
+        env = {**s3.environment, "TMPDIR": str(tmp_path / desk)}
+        return cli(*args, env=env) if wait else cli.start(*args, env=env)
+
+    return start
+
+
+def opened(url):
+    (path,) = version_folders(parse_location("url", url))
+    return Version.open(path)
+
+
+def assert_like(run, url, sound, manifest, tmp_path, left=0):
+    """The cache at a URL has what a folder has, each utterance once; nothing else is there, or on this machine."""
+    copied = run("copy", url, tmp_path / "copy")
+    assert copied.code == 0, copied.err
+    verified = run("verify", tmp_path / "copy", "--manifest", manifest, "--json").json()["versions"][0]
+    assert (verified["problems"], verified["repeated"]) == ([], 0)
+    assert items(tmp_path / "copy") == items(sound)
+    version = opened(url)
+    assert len(Objects().folders(version.path / "shards")) == len(version.shard_names()) + left
+    assert not [path for path in tmp_path.glob("desk*/**/*") if path.is_file() and not path.name.endswith(".lock")]
+
+
+def test_a_store_gets_what_a_folder_gets(run, url, sound, plain, tmp_path):
+    rows = [*plain.rows, {"id": "gone", "path": "gone.wav"}]
+    manifest = plain.manifest(rows, "one-is-gone.csv")
+    made = run("extract", manifest, "-o", url, *SHARDS)
+    assert made.code == 3, made.err
+    assert "gone.wav" in run("info", url, "--failures").out
+    again = run("extract", plain.manifest(), "-o", url, *SHARDS)
+    assert (again.code, "nothing to do" in again.out) == (0, True)
+    assert_like(run, url, sound, manifest, tmp_path)
+
+
+@pytest.mark.slow
+def test_jobs_of_an_array_fill_a_store(run, url, sound, plain, tmp_path):
+    for part in ("0/2", "1/2"):
+        assert run("extract", plain.manifest(), "-o", url, *SHARDS, "--partition", part).code == 0
+    assert "index built" in run("index", url).out
+    assert "index already there" in run("index", url).out
+    assert_like(run, url, sound, plain.manifest(), tmp_path)
+
+
+@pytest.mark.parametrize("request_", ["/commits/", pytest.param("/ids/c/0", marks=pytest.mark.slow)])
+def test_a_killed_run_is_continued(run, url, s3, sound, plain, tmp_path, request_):
+    seen = []
+
+    def kill(method, path):
+        if method == "PUT" and request_ in path:
+            seen.append(path)
+            if len(seen) == 2:
+                os.kill(running.pid, signal.SIGKILL)
+                return "after"
+        return None
+
+    s3.fault = kill
+    running = run("extract", plain.manifest(), "-o", url, *SHARDS, wait=False)
+    assert running.wait().code == -signal.SIGKILL
+    s3.reset()
+    assert len(opened(url).shard_names()) == 1
+    assert run("extract", plain.manifest(), "-o", url, *SHARDS).code == 0
+    left = 0 if request_ == "/commits/" else 1  # for a day: nobody sees it
+    assert_like(run, url, sound, plain.manifest(), tmp_path, left)
+
+
+@pytest.mark.slow
+def test_two_machines_at_once(run, url, sound, plain, tmp_path):
+    running = [
+        run("extract", plain.manifest(), "-o", url, *SHARDS, desk=f"desk-{number}", wait=False) for number in range(2)
+    ]
+    assert [one.wait().code for one in running] == [0, 0]
+    assert_like(run, url, sound, plain.manifest(), tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["a bit", pytest.param("the end", marks=pytest.mark.slow)])
+def test_a_damaged_shard_is_repaired(run, url, s3, sound, plain, tmp_path, damage):
+    assert run("copy", sound, url).code == 0
+    version = opened(url)
+    chunk = version.path / "shards" / version.shard_names()[0] / "features" / "c" / "0" / "0"
+    data = Objects().get(chunk, lambda size: None)
+    Objects().put(chunk, data[:3000] + bytes([data[3000] ^ 1]) + data[3001:] if damage == "a bit" else data[:-9000])
+    assert run("verify", url).code == 1
+    repaired = run("repair", url, "--manifest", plain.manifest())
+    assert repaired.code == 0, repaired.err
+    kept = repaired.out.partition(" kept")[0].rpartition(" ")[0]
+    assert "1 damaged shard" in kept
+    assert_like(run, url, sound, plain.manifest(), tmp_path)
+
+
+def test_a_store_without_conditions_is_refused_before_anything_is_written(run, url, s3, plain):
+    s3.fault = lambda method, path: "unconditional"
+    refused = run("extract", plain.manifest(), "-o", url)
+    assert (refused.code, refused.out) == (1, "")
+    assert "this object store replaces a file even if it is to be written only where there is none" in refused.err
+    assert not list(Objects().walk(parse_location("url", url)))
+
+
+def test_a_desk_that_is_somebody_elses_is_refused(run, url, plain, tmp_path):
+    (tmp_path / "desk").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "desk" / f"featcache-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    refused = run("extract", plain.manifest(), "-o", url)
+    assert (refused.code, "is not this user's folder: set TMPDIR" in refused.err) == (1, True)
+    assert not list((tmp_path / "elsewhere").iterdir())
