@@ -26,6 +26,7 @@ from featcache.engines.local import run_locally
 from featcache.errors import ExtractorError
 from featcache.extraction import decoding, from_audio
 from featcache.extraction.extraction import Options, plan_extraction, run_extraction
+from featcache.extraction.out_of_memory import is_out_of_memory
 from featcache.extractors import Clip
 from featcache.manifest import read_manifest
 from featcache.store.index import open_index
@@ -227,6 +228,20 @@ def test_batches_that_do_not_fit_are_halved(corpus, scratch, tmp_path):
     (link := scratch / "link").mkdir()
     (link / small.name).symlink_to(small)
     assert items(link) == items(scratch / "plain")
+
+
+def test_each_library_has_its_own_words_for_memory_that_runs_out():
+    for words in (
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "cuFFT error: CUFFT_ALLOC_FAILED",
+        "CUDA error: out of memory",
+        "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory",
+    ):
+        assert is_out_of_memory(RuntimeError(words)), words
+    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert not is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"))
 
 
 def test_a_clip_that_does_not_fit_at_all_is_a_failure(cli, corpus, scratch, tmp_path):
