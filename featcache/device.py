@@ -91,6 +91,9 @@ class Device:
         workers: The number of worker threads to run. On a GPU it is larger than `threads` by the number of workers that
             wait for the GPU instead of decoding.
         slots: The number of workers that may be on the device at once.
+        row_workers: The number of workers that compute all padded rows, and do nothing else; 0 if every worker does
+            everything. On a GPU these are few, since cuDNN's plans and cuBLAS's workspaces belong to threads: each
+            thread makes a plan for each convolution and padded length, and takes 32 MiB for each stream.
 
     Raises:
         ConfigError: There is no such device.
@@ -109,6 +112,7 @@ class Device:
         self.threads = threads or min(available_threads(), 1 << 16 if self.is_cuda else MAX_CPU_THREADS)
         self.workers = self.threads + (_CUDA_SLOTS if self.is_cuda else 0)
         self.slots = _CUDA_SLOTS if self.is_cuda else self.workers
+        self.row_workers = _CUDA_SLOTS if self.is_cuda else 0
         self._free: LifoQueue[_Slot] = LifoQueue()
         for _ in range(self.slots):
             self._free.put(_Slot())

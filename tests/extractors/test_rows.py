@@ -137,6 +137,30 @@ def test_threads_batches_and_order_change_no_bit(corpus, config, truth, scratch,
     assert items(scratch) == truth
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_with_row_workers_these_compute_all_rows_and_decode_nothing(
+    corpus, config, truth, scratch, monkeypatch, threads
+):
+    """As on a GPU."""
+    computed_by, decoded_by = set(), set()
+    compute, decode = local.compute_rows, from_audio.decode_all
+
+    def seen(by, function):
+        return lambda *args: by.add(threading.current_thread().name) or function(*args)
+
+    job = plan_extraction(read_manifest(corpus.manifest()), [load_config(config)], scratch, Options(threads=threads))
+    job.device.row_workers = 2
+    job.device.workers += 2
+    monkeypatch.setattr(local, "compute_rows", seen(computed_by, compute))
+    monkeypatch.setattr(from_audio, "decode_all", seen(decoded_by, decode))
+    run_to_its_end(job)
+    assert items(scratch) == truth
+    assert computed_by <= {"featcache-0", "featcache-1"}
+    assert decoded_by <= {f"featcache-{2 + n}" for n in range(threads)}
+    assert computed_by
+    assert decoded_by
+
+
 def test_a_queue_that_is_full_lets_nothing_wait_for_ever(corpus, config, truth, scratch, monkeypatch):
     """Only one batch, of one utterance, may wait ahead, while rows wait for others of their length."""
     monkeypatch.setitem(device.BATCH_SECONDS, "cpu", 0.01)
