@@ -37,6 +37,7 @@ from featcache.extractors import Clip, rows
 from featcache.manifest import Manifest, read_manifest
 
 NAMES = ("encodec", "hubert", "mimi", "fbank", "dac", "whisper")
+SWEPT = ("encodec", "hubert")
 SHAPES = [(1, 10.0), (8, 10.0), (24, 10.0), (64, 10.0), (128, 5.0)]
 CLASSES = {"encodec": "EncodecModel", "dac": "DacModel", "mimi": "MimiModel", "hubert": "HubertModel"}
 RUNS = {
@@ -60,7 +61,7 @@ Function = Callable[[torch.Tensor], object]
 def run(step: Step) -> None:
     for name in NAMES:
         step.attempt("throughput", lambda name=name: measure(step, name), model=name)
-    for name in ("encodec", "hubert"):
+    for name in SWEPT:
         step.attempt("sweep", lambda name=name: sweep(step, name), model=name)
 
 
@@ -165,7 +166,7 @@ def waits(step: Step, function: Callable[[], object]) -> int | None:
 
 def flac(step: Step, speed: float) -> Manifest:
     """FLAC files whose extraction takes some seconds at this speed: the same ones, time and again."""
-    path = corpus.make_corpus(step.work, "long", hours=0.01 if step.small else 0.5)
+    path = corpus.make_corpus(step.work, "long", hours=0.003 if step.small else 0.5)
     once = read_manifest(path)
     wanted = 1 if step.small else max(1, round(speed * SECONDS_OF_A_RUN / float(once.duration.sum())))
     repeated = path.with_name(f"{wanted}.csv")
@@ -229,7 +230,7 @@ def loop(step: Step, manifest: Manifest, rate: int, alone: Function) -> float:
     done, start = 0.0, perf_counter()
     with tempfile.TemporaryDirectory(dir=step.work) as folder:
         for row in islice(cycle(range(len(manifest))), 1000):
-            if perf_counter() - start > (0.5 if step.small else SECONDS_OF_A_RUN):
+            if perf_counter() - start > (0.1 if step.small else SECONDS_OF_A_RUN):
                 break
             samples, original = soundfile.read(manifest.resolve(manifest[row].path), dtype="float32")
             waveform = torch.from_numpy(samples).to(step.device.torch_device)
