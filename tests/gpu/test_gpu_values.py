@@ -13,7 +13,7 @@ import torch
 from devices import DEVICES
 
 from featcache.config import Config, config_from, load_config
-from featcache.device import Device
+from featcache.device import Device, Tf32, set_tf32
 from featcache.extractors import rows
 from featcache.extractors.model import computing
 from featcache.extractors.rows import pad_rows
@@ -129,7 +129,7 @@ def test_the_host_never_waits_while_a_batch_of_rows_is_launched(config_of, name)
 @contextmanager
 def as_a_user_left_it(setting: str):
     """In the block, TF32 is as the user has set it before the run, in one of torch's ways."""
-    exec(setting)  # one of `SETTINGS`
+    SETTINGS[setting]()
     try:
         yield
     finally:
@@ -138,11 +138,11 @@ def as_a_user_left_it(setting: str):
         Device(None).configure_torch()
 
 
-SETTINGS = [
-    "torch.set_float32_matmul_precision('high')",
-    "torch.backends.fp32_precision = 'tf32'",
-    "set_tf32(Tf32(True, True, True))",
-]
+SETTINGS = {
+    "old": lambda: torch.set_float32_matmul_precision("high"),
+    "new": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+    "both": lambda: set_tf32(Tf32(True, True, True)),
+}
 """How a user may have let torch round."""
 
 
