@@ -26,11 +26,11 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-LAST_LINES = 15
+LAST_LINES = 30
 
-ON_A_GPU = ("gpu", "test_cmvn.py", "augment", "extractors/test_conformance.py")
-"""Where the tests marked gpu are; the other files would only be collected."""
-PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-rfE", "--durations=10"]
+ON_A_GPU = ["tests/gpu", "tests/test_cmvn.py", "tests/test_masks.py", "tests/augment"]
+"""Where the tests marked gpu are, but for those of `conformance`; the other files would only be collected."""
+PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "default", "--tb=short", "-vv", "-rfE"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,13 @@ def script(name: str) -> Callable[[argparse.Namespace], list[str]]:
 def tests(asked: argparse.Namespace) -> list[str]:
     if asked.device == "cpu":
         return [*PYTEST, "tests/gpu"]
-    return [*PYTEST, "-m", "gpu", *(f"tests/{path}" for path in ON_A_GPU)]
+    return [*PYTEST, "-m", "gpu", *ON_A_GPU]
+
+
+def conformance(asked: argparse.Namespace) -> list[str] | None:
+    if asked.device == "cpu":  # the suite does that
+        return None
+    return [*PYTEST, "-m", "gpu", "tests/extractors/test_conformance.py"]
 
 
 def sanitizer(asked: argparse.Namespace) -> list[str] | None:
@@ -65,14 +71,20 @@ def sanitizer(asked: argparse.Namespace) -> list[str] | None:
 
 
 def story(asked: argparse.Namespace) -> list[str]:
-    options = ["--limit", "60"] if asked.small else []
-    return [sys.executable, "scripts/stories/train_keywords.py", "--device", asked.device, "--json", *options]
+    size = (
+        ["60", "--epochs", "1", "--more-epochs", "1"]
+        if asked.small
+        else ["600", "--epochs", "1", "--more-epochs", "10"]
+    )
+    options = ["--device", asked.device, "--folder", str(asked.work), "--png", str(asked.work / "story.png")]
+    return [sys.executable, "scripts/stories/train_keywords.py", "--json", *options, "--limit", *size]
 
 
 STEPS = {
-    "tests": Step("whether values and bits are right there, and memory is not reused too early", 7, tests, False),
+    "tests": Step("whether values and bits are right there, and memory is not reused too early", 4, tests, False),
     "codes": Step("how many codes differ, by batching and precision, and which are ties", 4, script("codes")),
-    "throughput": Step("how near to the model alone a run is, and with which constants", 6.5, script("throughput")),
+    "throughput": Step("how near to the model alone a run is, and with which constants", 7, script("throughput")),
+    "conformance": Step("whether every extractor keeps its guarantees", 2.5, conformance, False),
     "graphs": Step("whether CUDA graphs or torch.compile keep the bits, and what they gain", 3, script("graphs")),
     "loading": Step("whether the loader keeps a GPU busy", 1.5, script("loading")),
     "stories": Step("what a story gains on a GPU", 1.5, story, False),
@@ -136,9 +148,11 @@ def run(name: str, seconds: float, asked: argparse.Namespace) -> None:
 
 def write_end(results: Path, how: str, seconds: float, said: str) -> None:
     """How a step ended is its last result."""
-    lines = [line for line in said.splitlines() if line.strip()][-LAST_LINES:]
+    lines = [line for line in said.splitlines() if line.strip()]
+    failed = [line for line in lines[:-LAST_LINES] if " FAILED" in line or " ERROR" in line]  # tests, as they ran
+    said_last = [*failed[:LAST_LINES], *lines[-LAST_LINES:]]
     with results.open("a") as file:
-        file.write(json.dumps({"end": how, "seconds": round(seconds, 1), "last lines": lines}) + "\n")
+        file.write(json.dumps({"end": how, "seconds": round(seconds, 1), "last lines": said_last}) + "\n")
 
 
 def machine(device: str) -> dict[str, Any]:

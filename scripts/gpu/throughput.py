@@ -6,7 +6,8 @@
     end to end   files to shards, beside the limit, and beside a loop: read, resample, model, np.save
     sweep        end to end with other constants: ROW_SECONDS, MAX_ROWS, slots, threads
 
-The audio is 16 kHz FLAC. Speeds are × real time. For Whisper and fbank the limit is featcache's own extractor.
+The audio is 16 kHz FLAC; for MAX_ROWS it is clips of 0.43 s. Speeds are × real time. For Whisper and fbank the limit
+is featcache's own extractor.
 """
 
 from __future__ import annotations
@@ -49,9 +50,11 @@ RUNS = {
 """How transformers' models are run on waveforms `[R, P]`."""
 
 SECONDS_OF_A_RUN = 6.0
+DECODED_BY_A_CORE = 600.0
+"""About as many × real time does a core read, so that a run is not much longer than that."""
 SWEEP = {
     "ROW_SECONDS": (60.0, 120.0, 480.0),
-    "MAX_ROWS": (64, 1024),
+    "MAX_ROWS": (64, 256, 1024),
     "slots": (1, 3),
     "threads": (2, 4, 8),
 }
@@ -70,7 +73,7 @@ def measure(step: Step, name: str) -> None:
     alone = model_alone(step, name, config)
     limit = max(speed_alone(step, name, alone, config.audio.sample_rate, *shape) for shape in shapes(step))
     batch(step, name, config)
-    manifest = flac(step, limit)
+    manifest = files(step, limit)
     if step.device.is_cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -164,10 +167,11 @@ def waits(step: Step, function: Callable[[], object]) -> int | None:
     return sum("synchronizing" in str(warning.message) for warning in caught)
 
 
-def flac(step: Step, speed: float) -> Manifest:
-    """FLAC files whose extraction takes some seconds at this speed: the same ones, time and again."""
-    path = corpus.make_corpus(step.work, "long", hours=0.003 if step.small else 0.5)
+def files(step: Step, speed: float, kind: str = "long") -> Manifest:
+    """Files whose extraction takes some seconds at this speed: the same ones, time and again."""
+    path = corpus.make_corpus(step.work, kind, hours=0.003 if step.small else 0.5, count=40 if step.small else 3000)
     once = read_manifest(path)
+    speed = min(speed, DECODED_BY_A_CORE * step.device.threads)
     wanted = 1 if step.small else max(1, round(speed * SECONDS_OF_A_RUN / float(once.duration.sum())))
     repeated = path.with_name(f"{wanted}.csv")
     lines = path.read_text().splitlines()
@@ -257,7 +261,8 @@ def sweep(step: Step, name: str) -> None:
         with patch.dict(rows.ROW_SECONDS), patch.dict(rows.MAX_ROWS), patch.object(device_module, "_CUDA_SLOTS", slots):
             if constant in ("ROW_SECONDS", "MAX_ROWS"):
                 getattr(rows, constant)[kind] = value
-            found, figures = end_to_end(step, config, flac(step, speed), threads)
+            manifest = files(step, speed, "short" if constant == "MAX_ROWS" else "long")
+            found, figures = end_to_end(step, config, manifest, threads)
         step.record("sweep", model=name, constant=constant, value=value, speed=found, busy=figures["busy"])
         speed = found
 
