@@ -39,6 +39,7 @@ class Step:
         work: A folder for models and corpora, which later steps find there.
         seconds: When the step is killed, counted from its start.
         small: Whether everything is to be small: to see that the script works, and nothing else.
+        started: When the step began, by `perf_counter`.
     """
 
     device: Device
