@@ -187,7 +187,8 @@ class _Workers:
                     self._state.wait(_POLL_SECONDS)  # not for ever: a signal sets `_stop`, and notifies nobody
                 return None
             finally:
-                self._progress.stages["wait"] += perf_counter() - started
+                if not only_rows:  # a row worker that waits has been given nothing to do by those that decode
+                    self._progress.stages["wait"] += perf_counter() - started
 
     @property
     def _is_busy(self) -> bool:
