@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import LifoQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -93,6 +93,9 @@ class Device:
         workers: The number of worker threads to run. On a GPU it is larger than `threads` by the number of workers that
             wait for the GPU instead of decoding.
         slots: The number of workers that may be on the device at once.
+        row_workers: The number of workers that compute all padded rows, and do nothing else; 0 if every worker does
+            everything. On a GPU these are few, since cuDNN's plans and cuBLAS's workspaces belong to threads: each
+            thread makes a plan for each convolution and padded length, and takes 32 MiB for each stream.
 
     Raises:
         ConfigError: There is no such device.
@@ -111,6 +114,7 @@ class Device:
         self.threads = threads or min(available_threads(), 1 << 16 if self.is_cuda else MAX_CPU_THREADS)
         self.workers = self.threads + (_CUDA_SLOTS if self.is_cuda else 0)
         self.slots = _CUDA_SLOTS if self.is_cuda else self.workers
+        self.row_workers = _CUDA_SLOTS if self.is_cuda else 0
         self._free: LifoQueue[_Slot] = LifoQueue()
         for _ in range(self.slots):
             self._free.put(_Slot())
@@ -120,9 +124,11 @@ class Device:
     def configure_torch(self) -> None:
         """Make torch in this process ready for extraction: one thread of its own, TF32 off, repeatable kernels."""
         torch.set_num_threads(1)
-        # fp32 means fp32: TF32 rounds to ten bits, and matrix products and convolutions have a switch each.
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
+        # fp32 means fp32, on a CPU too, where `set_float32_matmul_precision` would let oneDNN round to bfloat16.
+        set_tf32(Tf32(False, False, False))
+        one_dnn: Any = torch.backends.mkldnn
+        for part in (one_dnn.matmul, one_dnn.conv, one_dnn.rnn):
+            part.fp32_precision = "ieee"
         if self.is_cuda:
             # Otherwise cuDNN may choose kernels by trial, and cuBLAS its workspace by what else runs.
             torch.backends.cudnn.benchmark = False
@@ -249,6 +255,39 @@ def cores_near(pci_address: str, system: Path = _SYSTEM) -> set[int]:
     except (OSError, ValueError):
         return set()
     return {core for ends in ranges for core in range(ends[0], ends[-1] + 1)}
+
+
+class Tf32(NamedTuple):
+    """What a GPU may round to ten bits before it multiplies."""
+
+    products: bool
+    """The factors of matrix products."""
+    convolutions: bool
+    """The inputs and weights of convolutions."""
+    recurrences: bool
+    """The inputs and weights of LSTMs."""
+
+
+def get_tf32() -> Tf32:
+    """The switches of this process."""
+    return Tf32(*(part.fp32_precision == "tf32" for part in _tf32_parts()))
+
+
+def set_tf32(allowed: Tf32) -> None:
+    """Set the switches of this process.
+
+    The old ones come first, because torch refuses to read them once they disagree with the new ones. Alone they would
+    not do: False leaves convolutions and LSTMs to `torch.backends.fp32_precision`, which may say TF32.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = allowed.products
+    torch.backends.cudnn.allow_tf32 = allowed.convolutions
+    for part, is_allowed in zip(_tf32_parts(), allowed, strict=True):
+        part.fp32_precision = "tf32" if is_allowed else "ieee"
+
+
+def _tf32_parts() -> tuple[Any, Any, Any]:
+    cudnn: Any = torch.backends.cudnn
+    return torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn
 
 
 def keep_freed_memory() -> None:

@@ -51,6 +51,16 @@ def pytest_configure() -> None:
     torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is on a GPU is skipped where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no GPU"))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def no_stand_ins() -> Iterator[None]:
     """SpeechBrain leaves modules that stand for others and warn whoever asks them for anything, as hypothesis does."""

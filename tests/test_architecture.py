@@ -32,7 +32,7 @@ ONLY = {
     "manifest": {"arguments", "errors", "strings", "trust"},
     "storage": {"errors"},
     "store": FLAT,
-    "extractors": {"errors", "quantize", "spec", "strings", "trust", "weights"},
+    "extractors": {"device", "errors", "quantize", "spec", "strings", "trust", "weights"},
     "loader": FLAT | {"device", "quantize", "store"},
     "masks": {"errors"},
     "augment": {"arguments", "errors", "masks", "strings"},

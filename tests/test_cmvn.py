@@ -18,7 +18,6 @@ from featcache.errors import ArgumentError, StoreError
 from featcache.loader.cache import Cache
 from featcache.stats import moments
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 HALVES = [torch.float16, torch.bfloat16]
 GROUPS = ["ben", "anna", "zoë"]
 
@@ -125,7 +124,7 @@ def test_a_group_that_is_not_known_is_an_error_or_takes_the_mean_of_all():
     assert cmvn.find(["zoë", "carl"]).tolist() == [2, -1]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.gpu
 def test_on_a_gpu_nothing_is_waited_for():
     features, lengths = batch(device="cuda")
     cmvn = grouped().cuda()
@@ -276,7 +275,7 @@ def test_in_any_batch_it_has_the_bits_that_it_has_alone(lengths, slack, dtype, o
         assert torch.equal(found[row, length:], features[row, length:].to(found.dtype))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.gpu
 def test_a_gpu_gives_the_same_bits():
     features, lengths = batch((300, 41, 0, 7))
     assert torch.equal(

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from devices import DEVICES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,8 +14,6 @@ import featcache
 from featcache import masks
 from featcache.errors import ArgumentError
 from featcache.masks import attention_mask, causal_mask, chunk_mask, for_multihead_attention, padding_mask
-
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 lengths_of_rows = st.lists(st.integers(0, 12), min_size=1, max_size=4)
 chunk_sizes = st.integers(1, 14)

@@ -2,9 +2,9 @@
 
 Each worker takes the most urgent work: rows that fill a batch, to compute them; otherwise a batch of utterances, to
 decode it and, unless it becomes rows, extract it; otherwise, if no more utterances may be taken, rows that do not fill
-a batch. The worker that completes a batch appends it to its shard, with whatever comes next in order (`delivery.py`),
-so there is no writer thread. One thread beyond the budget waits for the disk, flushing finished shards while the
-workers go on.
+a batch. On a GPU, some workers do rows only, and the others everything else. The worker that completes a batch appends
+it to its shard, with whatever comes next in order (`delivery.py`), so there is no writer thread. One thread beyond the
+budget waits for the disk, flushing finished shards while the workers go on.
 
 When the run is stopped, no more utterances are taken, and those that were are finished. Then the shards that have begun
 are committed with what is in them.
@@ -97,6 +97,8 @@ class _Workers:
         self._downloads = downloads
         self._in_flight = in_flight
         self._isolated = isolated
+        has_rows = group.source is None and any(config.row_extractor is not None for config in group.configs)
+        self._row_workers = device.row_workers if has_rows else 0
         self._control = control
         self._progress = control.progress
         self._stop = control.stop
@@ -148,7 +150,7 @@ class _Workers:
 
     def _work(self, worker: _Worker) -> None:
         try:
-            while (work := self._next()) is not None:
+            while (work := self._next(worker.number < self._row_workers)) is not None:
                 work(worker)
         except BaseException as error:  # noqa: BLE001 - it is raised again in the thread that called run
             self._fail(error)
@@ -163,17 +165,21 @@ class _Workers:
 
     # Choosing: what a worker does next.
 
-    def _next(self) -> _Work | None:
-        """The most urgent work; waits while there is none. None once there will be none."""
+    def _next(self, only_rows: bool) -> _Work | None:
+        """The most urgent work; waits while there is none. None once there will be none.
+
+        With row workers, these get rows only, and the others everything else.
+        """
         started = perf_counter()
+        may_compute, may_take = only_rows or not self._row_workers, not only_rows
         with self._state:
             try:
                 while self._error is None:
                     self._is_exhausted = self._is_exhausted or self._stop.is_set()
-                    if (rows := self._rows_to_compute()) is not None:
+                    if may_compute and (rows := self._rows_to_compute()) is not None:
                         self._computing += 1
                         return partial(self._compute, rows)
-                    if self._may_take():
+                    if may_take and self._may_take():
                         self._is_taking = True
                         return self._take
                     if self._is_exhausted and not (self._is_busy or self._queue):
@@ -181,7 +187,8 @@ class _Workers:
                     self._state.wait(_POLL_SECONDS)  # not for ever: a signal sets `_stop`, and notifies nobody
                 return None
             finally:
-                self._progress.stages["wait"] += perf_counter() - started
+                if not only_rows:  # a row worker that waits has been given nothing to do by those that decode
+                    self._progress.stages["wait"] += perf_counter() - started
 
     @property
     def _is_busy(self) -> bool:

@@ -14,8 +14,13 @@ from featcache.extractors import Extractor, Params
 T = TypeVar("T")
 
 
-_OUT_OF_MEMORY = ("_STATUS_ALLOC_FAILED", "DefaultCPUAllocator")
-"""Parts of the messages of cuBLAS and cuDNN, and of torch on the CPU, when memory runs out."""
+_OUT_OF_MEMORY = (
+    "ALLOC_FAILED",  # cuBLAS, cuFFT, and cuDNN before version 9
+    "ALLOCATION_FAILED",  # cuDNN
+    "error: out of memory",  # CUDA itself, as it makes a stream, loads a kernel or locks pages
+    "DefaultCPUAllocator",
+)
+"""Parts of the messages when memory runs out; what torch says of its own memory on a GPU has a class."""
 
 
 class DoesNotFitError(AudioError):

@@ -11,6 +11,7 @@ import torch
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from featcache import weights
+from featcache.device import Tf32, get_tf32, set_tf32
 from featcache.errors import ConfigError
 from featcache.extractors.base import Params, absolute_path
 from featcache.extractors.rows import Piece, RowExtractor, Rows
@@ -155,7 +156,7 @@ class ModelExtractor(RowExtractor[M]):
 def computing(precision: Precision, device: torch.device) -> Iterator[None]:
     """Compute the block at this precision. If such blocks are nested, the inner one decides."""
     with torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST):
-        if device.type == "cuda" and (precision == "tf32" or _tf32_switches() != (False, False)):
+        if device.type == "cuda" and (precision == "tf32" or any(get_tf32())):
             with _tf32(precision == "tf32"):
                 yield
         else:
@@ -170,18 +171,9 @@ def _tf32(allowed: bool) -> Iterator[None]:
     An extractor that never rounds does not wait for this lock, and is not run beside one that does.
     """
     with _switching_tf32:
-        before = _tf32_switches()
-        _set_tf32(allowed, allowed)
+        before = get_tf32()
+        set_tf32(Tf32(allowed, allowed, allowed))
         try:
             yield
         finally:
-            _set_tf32(*before)
-
-
-def _tf32_switches() -> tuple[bool, bool]:
-    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-
-
-def _set_tf32(products: bool, convolutions: bool) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = products
-    torch.backends.cudnn.allow_tf32 = convolutions
+            set_tf32(before)

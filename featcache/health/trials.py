@@ -229,7 +229,9 @@ def _compute_batches(
             results = extract_results(extractor, batch.clips, device)
             return {number: results[position].cpu() for position, number in batch.wanted.items()}
 
-    with ThreadPoolExecutor(device.workers) as pool:
+    with ThreadPoolExecutor(device.slots) as pool:
+        if device.is_cuda:  # once more, since each new thread makes plans for its convolutions
+            list(pool.map(compute_batch, batches))
         started = perf_counter()
         results = {number: result for found in pool.map(compute_batch, batches) for number, result in found.items()}
         seconds = perf_counter() - started

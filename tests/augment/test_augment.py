@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from devices import DEVICES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,7 +17,6 @@ from featcache.augment.base import Draws
 from featcache.augment.spec_augment import warp_time
 from featcache.errors import ArgumentError
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 LENGTHS = [60, 41, 17, 1, 0]
 
@@ -147,7 +147,7 @@ def test_nothing_waits_for_the_device(kind, probability):
         features.sum().item()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.gpu
 @of_every_kind
 def test_cuda_says_that_nothing_waits(kind):
     features, lengths = batch(device="cuda")

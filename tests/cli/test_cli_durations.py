@@ -113,7 +113,7 @@ def test_index_says_what_is_missing_and_that_it_could_not_be_written(cli, plain,
     assert cli("extract", plain.manifest(), "-o", scratch / "b", "--partition", "0/2", "--shard-size", "0.03").code == 0
     ended = cli("index", scratch / "b")
     assert ended.code == 0
-    assert "part 1/2 is not known to be complete" in ended.err
+    assert "partition 1/2 is not known to be complete" in ended.err
     (version,) = scratch.glob("fbank80-*")
     os.symlink(scratch, version / "index")
     ended = cli("index", version)

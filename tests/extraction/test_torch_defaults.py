@@ -4,8 +4,10 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import small_ssl
 import torch
 from make_cache import make_features, make_version
+from processes import run_script
 
 import featcache
 from featcache.augment import GaussianNoise, MixEnergies, Mixup, SpecAugment
@@ -103,3 +105,40 @@ def test_another_default_device_leaves_batches_and_the_names_of_groups_where_the
     for batch in batches:
         assert batch["lengths"].tolist() == dataset.lengths[[3, 1]].tolist()
         assert batch["features"].device.type == "cpu"
+
+
+EXTRACT_IN_FP32 = """
+    import sys
+    from hashlib import sha256
+    import torch
+    from featcache.config import config_from
+    from featcache.device import Device, get_tf32
+    from featcache.extractors import Clip
+
+    weights, *settings = sys.argv[1:]
+    config = config_from({"name": "hubert", "extractor": "ssl", "params": {"weights": weights}})
+    waveform = torch.randn(16_000, generator=torch.Generator().manual_seed(0))
+    for setting in settings:
+        exec(setting)
+        device = Device("cpu")
+        device.configure_torch()
+        with device.slot():
+            (features,) = config.build(device.torch_device).extract([Clip("a", waveform)])
+        print(sha256(features.numpy().tobytes()).hexdigest())
+        assert not any(get_tf32()), (setting, get_tf32())
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32  # torch raises where they disagree
+"""
+
+
+def test_what_a_process_lets_torch_round_changes_no_bit(cli, tmp_path):
+    """fp32 means fp32, though torch has an old and a new way of saying so, and a CPU can round too."""
+    settings = (
+        "",
+        "torch.set_float32_matmul_precision('medium')",
+        "torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True",
+        "torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = 'tf32'",
+        "torch.backends.fp32_precision = 'tf32'",
+    )
+    printed = run_script(cli, EXTRACT_IN_FP32, small_ssl.save("hubert", tmp_path), *settings).split()
+    assert len(printed) == len(settings)
+    assert len(set(printed)) == 1

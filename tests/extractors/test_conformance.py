@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -76,6 +77,7 @@ class OfModel(ExtractorSuite):
         """Batches have half a second, and not four: most rows would be dummies, which take time."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(ROW_SECONDS, "cpu", 0.5)
+            patch.setitem(ROW_SECONDS, "cuda", 4.0)
             yield
 
     @pytest.fixture(scope="class")
@@ -193,6 +195,14 @@ class TestUnits(OfModel):
         path = folder / "units" / "units.safetensors"
         path.write_bytes(codebook.to_bytes())
         return path
+
+
+if torch.cuda.is_available():
+    CASES = {name: case for name, case in globals().items() if name.startswith("Test")}
+    if not find_spec("speechtokenizer"):  # an extra of its own
+        CASES.pop("TestSpeechTokenizer")
+    for name, case in CASES.items():  # the same on a GPU
+        globals()[f"{name}OnGpu"] = pytest.mark.gpu(type(f"{name}OnGpu", (case,), {"device": "cuda"}))
 
 
 def test_every_registered_extractor_has_a_case_above():

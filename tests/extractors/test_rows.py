@@ -26,6 +26,7 @@ from featcache.engines.local import run_locally
 from featcache.errors import ExtractorError
 from featcache.extraction import decoding, from_audio
 from featcache.extraction.extraction import Options, plan_extraction, run_extraction
+from featcache.extraction.out_of_memory import is_out_of_memory
 from featcache.extractors import Clip
 from featcache.manifest import read_manifest
 from featcache.store.index import open_index
@@ -136,6 +137,30 @@ def test_threads_batches_and_order_change_no_bit(corpus, config, truth, scratch,
     assert items(scratch) == truth
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_with_row_workers_these_compute_all_rows_and_decode_nothing(
+    corpus, config, truth, scratch, monkeypatch, threads
+):
+    """As on a GPU."""
+    computed_by, decoded_by = set(), set()
+    compute, decode = local.compute_rows, from_audio.decode_all
+
+    def seen(by, function):
+        return lambda *args: by.add(threading.current_thread().name) or function(*args)
+
+    job = plan_extraction(read_manifest(corpus.manifest()), [load_config(config)], scratch, Options(threads=threads))
+    job.device.row_workers = 2
+    job.device.workers += 2
+    monkeypatch.setattr(local, "compute_rows", seen(computed_by, compute))
+    monkeypatch.setattr(from_audio, "decode_all", seen(decoded_by, decode))
+    run_to_its_end(job)
+    assert items(scratch) == truth
+    assert computed_by <= {"featcache-0", "featcache-1"}
+    assert decoded_by <= {f"featcache-{2 + n}" for n in range(threads)}
+    assert computed_by
+    assert decoded_by
+
+
 def test_a_queue_that_is_full_lets_nothing_wait_for_ever(corpus, config, truth, scratch, monkeypatch):
     """Only one batch, of one utterance, may wait ahead, while rows wait for others of their length."""
     monkeypatch.setitem(device.BATCH_SECONDS, "cpu", 0.01)
@@ -227,6 +252,20 @@ def test_batches_that_do_not_fit_are_halved(corpus, scratch, tmp_path):
     (link := scratch / "link").mkdir()
     (link / small.name).symlink_to(small)
     assert items(link) == items(scratch / "plain")
+
+
+def test_each_library_has_its_own_words_for_memory_that_runs_out():
+    for words in (
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "cuFFT error: CUFFT_ALLOC_FAILED",
+        "CUDA error: out of memory",
+        "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory",
+    ):
+        assert is_out_of_memory(RuntimeError(words)), words
+    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert not is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"))
 
 
 def test_a_clip_that_does_not_fit_at_all_is_a_failure(cli, corpus, scratch, tmp_path):

@@ -14,6 +14,7 @@ from featcache.store.shard import Shard
 
 CHUNKS = {column.name: f"{column.name}/c/0/0" if column.entry_shape else f"{column.name}/c/0" for column in COLUMNS}
 CHUNKS["features"] = "features/c/0/0"
+DECODERS = CHUNKS.pop("decoders")  # a shard has it if FFmpeg has decoded one of its files
 FILES = ["zarr.json", *(f"{name}/zarr.json" for name in CHUNKS), *CHUNKS.values()]
 """Every file of a shard."""
 

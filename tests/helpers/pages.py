@@ -49,6 +49,7 @@ SMALL = {
     "featcache probe encodec24k-6kbps train.csv": "--utterances 2",
     "python scripts/stories/train_keywords.py": "--weights encodec --limit 60 --epochs 1 --more-epochs 1 --channels 8",
     "python scripts/stories/train_xvector.py": "--limit 60 --epochs 2 --channels 8 --threads 1",
+    "python scripts/gpu/day.py": "--only sanitizer",
     "python scripts/bench/masks.py": "--rounds 1",
     "python scripts/bench/resample.py": "--rounds 1 --no-shares",
 }

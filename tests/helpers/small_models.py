@@ -84,9 +84,12 @@ def save_encodec(config, folder: Path) -> Path:
     return folder
 
 
+DAC_16KHZ = {"sampling_rate": 16000, "downsampling_ratios": [2, 4, 5, 8], "n_codebooks": 12}
+
+
 def dac_16khz(folder: Path) -> Path:
     """As descript/dac_16khz: 12 codebooks at 50 Hz."""
-    return _dac(folder, sampling_rate=16000, downsampling_ratios=[2, 4, 5, 8], n_codebooks=12)
+    return _dac(folder, **DAC_16KHZ)
 
 
 def dac_24khz(folder: Path) -> Path:
@@ -99,11 +102,16 @@ def dac_44khz(folder: Path) -> Path:
     return _dac(folder, sampling_rate=44100, downsampling_ratios=[2, 4, 8, 8], n_codebooks=9)
 
 
-@torch.no_grad()
 def _dac(folder: Path, **options) -> Path:
-    from transformers import DacConfig, DacFeatureExtractor, DacModel
+    from transformers import DacConfig
 
-    config = DacConfig(encoder_hidden_size=4, decoder_hidden_size=32, **options)
+    return save_dac(DacConfig(encoder_hidden_size=4, decoder_hidden_size=32, **options), folder)
+
+
+@torch.no_grad()
+def save_dac(config, folder: Path) -> Path:
+    from transformers import DacFeatureExtractor, DacModel
+
     torch.manual_seed(0)
     model = DacModel(config).eval()
     _spread(model.encoder)
@@ -116,10 +124,9 @@ def _dac(folder: Path, **options) -> Path:
     return folder
 
 
-@torch.no_grad()
 def mimi(folder: Path) -> Path:
     """As kyutai/mimi: causal, a transformer with a sliding window behind the encoder; 32 codebooks at 12.5 Hz."""
-    from transformers import MimiConfig, MimiModel
+    from transformers import MimiConfig
 
     config = MimiConfig(
         num_filters=4,
@@ -133,6 +140,13 @@ def mimi(folder: Path) -> Path:
         num_key_value_heads=2,
         layer_scale_initial_scale=1.0,
     )
+    return save_mimi(config, folder)
+
+
+@torch.no_grad()
+def save_mimi(config, folder: Path) -> Path:
+    from transformers import MimiModel
+
     torch.manual_seed(0)
     model = MimiModel(config).eval()
     _zero_biases(model.encoder)

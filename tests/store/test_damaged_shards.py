@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from cache_contents import check
-from damage import CHUNKS, flip
+from damage import CHUNKS, DECODERS, flip
 from small_shards import SIDE, SIDED, item, write
 
 from featcache.errors import DamagedError
@@ -24,7 +24,10 @@ ITEM_BYTES = 3 * 2 * 4
 
 
 def items_of(name: str, count: int = 5) -> list:
-    return [item(f"{name}-{number}", start=0.25 * number, duration=0.1, channel=number % 2) for number in range(count)]
+    return [
+        item(f"{name}-{number}", start=0.25 * number, duration=0.1, channel=number % 2, by_ffmpeg=number == 3)
+        for number in range(count)
+    ]
 
 
 def spoil_item(shard: Shard, number: int) -> None:
@@ -109,12 +112,12 @@ def test_of_an_utterance_in_two_shards_the_item_that_does_not_count_is_left_out(
 
 
 @pytest.mark.parametrize("with_index", [True, False])
-@pytest.mark.parametrize("column", [name for name in CHUNKS if name != "features"])
+@pytest.mark.parametrize("column", [name for name in [*CHUNKS, "decoders"] if name != "features"])
 def test_where_a_column_is_damaged_nothing_is_kept(version, shard, column, with_index):
     """Which utterances there were, the index knows, or the shard's ids."""
     if with_index:
         open_index(version)
-    flip(shard.folder / CHUNKS[column], 1)
+    flip(shard.folder / CHUNKS.get(column, DECODERS), 1)
     found = only(version, shard)
     assert found.kept == []
     if with_index or column not in ("ids", "id_offsets"):

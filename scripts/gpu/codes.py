@@ -1,0 +1,117 @@
+"""Codes of full-size codecs on a device, and what precision and batching do to them.
+
+Three questions, for EnCodec, DAC and Mimi with random filters and spread codebooks, on speech-like clips:
+
+against the model alone   the model of transformers, run on each clip alone on the device
+against the CPU           featcache on the CPU, on some of the clips
+batching                  each policy at each precision, against every clip alone in fp32 on the same device
+
+A mismatch is a code that differs by more than rounding explains; what differs else is a tie.
+"""
+
+from __future__ import annotations
+
+from step import Step, main
+
+# isort: split
+import check_codecs
+import numpy as np
+import small_models
+import torch
+
+from featcache.device import Device
+from featcache.extractors.codec import CodecExtractor
+from featcache.health.compare import ROUNDING, compare_all, tied_frames
+from featcache.health.results import extract_results
+from featcache.health.sampling import SampledClip
+from featcache.health.trials import Alone, try_batchings
+
+CODECS = {"encodec": "encodec24k", "dac": "dac16k", "mimi": "mimi"}
+"""Name -> that of `check_codecs.CODECS`."""
+ON_THE_CPU = 6
+
+
+def run(step: Step) -> None:
+    for name in CODECS:
+        step.attempt("codes", lambda name=name: check(step, name), codec=name)
+
+
+def check(step: Step, name: str) -> None:
+    rate = step.config(name).audio.sample_rate
+    clips = make_clips(rate, [0.3, 0.4] if step.small else np.random.default_rng(0).uniform(0.5, 15, 32).tolist())
+    extractor = build(step, name)
+    against_model(step, name, extractor, clips)
+    against_cpu(step, name, extractor, clips)
+    reference: Alone | None = None
+    for precision in ("fp32", "tf32", "bf16"):
+        if precision == "tf32" and not step.device.is_cuda:
+            continue
+        trials, alone = try_batchings(build(step, name, precision=precision), clips, step.device, precision, reference)
+        reference = reference or alone
+        for trial in trials:
+            shown = ("mismatch", "tied", "disturbed", "relative", "repeatable", "times_real_time", "error")
+            figures = {figure: getattr(trial, figure) for figure in shown}
+            step.record("batching", codec=name, precision=precision, policy=trial.policy, **figures)
+
+
+def build(step: Step, name: str, **params: str) -> CodecExtractor:
+    extractor = step.config(name, **params).build(step.device.torch_device).as_codec_extractor()
+    assert extractor is not None
+    return extractor
+
+
+def make_clips(rate: int, seconds: list[float]) -> list[SampledClip]:
+    return [
+        SampledClip(str(number), small_models.speech_like(length, rate, seed=number).numpy())
+        for number, length in enumerate(seconds)
+    ]
+
+
+def of_transformers(step: Step, name: str, clips: list[SampledClip]) -> list[torch.Tensor]:
+    """The codes `[F, Q]` of each clip by the model of transformers."""
+    codec = check_codecs.CODECS[CODECS[name]]
+    model = codec.load(step.config(name).params.weights).to(step.device.torch_device)
+    waveforms = (torch.from_numpy(clip.waveform).to(step.device.torch_device) for clip in clips)
+    return [codec.encode(model, waveform[None])[0].cpu() for waveform in waveforms]
+
+
+def against_model(step: Step, name: str, extractor: CodecExtractor, clips: list[SampledClip]) -> None:
+    """The model does not tell its latents, so noise of the size of rounding tells whether a frame was tied."""
+    codes = differing = mismatched = 0
+    seen: set[int] = set()
+    with step.device.slot():
+        found = extract_results(extractor, clips, step.device)
+        for ours, theirs in zip(found, of_transformers(step, name, clips), strict=True):
+            theirs = theirs[:, : ours.features.shape[1]].to(ours.features.device)
+            frames = (ours.features != theirs).any(1)
+            codes, differing = codes + theirs.numel(), differing + int((ours.features != theirs).sum())
+            seen.update(theirs[:, 0].tolist())
+            if frames.any():
+                given = ours.latents[frames].float(), ours.features[frames], theirs[frames]
+                tied = tied_frames(extractor.quantize, *given)
+                mismatched += int((given[1] != given[2])[~tied].sum())
+    step.record(
+        "against the model alone",
+        codec=name,
+        codes=codes,
+        distinct=len(seen),
+        differing=differing,
+        mismatched=mismatched,
+    )
+
+
+def against_cpu(step: Step, name: str, extractor: CodecExtractor, clips: list[SampledClip]) -> None:
+    some = sorted(clips, key=lambda clip: len(clip.waveform))[:ON_THE_CPU]
+    cpu = Device("cpu", 1)
+    with cpu.slot():
+        expected = extract_results(step.config(name).build(cpu.torch_device), some, cpu)
+    with step.device.slot():
+        found = [result.cpu() for result in extract_results(extractor, some, step.device)]
+    for rounding in (ROUNDING, 1e-4):
+        apart = compare_all(found, expected, rounding)
+        shown = {figure: getattr(apart, figure) for figure in ("differing", "mismatched", "disturbed", "relative")}
+        step.record("against the CPU", codec=name, rounding=rounding, codes=apart.values, **shown)
+
+
+if __name__ == "__main__":
+    main(run, __doc__)

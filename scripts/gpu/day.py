@@ -1,0 +1,203 @@
+"""Everything that only a GPU can settle, in one command: see docs/gpu.md.
+
+    python scripts/gpu/day.py --out results [--minutes 25] [--device cuda] [--only tests codes …]
+
+Steps run in the order of their value, each in a process of its own, which is killed when its time is up. What a step
+has found until then is kept: in OUT/<step>.jsonl, a result a line, and for people in OUT/report.md, which is written
+anew after each step, of all steps that are in OUT. So a day may be several commands with the same OUT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from time import perf_counter, strftime
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+LAST_LINES = 30
+
+ON_A_GPU = ["tests/gpu", "tests/test_cmvn.py", "tests/test_masks.py", "tests/augment"]
+"""Where the tests marked gpu are, but for those of `conformance`; the other files would only be collected."""
+PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "default", "--tb=short", "-vv", "-rfE"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the day."""
+
+    settles: str
+    """The question that it answers."""
+    minutes: float
+    """Its share of a day of 25 minutes; what it leaves is for those that follow."""
+    command: Callable[[argparse.Namespace], list[str] | None]
+    """The command, without options of `step.py`; None if it cannot run here."""
+    takes_options: bool = True
+    """Whether the command takes the options of `step.py`, and writes results."""
+
+
+def script(name: str) -> Callable[[argparse.Namespace], list[str]]:
+    return lambda asked: [sys.executable, str(HERE / f"{name}.py")]
+
+
+def tests(asked: argparse.Namespace) -> list[str]:
+    if asked.device == "cpu":
+        return [*PYTEST, "tests/gpu"]
+    return [*PYTEST, "-m", "gpu", *ON_A_GPU]
+
+
+def conformance(asked: argparse.Namespace) -> list[str] | None:
+    if asked.device == "cpu":  # the suite does that
+        return None
+    return [*PYTEST, "-m", "gpu", "tests/extractors/test_conformance.py"]
+
+
+def sanitizer(asked: argparse.Namespace) -> list[str] | None:
+    if asked.device == "cpu" or not (tool := shutil.which("compute-sanitizer")):
+        return None
+    some = ["tests/gpu/test_gpu_memory.py", "-k", "threads or download or loader"]
+    return [tool, "--error-exitcode", "9", "--target-processes", "all", *PYTEST, "-m", "gpu", *some]
+
+
+def story(asked: argparse.Namespace) -> list[str]:
+    size = (
+        ["60", "--epochs", "1", "--more-epochs", "1"]
+        if asked.small
+        else ["600", "--epochs", "1", "--more-epochs", "10"]
+    )
+    options = ["--device", asked.device, "--folder", str(asked.work), "--png", str(asked.work / "story.png")]
+    return [sys.executable, "scripts/stories/train_keywords.py", "--json", *options, "--limit", *size]
+
+
+STEPS = {
+    "tests": Step("whether values and bits are right there, and memory is not reused too early", 4, tests, False),
+    "codes": Step("how many codes differ, by batching and precision, and which are ties", 4, script("codes")),
+    "throughput": Step("how near to the model alone a run is, and with which constants", 7, script("throughput")),
+    "conformance": Step("whether every extractor keeps its guarantees", 2.5, conformance, False),
+    "graphs": Step("whether CUDA graphs or torch.compile keep the bits, and what they gain", 3, script("graphs")),
+    "loading": Step("whether the loader keeps a GPU busy", 1.5, script("loading")),
+    "stories": Step("what a story gains on a GPU", 1.5, story, False),
+    "sanitizer": Step("whether any kernel leaves its memory", 1.5, sanitizer, False),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="the folder of results")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir(), "featcache-gpu"), help="for models")
+    parser.add_argument("--minutes", type=float, default=25.0)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--only", nargs="+", choices=list(STEPS), default=list(STEPS))
+    parser.add_argument("--small", action="store_true", help="small models and corpora: to see that the script works")
+    asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    asked.out, asked.work = asked.out.resolve(), asked.work.resolve()
+    (asked.out / "machine.json").write_text(json.dumps(machine(asked.device)))
+    end = perf_counter() + 60 * asked.minutes
+    waiting = [name for name in STEPS if name in asked.only]
+    while waiting:
+        shares = sum(STEPS[name].minutes for name in waiting)
+        name = waiting.pop(0)
+        run(name, (end - perf_counter()) * STEPS[name].minutes / shares, asked)
+        (asked.out / "report.md").write_text("\n".join(report(asked.out)) + "\n")
+    print(f"{asked.out / 'report.md'}", file=sys.stderr)
+
+
+def run(name: str, seconds: float, asked: argparse.Namespace) -> None:
+    """Run a step, and kill it with all that it has started when its time is up."""
+    results = asked.out / f"{name}.jsonl"
+    results.unlink(missing_ok=True)
+    command = STEPS[name].command(asked)
+    if command is None:
+        write_end(results, "cannot be run here", 0.0, "")
+        return
+    if STEPS[name].takes_options:
+        command += ["--device", asked.device, "--out", str(results), "--work", str(asked.work)]
+        command += ["--seconds", f"{seconds:.0f}", *(["--small"] if asked.small else [])]
+    print(f"{name}: at most {seconds:.0f} s", file=sys.stderr)
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "CUDA_LAUNCH_BLOCKING": "0", "HF_HUB_OFFLINE": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    start = perf_counter()
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = process.wait(seconds)
+            how = "done" if code == 0 else f"failed: exit code {code}"
+        except subprocess.TimeoutExpired:
+            how = "killed: its time was up"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        said.seek(0)
+        write_end(results, how, perf_counter() - start, said.read())
+
+
+def write_end(results: Path, how: str, seconds: float, said: str) -> None:
+    """How a step ended is its last result."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    failed = [line for line in lines[:-LAST_LINES] if " FAILED" in line or " ERROR" in line]  # tests, as they ran
+    said_last = [*failed[:LAST_LINES], *lines[-LAST_LINES:]]
+    with results.open("a") as file:
+        file.write(json.dumps({"end": how, "seconds": round(seconds, 1), "last lines": said_last}) + "\n")
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the results were found on."""
+    import torch
+
+    from_git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    found = {"date": strftime("%Y-%m-%d %H:%M"), "commit": from_git.stdout.strip(), "torch": torch.__version__}
+    found["cores"] = len(os.sched_getaffinity(0))
+    if device != "cpu":
+        properties = torch.cuda.get_device_properties(device)
+        found |= {"gpu": properties.name, "GiB": round(properties.total_memory / 2**30, 1), "cuda": torch.version.cuda}
+        found["cudnn"] = torch.backends.cudnn.version()
+    return found
+
+
+def report(out: Path) -> Iterable[str]:
+    """The report of all steps whose results are there, in Markdown."""
+    yield "# Results"
+    yield ""
+    yield ", ".join(f"{name} {value}" for name, value in json.loads((out / "machine.json").read_text()).items())
+    for name, step in STEPS.items():
+        if not (out / f"{name}.jsonl").exists():
+            continue
+        results = [json.loads(line) for line in (out / f"{name}.jsonl").read_text().splitlines()]
+        yield from ("", f"## {name}", "", f"Settles {step.settles}.")
+        found = [result for result in results if "end" not in result]
+        for kind, members in groupby(
+            sorted(found, key=lambda result: result["what"]), key=lambda result: result["what"]
+        ):
+            yield from ("", f"### {kind}", "", *table(list(members)))
+        for end in (result for result in results if "end" in result):
+            yield from ("", f"{end['end']}, after {end['seconds']} s.")
+            if end["last lines"] and (end["end"] != "done" or not found):
+                yield from ("", "```text", *end["last lines"], "```")
+
+
+def table(results: list[dict[str, Any]]) -> Iterable[str]:
+    columns = list(dict.fromkeys(name for result in results for name in result if name != "what"))
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
+    for result in results:
+        cells = ("" if result.get(name) is None else str(result[name]) for name in columns)
+        yield f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""What the steps of `day.py` share: their options, their results, a clock for a device, and models at their full size.
+
+A step is a script of its own, so that it can be killed; it can be run by hand, too:
+
+    python scripts/gpu/codes.py --device cuda --out codes.jsonl --seconds 240
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path += [str(ROOT / folder) for folder in ("", "scripts", "scripts/bench", "tests/helpers")]
+
+import small_models  # noqa: E402
+import small_ssl  # noqa: E402
+from clock import median  # noqa: E402
+
+from featcache.config import Config, config_from  # noqa: E402
+from featcache.device import Device  # noqa: E402
+
+
+@dataclass
+class Step:
+    """A step as it runs.
+
+    Args:
+        device: The device, with torch configured as in a run.
+        out: The file of the results, a JSON object a line.
+        work: A folder for models and corpora, which later steps find there.
+        seconds: When the step is killed, counted from its start.
+        small: Whether everything is to be small: to see that the script works, and nothing else.
+        started: When the step began, by `perf_counter`.
+    """
+
+    device: Device
+    out: Path
+    work: Path
+    seconds: float
+    small: bool
+    started: float
+
+    def record(self, what: str, **figures: Any) -> None:
+        """Keep a result. Those of one kind, with the same figures, become a table of the report."""
+        rounded = {
+            name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in figures.items()
+        }
+        line = json.dumps({"what": what, **rounded})
+        with self.out.open("a") as file:
+            file.write(line + "\n")
+        print(line, flush=True)
+
+    def attempt(self, what: str, function: Callable[[], object], **which: Any) -> None:
+        """Call a function; what it raises is a result too, and ends nothing else."""
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001 - a day has one try
+            message = str(error).strip().partition("\n")[0]
+            self.record(f"{what}: failed", **which, error=f"{type(error).__name__}: {message}"[:300])
+
+    @property
+    def left(self) -> float:
+        """Seconds until the step is killed."""
+        return self.seconds - (perf_counter() - self.started)
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        if self.device.is_cuda:
+            torch.cuda.synchronize(self.device.torch_device)
+
+    def time(self, function: Callable[[], object], at_most: float = 2.0, rounds: int = 20) -> float:
+        """Seconds of a call, after one that is not counted: the median of some rounds."""
+        function()
+        self.wait()
+        taken: list[float] = []
+        begun = perf_counter()
+        while len(taken) < (2 if self.small else rounds) and (not taken or perf_counter() - begun < at_most):
+            start = perf_counter()
+            function()
+            self.wait()
+            taken.append(perf_counter() - start)
+        return median(taken)
+
+    def config(self, name: str, **params: Any) -> Config:
+        """The config of one of `MODELS`, whose weights are made unless they are there; or a packaged one."""
+        if name not in MODELS:
+            return config_from({"name": name, "extractor": name})
+        extractor, rate, full, small, more = MODELS[name]
+        home = self.work / f"{name}-{'small' if self.small else 'full'}"
+        if not (home / "config.json").exists():
+            (small if self.small else full)(home)
+        params = {"weights": str(home), **more, **params}
+        return config_from({"name": name, "extractor": extractor, "params": params, "audio": {"sample_rate": rate}})
+
+
+def main(run: Callable[[Step], object], description: str) -> None:
+    """Run a step as a script."""
+    started = perf_counter()
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default=None)
+    parser.add_argument("--out", type=Path, required=True, help="the file of the results")
+    parser.add_argument("--work", type=Path, required=True, help="a folder for models and corpora")
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--small", action="store_true")
+    asked = parser.parse_args()
+    asked.work.mkdir(parents=True, exist_ok=True)
+    device = Device(asked.device)
+    device.configure_torch()
+    step = Step(device, asked.out, asked.work, asked.seconds, asked.small, started)
+    with torch.inference_mode():
+        run(step)
+
+
+# Models, with random weights and spread codebooks
+
+
+def _encodec(folder: Path) -> Path:
+    from transformers import EncodecConfig
+
+    return small_models.save_encodec(EncodecConfig(), folder)
+
+
+def _dac(folder: Path) -> Path:
+    from transformers import DacConfig
+
+    return small_models.save_dac(DacConfig(decoder_hidden_size=32, **small_models.DAC_16KHZ), folder)
+
+
+def _mimi(folder: Path) -> Path:
+    from transformers import MimiConfig
+
+    return small_models.save_mimi(MimiConfig(layer_scale_initial_scale=1.0), folder)
+
+
+def _hubert(folder: Path) -> Path:
+    from transformers import HubertConfig, HubertModel, Wav2Vec2FeatureExtractor
+
+    torch.manual_seed(0)
+    HubertModel(HubertConfig()).save_pretrained(folder)
+    Wav2Vec2FeatureExtractor(do_normalize=True).save_pretrained(folder)
+    return folder
+
+
+def _whisper(folder: Path) -> Path:
+    from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperModel
+
+    torch.manual_seed(0)
+    small = {"d_model": 768, "encoder_layers": 12, "encoder_attention_heads": 12, "encoder_ffn_dim": 3072}
+    decoder = {"decoder_layers": 1, "decoder_attention_heads": 12, "decoder_ffn_dim": 3072}
+    WhisperModel(WhisperConfig(**small, **decoder)).save_pretrained(folder)
+    WhisperFeatureExtractor().save_pretrained(folder)
+    return folder
+
+
+MODELS: dict[str, tuple[str, int, Callable[[Path], Path], Callable[[Path], Path], dict[str, Any]]] = {
+    "encodec": ("encodec", 24000, _encodec, small_models.encodec_24khz, {"bandwidth": 6.0}),
+    "dac": ("dac", 16000, _dac, small_models.dac_16khz, {}),
+    "mimi": ("mimi", 24000, _mimi, small_models.mimi, {"codebooks": 8}),
+    "hubert": ("ssl", 16000, _hubert, lambda folder: small_ssl.save("hubert", folder), {}),
+    "whisper": ("ssl", 16000, _whisper, lambda folder: small_ssl.save("whisper", folder), {}),
+}
+"""Name -> extractor, sample rate, what saves the full model and the small one, further parameters. HuBERT is the base
+model, Whisper has the encoder of the small one."""

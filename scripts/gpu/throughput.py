@@ -1,0 +1,272 @@
+"""How fast extraction is on a device, end to end from FLAC files, beside the model alone; and what its constants cost.
+
+    alone        the model on tensors that lie on the device, in several shapes: the fastest is the limit
+    batch        a batch of rows as featcache computes it; `first` is in a new thread, which makes its plans; `waits`
+                 counts how often the host waits for the device in a batch
+    end to end   files to shards, beside the limit, and beside a loop: read, resample, model, np.save
+    sweep        end to end with other constants: ROW_SECONDS, MAX_ROWS, slots, threads
+
+The audio is 16 kHz FLAC; for MAX_ROWS it is clips of 0.43 s. Speeds are × real time. For Whisper and fbank the limit
+is featcache's own extractor.
+"""
+
+from __future__ import annotations
+
+from step import Step, main
+
+# isort: split
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+from itertools import cycle, islice
+from pathlib import Path
+from time import perf_counter
+from unittest.mock import patch
+
+import corpus
+import numpy as np
+import soundfile
+import torch
+
+from featcache import device as device_module
+from featcache.config import Config
+from featcache.engines.local import run_locally
+from featcache.extraction.extraction import Options, plan_extraction, run_extraction
+from featcache.extractors import Clip, rows
+from featcache.manifest import Manifest, read_manifest
+
+NAMES = ("encodec", "hubert", "mimi", "fbank", "dac", "whisper")
+SWEPT = ("encodec", "hubert")
+SHAPES = [(1, 10.0), (8, 10.0), (24, 10.0), (64, 10.0), (128, 5.0)]
+CLASSES = {"encodec": "EncodecModel", "dac": "DacModel", "mimi": "MimiModel", "hubert": "HubertModel"}
+RUNS = {
+    "encodec": lambda model, x: model.encode(x[:, None], bandwidth=6.0).audio_codes,
+    "dac": lambda model, x: model.encode(x[:, None, : x.shape[1] // 320 * 320]).audio_codes,
+    "mimi": lambda model, x: model.encode(x[:, None], num_quantizers=8).audio_codes,
+    "hubert": lambda model, x: model(x).last_hidden_state,
+}
+"""How transformers' models are run on waveforms `[R, P]`."""
+
+SECONDS_OF_A_RUN = 6.0
+DECODED_BY_A_CORE = 600.0
+"""About as many × real time does a core read, so that a run is not much longer than that."""
+SWEEP = {
+    "ROW_SECONDS": (60.0, 120.0, 480.0),
+    "MAX_ROWS": (64, 256, 1024),
+    "slots": (1, 3),
+    "threads": (2, 4, 8),
+}
+Function = Callable[[torch.Tensor], object]
+
+
+def run(step: Step) -> None:
+    for name in NAMES:
+        step.attempt("throughput", lambda name=name: measure(step, name), model=name)
+    for name in SWEPT:
+        step.attempt("sweep", lambda name=name: sweep(step, name), model=name)
+
+
+def measure(step: Step, name: str) -> None:
+    config = step.config(name)
+    alone = model_alone(step, name, config)
+    limit = max(speed_alone(step, name, alone, config.audio.sample_rate, *shape) for shape in shapes(step))
+    batch(step, name, config)
+    manifest = files(step, limit)
+    if step.device.is_cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    speed, figures = end_to_end(step, config, manifest)
+    if step.device.is_cuda:
+        figures["GiB at most"] = torch.cuda.max_memory_reserved() / 2**30
+        figures["MiB left"] = (torch.cuda.memory_allocated() - before) / 2**20
+    looped = loop(step, manifest, config.audio.sample_rate, alone)
+    step.record("end to end", model=name, speed=speed, limit=limit, of_limit=speed / limit, loop=looped, **figures)
+
+
+def shapes(step: Step) -> list[tuple[int, float]]:
+    return [(1, 1.0)] if step.small else SHAPES
+
+
+def model_alone(step: Step, name: str, config: Config) -> Function:
+    """The model on waveforms `[R, P]` on the device."""
+    if name in RUNS:
+        import transformers
+
+        folder = config.params.weights  # type: ignore[attr-defined]
+        model = getattr(transformers, CLASSES[name]).from_pretrained(folder).eval().to(step.device.torch_device)
+        return lambda x: RUNS[name](model, x)
+    extractor = config.build(step.device.torch_device)
+    return lambda x: extractor.extract([Clip(str(number), row) for number, row in enumerate(x)])
+
+
+def speed_alone(step: Step, name: str, alone: Function, rate: int, count: int, seconds: float) -> float:
+    """Times real time in one shape; 0 where it does not fit."""
+    waveforms = 0.1 * torch.randn(count, round(seconds * rate), device=step.device.torch_device)
+    try:
+        speed = count * seconds / step.time(lambda: alone(waveforms))
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        speed = 0.0
+    step.record("alone", model=name, rows=count, seconds=seconds, speed=speed)
+    return speed
+
+
+def batch(step: Step, name: str, config: Config) -> None:
+    """A batch of rows as featcache computes it, for clips of 10 s."""
+    extractor = config.build(step.device.torch_device).as_row_extractor()
+    if extractor is None:
+        return
+    rate = extractor.spec.sample_rate
+    length = extractor.padded_length(round((0.5 if step.small else 10) * rate))
+    count = extractor.rows(length, step.device.torch_device)
+    waveforms = 0.1 * torch.randn(count, length, device=step.device.torch_device)
+    lengths = torch.full((count,), length, device=step.device.torch_device)
+    taken: list[float] = []
+
+    def in_thread() -> None:
+        with step.device.slot():
+            for _ in range(2):
+                start = perf_counter()
+                extractor.run(waveforms, lengths)
+                step.wait()
+                taken.append(perf_counter() - start)
+
+    in_thread()  # what is loaded once for all threads
+    for _ in range(2):
+        thread = threading.Thread(target=in_thread)
+        thread.start()
+        thread.join()
+    again = step.time(lambda: extractor.run(waveforms, lengths))
+    step.record(
+        "batch",
+        model=name,
+        rows=count,
+        seconds=length / rate,
+        speed=count * length / rate / again,
+        ms=1e3 * again,
+        first_ms_in_a_thread=1e3 * taken[-2],
+        second_ms=1e3 * taken[-1],
+        waits=waits(step, lambda: extractor.run(waveforms, lengths)),
+    )
+
+
+def waits(step: Step, function: Callable[[], object]) -> int | None:
+    """How often the host waits for the GPU, as torch sees it."""
+    if not step.device.is_cuda:
+        return None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            function()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing" in str(warning.message) for warning in caught)
+
+
+def files(step: Step, speed: float, kind: str = "long") -> Manifest:
+    """Files whose extraction takes some seconds at this speed: the same ones, time and again."""
+    path = corpus.make_corpus(step.work, kind, hours=0.003 if step.small else 0.5, count=40 if step.small else 3000)
+    once = read_manifest(path)
+    speed = min(speed, DECODED_BY_A_CORE * step.device.threads)
+    wanted = 1 if step.small else max(1, round(speed * SECONDS_OF_A_RUN / float(once.duration.sum())))
+    repeated = path.with_name(f"{wanted}.csv")
+    lines = path.read_text().splitlines()
+    rows_of = [f"{number}-{line}" for number in range(wanted) for line in lines[1:]]
+    repeated.write_text("\n".join([lines[0], *rows_of]) + "\n")
+    return read_manifest(repeated)
+
+
+def end_to_end(
+    step: Step, config: Config, manifest: Manifest, threads: int | None = None
+) -> tuple[float, dict[str, float | None]]:
+    """Times real time from files to shards, and what else there is to know."""
+    threads = threads or step.device.threads
+    with tempfile.TemporaryDirectory(dir=step.work) as folder:
+        options = Options(str(step.device.torch_device), threads)
+        plan = plan_extraction(manifest, [config], Path(folder), options)
+        with busy_share(step) as shares:
+            start = perf_counter()
+            summary = run_extraction(plan, run_locally)
+            seconds = perf_counter() - start
+    busy = sum(shares) / len(shares) if shares else None
+    failed = sum(summary.failures.values())
+    figures = {
+        "threads": threads,
+        "failed": failed,
+        "busy": busy,
+        **{f"% {stage}": 100 * it for stage, it in summary.stages.items()},
+    }
+    return summary.audio_hours * 3600 / seconds, figures
+
+
+@contextmanager
+def busy_share(step: Step):
+    """The shares of time in which the GPU had work, as its driver counts; none where nobody tells."""
+    shares: list[float] = []
+    is_done = threading.Event()
+
+    def watch() -> None:
+        try:
+            while not is_done.wait(0.2):
+                shares.append(torch.cuda.utilization(step.device.torch_device) / 100)
+        except Exception:  # noqa: BLE001 - without pynvml, or without its permission
+            pass
+
+    watcher = threading.Thread(target=watch)
+    if step.device.is_cuda:
+        watcher.start()
+    try:
+        yield shares
+    finally:
+        is_done.set()
+        if step.device.is_cuda:
+            watcher.join()
+
+
+def loop(step: Step, manifest: Manifest, rate: int, alone: Function) -> float:
+    """What people write, over as many files as some seconds allow: times real time."""
+    import torchaudio
+
+    done, start = 0.0, perf_counter()
+    with tempfile.TemporaryDirectory(dir=step.work) as folder:
+        for row in islice(cycle(range(len(manifest))), 1000):
+            if perf_counter() - start > (0.1 if step.small else SECONDS_OF_A_RUN):
+                break
+            samples, original = soundfile.read(manifest.resolve(manifest[row].path), dtype="float32")
+            samples = samples[: (2 if step.small else 30) * original]  # Whisper takes no more
+            waveform = torch.from_numpy(samples).to(step.device.torch_device)
+            found = alone(torchaudio.functional.resample(waveform, original, rate)[None])
+            found = found[0] if isinstance(found, list) else found
+            np.save(Path(folder, f"{row}.npy"), found.cpu().numpy())
+            done += len(samples) / original
+    return done / (perf_counter() - start)
+
+
+def sweep(step: Step, name: str) -> None:
+    """One constant after the other; the first line has all of them as they are."""
+    kind, config = step.device.torch_device.type, step.config(name)
+    changed = [("as they are", 0), *((constant, value) for constant, values in SWEEP.items() for value in values)]
+    if step.small:
+        changed = changed[:2]
+    speed = 60.0
+    for constant, value in changed:
+        if step.left < 30 and not step.small:
+            step.record("sweep: no time left", model=name, constant=constant)
+            return
+        threads = int(value) if constant == "threads" else None
+        slots = value if constant == "slots" else device_module._CUDA_SLOTS
+        with patch.dict(rows.ROW_SECONDS), patch.dict(rows.MAX_ROWS), patch.object(device_module, "_CUDA_SLOTS", slots):
+            if constant in ("ROW_SECONDS", "MAX_ROWS"):
+                getattr(rows, constant)[kind] = value
+            manifest = files(step, speed, "short" if constant == "MAX_ROWS" else "long")
+            found, figures = end_to_end(step, config, manifest, threads)
+        step.record("sweep", model=name, constant=constant, value=value, speed=found, busy=figures["busy"])
+        speed = found
+
+
+if __name__ == "__main__":
+    main(run, __doc__)

@@ -1,0 +1,149 @@
+"""Memory that is reused while a GPU may still work on it: pinned buffers, freed blocks, two batches at once; and what
+happens when there is too little of it.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from devices import DEVICES
+from make_cache import make_features, make_version
+
+import featcache
+from featcache.device import Device
+from featcache.extractors.rows import RowExtractor
+
+LONG = 100_000_000
+"""Cycles of a GPU: some 50 ms, in which a host that does not wait is far ahead."""
+
+
+def busy() -> None:
+    """Let the current stream of a GPU work for a while; nothing on a CPU."""
+    if torch.cuda.is_available():
+        torch.cuda._sleep(LONG)
+
+
+def assert_batch(shared: Device, generator: np.random.Generator, is_busy: bool = False) -> None:
+    """Upload waveforms, compute something, download it: everything belongs to these waveforms."""
+    waveforms = [generator.standard_normal(int(n)).astype(np.float32) for n in generator.integers(1, 30_000, 6)]
+    with shared.slot():
+        uploaded = shared.upload(waveforms)
+        padded, lengths = shared.upload_rows(waveforms[::-1], 8, 30_000)
+        if is_busy:
+            busy()
+        found = [shared.download(waveform * 2) for waveform in uploaded]
+        rows, counts = shared.download(padded + 1), shared.download(lengths)
+    for waveform, doubled in zip(waveforms, found, strict=True):
+        assert np.array_equal(doubled, waveform * 2)
+    filled = [*waveforms[::-1], waveforms[-1], waveforms[-1]]
+    assert counts.tolist() == [len(waveform) for waveform in filled]
+    for row, waveform in zip(rows, filled, strict=True):
+        assert np.array_equal(row[: len(waveform)], waveform + 1)
+        assert (row[len(waveform) :] == 1).all()
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_batches_of_many_threads_do_not_meet(name):
+    """More threads than slots, so each slot's buffers and stream go from one to the other."""
+    shared = Device(name, 4)
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda seed: assert_batch(shared, np.random.default_rng(seed)), range(60)))
+
+
+@pytest.mark.gpu
+def test_a_download_waits_for_what_computes_it(monkeypatch):
+    shared = Device("cuda", 1)
+    for seed in range(3):
+        assert_batch(shared, np.random.default_rng(seed), is_busy=True)
+    monkeypatch.setattr(torch.cuda.Stream, "synchronize", lambda self: None)
+    with pytest.raises(AssertionError):  # the test would notice if it did not
+        assert_batch(shared, np.random.default_rng(3), is_busy=True)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+def test_a_batch_that_fails_before_its_download_harms_no_other():
+    shared = Device("cuda", 1)
+
+    def fail(seed: int) -> None:
+        with shared.slot():
+            busy()
+            shared.upload([np.full(1 << 20, seed, np.float32)])
+            raise ValueError("no such clip")
+
+    for seed in range(6):
+        with pytest.raises(ValueError, match="no such clip"):
+            fail(seed)
+        assert_batch(shared, np.random.default_rng(seed))
+
+
+@pytest.mark.gpu
+def test_the_weights_are_there_before_a_slot_uses_them():
+    """Extractors are built on the default stream, for which a stream of its own does not wait by itself."""
+    shared = Device("cuda", 1)
+    busy()
+    weights = torch.ones(1 << 20, device="cuda") + 1
+    with shared.slot():
+        assert (shared.download(weights * 1) == 2).all()
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["float16", "uint8"])
+def cache(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("features")
+    make_version(folder, make_features(120, max_frames=300), quantized=request.param)
+    return featcache.open(folder)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_batches_of_the_loader_are_whole_when_training_uses_them(cache, name):
+    """The copies are slow, training is slower, and it drops each batch before the GPU has done with it."""
+    dataset = featcache.FeatureDataset(cache)
+    batches = np.random.default_rng(0).permutation(120).reshape(-1, 8).tolist() * 2
+    expected = [dataset.batch(rows) for rows in batches]
+    loader = featcache.DataLoader(dataset, batches, device=name, dtype=torch.float32, prefetch=3)
+    sums = []
+    for number, batch in enumerate(loader):
+        if name == "cuda":
+            busy()
+            if number % 4 == 0:
+                with torch.cuda.stream(loader._transfer._stream):
+                    busy()
+        frames = torch.arange(batch["features"].shape[1], device=name) < batch["lengths"][:, None]
+        sums.append((batch["features"].double() * frames[..., None]).sum((1, 2)))
+        del batch, frames
+    for found, batch in zip(sums, expected, strict=True):
+        frames = torch.arange(batch["features"].shape[1]) < batch["lengths"][:, None]
+        wanted = (batch["features"].double() * frames[..., None]).sum((1, 2))
+        torch.testing.assert_close(found.cpu(), wanted, rtol=1e-9, atol=1e-6)
+
+
+@pytest.fixture
+def little_memory():
+    """This process may take 256 MiB of the GPU more than it has."""
+    torch.cuda.empty_cache()
+    _, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (256 << 20)) / total)
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.gpu
+def test_batches_that_do_not_fit_are_halved_and_all_clips_are_there(
+    corpus, little_memory, scratch, monkeypatch, tmp_path
+):
+    """By a real allocator that refuses, in the middle of a model, and in whatever library."""
+    import small_models
+
+    halved = []
+    shrink = RowExtractor.shrink
+    monkeypatch.setattr(RowExtractor, "shrink", lambda *given: halved.append(given[1]) or shrink(*given))
+    config = tmp_path / "encodec.yaml"
+    weights = small_models.encodec_24khz(tmp_path / "weights")
+    config.write_text(f"name: e\nextractor: encodec\nparams: {{weights: {weights}}}\naudio: {{sample_rate: 24000}}\n")
+    summary = featcache.extract(corpus.manifest(), [config], scratch, device="cuda", threads=4)
+    assert summary.failures == {}
+    assert len(featcache.open(scratch)) == len(corpus.rows)
+    assert halved

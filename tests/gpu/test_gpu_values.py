@@ -1,0 +1,181 @@
+"""What a GPU computes is what the CPU does, to rounding; fp32 is fp32 there; and the host does not wait."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import small_models
+import small_ssl
+import torch
+from devices import DEVICES
+
+from featcache.config import Config, config_from, load_config
+from featcache.device import Device, Tf32, set_tf32
+from featcache.extractors import rows
+from featcache.extractors.model import computing
+from featcache.extractors.rows import pad_rows
+from featcache.health.compare import compare_all
+from featcache.health.results import extract_results
+from featcache.health.sampling import SampledClip
+
+ROUNDING = 1e-4
+"""How far a frame may be from the CPU's, relative in norm: kernels of a GPU add up in other orders than a CPU's."""
+
+TIES = 1e-3
+"""The share of codes that rounding may decide otherwise."""
+
+SECONDS = (0.31, 1.7, 0.9, 0.31, 2.2)
+
+MODELS = {
+    "encodec-24": ("encodec", 24000, small_models.encodec_24khz, {"bandwidth": 6.0}),
+    "encodec-48": ("encodec", 48000, small_models.encodec_48khz, {}),
+    "dac-16": ("dac", 16000, small_models.dac_16khz, {}),
+    "dac-44": ("dac", 44100, small_models.dac_44khz, {}),
+    "mimi": ("mimi", 24000, small_models.mimi, {}),
+    "xcodec": ("xcodec", 16000, small_models.xcodec, {}),
+    **{
+        name: ("ssl", 16000, partial(small_ssl.save, name), {})
+        for name in (*small_ssl.WAVEFORM_MODELS, *small_ssl.OTHER_MODELS)
+    },
+}
+"""Name -> extractor, sample rate, what saves the model, and further parameters."""
+
+PACKAGED = ["fbank80", "mfcc13", "whisper-mel80", "hifigan-mel80"]
+
+ON_THE_CPU = ("fbank80", "hubert")
+"""Of these also without a GPU, so that the tests themselves are tested."""
+
+WHERE = [
+    pytest.param(name, device, marks=pytest.mark.gpu if device == "cuda" else ())
+    for name in (*PACKAGED, *MODELS)
+    for device in ("cpu", "cuda")
+    if device == "cuda" or name in ON_THE_CPU
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_in_a_run():
+    """TF32 is off."""
+    Device("cpu").configure_torch()
+    if torch.cuda.is_available():
+        Device("cuda").configure_torch()
+
+
+@pytest.fixture(scope="module")
+def config_of(tmp_path_factory):
+    """The config of a model, which is made once."""
+    made: dict[str, Config] = {}
+
+    def config(name: str) -> Config:
+        if name in PACKAGED:
+            return load_config(name)
+        if name not in made:
+            extractor, rate, save, params = MODELS[name]
+            weights: Path = save(tmp_path_factory.mktemp("weights"))
+            params = {"weights": str(weights), **params}
+            made[name] = config_from(
+                {"name": name, "extractor": extractor, "params": params, "audio": {"sample_rate": rate}}
+            )
+        return made[name]
+
+    return config
+
+
+def clips_at(rate: int) -> list[SampledClip]:
+    source = small_models.speech_like(max(SECONDS), rate, seed=3).numpy()
+    return [SampledClip(str(number), source[: round(seconds * rate)]) for number, seconds in enumerate(SECONDS)]
+
+
+def results_on(config: Config, name: str, clips: list[SampledClip]):
+    device = Device(name)
+    with device.slot():
+        return [result.cpu() for result in extract_results(config.build(device.torch_device), clips, device)]
+
+
+@pytest.mark.parametrize(("name", "device"), WHERE)
+def test_values_are_those_of_the_cpu(config_of, monkeypatch, name, device):
+    """The two batches have different numbers of rows, on the CPU too."""
+    config = config_of(name)
+    clips = clips_at(config.audio.sample_rate)
+    monkeypatch.setitem(rows.ROW_SECONDS, "cpu", 0.5)
+    expected = results_on(config, "cpu", clips)
+    monkeypatch.setattr(rows, "ROW_SECONDS", {"cpu": 4.0, "cuda": 8.0})
+    apart = compare_all(results_on(config, device, clips), expected, ROUNDING)
+    assert not apart.mismatched, apart
+    assert apart.relative <= ROUNDING, apart
+    if expected[0].latents is not None:
+        assert apart.differing <= TIES * apart.values, apart
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["encodec-24", "encodec-48", "dac-16"])
+def test_the_host_never_waits_while_a_batch_of_rows_is_launched(config_of, name):
+    extractor = config_of(name).build(torch.device("cuda")).as_row_extractor()
+    waveforms = [torch.from_numpy(clip.waveform).cuda() for clip in clips_at(extractor.spec.sample_rate)]
+    with torch.inference_mode():
+        batch = pad_rows(waveforms, 8, extractor.padded_length(max(map(len, waveforms))))
+        expected = extractor.run(*batch).features
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found = extractor.run(*batch).features
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(found, expected)
+
+
+@contextmanager
+def as_a_user_left_it(setting: str):
+    """In the block, TF32 is as the user has set it before the run, in one of torch's ways."""
+    SETTINGS[setting]()
+    try:
+        yield
+    finally:
+        torch.backends.fp32_precision = "none"
+        torch.set_float32_matmul_precision("highest")
+        Device(None).configure_torch()
+
+
+SETTINGS = {
+    "old": lambda: torch.set_float32_matmul_precision("high"),
+    "new": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+    "both": lambda: set_tf32(Tf32(True, True, True)),
+}
+"""How a user may have let torch round."""
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("name", DEVICES)
+def test_tf32_is_off_unless_the_config_asks_for_it(name, setting):
+    """Errors of products, convolutions and LSTMs are those of fp32, and with tf32 those of ten bits."""
+    device = torch.device(name)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(16, 64, 512, generator=generator)
+    linear, conv, lstm = torch.nn.Linear(512, 256), torch.nn.Conv1d(64, 64, 5), torch.nn.LSTM(64, 64)
+    modules = {"product": linear, "convolution": conv, "lstm": lambda given: lstm(given.mT)[0]}
+
+    def outputs(dtype: torch.dtype, where: torch.device) -> dict[str, torch.Tensor]:
+        for module in (linear, conv, lstm):
+            module.to(where, dtype)
+        given = x.to(where, dtype)
+        with torch.inference_mode():
+            return {what: module(given).double().cpu() for what, module in modules.items()}
+
+    exact = outputs(torch.float64, torch.device("cpu"))
+
+    def errors() -> dict[str, float]:
+        found = outputs(torch.float32, device)
+        return {what: float((found[what] - exact[what]).norm() / exact[what].norm()) for what in exact}
+
+    with as_a_user_left_it(setting):
+        Device(name).configure_torch()
+        assert max(errors().values()) < 1e-5, errors()
+        with computing("fp32", device):
+            assert max(errors().values()) < 1e-5, errors()
+        if name == "cuda" and torch.cuda.get_device_capability() >= (8, 0):
+            with computing("tf32", device):
+                rounded = errors()
+            assert min(rounded["product"], rounded["convolution"]) > 5e-5, rounded
+        assert max(errors().values()) < 1e-5, errors()
