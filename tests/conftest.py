@@ -21,7 +21,7 @@ from corpora import Corpus, speech
 from decoded_audio import read_whole, samples_of
 from extractions import write_config
 from hypothesis import HealthCheck, settings
-from object_stores import s3, s3_of_module  # noqa: F401
+from object_stores import s3, s3_of_module, s3_of_session  # noqa: F401
 from processes import commands
 from scratch import scratch_folder
 from small_shards import INFO

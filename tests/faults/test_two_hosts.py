@@ -44,7 +44,7 @@ def two_hosts(cli, scenario, trials, name, chance) -> bool:
         ended = one.wait(TRIAL_SECONDS)
         where = f"second begins at byte {moment} of the first's record: {ended}"
         assert ended.code in (0, scenario.code), where
-        told = [line for line in scenario.complaints(ended) if "give each its own part with --partition" in line]
+        told = [line for line in scenario.complaints(ended) if "give each its own partition with --partition" in line]
         assert scenario.complaints(ended) == told, where
         assert all(TOLD.get(name, "nothing") in line for line in told), where
         assert len(told) == (name in TOLD) or (one is second and not told), where  # which may have had nothing to do

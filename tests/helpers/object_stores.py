@@ -40,16 +40,13 @@ sys.stdin.read()
 
 @contextmanager
 def s3_server():
-    """Start the server, with an empty bucket; yields the `Proxy` before it."""
+    """Start the server; yields the `Proxy` before it."""
     pytest.importorskip("obstore")
     pytest.importorskip("moto.server")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     with subprocess.Popen([sys.executable, "-c", _SERVER], **pipes) as server:
         try:
-            port = next(int(line.split()[1]) for line in server.stdout if line.startswith("port "))
-            wanted = urllib.request.Request(f"http://127.0.0.1:{port}/{BUCKET}", method="PUT")
-            urllib.request.urlopen(wanted, timeout=30).close()
-            with Proxy(port) as proxy:
+            with Proxy(next(int(line.split()[1]) for line in server.stdout if line.startswith("port "))) as proxy:
                 yield proxy
         finally:
             server.stdin.close()
@@ -96,7 +93,14 @@ class Proxy:
         self.server = Server(("127.0.0.1", 0), Handler)
         self.environment = {**_ENVIRONMENT, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.server.server_address[1]}"}
 
+    def empty(self):
+        """Forget all that the server holds, and make an empty bucket."""
+        for method, path in (("POST", "moto-api/reset"), ("PUT", BUCKET)):
+            wanted = urllib.request.Request(f"http://127.0.0.1:{self.port}/{path}", method=method)
+            urllib.request.urlopen(wanted, timeout=30).close()
+
     def reset(self):
+        """Count from now on, and break nothing."""
         self.requests, self.sent, self.sent_by_path = Counter(), 0, Counter()
         self.seconds, self.paths = 0.0, []
         self.fault = lambda method, path: None
@@ -158,11 +162,18 @@ class Proxy:
         request.end_headers()
 
 
-@pytest.fixture(scope="module")
-def s3_of_module():
-    """The server, for the tests of a file."""
+@pytest.fixture(scope="session")
+def s3_of_session():
+    """The server, which takes seconds to start."""
     with s3_server() as proxy:
         yield proxy
+
+
+@pytest.fixture(scope="module")
+def s3_of_module(s3_of_session):
+    """The server with an empty bucket, for the tests of a file."""
+    s3_of_session.empty()
+    return s3_of_session
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from featcache.manifest.formats.source import Batch, Source, lines_of
 from featcache.manifest.formats.tables import Rows, csv_rows, json_batches, table_batches
 
 _MOST_BYTES = 2 << 30
+_BLOCK_BYTES = 1 << 20
 """The largest JSON file that is read: all of it is in memory."""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -62,7 +63,9 @@ def _filled(source: Source, pattern: re.Pattern[str], name: str, places: Any, ce
 
 def _entries(source: Source) -> Rows:
     """The objects of one JSON object, each with its key as the id; one at a time is made of the text."""
-    data = source.stream.read(_MOST_BYTES + 1)
+    data = bytearray()
+    while len(data) <= _MOST_BYTES and (block := source.stream.read(_BLOCK_BYTES)):  # memory for so much is taken
+        data += block
     faults, line = source.faults, 1
     if len(data) > _MOST_BYTES:
         faults.add(0, f"more than {_MOST_BYTES:,} bytes of JSON: make it JSON lines")
