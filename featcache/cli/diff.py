@@ -59,7 +59,9 @@ def diff(first: Location, second: Location, values: int, as_json: bool) -> None:
     _say_ids(found.gone, f"only in {first}")
     _say_ids(found.added, f"only in {second}")
     _say_ids(found.changed, "in both, but from other rows")
-    if found.values is not None:
+    if found.values is not None and found.values.utterances == 0:
+        say("values: no utterance is in both, of the same row")
+    elif found.values is not None:
         say(f"values: {_describe(found.values)}")
 
 

@@ -58,7 +58,6 @@ def manifest(
     """
     import numpy as np
 
-    from featcache.extraction.audio_files import missing_file_notes
     from featcache.manifest.write import WRITTEN, format_to_write, packed
     from featcache.store.files import write_file
 
@@ -70,6 +69,8 @@ def manifest(
         if output.absolute().parent != read.root and not all(map(os.path.isabs, read.paths)):
             note(f"{output}: relative paths are relative to {read.root}: give --root {read.root}")
     else:
+        from featcache.extraction.audio_files import missing_file_notes
+
         missing_file_notes(read, np.ones(len(read), bool))  # raises if none is there
         found = look(read, threads, every=kind == "lhotse")
         failures = found.failures

@@ -105,8 +105,10 @@ class LiveExtractor:
 
     def _features(self, decoded: Decoded) -> NDArray[Any]:
         extracted = extract_alone(self._built, Path(), self._device, decoded)
+        path = decoded.utterance.path
         for failure in extracted.failures:
-            raise AudioError(Reason(failure.reason), failure.message)
+            where = f"{path}: " if path and path not in failure.message else ""
+            raise AudioError(Reason(failure.reason), f"{where}{failure.message}")
         if not self.spec.is_quantized:
             return extracted.features
         parameters, _ = extracted.side[QUANTIZATION]
@@ -123,8 +125,9 @@ def extractor(
     """What extracts single utterances as a version's were, or as a config says.
 
     Args:
-        version: A version, as `featcache.open` takes it, or an opened cache. Its own config is used, which cannot have
-            changed since; what it names is not downloaded, and extractors that are not registered are not imported.
+        version: A version, as `featcache.open` takes it, or an opened cache or corpus; of a corpus that is not opened,
+            a part. Its own config is used, which cannot have changed since; what it names is not downloaded, and
+            extractors that are not registered are not imported.
         name: The version's name, as `featcache.open` takes it.
         config: A YAML file, the name of a packaged config, or a config; in place of `version`.
         device: `cpu`, `cuda`, `cuda:1`. None for cuda if there is one.

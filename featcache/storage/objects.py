@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any, TypeVar
 
-from featcache.errors import DamagedError, StoreError
+from featcache.errors import FeatcacheError, StoreError
 from featcache.storage.clients import client
 from featcache.storage.faults import has_no_credentials, in_words
 from featcache.storage.location import Location, ObjectPath
@@ -309,7 +309,7 @@ def _repeated(location: ObjectPath, request: Callable[[], _T], *, creates: bool 
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             return request()
-        except (StoreError, DamagedError):
+        except FeatcacheError:
             raise
         except FileNotFoundError as error:
             raise _not_found(location) from error

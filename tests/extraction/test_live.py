@@ -64,6 +64,9 @@ def test_what_cannot_be_extracted_has_the_ledgers_reason(tmp_path):
     with pytest.raises(AudioError) as caught:
         extractor.file(tmp_path / "none.wav")
     assert caught.value.reason == Reason.FILE_MISSING
+    (tmp_path / "text.wav").write_text("no sound")
+    with pytest.raises(AudioError, match=r"text\.wav: .*format not recognised"):
+        extractor.file(tmp_path / "text.wav")
     for waveform in (np.zeros(16000, np.int16), np.zeros((1, 16000))):
         with pytest.raises(ArgumentError, match=r"give floats in -1 to 1, \[num_samples\]"):
             extractor(waveform, 16000)

@@ -73,3 +73,5 @@ def test_the_command(cli, old, tmp_path):
     document = cli("diff", old.version.path, made.path, "--json").json()
     assert (document["common"], document["gone"], document["values"]) == (9, [old.ids[9]], None)
     assert cli("diff", old.version.path, tmp_path / "none").code == 1
+    other = make_version(tmp_path / "other", make_features(1, seed=1), rows={"utt-0": {"path": "elsewhere.wav"}})
+    assert "no utterance is in both, of the same row" in cli("diff", old.version.path, other.path, "--values", 5).out

@@ -1,12 +1,14 @@
 """What every store must do: one suite for a folder, the memory of a process, and S3."""
 
 import os
+import sys
 import uuid
 from collections import OrderedDict
 
 import pytest
 
-from featcache.errors import ArgumentError, DamagedError, StoreError
+from featcache.errors import ArgumentError, DamagedError, MissingDependencyError, StoreError
+from featcache.storage import clients
 from featcache.storage.location import ObjectPath, folder_of, parse_location
 from featcache.storage.objects import read_ahead
 from featcache.storage.store import store_of
@@ -173,3 +175,12 @@ class TestFaults:
         with pytest.raises(StoreError, match="cannot be read or written: the server answers 503") as caught:
             store_of(ObjectPath("s3://speech", "a")).size(ObjectPath("s3://speech", "a"))
         assert "\n" not in str(caught.value)
+
+
+def test_without_obstore_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.setattr(clients, "_package", None)
+    monkeypatch.setattr(clients, "_clients", OrderedDict())
+    location = parse_location("cache", "s3://bucket/features/zarr.json")
+    with pytest.raises(MissingDependencyError, match=r"pip install 'featcache\[cloud\]'"):
+        store_of(location).exists(location)
