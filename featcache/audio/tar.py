@@ -157,7 +157,7 @@ def _headers(descriptor: int) -> Iterator[_Header]:
             continue
         said = {**of_all, **of_next}
         of_next = {}
-        if b"size" in said:
+        if said.get(b"size"):  # an empty value takes back what an earlier record says
             size = _number(said[b"size"], at, base=10)
         if kind == _SPARSE:
             is_continued = block[482]
@@ -196,6 +196,8 @@ def _records(data: bytes, at: int) -> Mapping[bytes, bytes]:
     while start < len(data) and data[start]:
         digits = data[start : start + 20].partition(b" ")[0]
         length = _number(digits, at, base=10)
+        if length <= len(digits):  # such a record would never end
+            raise _DamagedError(f"has a damaged header before byte {at:,}")
         record = data[start + len(digits) + 1 : start + length - 1]
         key, equals, value = record.partition(b"=")
         if not equals:

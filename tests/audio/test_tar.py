@@ -116,6 +116,7 @@ HOSTILE = {
     "a size beyond the tar": (patched(made(("a", b"d")), 124, b"77777777777\0"), Reason.TRUNCATED, "cut short"),
     "a huge PAX header": (patched(with_pax({"x": "y"}), 124, b"77777777777\0"), Reason.NOT_AUDIO, "no tar"),
     "a PAX size that is none": (with_pax({"size": "-1"}), Reason.NOT_AUDIO, "no tar"),
+    "a PAX record of no length": (with_pax({"x": "y"}).replace(b"6 x=y", b"0 x=y"), Reason.NOT_AUDIO, "no tar"),
     "a gzip": (b"\x1f\x8b" + bytes(2000), Reason.NOT_AUDIO, "no tar"),
     "text": (b"id,path\n" * 500, Reason.NOT_AUDIO, "no tar"),
     "nothing but zeros": (bytes(10240), Reason.FILE_MISSING, "no such member"),

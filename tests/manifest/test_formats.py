@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import json
+import os
 import re
+import subprocess
 
 import numpy as np
 import pytest
@@ -242,6 +245,19 @@ def test_faults_of_a_data_directory(top):
     )
 
 
+def test_a_pipe_inside_of_a_folder_is_not_waited_for(top):
+    written = WRITERS["kaldi"](top, CLIPS[:2])
+    os.mkfifo(written.manifest / "utt2lang")
+    with pytest.raises(ManifestError, match="utt2lang is not a regular file"):
+        read_manifest(written.manifest)
+
+
+def test_a_pipe_may_be_compressed_by_gzip(tmp_path):
+    (tmp_path / "train.csv.gz").write_bytes(gzip.compress(b"id,path\na,a.wav\n"))
+    with subprocess.Popen(["cat", tmp_path / "train.csv.gz"], stdout=subprocess.PIPE) as cat:
+        assert list(read_manifest(f"/dev/fd/{cat.stdout.fileno()}").ids) == ["a"]
+
+
 def test_faults_of_lhotses_objects(top, written):
     clip = CLIPS[0]
     base = {"id": "x", "start": 0.0, "duration": 1.0, "channel": 0, "type": "MonoCut"}
@@ -256,6 +272,7 @@ def test_faults_of_lhotses_objects(top, written):
         {**base, "recording": {"id": "x"}},
         {**base, "recording": None},
         {**base, "id": "y", "duration": -1, "recording": good},
+        {**base, "id": "z", "channel": 1, "recording": good},
     ]
     faults = faults_of(written("\n".join(map(json.dumps, rows)), "cuts.jsonl"))
     assert faults == [
@@ -267,6 +284,7 @@ def test_faults_of_lhotses_objects(top, written):
         "line 7: not as Lhotse writes it: there is no 'sources'",
         "line 8: not as Lhotse writes it: 'NoneType' object has no attribute 'get'",
         "line 9: duration is negative: -1.0",
+        "line 10: channel 1 is not among the recording's: [0]",
     ]
 
 
@@ -382,7 +400,9 @@ def test_a_dataset_has_its_rows_by_place(top, saved):
         assert list(one.paths) == [path for path in written.paths if path.startswith("data-1")]
         with (written.manifest / "data-1.parquet").open("rb") as file:
             piped = read_manifest(f"/dev/fd/{file.fileno()}", format="parquet", audio=False)
-        assert len(piped) == len(one)
+            assert len(piped) == len(one)
+            with pytest.raises(ManifestError, match=r"name it with \.parquet at its end"):
+                read_manifest(f"/dev/fd/{file.fileno()}")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -34,10 +34,12 @@ def read_dataset(source: Source) -> Iterator[Batch]:
     """The rows of all tables of a dataset, with every column without bytes.
 
     Raises:
-        ManifestError: There are none, one has no column of audio, or is damaged.
+        ManifestError: There are none, one has no column of audio, is damaged, or is not called `.parquet`.
         MissingDependencyError: pyarrow is not installed.
     """
     if not source.is_folder:
+        if source.path.suffix != ".parquet":  # its audio is read from it later, by a path that says what it is
+            raise ManifestError("is Parquet with audio inside: name it with .parquet at its end, as a file")
         source.faults.unit("row")
         yield from parquet_batches(_Audio(ParquetTable(source.stream), source.path.name), source)
         return

@@ -45,7 +45,7 @@ def read_data_folder(source: Source) -> Iterator[Batch]:
         base = source.faults.file("wav.scp")
         recordings = _recordings(source, lines_of(stream, source.faults, base), base)
         rows = _segments(source, _by_id(recordings, source.faults)) if is_cut else recordings
-        full = ((place, (*cells, *(find(cells[0]) for find in lookups))) for place, cells in rows)
+        full = ((place, (*cells, *[find(cells[0]) for find in lookups])) for place, cells in rows)
         yield from batched(full, names)
 
 
@@ -82,7 +82,7 @@ def _fault(path: str, allow_commands: bool) -> str | None:
 
 def _segments(
     source: Source, recordings: dict[str, str]
-) -> Iterator[tuple[int, tuple[str, str, str, float | None, str]]]:
+) -> Iterator[tuple[int, tuple[str, str, float, float | None, str]]]:
     """The rows of `segments`."""
     faults = source.faults
     base = faults.file("segments")
@@ -94,16 +94,16 @@ def _segments(
                     faults.add(place, f"{len(cells)} fields, but utterance, recording, start and end are expected")
                 continue
             id_, recording, start, end = cells[:4]
-            path = recordings.get(recording)
-            if path is None:
+            if recording not in recordings:
                 faults.add(place, f"recording {recording!r} is not in wav.scp")
                 continue
             try:
-                duration = _duration(float(start), float(end))
+                first = float(start)
+                duration = _duration(first, float(end))
             except ValueError as error:
                 faults.add(place, str(error))
                 continue
-            yield place, (id_, path, start, duration, cells[4] if len(cells) == 5 else "")
+            yield place, (id_, recordings[recording], first, duration, cells[4] if len(cells) == 5 else "")
 
 
 def _duration(start: float, end: float) -> float | None:
@@ -136,17 +136,18 @@ class _Lookup:
     def __call__(self, id_: str) -> str:
         if id_ in self._ahead:
             return self._ahead.pop(id_)
-        for found, value in self._rest:
-            if found == id_:
+        for fields in self._rest:
+            value = fields[1].rstrip() if len(fields) == 2 else ""
+            if fields[0] == id_:
                 return value
-            self._ahead[found] = value
+            self._ahead[fields[0]] = value
         return ""
 
 
-def _values(path: Path, faults: Faults, base: int) -> Iterator[tuple[str, str]]:
+def _values(path: Path, faults: Faults, base: int) -> Iterator[list[str]]:
+    """The first field and the rest of each line that is not blank."""
     with opened(path) as stream:
-        for _, id_, value in _fields(lines_of(stream, faults, base), base):
-            yield id_, value
+        yield from filter(None, (line.split(None, 1) for line in lines_of(stream, faults, base)))
 
 
 def _fields(lines: Iterator[str], base: int) -> Iterator[tuple[int, str, str]]:

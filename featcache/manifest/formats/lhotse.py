@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,8 @@ _SAID = ("text", "speaker", "language", "gender")
 _CUTS = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut")
 
 
-_Audio = tuple[str, list[int]]
+_Audio = tuple[str, tuple[int, ...]]
+"""The path of a recording's audio, and the numbers of its channels: tuples, which the garbage collector can forget."""
 
 
 class _NotReadError(ValueError):
@@ -88,23 +89,30 @@ def _of_supervision(recordings: dict[str, _Audio], supervision: dict[str, Any]) 
     audio = recordings.get(str(supervision["recording_id"]))
     if audio is None:
         raise _NotReadError(f"recording {supervision['recording_id']!r} is not among the recordings")
-    return {
-        **_segment(supervision, audio),
-        **{name: supervision[name] for name in _SAID if supervision.get(name) is not None},
-        **_custom(supervision),
-    }
+    return {**_segment(supervision, audio), **_said(supervision), **_custom(supervision)}
 
 
 def _of_cut(cut: dict[str, Any]) -> dict[str, Any]:
     if cut.get("type") in ("MixedCut", "PaddingCut") or "recording" not in cut:
         raise _NotReadError(f"{cut.get('type', 'a cut')} without a recording is not read: save its audio first")
-    said: dict[str, Any] = {}
-    for name in _SAID:
-        values = [found[name] for found in cut.get("supervisions") or () if found.get(name) is not None]
-        if values:
-            different = values if name == "text" else list(dict.fromkeys(values))
-            said[name] = different[0] if len(different) == 1 else " ".join(different)
+    supervisions: Sequence[dict[str, Any]] = cut.get("supervisions") or ()
+    said = _said(supervisions[0]) if len(supervisions) == 1 else _all_said(supervisions)
     return {**_segment(cut, _audio(cut["recording"])), **said, **_custom(cut)}
+
+
+def _said(supervision: dict[str, Any]) -> dict[str, Any]:
+    """What a supervision says that becomes a column."""
+    return {name: supervision[name] for name in _SAID if supervision.get(name) is not None}
+
+
+def _all_said(supervisions: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The same of several: their texts one after the other, and each speaker once."""
+    said: dict[str, list[Any]] = {}
+    for found in map(_said, supervisions):
+        for name, value in found.items():
+            if name == "text" or value not in said.get(name, ()):
+                said.setdefault(name, []).append(value)
+    return {name: values[0] if len(values) == 1 else " ".join(values) for name, values in said.items()}
 
 
 def _segment(found: dict[str, Any], audio: _Audio) -> dict[str, Any]:
@@ -112,19 +120,18 @@ def _segment(found: dict[str, Any], audio: _Audio) -> dict[str, Any]:
     path, channels = audio
     row = {"id": found["id"], "path": path, "start": found["start"], "duration": found["duration"]}
     wanted = found.get("channel", 0)
-    if len(channels) == 1 or wanted == channels:  # all there are, so it tells nothing
+    if (wanted,) == channels or wanted == [*channels]:  # all there are, so it tells nothing
         return row
     if isinstance(wanted, list):
         if len(wanted) != 1:
-            raise _NotReadError(f"channels {wanted} of {channels}: an utterance has one channel, or all")
+            raise _NotReadError(f"channels {wanted} of {[*channels]}: an utterance has one channel, or all")
         (wanted,) = wanted
     if wanted not in channels:
-        raise _NotReadError(f"channel {wanted!r} is not among the recording's: {channels}")
+        raise _NotReadError(f"channel {wanted!r} is not among the recording's: {[*channels]}")
     return {**row, "channel": channels.index(wanted)}
 
 
 def _audio(recording: dict[str, Any]) -> _Audio:
-    """The path of a recording's audio, and the numbers of its channels."""
     if transforms := recording.get("transforms"):
         names = listing(str(one.get("name") if isinstance(one, dict) else one) for one in transforms)
         raise _NotReadError(f"the recording has transforms, which are not applied: {names}: save its audio first")
@@ -133,10 +140,10 @@ def _audio(recording: dict[str, Any]) -> _Audio:
         raise _NotReadError(f"the recording has {len(sources)} sources, and one is read: make a recording of each")
     (one,) = sources
     if one["type"] == "command":
-        return f"{one['source']} |", one["channels"]
+        return f"{one['source']} |", tuple(one["channels"])
     if one["type"] not in ("file", "url"):
         raise _NotReadError(f"a source of type {one['type']!r} is not read, only 'file', 'url' and 'command'")
-    return one["source"], one["channels"]
+    return one["source"], tuple(one["channels"])
 
 
 def _custom(found: dict[str, Any]) -> dict[str, Any]:

@@ -8,11 +8,12 @@ import io
 import json
 import os
 import re
+import stat
 import sys
 from bisect import insort
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -138,9 +139,9 @@ class Source:
         self._stack = ExitStack()
         if not self.is_folder:
             with self._stack:
-                stream = sys.stdin.buffer if is_stdin else self._stack.enter_context(opened(self.path))
+                stream = sys.stdin.buffer if is_stdin else self._stack.enter_context(opened(self.path, True))
                 self._head = _two_lines(stream)
-                if stream.seekable():
+                if stream.seekable() and (is_stdin or self.path.is_file()):  # of a pipe, gzip says that it is, too
                     stream.seek(0)
                 elif self.is_parquet:
                     stream = io.BytesIO(self._head + stream.read())
@@ -260,8 +261,14 @@ def suffix_of(path: Path) -> str:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file; unpacked, if gzip has compressed it."""
+def opened(path: Path, may_be_pipe: bool = False) -> Iterator[BinaryIO]:
+    """The bytes of a file; unpacked, if gzip has compressed it.
+
+    Raises:
+        ManifestError: It is a pipe, whose writer would be waited for, or a device: only what the user names may be one.
+    """
+    if not (may_be_pipe or stat.S_ISREG(os.stat(path).st_mode)):
+        raise ManifestError(f"{path.name} is not a regular file")
     with path.open("rb") as file:
         if not file.peek(2).startswith(_GZIP):
             yield file
@@ -275,7 +282,7 @@ def lines_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
 
     `base` is the place of the file's line 0.
     """
-    for place, raw in enumerate(iter(lambda: stream.readline(_LINE_BYTES + 1), b""), base + 1):
+    for place, raw in enumerate(iter(partial(stream.readline, _LINE_BYTES + 1), b""), base + 1):
         if len(raw) > _LINE_BYTES:  # a device, or no table: the rest of it may have no end
             faults.add(place, f"longer than {_LINE_BYTES:,} bytes")
             return
