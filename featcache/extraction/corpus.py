@@ -143,7 +143,7 @@ class PartRun:
         self, built: Sequence[BuiltConfig], options: Options, root: AudioLocation
     ) -> list[PartVersion] | None:
         """What is known of the versions of these configs if a run would find nothing to do; None if it must look."""
-        if options.check_sources or options.source is not None:
+        if options.check_sources or options.source is not None or not self._now.hash:
             return None
         found = []
         for one in built:
@@ -187,7 +187,11 @@ class PartRun:
 
 
 def _signed(known: Part, manifest: Path) -> Part:
-    """What there is to know of a part's manifest now: its bytes are read if their number or time has changed."""
+    """What there is to know of a part's manifest now: its bytes are read if their number or time has changed. Nothing
+    is known of a folder, which may be a manifest too, so that a run looks at what is in it.
+    """
+    if manifest.is_dir():
+        return dataclasses.replace(known, manifest=str(manifest.absolute()), size=0, mtime_ns=0, hash="")
     try:
         with manifest.open("rb") as file:
             status = os.fstat(file.fileno())

@@ -32,10 +32,14 @@ def version_folders(path: Location) -> list[Location]:
     except NotADirectoryError as error:
         raise StoreError(f"{path}: there is no such cache folder") from error
     if not folders:
-        if store_of(path).exists(path / CORPUS):
-            raise StoreError(f"{path}: is a corpus: name one of its parts, a folder in it")
+        _refuse_corpus(path)
         raise StoreError(f"{path}: holds no version: `featcache extract` creates one")
     return folders
+
+
+def _refuse_corpus(path: Location) -> None:
+    if store_of(path).exists(path / CORPUS):
+        raise StoreError(f"{path}: is a corpus: name one of its parts, a folder in it")
 
 
 def version_names(path: Location) -> list[str]:
@@ -59,6 +63,7 @@ def _named(cache: Location, name: str) -> Location:
     if len(found) > 1:
         raise _several(cache, found)
     if not found:
+        _refuse_corpus(cache)
         hint = f"; {cache} holds {listing(folder.name for folder in there)}" if there else ""
         raise StoreError(f"{cache / name}: there is no such cache folder{hint}")
     return found[0]
