@@ -282,7 +282,7 @@ def _extract_parts(
     for number, (name, manifest) in enumerate(plan.manifests.items(), 1):
         try:
             part = PartRun(plan, name)
-            known = part.unchanged(built, job.options, job.reading["root"] or manifest.parent.absolute())
+            known = part.unchanged(built, job.options, job.reading["root"])
             if known is not None:
                 unchanged += 1
                 codes.append(FAILURES_LEFT if any(version.failed for version in known) else 0)

@@ -85,6 +85,14 @@ def test_failures_and_faults_of_one_part(cli, audio, scratch):
     (audio.folder / "01.wav").write_bytes(sound)
     assert extracted(cli(*extract(audio, corpus, "--json"))) == {"p0": 1, "p2": None}
 
+    # A manifest that says itself where its files are.
+    (audio.folder / "later").mkdir()
+    (audio.folder / "q.tsv").write_text(f"{audio.folder / 'later'}\n04.wav\t100\n../05.wav\t100\n")
+    assert extracted(cli(*extract(audio, corpus, "--json", manifests="q.tsv"))) == {"q": 1}
+    assert extracted(cli(*extract(audio, corpus, "--json", manifests="q.tsv"))) == {"q": None}
+    shutil.copy(audio.folder / "04.wav", audio.folder / "later")
+    assert extracted(cli(*extract(audio, corpus, "--json", manifests="q.tsv"))) == {"q": 1}
+
 
 def test_a_job_of_several_takes_whole_parts(cli, audio, scratch):
     """Of several manifests, which need no durations; of one, a job takes a range of rows, as ever."""
