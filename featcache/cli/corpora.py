@@ -91,7 +91,9 @@ class _Loop:
             if self._codes.get(part.name) == INTERRUPTED:
                 break
         if self._is_search and self._missing is not None and not documents:
-            raise self._missing
+            if len(parts) == 1:
+                raise self._missing
+            raise MissingItemError(f"{self._missing}; nor is it in the other parts of {corpus}")
         code = worst(self._codes.values())
         if self._given.get("as_json"):
             print_json({"corpus": str(corpus), "exit_code": code, "parts": documents})

@@ -278,11 +278,11 @@ def _extract_parts(
     for line in plan.notes:
         note(line)
     built = build_configs(configs, job.options)
-    documents, codes, unchanged = [], [0], 0
+    documents, codes, unchanged, wrong = [], [0], 0, 0
     for number, (name, manifest) in enumerate(plan.manifests.items(), 1):
         try:
             part = PartRun(plan, name)
-            known = part.unchanged(built, job.options, job.reading["root"] or manifest.parent.absolute())
+            known = part.unchanged(built, job.options, job.reading["root"])
             if known is not None:
                 unchanged += 1
                 codes.append(FAILURES_LEFT if any(version.failed for version in known) else 0)
@@ -297,6 +297,7 @@ def _extract_parts(
             note(f"featcache: {error}")
             documents.append({"part": name, "error": str(error)})
             codes.append(error.exit_code)
+            wrong += 1
             continue
         documents.append({"part": name, "unchanged": False, **outcome.document})
         codes.append(outcome.code)
@@ -306,10 +307,12 @@ def _extract_parts(
     if job.as_json:
         print_json({"corpus": str(corpus), "exit_code": code, "unchanged": unchanged, "parts": documents})
     else:
-        done = len(documents) - unchanged
+        done = len(documents) - unchanged - wrong
         left = len(plan.manifests) - len(documents)
+        what = "to extract" if job.dry_run else "extracted"
         say(
-            f"{corpus}: {counted(len(plan.manifests), 'part')}: {done:,} extracted, {unchanged:,} unchanged since"
+            f"{corpus}: {counted(len(plan.manifests), 'part')}: {done:,} {what}, {unchanged:,} unchanged since"
+            + (f", {wrong:,} with wrong manifests" if wrong else "")
             + (f", {left:,} not begun: run the same command again" if left else "")
         )
     return code

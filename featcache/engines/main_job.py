@@ -20,6 +20,7 @@ from featcache.extraction.partition import Partition
 from featcache.extraction.summary import Summary
 from featcache.manifest import Manifest, read_manifest
 from featcache.storage.location import as_location
+from featcache.store.corpus import is_corpus
 
 LOCAL = "local"
 
@@ -77,9 +78,10 @@ def extract(
     library has to say goes to the logger `featcache`.
 
     Args:
-        manifest: A CSV, TSV, JSONL or Parquet file, or a manifest that was read.
+        manifest: A manifest in any of the formats of docs/manifest.md, or one that was read.
         configs: YAML files, names of packaged configs, or configs; a version is filled for each.
         cache: The folder that holds the versions, which is made if it is missing; or a URL: `s3://bucket/features`.
+            It is no corpus, but may be a part of one.
         engine: `local`; `ray`, for the Ray cluster that this process is in, or that runs on this machine, or else one
             that is started for the run; `ray://host:port`, for a cluster elsewhere; or an engine of one's own.
         device: `cpu`, `cuda`, `cuda:1`; with the local engine also `all` or several, as `cuda:0,cuda:2`, each of which
@@ -111,6 +113,9 @@ def extract(
         StoreError: The cache cannot be written. What was committed stays.
         ExtractorError: The extractor broke its contract.
     """
+    place = as_location("cache", cache)
+    if is_corpus(place):
+        raise ArgumentError(f"{cache}: is a corpus: the command `featcache extract` adds to it")
     options = Options(
         device=device,
         threads=threads,
@@ -130,5 +135,5 @@ def extract(
         manifest = read_manifest(manifest, root=root, carry=False)
     several = [configs] if isinstance(configs, str | Path | Config) else configs
     loaded = [config if isinstance(config, Config) else load_config(config) for config in several]
-    plan = plan_extraction(manifest, loaded, cache, options)
+    plan = plan_extraction(manifest, loaded, place, options)
     return run_extraction(plan, chosen, progress or (lambda _: None), stop)

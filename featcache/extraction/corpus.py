@@ -22,11 +22,11 @@ from featcache.extraction.failures import would_fail_again
 from featcache.extraction.partition import Partition
 from featcache.extraction.summary import Summary
 from featcache.extraction.version_plan import BuiltConfig
-from featcache.manifest.audio_locations import AudioLocation, Url
+from featcache.manifest.audio_locations import AudioLocation, Url, as_root
 from featcache.storage.location import folder_of
 from featcache.store.corpus import Part, PartVersion, is_corpus, read_parts, update_parts
 from featcache.store.index import index_folder, open_index
-from featcache.store.runs import latest_failures
+from featcache.store.runs import latest_failures, read_run, run_names
 from featcache.store.selection import version_names
 from featcache.store.version import Version
 
@@ -140,10 +140,13 @@ class PartRun:
         return bool(self._known.hash) and self._now.hash != self._known.hash
 
     def unchanged(
-        self, built: Sequence[BuiltConfig], options: Options, root: AudioLocation
+        self, built: Sequence[BuiltConfig], options: Options, root: AudioLocation | None
     ) -> list[PartVersion] | None:
-        """What is known of the versions of these configs if a run would find nothing to do; None if it must look."""
-        if options.check_sources or options.source is not None:
+        """What is known of the versions of these configs if a run would find nothing to do; None if it must look.
+
+        `root` is what relative paths are relative to; None for what the latest run took.
+        """
+        if options.check_sources or options.source is not None or not self._now.hash:
             return None
         found = []
         for one in built:
@@ -187,7 +190,11 @@ class PartRun:
 
 
 def _signed(known: Part, manifest: Path) -> Part:
-    """What there is to know of a part's manifest now: its bytes are read if their number or time has changed."""
+    """What there is to know of a part's manifest now: its bytes are read if their number or time has changed. Nothing
+    is known of a folder, which may be a manifest too, so that a run looks at what is in it.
+    """
+    if manifest.is_dir():
+        return dataclasses.replace(known, manifest=str(manifest.absolute()), size=0, mtime_ns=0, hash="")
     try:
         with manifest.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -199,8 +206,16 @@ def _signed(known: Part, manifest: Path) -> Part:
     return dataclasses.replace(known, manifest=str(manifest.absolute()), size=size, mtime_ns=mtime_ns, hash=content)
 
 
-def _would_all_fail_again(version: Version, built: BuiltConfig, root: AudioLocation) -> bool:
-    """Whether the files of all utterances that ever failed are as they were; False where a server would have to say."""
+def _would_all_fail_again(version: Version, built: BuiltConfig, root: AudioLocation | None) -> bool:
+    """Whether the files of all utterances that ever failed are as they were; False where a server would have to say, or
+    nothing says where they are.
+    """
+    if root is None:  # a manifest may say itself what its paths are relative to
+        latest = read_run(version, max(run_names(version), default=""))
+        recorded = None if latest is None else latest.asked.get("root")
+        if recorded is None:
+            return False
+        root = as_root(recorded)
     limit = built.max_seconds
     for failure in latest_failures(version).values():
         max_seconds = None if limit is None else limit * built.waveform_maker.speed(failure.id)

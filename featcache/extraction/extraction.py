@@ -391,6 +391,7 @@ def _settle(plan: ExtractionPlan, planned: VersionPlan) -> None:
     with suppress(OSError, StoreError):
         version = Version.open(planned.path)
         version.sweep()
+        sweep_attempts(version, planned.index.shards)
         forget_suspects(version, planned.index)
         if plan.only is None and find_unfinished(version, planned.index, all_runs=True):
             _begin(plan, planned, version).finish(interrupted=False)

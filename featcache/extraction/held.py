@@ -12,7 +12,7 @@ from featcache.extraction.tasks import RowStatus, compare
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.extraction.wanted_rows import WantedRows
 from featcache.manifest import Manifest
-from featcache.storage.location import Location
+from featcache.storage.location import Location, ObjectPath
 from featcache.storage.store import store_of
 from featcache.store.in_flight import Suspects, find_suspects
 from featcache.store.index import Index, build_index, open_index
@@ -42,7 +42,9 @@ def open_held(path: Location, wanted: WantedRows) -> HeldVersion:
     Raises:
         DamagedError: Its metadata or columns are damaged.
     """
-    if not store_of(path).exists(path / "zarr.json"):
+    store = store_of(path)
+    if not store.exists(path / "zarr.json") or (isinstance(path, ObjectPath) and not store.exists(path / "shards")):
+        # In an object store, whoever made the version may have been killed before `shards`; it is finished then.
         return HeldVersion(None, build_index([]), {}, Suspects())
     version = Version.open(path)
     index = open_index(version) if wanted.partition is None else index_of_partition(version, wanted.partition)

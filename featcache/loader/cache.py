@@ -15,7 +15,6 @@ from featcache.errors import ArgumentError, MissingItemError, StoreError
 from featcache.loader.buffers import Buffers, tensor_in, tensor_of
 from featcache.loader.crop import check_codebooks, check_padding, frames_between
 from featcache.loader.object_shards import open_shards
-from featcache.loader.shards import Shards
 from featcache.spec import FeatureSpec
 from featcache.storage.location import Location
 from featcache.store.dequantize import dequantize_array
@@ -28,7 +27,7 @@ from featcache.strings import Strings
 if TYPE_CHECKING:
     import torch
 
-    from featcache.loader.memory import HotUtterances
+    from featcache.loader.shards import ShardReader, UtteranceReader
     from featcache.loader.tiers import Tiers
 
 __all__ = ["Cache", "Keys"]
@@ -72,10 +71,11 @@ class Cache:
         self.check = check
         self.index = open_index(version, shards)
         self._tiers = tiers
-        self._shards = (
+        shard_reader = (
             open_shards(version, self.index, check=check) if tiers is None else tiers.shards(version, self.index, check)
         )
-        self._reader: Shards | HotUtterances = self._shards if tiers is None else tiers.reader(self._shards)
+        self._shards: ShardReader = shard_reader
+        self._reader: UtteranceReader = shard_reader if tiers is None else tiers.reader(shard_reader)
         self._buffers = Buffers()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ from featcache.loader.cache import Cache
 from featcache.loader.parts import OpenPart, Parts, PartsColumn, PartsIds
 from featcache.loader.tiers import Tiers
 from featcache.storage.location import Location
+from featcache.store.index import Index
 from featcache.store.runs import Failure, latest_failures
 from featcache.store.version import Version, VersionInfo
 from featcache.strings import Strings
@@ -175,9 +176,9 @@ class Corpus(Cache):
         self.check = check
         self._path, self._tiers = path, tiers
         self._parts = Parts(parts, info.fingerprint, check, tiers)
-        self.index = cast(Any, _Index(self._parts))
+        self.index = cast(Index, _Index(self._parts))  # as far as reading needs one
         are_mapped = isinstance(path, Path) and (tiers is None or tiers.ram is None)
-        self._reader = self._shards = cast(Any, _Readers(self._parts, are_mapped))
+        self._reader = self._shards = _Readers(self._parts, are_mapped)
         self._buffers = Buffers()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -171,7 +171,7 @@ def _look(path: Location, name: str, known: PartVersion | None, strict: bool) ->
 
 
 def _each(work: Callable[[str], _T], names: Sequence[str], corpus: Location) -> list[_T]:
-    """What `work` returns for each name; of an object store, for several at once."""
+    """What `work` returns for each name; of an object store, for several at once. `work` may call `in_parallel`."""
     if isinstance(corpus, Path):
         return list(map(work, names))
     with ThreadPoolExecutor(REQUESTS) as threads:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,8 @@ class Parts:
         if version.info.fingerprint != self._fingerprint:
             raise StoreError(f"{part.path}: has another fingerprint than the version of the same name in other parts")
         names = version.listed_shards()
+        if not isinstance(part.path, Path) and index_folder(version, names).name != part.known.index:
+            names = version.shard_names()  # without those that are still being written
         if index_folder(version, names).name == part.known.index:
             version.take_for_whole(names)  # they were when the index was built
         else:

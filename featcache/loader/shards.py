@@ -6,7 +6,7 @@ import resource
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,27 @@ __all__ = ["Shards", "cut"]
 
 _FILES_OPEN = 128
 """The most shards' files that are open to be read from, unless an eighth of what the process may open is less."""
+
+
+class UtteranceReader(Protocol):
+    """What a cache reads utterances from, by their positions: shards, memory before them, or the parts of a corpus."""
+
+    def utterance(self, position: int) -> NDArray[Any]: ...
+    def load(self, position: int, out: NDArray[Any]) -> NDArray[Any]: ...
+    def frames(
+        self, positions: NDArray[np.int64], firsts: NDArray[np.int64] | None, counts: NDArray[np.int64]
+    ) -> list[NDArray[Any]]: ...
+    def requesting(self, positions: NDArray[np.int64]) -> AbstractContextManager[None]: ...
+    def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]: ...
+
+
+class ShardReader(UtteranceReader, Protocol):
+    """Likewise, with what only shards have; see `Shards`."""
+
+    def verify(self, position: int, frames: NDArray[Any]) -> None: ...
+    def quantization(self, position: int) -> NDArray[np.float32]: ...
+    def side(self, name: str, position: int) -> NDArray[Any]: ...
+    def range(self, shard: int, first: int, count: int) -> NDArray[Any]: ...
 
 
 class Shards:

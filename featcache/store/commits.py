@@ -15,6 +15,7 @@ entered in `commits/<what>.1`, and so on. No entry is ever changed or removed.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ from featcache.strings import Strings
 _DAY_SECONDS = 86400.0
 _COMPLETED_SECONDS = _DAY_SECONDS / 2
 """How old the files of a shard may be that is still to be completed: long before they may be removed."""
+_TRUSTED_SECONDS = 3600.0
+"""How long after a writer began it may rely on it that its files are there, without looking."""
 
 _COLUMNS = {"ids": np.uint8, "id_offsets": np.uint64, "row_hash": np.uint64, "offsets": np.uint64}
 _ENTRY = fields(
@@ -155,20 +158,24 @@ def _upload(files: ShardFiles, version: Version) -> str:
     assert isinstance(path, ObjectPath)
     if (other := _standing(path, what)) is not None:
         return other
-    place = path / "shards" / shard.name
+    place, begun = path / "shards" / shard.name, time.time()
     sizes = files.upload_arrays(place)
     rows = SegmentColumns.of_arrays(shard.paths, shard.column("segments"), shard.column("channels"))
     columns = {name: shard.column(name) for name in ("ids", "id_offsets", "offsets")}
     document = files.document()
     entry = Entry(shard.name, document.decode(), sizes, {**columns, "row_hash": rows.hashes()})
     for entered in _entries(path, what):
-        if _store.put_if_absent(entered, entry.data()):
+        is_ours = _store.put_if_absent(entered, entry.data())
+        if is_ours and time.time() - begun < _TRUSTED_SECONDS:
             _store.put(place / "zarr.json", document)
             return shard.name
         if (other := _shard_of(path, entered)) is not None:
-            with suppress(StoreError):  # it stays, and is not seen
-                _store.delete_folder(place)
+            if not is_ours:
+                with suppress(StoreError):  # it stays, and is not seen
+                    _store.delete_folder(place)
             return other
+        if is_ours:  # this machine has slept for a day, for example, and another one has swept
+            raise StoreError(f"{place}: what was written of this shard is too old, or gone: run the same command again")
     raise AssertionError
 
 

@@ -241,7 +241,10 @@ def by_part_name(manifests: Iterable[Path]) -> dict[str, Path]:
         try:
             check(name)
         except ValueError as error:
-            raise ArgumentError(f"{manifest}: {name!r} cannot name a part: {error}") from error
+            raise ArgumentError(
+                f"{manifest}: {name!r} cannot name a part: give the manifest a name that does not begin with a dot, "
+                "without control characters, of at most 200 characters"
+            ) from error
         if parts.setdefault(name, manifest).absolute() != manifest.absolute():
             raise ArgumentError(
                 f"{parts[name]} and {manifest} would both be the part {name}: parts are named after their manifests, "
@@ -251,7 +254,9 @@ def by_part_name(manifests: Iterable[Path]) -> dict[str, Path]:
 
 
 def part_name(manifest: Path) -> str:
-    """The name of a manifest's part: `train-00` for `train-00.parquet` and `train-00.csv.gz`."""
+    """The name of a manifest's part: `train-00` for `train-00.parquet`, `train-00.csv.gz` and the folder `train-00`."""
+    if manifest.is_dir():
+        return manifest.resolve().name
     return (manifest.with_suffix("") if manifest.suffix.lower() == ".gz" else manifest).stem
 
 

@@ -85,11 +85,21 @@ def test_failures_and_faults_of_one_part(cli, audio, scratch):
     (audio.folder / "01.wav").write_bytes(sound)
     assert extracted(cli(*extract(audio, corpus, "--json"))) == {"p0": 1, "p2": None}
 
+    # A manifest that says itself where its files are.
+    (audio.folder / "later").mkdir()
+    (audio.folder / "q.tsv").write_text(f"{audio.folder / 'later'}\n04.wav\t100\n../05.wav\t100\n")
+    assert extracted(cli(*extract(audio, corpus, "--json", manifests="q.tsv"))) == {"q": 1}
+    assert extracted(cli(*extract(audio, corpus, "--json", manifests="q.tsv"))) == {"q": None}
+    shutil.copy(audio.folder / "04.wav", audio.folder / "later")
+    assert extracted(cli(*extract(audio, corpus, "--json", manifests="q.tsv"))) == {"q": 1}
+
 
 def test_a_job_of_several_takes_whole_parts(cli, audio, scratch):
     """Of several manifests, which need no durations; of one, a job takes a range of rows, as ever."""
     corpus = scratch / "corpus"
-    assert "p1/fbank80-2a8b3903b266: 4 of 4 utterances to extract" in cli(*extract(audio, corpus, "--dry-run")).out
+    planned = cli(*extract(audio, corpus, "--dry-run")).out
+    assert "p1/fbank80-2a8b3903b266: 4 of 4 utterances to extract" in planned
+    assert planned.endswith("3 parts: 3 to extract, 0 unchanged since\n")
     assert not corpus.exists()
     assert extracted(cli(*extract(audio, corpus, "--json", "--partition", "1/2"))) == {"p1": 4}
     with pytest.warns(featcache.FeatcacheWarning, match="2 parts have no fbank80-2a8b3903b266, not extracted yet"):
@@ -109,6 +119,19 @@ def test_a_job_of_several_takes_whole_parts(cli, audio, scratch):
     assert read_parts(corpus)[-1].versions["fbank80-2a8b3903b266"].utterances == 6
 
 
+def test_a_folder_is_the_manifest_of_a_part(cli, audio, scratch):
+    """Which is always looked at: nothing tells at once whether it has changed."""
+    corpus = scratch / "corpus"
+    for name, numbers in (("set.a", (0, 1)), ("set.b", (2,))):
+        (audio.folder / name).mkdir()
+        for number in numbers:
+            shutil.copy(audio.folder / f"{number:02}.wav", audio.folder / name)
+    assert extracted(cli(*extract(audio, corpus, "--json", manifests="set.*"))) == {"set.a": 2, "set.b": 1}
+    shutil.copy(audio.folder / "03.wav", audio.folder / "set.b")
+    assert extracted(cli(*extract(audio, corpus, "--json", manifests="set.b"))) == {"set.b": 1}
+    assert len(featcache.open(corpus, strict=True)) == 4
+
+
 def test_commands_do_each_part(cli, audio, scratch):
     corpus = scratch / "corpus"
     assert cli(*extract(audio, corpus)).code == 0
@@ -122,6 +145,9 @@ def test_commands_do_each_part(cli, audio, scratch):
     assert "p1/fbank80" in cli("show", corpus, "utt-05").out
     missing = cli("show", corpus, "utt-99")
     assert (missing.code, "'utt-99': no such utterance" in missing.err) == (1, True)
+    assert f"nor is it in the other parts of {corpus}" in missing.err
+    compared = cli("diff", f"{corpus}/fbank80", corpus / "p0")
+    assert (compared.code, f"{corpus}: is a corpus: name one of its parts" in compared.err) == (1, True)
 
     copied = cli("copy", corpus, scratch / "copy")
     assert (copied.code, copied.out.splitlines()[-1]) == (0, f"{corpus}: 3 parts: all fine")
@@ -174,6 +200,8 @@ def test_a_corpus_is_no_cache_of_one_manifest(cli, audio, scratch):
     assert only_version(scratch / "cache")
     corpus = scratch / "corpus"
     assert cli(*extract(audio, corpus)).code == 0
+    with pytest.raises(featcache.errors.ArgumentError, match="is a corpus: the command `featcache extract` adds to it"):
+        featcache.extract(audio.folder / "p0.csv", "fbank80", corpus, threads=1)
     assert f"{corpus}: is a corpus: name one of its parts" in cli("fit-kmeans", corpus, "-k", 2, "-o", "units").err
     (corpus / "corpus.json").write_text('{"sealed": true}')
     assert "corpus.json: damaged" in cli("info", corpus).err

@@ -57,6 +57,8 @@ def assert_like(run, url, sound, manifest, tmp_path, left=0):
 def test_a_store_gets_what_a_folder_gets(run, url, sound, plain, tmp_path):
     rows = [*plain.rows, {"id": "gone", "path": "gone.wav"}]
     manifest = plain.manifest(rows, "one-is-gone.csv")
+    (version,) = version_folders(sound)  # which somebody has begun to make there, and was killed
+    Objects().put(parse_location("url", url) / version.name / "zarr.json", (version / "zarr.json").read_bytes())
     made = run("extract", manifest, "-o", url, *SHARDS)
     assert made.code == 3, made.err
     assert "gone.wav" in run("info", url, "--failures").out

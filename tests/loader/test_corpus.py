@@ -19,6 +19,7 @@ from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError, Sto
 from featcache.loader.batches import PartWindows, Rules
 from featcache.loader.parts import Parts
 from featcache.storage.location import parse_location
+from featcache.storage.objects import Objects
 from featcache.store.copying import copy_version
 from featcache.store.corpus import copy_list
 from featcache.store.selection import select_versions
@@ -189,7 +190,11 @@ def test_a_corpus_in_an_object_store(folder):
     with pytest.raises(StoreError, match="no part holds a version yet"):
         featcache.open(str(to))
     for number in (0, 2, 3):
-        copy_version(featcache.open(folder / f"p{number}").version, to / f"p{number}")
+        copied = featcache.open(folder / f"p{number}").version
+        copy_version(copied, to / f"p{number}")
+    there = to / "p3" / copied.path.name
+    Objects().delete_folder(there / "index")
+    Objects().put(there / "shards" / "0123456789ab" / "ids" / "zarr.json", b"{}")  # of a copy that was killed
     with pytest.warns(FeatcacheWarning, match=r"1 part has no fbank80-.*, not extracted yet: p1"):
         corpus = featcache.open(str(to), ram="1MB")
     assert corpus.parts == ["p0", "p2", "p3"]

@@ -180,6 +180,19 @@ class TestLeftovers:
         assert add_shard(version, FEATURES) != name
         assert len(version.shard_names()) == 1
 
+    def test_a_writer_that_has_slept_looks_whether_its_files_are_there(self, memory, monkeypatch):
+        version = make_version(memory)
+        monkeypatch.setattr(commits, "_TRUSTED_SECONDS", -1)
+        with monkeypatch.context() as patched:
+            patched.setattr(commits, "_COMPLETED_SECONDS", -1)
+            with pytest.raises(StoreError, match="is too old, or gone: run the same command again"):
+                add_shard(version, FEATURES)
+        assert version.shard_names() == []
+        for name in files_below(version.path / "shards")[:-1]:
+            Objects().delete(version.path / "shards" / name)
+        add_shard(version, FEATURES)
+        assert_whole(version)
+
     def test_attempts_are_swept_after_a_day(self, memory, monkeypatch):
         version = make_version(memory, FEATURES)
         left = version.path / "shards" / "0123456789ab"
