@@ -20,7 +20,7 @@ from featcache.cli.common import note, print_json, read_manifest, say
 from featcache.cli.corpora import worst
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.cli.summary import plan_document, print_summary
-from featcache.errors import ArgumentError, ManifestError, counted
+from featcache.errors import ArgumentError, DamagedError, ManifestError, counted
 
 if TYPE_CHECKING:
     from featcache.config import Config
@@ -293,7 +293,7 @@ def _extract_parts(
             outcome = job.extract(manifest, built, part.cache)
             if outcome.summary is not None and job.options.partition is None:
                 part.record(outcome.summary)
-        except ManifestError as error:  # the other parts need not wait for it
+        except (DamagedError, ManifestError) as error:  # the other parts need not wait for it
             note(f"featcache: {error}")
             documents.append({"part": name, "error": str(error)})
             codes.append(error.exit_code)
@@ -312,7 +312,7 @@ def _extract_parts(
         what = "to extract" if job.dry_run else "extracted"
         say(
             f"{corpus}: {counted(len(plan.manifests), 'part')}: {done:,} {what}, {unchanged:,} unchanged since"
-            + (f", {wrong:,} with wrong manifests" if wrong else "")
+            + (f", {wrong:,} not extracted" if wrong else "")
             + (f", {left:,} not begun: run the same command again" if left else "")
         )
     return code

@@ -23,7 +23,6 @@ from featcache.extraction.partition import Partition
 from featcache.extraction.summary import Summary
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.audio_locations import AudioLocation, Url, as_root
-from featcache.storage.location import folder_of
 from featcache.store.corpus import Part, PartVersion, is_corpus, read_parts, update_parts
 from featcache.store.index import index_folder, open_index
 from featcache.store.runs import latest_failures, read_run, run_names
@@ -64,9 +63,8 @@ def plan_corpus(
         ArgumentError: The folder is a cache of one manifest.
         ManifestError: A manifest is not there.
         DamagedError: The corpus's `corpus.json` is damaged.
-        StoreError: It cannot be written, or is in an object store.
+        StoreError: It cannot be written.
     """
-    folder = folder_of(folder)
     if versions := version_names(folder):
         raise ArgumentError(
             f"{folder}: is the cache of one manifest, with {listing(versions)}: give another folder for the corpus of "

@@ -203,6 +203,13 @@ def test_a_corpus_is_no_cache_of_one_manifest(cli, audio, scratch):
     with pytest.raises(featcache.errors.ArgumentError, match="is a corpus: the command `featcache extract` adds to it"):
         featcache.extract(audio.folder / "p0.csv", "fbank80", corpus, threads=1)
     assert f"{corpus}: is a corpus: name one of its parts" in cli("fit-kmeans", corpus, "-k", 2, "-o", "units").err
+    metadata = only_version(corpus / "p1").path / "zarr.json"
+    whole = metadata.read_bytes()
+    metadata.write_bytes(b"{}")
+    damaged = cli(*extract(audio, corpus))
+    assert (damaged.code, f"{metadata}: damaged" in damaged.err) == (1, True)
+    assert damaged.out == f"{corpus}: 3 parts: 0 extracted, 2 unchanged since, 1 not extracted\n"
+    metadata.write_bytes(whole)
     (corpus / "corpus.json").write_text('{"sealed": true}')
     assert "corpus.json: damaged" in cli("info", corpus).err
     (corpus / "corpus.json").unlink()
