@@ -27,6 +27,7 @@ _LARGEST = 1 << 62
 _FILES = frozenset({b"0", b"\0", b"7"})
 _WITHOUT_DATA = frozenset({b"1", b"2", b"3", b"4", b"5", b"6"})
 _SPARSE, _LINK = b"S", b"1"
+_SPARSE_BY_PAX = b"GNU.sparse"
 _REFUSED = (
     "is a folder or a device, not a file",
     "is a symbolic link, which is not followed",
@@ -165,7 +166,7 @@ def _headers(descriptor: int) -> Iterator[_Header]:
                 is_continued = _read(descriptor, _BLOCK, at)[504]
                 at += _BLOCK
         name, link = said.get(b"path") or _name(block), said.get(b"linkpath") or _text(block[157:257])
-        if any(key.startswith(b"GNU.sparse") for key in said):
+        if any(key.startswith(_SPARSE_BY_PAX) for key in said):
             kind, name = _SPARSE, said.get(b"GNU.sparse.name", name)
         is_folder = kind == b"\0" and name.endswith(b"/")  # of tars older than ustar
         yield _Header(b"5" if is_folder else kind, name, link, at, size)
@@ -202,8 +203,10 @@ def _records(data: bytes, at: int) -> Mapping[bytes, bytes]:
         key, equals, value = record.partition(b"=")
         if not equals:
             raise _DamagedError(f"has a damaged header before byte {at:,}")
-        if key in (b"path", b"linkpath", b"size") or key.startswith(b"GNU.sparse"):
-            found[key[:32]] = value
+        if key in (b"path", b"linkpath", b"size", b"GNU.sparse.name"):
+            found[key] = value
+        elif key.startswith(_SPARSE_BY_PAX):  # of many such keys one is kept: a header may hold 10^5, for all members
+            found[_SPARSE_BY_PAX] = value
         start += length
     return found
 

@@ -77,15 +77,15 @@ def _entries(source: Source) -> Rows:
         return
     del data
     decode, at, counted = json.JSONDecoder().raw_decode, 0, 0
+    may_have_halves = "\\ud" in text or "\\uD" in text  # of surrogate pairs: as in JSON lines
     try:
         at = _after(text, at, "{")
         while text[at : at + 1] != "}":
             line += text.count("\n", counted, at)
             counted = at
             key, at = decode(text, at)
-            start = _after(text, at, ":")
-            row, at = decode(text, start)
-            if "\\ud" in text[start:at] or "\\uD" in text[start:at]:  # as in JSON lines
+            row, at = decode(text, _after(text, at, ":"))
+            if may_have_halves:
                 json.dumps(row, ensure_ascii=False).encode()
             if isinstance(row, dict) and isinstance(key, str):
                 yield line, {**row, "id": key}
