@@ -136,4 +136,4 @@ class _Loop:
     def _summarize(self, corpus: Any, parts: list[Part]) -> None:
         named = {code: [name for name, found in self._codes.items() if found == code] for code in _OUTCOMES}
         bad = [f"{len(names):,} {_OUTCOMES[code]}: {listing(names)}" for code, names in named.items() if names]
-        say(f"{corpus}: {counted(len(parts), 'part')}: {'; '.join(bad) or 'all fine'}")
+        say(f"{corpus}: {counted(len(parts), 'part')}: {'; '.join(bad) or 'no errors'}")

@@ -37,11 +37,6 @@ def version_folders(path: Location) -> list[Location]:
     return folders
 
 
-def _refuse_corpus(path: Location) -> None:
-    if store_of(path).exists(path / CORPUS):
-        raise StoreError(f"{path}: is a corpus: name one of its parts, a folder in it")
-
-
 def version_names(path: Location) -> list[str]:
     """The names of the folders of all versions in the cache at `path`; none if there is no such folder."""
     with suppress(OSError):

@@ -137,7 +137,7 @@ def test_commands_do_each_part(cli, audio, scratch):
     assert cli(*extract(audio, corpus)).code == 0
     manifests = audio.folder / "p?.csv"
     sound = cli("verify", corpus, "--manifest", manifests)
-    assert (sound.code, sound.out.splitlines()[-1]) == (0, f"{corpus}: 3 parts: all fine")
+    assert (sound.code, sound.out.splitlines()[-1]) == (0, f"{corpus}: 3 parts: no errors")
     for command in ("info", "index"):
         document = json.loads(cli(command, f"{corpus}/fbank80", "--json").out)
         assert [part["part"] for part in document["parts"]] == ["p0", "p1", "p2"]
@@ -150,7 +150,7 @@ def test_commands_do_each_part(cli, audio, scratch):
     assert (compared.code, f"{corpus}: is a corpus: name one of its parts" in compared.err) == (1, True)
 
     copied = cli("copy", corpus, scratch / "copy")
-    assert (copied.code, copied.out.splitlines()[-1]) == (0, f"{corpus}: 3 parts: all fine")
+    assert (copied.code, copied.out.splitlines()[-1]) == (0, f"{corpus}: 3 parts: no errors")
     assert len(featcache.open(scratch / "copy", strict=True)) == 12
 
     chunk = shard_folders(corpus / "p1")[0] / "features" / "c" / "0" / "0"
