@@ -17,6 +17,8 @@ from featcache.store.corpus import read_parts
 def audio(plain, scratch):
     """Twelve clips, and three manifests of four of them each: `p0.csv` to `p2.csv`."""
     made = plain.copy(scratch / "audio")
+    for other in made.folder.glob("*.csv"):  # of other tests
+        other.unlink()
     for number in range(3):
         made.manifest(made.rows[4 * number : 4 * number + 4], f"p{number}.csv")
     return made
