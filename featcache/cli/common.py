@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
+FAILURES_LEFT = 3
+"""The exit code of a command that has finished, though some utterances failed."""
+
 FIRST_SECONDS = 5.0
 """The time before the first line of progress if stderr is not a terminal: shorter work is done silently."""
 

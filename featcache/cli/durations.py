@@ -11,14 +11,13 @@ import click
 from tqdm import tqdm
 
 from featcache.cli import options
-from featcache.cli.common import note, print_json, read_manifest, refuse_output, say, terminal_columns
+from featcache.cli.common import FAILURES_LEFT, note, print_json, read_manifest, refuse_output, say, terminal_columns
 from featcache.errors import ArgumentError, counted
 
 if TYPE_CHECKING:
     from featcache.extraction.durations import Durations
     from featcache.manifest import Manifest
 
-FAILURES_LEFT = 3
 _SHOWN = 5
 _LOOKING_THREADS = 4
 """Threads for each core: they mostly wait for the disk."""
@@ -77,6 +76,7 @@ def durations(
         print_json({"manifest": str(output), "rows": len(read), "added": added, "failed": found.reasons})
     else:
         say(f"{output}: {counted(len(read), 'row')}, {added:,} durations added")
+    note_root(output, read)
     note_failures(read, found)
     ctx.exit(FAILURES_LEFT if found.failures else 0)
 
@@ -88,6 +88,12 @@ def look(read: Manifest, threads: int | None, every: bool = False) -> Durations:
     threads = threads or min(32, _LOOKING_THREADS * len(os.sched_getaffinity(0)))
     with tqdm(total=len(read), unit=" rows", leave=False, file=sys.stderr, disable=not terminal_columns()) as bar:
         return measure_durations(read, threads, bar.update, every=every)
+
+
+def note_root(output: Path, read: Manifest) -> None:
+    """Say what to give as --root for a new manifest whose paths are relative to another folder than its own."""
+    if output.absolute().parent != read.root and not all(map(os.path.isabs, read.paths)):
+        note(f"{output}: relative paths are relative to {read.root}: give --root {read.root}")
 
 
 def note_failures(read: Manifest, found: Durations) -> None:

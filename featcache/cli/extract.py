@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import note, print_json, read_manifest, say
+from featcache.cli.common import FAILURES_LEFT, note, print_json, read_manifest, say
 from featcache.cli.corpora import worst
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.cli.summary import plan_document, print_summary
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from featcache.extraction.version_plan import BuiltConfig
     from featcache.manifest.audio_locations import AudioLocation
     from featcache.storage.location import Location
-
-FAILURES_LEFT = 3
 
 
 @click.command(short_help="Extract the features of a manifest's utterances.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import note, print_json, read_manifest, refuse_output, say
-from featcache.cli.durations import FAILURES_LEFT, look, note_failures
+from featcache.cli.common import FAILURES_LEFT, print_json, read_manifest, refuse_output, say
+from featcache.cli.durations import look, note_failures, note_root
 from featcache.errors import counted
 
 if TYPE_CHECKING:
@@ -66,8 +65,7 @@ def manifest(
     read = read_manifest(manifest, reading, root=root)
     if kind not in ("nemo", "lhotse"):
         data, failures = WRITTEN[kind](read), {}
-        if output.absolute().parent != read.root and not all(map(os.path.isabs, read.paths)):
-            note(f"{output}: relative paths are relative to {read.root}: give --root {read.root}")
+        note_root(output, read)
     else:
         from featcache.extraction.audio_files import missing_file_notes
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import print_json, read_manifest, say
+from featcache.cli.common import FAILURES_LEFT, print_json, read_manifest, say
 from featcache.cli.corpora import for_each_part
-from featcache.cli.extract import FAILURES_LEFT
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.cli.summary import print_summary
 from featcache.errors import counted

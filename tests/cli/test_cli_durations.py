@@ -24,6 +24,7 @@ def test_features_are_the_same_with_durations_from_headers(cli, corpus, scratch,
     timed = scratch / "timed.csv"
     ended = cli("durations", corpus.manifest(), "-o", timed, "--root", corpus.folder, "--threads", 2)
     assert ended.code == 0, ended
+    assert f"give --root {corpus.folder}" in ended.err
     before, after = read_manifest(corpus.manifest()), read_manifest(timed)
     given = before.duration == before.duration
     assert (after.duration[given] == before.duration[given]).all()
