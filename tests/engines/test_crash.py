@@ -331,7 +331,8 @@ def test_a_run_takes_over_what_a_killed_one_had_begun(cli, plain, gate, gated_co
     job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch, "--threads", 1, "--shard-size", ONE_EACH)
     gate.write_text("2")
     first, second = cli.start(*job), cli.start(*job)
-    first.wait_until(lambda: len(shard_folders(scratch)) == 4)  # two of each; and each has begun a third one
+    entered = [gate.with_name(f"{gate.name}.{running.pid}") for running in (first, second)]
+    first.wait_until(lambda: [path.stat().st_size for path in entered] == [3, 3])  # each has begun a third shard
     first.send(signal.SIGKILL)
     assert first.wait().code == -signal.SIGKILL
     gate.unlink()
