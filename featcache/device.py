@@ -124,10 +124,10 @@ class Device:
     def configure_torch(self) -> None:
         """Make torch in this process ready for extraction: one thread of its own, TF32 off, repeatable kernels."""
         torch.set_num_threads(1)
-        # fp32 means fp32, on a CPU too, where `set_float32_matmul_precision` would let oneDNN round to bfloat16.
+        # fp32 means fp32, on a CPU too, where "medium" would let oneDNN round to bfloat16.
+        torch.set_float32_matmul_precision("highest")
         set_tf32(Tf32(False, False, False))
-        one_dnn: Any = torch.backends.mkldnn
-        for part in (one_dnn.matmul, one_dnn.conv, one_dnn.rnn):
+        for part in _with_switch(torch.backends.mkldnn, "matmul", "conv", "rnn"):
             part.fp32_precision = "ieee"
         if self.is_cuda:
             # Otherwise cuDNN may choose kernels by trial, and cuBLAS its workspace by what else runs.
@@ -146,6 +146,8 @@ class Device:
         """Keep this thread, and those that it starts, on the cores that are next to the GPU, if that is known."""
         if self.is_cuda:
             found: Any = torch.cuda.get_device_properties(self.torch_device)
+            if not hasattr(found, "pci_domain_id"):  # an older torch
+                return
             address = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
             if cores := cores_near(address) & os.sched_getaffinity(0):
                 os.sched_setaffinity(0, cores)
@@ -270,24 +272,33 @@ class Tf32(NamedTuple):
 
 def get_tf32() -> Tf32:
     """The switches of this process."""
-    return Tf32(*(part.fp32_precision == "tf32" for part in _tf32_parts()))
+    if parts := _tf32_parts():
+        return Tf32(*(part.fp32_precision == "tf32" for part in parts))
+    in_cudnn = torch.backends.cudnn.allow_tf32
+    return Tf32(torch.backends.cuda.matmul.allow_tf32, in_cudnn, in_cudnn)
 
 
 def set_tf32(allowed: Tf32) -> None:
-    """Set the switches of this process.
+    """Set the switches of this process. Before torch 2.9, convolutions and LSTMs have one.
 
     The old ones come first, because torch refuses to read them once they disagree with the new ones. Alone they would
     not do: False leaves convolutions and LSTMs to `torch.backends.fp32_precision`, which may say TF32.
     """
     torch.backends.cuda.matmul.allow_tf32 = allowed.products
     torch.backends.cudnn.allow_tf32 = allowed.convolutions
-    for part, is_allowed in zip(_tf32_parts(), allowed, strict=True):
+    for part, is_allowed in zip(_tf32_parts(), allowed, strict=False):
         part.fp32_precision = "tf32" if is_allowed else "ieee"
 
 
-def _tf32_parts() -> tuple[Any, Any, Any]:
-    cudnn: Any = torch.backends.cudnn
-    return torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn
+def _tf32_parts() -> list[Any]:
+    """What has switches of its own, in the order of `Tf32`."""
+    return [*_with_switch(torch.backends.cuda, "matmul"), *_with_switch(torch.backends.cudnn, "conv", "rnn")]
+
+
+def _with_switch(backend: Any, *parts: str) -> list[Any]:
+    """Those parts of a backend that have a switch of their own; none before torch 2.9."""
+    found = (getattr(backend, part, None) for part in parts)
+    return [part for part in found if hasattr(part, "fp32_precision")]
 
 
 def keep_freed_memory() -> None:

@@ -33,6 +33,8 @@ def transformers_class(name: str, needed_for: str) -> Any:
     try:
         import transformers
 
+        if not transformers.is_torch_available():  # it asks for a newer torch than featcache does
+            raise ImportError
         return getattr(transformers, name)
     except (ImportError, AttributeError, RuntimeError) as error:  # RuntimeError: a backend does not import
         raise MissingDependencyError("transformers", needed_for, extra="models") from error

@@ -10,6 +10,7 @@ import pytest
 from cache_contents import being_written, check, chunk_files, items, only_version, shard_folders
 from hypothesis import given
 from hypothesis import strategies as st
+from pausing import interrupt
 
 import featcache
 from featcache.errors import ArgumentError, StoreError
@@ -142,9 +143,7 @@ def test_a_part_that_was_interrupted_keeps_what_it_has(cli, plain, gate, gated_c
     gate.write_text("2")
     running = cli.start(*extract(manifest, scratch, *options, "--partition", "0/2"))
     running.wait_until(lambda: len(shard_folders(scratch)) >= 7)
-    running.send(signal.SIGTERM)
-    gate.unlink()
-    assert running.wait().code == 130
+    assert interrupt(running, gate, signal.SIGTERM).code == 130
     there = len(items(scratch))
     assert there >= 7
     assert "partition 0/2 is not known to be complete" in problems(scratch)[0]
