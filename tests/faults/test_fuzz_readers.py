@@ -22,7 +22,7 @@ def fuzz(reader: str, seconds: float) -> None:
         found = fuzzing.fuzz(reader, seconds, seed, folder)
     again = f"python tests/helpers/fuzzing.py {reader} 600 {seed} FOLDER NUMBER"
     assert not found["wrong"], "\n".join(f"{again.replace('NUMBER', str(n))}\n{what}" for n, what in found["wrong"])
-    assert found["count"] > 5
+    assert found["count"]
     assert found["slowest"] < fuzzing.SECONDS
 
 
