@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from featcache import __version__
-from featcache.cli.common import note
+from featcache.cli.common import complain, note
 from featcache.cli.completion import completion
 from featcache.cli.configs import configs
 from featcache.cli.copy import copy
@@ -60,14 +60,14 @@ class _Commands(click.Group):
             with stdout_for_results(), signals_interrupt():
                 return super().invoke(ctx)
         except FeatcacheError as error:
-            note(f"featcache: {error}")
+            complain(error)
             ctx.exit(error.exit_code)
         except ImportError as error:
             package = (error.name or "").partition(".")[0]
             if package not in _EXTRACT_ONLY:
                 raise
             missing = MissingDependencyError(package, f"featcache {ctx.invoked_subcommand}")
-            note(f"featcache: {missing}")
+            complain(missing)
             ctx.exit(missing.exit_code)
         except BrokenPipeError:
             _drop_output()
@@ -77,16 +77,16 @@ class _Commands(click.Group):
             if _is_from_printing(error):
                 where = "standard output: "
                 _drop_output()
-            note(f"featcache: {where}{error.strerror or error}")
+            complain(f"{where}{error.strerror or error}")
             ctx.exit(1)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and _NO_THREAD not in str(error):
                 raise
             reason = str(error) or "out of memory"
-            note(f"featcache: {reason}: give the process more (ulimit -v, ulimit -u), or --threads 1")
+            complain(f"{reason}: give the process more (ulimit -v, ulimit -u), or --threads 1")
             ctx.exit(1)
         except KeyboardInterrupt:
-            note("featcache: interrupted")
+            complain("interrupted")
             ctx.exit(INTERRUPTED)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcache.cli.common import collected_documents, note, print_json, say
+from featcache.cli.common import collected_documents, complain, print_json, say
 from featcache.cli.signals import INTERRUPTED
 from featcache.errors import FeatcacheError, ManifestError, MissingItemError, counted, listing
 
@@ -118,7 +118,7 @@ class _Loop:
             if self._is_search and isinstance(error, MissingItemError):
                 self._missing = self._missing or error
                 return str(error)
-            note(f"featcache: {error}")
+            complain(error)
             self._codes[part.name] = error.exit_code
             return str(error)
         return ""

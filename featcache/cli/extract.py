@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import FAILURES_LEFT, note, print_json, read_manifest, say
+from featcache.cli.common import FAILURES_LEFT, complain, note, print_json, read_manifest, say
 from featcache.cli.corpora import worst
+from featcache.cli.progress import Display, progress_options
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.cli.summary import plan_document, print_summary
 from featcache.errors import ArgumentError, DamagedError, ManifestError, counted
@@ -111,6 +112,7 @@ if TYPE_CHECKING:
 )
 @options.trust_remote_code
 @click.option("--dry-run", is_flag=True, help="Only say what would be done: utterances, hours, bytes.")
+@progress_options
 @options.as_json("Print the summary as one JSON document.")
 @click.pass_context
 def extract(
@@ -133,6 +135,7 @@ def extract(
     replace: bool,
     partition: str | None,
     dry_run: bool,
+    progress: str,
     as_json: bool,
     reading: dict[str, Any],
 ) -> None:
@@ -202,7 +205,7 @@ def extract(
                 note(f"loading {config.name}: {weights}")
     if chosen.partition is not None and chosen.partition.chosen_by:
         note(f"--partition {chosen.partition}, by {chosen.partition.chosen_by}")
-    job = _Job(run, chosen, {**reading, "root": root}, dry_run, as_json)
+    job = _Job(run, chosen, {**reading, "root": root}, dry_run, progress, as_json)
     parts = manifests_of_parts(manifests)
     if parts is not None or is_corpus(cache):
         if not isinstance(cache, Path):
@@ -236,11 +239,12 @@ class _Job:
     reading: dict[str, Any]
     """How manifests are read: arguments of `read_manifest`."""
     dry_run: bool
+    progress: str
+    """How progress is shown."""
     as_json: bool
 
     def extract(self, manifest: str | Path, configs: Sequence[Config | BuiltConfig], cache: Location) -> _Outcome:
         """Extract a manifest, and print the summary for people."""
-        from featcache.cli.progress import Display
         from featcache.extraction.extraction import plan_extraction, run_extraction
 
         plan = plan_extraction(read_manifest(str(manifest), self.reading, carry=False), configs, cache, self.options)
@@ -249,13 +253,13 @@ class _Job:
         if self.dry_run:
             return _Outcome(plan_document(plan, prints=not self.as_json), 0, None)
         # Ray prints to standard output, which is for the result.
-        with Display(plan) as display, stoppable() as stop, redirect_stdout(sys.stderr):
+        with Display(plan, self.progress) as display, stoppable() as stop, redirect_stdout(sys.stderr):
             summary = run_extraction(plan, self.engine, display.update, stop)
         document = {**asdict(summary), "times_real_time": round(summary.times_real_time, 1)}
         if not self.as_json:
             print_summary(summary)
         if summary.too_many_failures:
-            note(f"featcache: {summary.too_many_failures}; why: featcache info {shlex.quote(str(cache))} --failures")
+            complain(f"{summary.too_many_failures}; why: featcache info {shlex.quote(str(cache))} --failures")
             return _Outcome(document, 1, summary)
         code = INTERRUPTED if summary.interrupted else FAILURES_LEFT if summary.failed else 0
         return _Outcome(document, code, summary)
@@ -292,7 +296,7 @@ def _extract_parts(
             if outcome.summary is not None and job.options.partition is None:
                 part.record(outcome.summary)
         except (DamagedError, ManifestError) as error:  # the other parts need not wait for it
-            note(f"featcache: {error}")
+            complain(error)
             documents.append({"part": name, "error": str(error)})
             codes.append(error.exit_code)
             wrong += 1

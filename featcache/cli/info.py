@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import describe_fastest, hours, megabytes, note, print_json, say
+from featcache.cli.common import complain, describe_fastest, hours, megabytes, print_json, say
 from featcache.cli.corpora import for_each_part
 from featcache.errors import DamagedError, counted
 
@@ -57,7 +57,7 @@ def describe_versions(path: Location) -> tuple[list[dict[str, Any]], bool]:
             version = Version.open(folder)
             documents.append(version.reading(partial(_describe, version)))
         except DamagedError as error:
-            note(f"featcache: {error}")
+            complain(error)
             is_damaged = True
     for document in documents:
         namesakes = [other for other in documents if other["name"] == document["name"]]

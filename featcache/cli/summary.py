@@ -60,9 +60,7 @@ def print_summary(summary: Summary) -> None:
         say(f"{not_looked_at:,} already there: {audio} not looked at (--check-sources does)")
     if summary.elsewhere:
         say(counted(summary.elsewhere, "utterance was", "utterances were") + " done by another run in the meantime")
-    if summary.resampled:
-        resampled = counted(summary.resampled, "utterance was", "utterances were")
-        say(f"{resampled} resampled to the config's rate")
+    _print_resampled(summary)
     if summary.failures:
         say(f"failures: {_by_reason(summary.failures)}")
     if summary.stages and summary.audio_hours:
@@ -97,6 +95,18 @@ def _outcome(version: VersionSummary, interrupted: bool) -> str:
     )
 
 
+def _print_resampled(summary: Summary) -> None:
+    """Print how many files have other sample rates than the configs: narrow-band audio must not go unnoticed."""
+    for done, count, remark in (
+        ("upsampled", summary.upsampled, ": narrow-band audio, with nothing above half of its own rate"),
+        ("downsampled", summary.downsampled, ""),
+    ):
+        rates = sorted({version.sample_rate for version in summary.versions if getattr(version, done)})
+        if count:
+            were = counted(count, "utterance was", "utterances were")
+            say(f"{were} {done} to {', '.join(f'{rate:,}' for rate in rates)} Hz{remark}")
+
+
 def _not_tried_again(failed: Mapping[str, int]) -> str:
     count = sum(failed.values())
     not_tried = "was not tried" if count == 1 else "were not tried"
@@ -110,20 +120,28 @@ def _by_reason(failed: Mapping[str, int]) -> str:
 def _print_stages(summary: Summary) -> None:
     """Print where the time went, and what would help."""
     shares = ", ".join(f"{stage} {share:.0%}" for stage, share in summary.stages.items() if share >= 0.005)
-    say(f"time in stages: {shares}; bottleneck: {_remedy(summary)}")
+    say(f"time in stages: {shares}; bottleneck: {summary.bottleneck}{_busy(summary)} ({_remedy(summary)} would help)")
     if len(summary.versions) > 1:
         parts = ", ".join(f"{version.name} {version.seconds:.1f} s" for version in summary.versions)
         say(f"threads' time in extracting: {parts}")
 
 
+def _busy(summary: Summary) -> str:
+    """How many threads the slowest stage has had; on a GPU, some more than the budget wait for it, so none is said."""
+    if summary.device != "cpu":
+        return ""
+    return f", {summary.stages[summary.bottleneck] * summary.threads:.1f} of {counted(summary.threads, 'thread')}"
+
+
 def _remedy(summary: Summary) -> str:
-    """The slowest stage of a run, and what would help."""
+    """What would make the slowest stage of a run faster."""
     on_cpu = summary.device == "cpu"
+    has_other_rates = summary.upsampled or summary.downsampled
     remedy = {
         "decode": "more threads, or a faster disk",
-        "resample": "more threads" + (", or files at the config's rate" if summary.resampled else ""),
+        "resample": "more threads" + (", or files at the config's rate" if has_other_rates else ""),
         "extract": "a GPU, or more threads" if on_cpu else "a faster GPU",
         "write": "a faster disk",
         "wait": "a faster disk" if on_cpu else "a faster GPU, or disk",
     }
-    return f"{summary.bottleneck} ({remedy[summary.bottleneck]} would help)"
+    return remedy[summary.bottleneck]

@@ -34,8 +34,12 @@ class VersionSummary:
     """Bytes of features as they are stored, with side arrays, that this run wrote."""
     seconds: float = 0.0
     """Seconds of worker threads that computing the features took."""
-    resampled: int = 0
-    """Utterances whose file has another sample rate than the config. Copies do not count."""
+    upsampled: int = 0
+    """Utterances whose file has a lower sample rate than the config. Copies do not count."""
+    downsampled: int = 0
+    """Utterances whose file has a higher sample rate than the config. Copies do not count."""
+    sample_rate: int = 0
+    """The config's sample rate, in Hz."""
     failed_before: dict[str, int] = field(default_factory=dict)
     """Utterances that failed in earlier runs and were not tried again, by reason."""
     left: int = 0
@@ -52,8 +56,10 @@ class Summary:
     """What it did to each version, in the order of the configs."""
     failures: dict[str, int]
     """Utterances that failed in this run, by reason."""
-    resampled: int
-    """Utterances whose file has another sample rate than the config; of several configs, the one with the most."""
+    upsampled: int
+    """Utterances whose file has a lower sample rate than the config; of several configs, the one with the most."""
+    downsampled: int
+    """Utterances whose file has a higher sample rate than the config; of several configs, the one with the most."""
     audio_hours: float
     """Hours of audio extracted. Copies count."""
     seconds: float
@@ -110,7 +116,8 @@ def summarize(
         utterances=utterances,
         versions=versions,
         failures={reason: count for reason, count in sorted(progress.failures.items()) if count},
-        resampled=max((version.resampled for version in versions), default=0),
+        upsampled=max((version.upsampled for version in versions), default=0),
+        downsampled=max((version.downsampled for version in versions), default=0),
         audio_hours=progress.audio_seconds / 3600,
         seconds=seconds,
         device=", ".join(progress.devices) or device.label,
@@ -137,7 +144,9 @@ def _version_summary(plan: VersionPlan, counts: VersionCounts, looks_at_audio: b
         failed=int(plan.rows.failed.sum()) + counts.failed,
         num_bytes=counts.num_bytes,
         seconds=round(counts.seconds, 3),
-        resampled=counts.resampled,
+        upsampled=counts.upsampled,
+        downsampled=counts.downsampled,
+        sample_rate=plan.built.sample_rate,
         failed_before=plan.failed_before,
         left=plan.num_missing - counts.extracted - counts.failed,
     )

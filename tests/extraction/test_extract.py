@@ -263,7 +263,7 @@ def test_the_summary_tells_what_was_done(cli, corpus, scratch):
     made = cli("extract", corpus.manifest(), "-o", scratch, "--threads", 2, "--json")
     summary = made.json()
     assert summary["utterances"] == extracted(made) == len(corpus.rows)
-    assert summary["resampled"] == 5
+    assert summary["upsampled"] + summary["downsampled"] == 5
     assert summary["threads"] == 2
     assert summary["device"] == "cpu"
     assert sum(summary["stages"].values()) == pytest.approx(1, abs=0.01)
