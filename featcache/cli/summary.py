@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from featcache.errors import counted
 if TYPE_CHECKING:
     from featcache.extraction.extraction import ExtractionPlan
     from featcache.extraction.summary import Summary, VersionSummary
+    from featcache.extraction.trial import Trial
 
 _TELLING_SECONDS = 5.0
 """The time that a run must take at least for the shares of its stages to say what would make it faster."""
@@ -48,6 +51,49 @@ def plan_document(plan: ExtractionPlan, *, prints: bool) -> dict[str, Any]:
     return {"dry_run": True, "versions": versions}
 
 
+def trial_document(trials: Sequence[Trial], price: float | None, *, prints: bool) -> dict[str, Any]:
+    """How long a run would take, and what it would cost at a price for an hour of a device; with `prints`, print it for
+    people.
+    """
+    seconds = sum(trial.expected_seconds for trial in trials)
+    lowest = [trial.at_least for trial in trials if trial.at_least is not None]
+    highest = [trial.at_most for trial in trials if trial.at_most is not None]
+    span = [sum(ends) if len(ends) == len(trials) else None for ends in (lowest, highest)]
+    devices = max((trial.processes for trial in trials), default=1)
+    costs = [
+        None if end is None or price is None else round(end / 3600 * devices * price, 2) for end in (seconds, *span)
+    ]
+    for trial in trials if prints else ():
+        on = f"{_devices(trial.processes, trial.device)}, {counted(trial.threads, 'thread')}"
+        failed = f"; {counted(trial.failed, 'utterance')} of it failed" if trial.failed else ""
+        say(
+            f"a trial of {', '.join(trial.versions)} on {on}: {hours(trial.audio_seconds)} of audio, drawn at random, "
+            f"in {trial.elapsed_seconds:.1f} s: {trial.times_real_time:,.0f} × real time{failed}"
+        )
+    if prints and trials:
+        cost = f", and cost {_range(costs[0], costs[1:], '{:,.2f}'.format)}" if price is not None else ""
+        say(f"all of it would take about {_range(seconds, span, hours)}{cost}")
+    return {
+        "tried": [asdict(trial) for trial in trials],
+        "expected_seconds": seconds,
+        "at_least": span[0],
+        "at_most": span[1],
+        "cost": dict(zip(("expected", "at_least", "at_most"), costs, strict=True)) if price is not None else None,
+    }
+
+
+def _devices(processes: int, model: str) -> str:
+    return f"{processes} × {model}" if processes > 1 else model
+
+
+def _range(expected: float | None, ends: Sequence[float | None], shown: Callable[[float], str]) -> str:
+    if expected is None or math.isnan(expected):
+        return "an unknown time: nothing of the sample was extracted"
+    if None in ends:
+        return f"{shown(expected)} (too little was measured to say how far off that is)"
+    return f"{shown(expected)} ({' to '.join(shown(end) for end in ends if end is not None)})"
+
+
 def print_summary(summary: Summary) -> None:
     """Print what a run did, for people."""
     for version in summary.versions:
@@ -68,7 +114,7 @@ def print_summary(summary: Summary) -> None:
         say(
             f"{hours(summary.audio_hours * 3600)} of audio{', with its copies,' if with_copies else ''} in "
             f"{summary.seconds:.1f} s: {summary.times_real_time:,.0f} × real time on "
-            f"{f'{summary.processes} × ' if summary.processes > 1 else ''}{summary.device}, "
+            f"{_devices(summary.processes, summary.device)}, "
             f"{counted(summary.threads, 'thread')}"
         )
         if summary.seconds >= _TELLING_SECONDS:
