@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,6 +175,10 @@ def refuse_output(path: Path, force: bool) -> None:
         raise StoreError(f"{path}: cannot be written: the folder {path.parent} may not be written")
 
 
+_ERRORS = "featcache.errors_as_json"
+
+_JSON_NAMES = {"num_bytes": "bytes"}
+
 _documents: ContextVar[list[Any] | None] = ContextVar("_documents", default=None)
 
 
@@ -188,11 +193,34 @@ def collected_documents() -> Iterator[list[Any]]:
         _documents.reset(token)
 
 
+def print_errors_as_json(context: click.Context) -> None:
+    """Have an error be the document of the command, which was called with `--json`, unless that is printed by then."""
+    context.meta[_ERRORS] = True
+
+
+def error_document(kind: str, message: str, exit_code: int) -> dict[str, Any]:
+    """An error as JSON: the name of its class in `featcache.errors`, or of another kind."""
+    return {"error": {"type": kind, "message": message, "exit_code": exit_code}}
+
+
+def print_error(kind: str, message: str, exit_code: int) -> None:
+    """Print an error as the one document of `--json`."""
+    if click.get_current_context().meta.get(_ERRORS):
+        print_json(error_document(kind, message, exit_code))
+
+
+def as_document(result: Any) -> dict[str, Any]:
+    """A dataclass as JSON has it, with what is in it: see docs/json.md."""
+    return asdict(result, dict_factory=lambda fields: {_JSON_NAMES.get(name, name): value for name, value in fields})
+
+
 def print_json(document: Any) -> None:
     """Print the one document of `--json` on stdout."""
     if (documents := _documents.get()) is not None:
         documents.append(document)
         return
+    if (context := click.get_current_context(silent=True)) is not None:
+        context.meta[_ERRORS] = False
     text = json.dumps(_without_nan(document), indent=2, ensure_ascii=False, allow_nan=False)
     # JSON itself escapes the first 32 characters; what it leaves is escaped its way, so that it is the same when read.
     click.echo("\n".join(_UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in text.split("\n")))

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import FAILURES_LEFT, complain, note, print_json, read_manifest, say
+from featcache.cli.common import FAILURES_LEFT, complain, error_document, note, print_json, read_manifest, say
 from featcache.cli.corpora import worst
 from featcache.cli.progress import Display, progress_options
 from featcache.cli.signals import INTERRUPTED, stoppable
-from featcache.cli.summary import plan_document, print_summary, trial_document
+from featcache.cli.summary import plan_document, print_summary, summary_document, trial_document
 from featcache.errors import ArgumentError, DamagedError, ManifestError, counted
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ class _Job:
         # Ray prints to standard output, which is for the result.
         with Display(plan, self.progress) as display, stoppable() as stop, redirect_stdout(sys.stderr):
             summary = run_extraction(plan, self.engine, display.update, stop)
-        document = {**asdict(summary), "times_real_time": round(summary.times_real_time, 1)}
+        document = summary_document(summary)
         if not self.as_json:
             print_summary(summary)
         if summary.too_many_failures:
@@ -326,7 +326,7 @@ def _extract_parts(
                 part.record(outcome.summary)
         except (DamagedError, ManifestError) as error:  # the other parts need not wait for it
             complain(error)
-            documents.append({"part": name, "error": str(error)})
+            documents.append({"part": name, **error_document(type(error).__name__, str(error), error.exit_code)})
             codes.append(error.exit_code)
             wrong += 1
             continue

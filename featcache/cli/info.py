@@ -90,7 +90,7 @@ def _describe(version: Version) -> dict[str, Any]:
         "utterances": len(index),
         "replaced": sum(shard.info.items for shard in shards) - len(index),
         "frames": int(index.num_frames.sum()),
-        "seconds": round(sum(shard.info.seconds for shard in shards), 3),
+        "audio_seconds": round(sum(shard.info.seconds for shard in shards), 3),
         "bytes": sum(shard.num_bytes(version.info.spec) for shard in shards),
         "bytes_on_disk": version.bytes_on_disk(),
         "shards": len(index.shards),
@@ -99,6 +99,7 @@ def _describe(version: Version) -> dict[str, Any]:
         ],
         "probes": list(newest.values()),
         "unfinished": [{**asdict(run), "message": str(run)} for run in find_unfinished(version, index)],
+        "failed": len(failures),
         "failures": failures,
     }
 
@@ -111,8 +112,8 @@ def _print(document: dict[str, Any], failures: bool) -> None:
     say(document["path"])
     utterances, shards = counted(document["utterances"], "utterance"), counted(document["shards"], "shard")
     say(
-        f"  {utterances}, {hours(document['seconds'])} of audio, {megabytes(document['bytes'])} of features in "
-        f"{shards}, {megabytes(document['bytes_on_disk'])} on disk in all; {len(document['failures']):,} failed"
+        f"  {utterances}, {hours(document['audio_seconds'])} of audio, {megabytes(document['bytes'])} of features in "
+        f"{shards}, {megabytes(document['bytes_on_disk'])} on disk in all; {document['failed']:,} failed"
     )
     if document["first_run"]:
         say(f"  first run {_date(document['first_run'])}, last run {_date(document['last_run'])}")

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from featcache.cli.common import hours, megabytes, say
+from featcache.cli.common import as_document, hours, megabytes, say
 from featcache.errors import counted
 
 if TYPE_CHECKING:
@@ -34,14 +34,14 @@ def plan_document(plan: ExtractionPlan, *, prints: bool) -> dict[str, Any]:
             "failed_before": version.failed_before,
             "changed": version.num_replaced,
             "missing": version.num_missing,
-            "hours": round(version.expected_seconds / 3600, 4),
+            "audio_seconds": round(version.expected_seconds, 3),
             "bytes": round(version.expected_bytes),
         }
         for version in plan.versions
     ]
     for row in versions if prints else ():
         changed = f", {row['changed']:,} of them changed" if row["changed"] else ""
-        amount = f": about {hours(row['hours'] * 3600)} of audio, {megabytes(row['bytes'])} of features"
+        amount = f": about {hours(row['audio_seconds'])} of audio, {megabytes(row['bytes'])} of features"
         say(
             f"{row['path']}: {row['missing']:,} of {counted(row['utterances'], 'utterance')} to extract{changed}"
             f"{amount if row['missing'] else ''}; {row['present']:,} are there, {row['failed']:,} have failed before"
@@ -94,6 +94,11 @@ def _range(expected: float | None, ends: Sequence[float | None], shown: Callable
     return f"{shown(expected)} ({' to '.join(shown(end) for end in ends if end is not None)})"
 
 
+def summary_document(summary: Summary) -> dict[str, Any]:
+    """A run's summary as JSON."""
+    return {**as_document(summary), "failed": summary.failed, "times_real_time": round(summary.times_real_time, 1)}
+
+
 def print_summary(summary: Summary) -> None:
     """Print what a run did, for people."""
     for version in summary.versions:
@@ -107,22 +112,22 @@ def print_summary(summary: Summary) -> None:
     if summary.elsewhere:
         say(counted(summary.elsewhere, "utterance was", "utterances were") + " done by another run in the meantime")
     _print_resampled(summary)
-    if summary.failures:
-        say(f"failures: {_by_reason(summary.failures)}")
-    if summary.stages and summary.audio_hours:
+    if summary.failed_by_reason:
+        say(f"failures: {_by_reason(summary.failed_by_reason)}")
+    if summary.stages and summary.audio_seconds:
         with_copies = any(version.utterances != summary.utterances for version in summary.versions)
         say(
-            f"{hours(summary.audio_hours * 3600)} of audio{', with its copies,' if with_copies else ''} in "
-            f"{summary.seconds:.1f} s: {summary.times_real_time:,.0f} × real time on "
+            f"{hours(summary.audio_seconds)} of audio{', with its copies,' if with_copies else ''} in "
+            f"{summary.elapsed_seconds:.1f} s: {summary.times_real_time:,.0f} × real time on "
             f"{_devices(summary.processes, summary.device)}, "
             f"{counted(summary.threads, 'thread')}"
         )
-        if summary.seconds >= _TELLING_SECONDS:
+        if summary.elapsed_seconds >= _TELLING_SECONDS:
             _print_stages(summary)
     if with_failures := [version.path for version in summary.versions if version.failed]:
         where = with_failures[0] if len(with_failures) == 1 else str(Path(with_failures[0]).parent)
         say(f"why utterances failed: featcache info {shlex.quote(where)} --failures")
-    left = max(version.left for version in summary.versions) - summary.elsewhere
+    left = max(version.missing for version in summary.versions) - summary.elsewhere
     if summary.interrupted and left > 0:
         kept = counted(sum(version.extracted for version in summary.versions), "extracted utterance")
         how = "stopped" if summary.too_many_failures else "interrupted"
@@ -130,7 +135,7 @@ def print_summary(summary: Summary) -> None:
 
 
 def _outcome(version: VersionSummary, interrupted: bool) -> str:
-    if not (version.extracted or version.failed or version.left or interrupted):
+    if not (version.extracted or version.failed or version.missing or interrupted):
         if version.utterances == 1:
             return "nothing to do: the utterance is already there"
         return f"nothing to do: all {version.utterances:,} utterances are already there"
@@ -168,7 +173,7 @@ def _print_stages(summary: Summary) -> None:
     shares = ", ".join(f"{stage} {share:.0%}" for stage, share in summary.stages.items() if share >= 0.005)
     say(f"time in stages: {shares}; bottleneck: {summary.bottleneck}{_busy(summary)} ({_remedy(summary)} would help)")
     if len(summary.versions) > 1:
-        parts = ", ".join(f"{version.name} {version.seconds:.1f} s" for version in summary.versions)
+        parts = ", ".join(f"{version.name} {version.worker_seconds:.1f} s" for version in summary.versions)
         say(f"threads' time in extracting: {parts}")
 
 

@@ -73,7 +73,7 @@ def extract(
     """Extract the features of a manifest's utterances into a cache: what `featcache extract` does, as one call.
 
     What the cache holds already is not extracted again, so a task of Airflow or Prefect may be retried as it is.
-    Utterances that cannot be extracted are no error: `summary.failures` counts them by reason, and they are in the
+    Utterances that cannot be extracted are no error: `summary.failed_by_reason` counts them, and they are in the
     version's failure ledger. In the whole process, torch gets one thread of its own, and TF32 is turned off. What the
     library has to say goes to the logger `featcache`.
 

@@ -112,13 +112,13 @@ def _try(plan: ExtractionPlan, group: Sequence[VersionPlan], engine: Engine) -> 
                 engine(jobs, tasks, control)
 
         summary = run_extraction(replace(trial, versions=versions), measured, meter.report, meter.stop)
-    audio, elapsed, error = meter.speed(summary.audio_hours * 3600)
+    audio, elapsed, error = meter.speed(summary.audio_seconds)
     speed = audio / elapsed if audio else math.nan
     return Trial(
         versions=[version.config.name for version in group],
         elapsed_seconds=round(elapsed, 2),
         audio_seconds=round(audio, 1),
-        failed=sum(summary.failures.values()),
+        failed=sum(summary.failed_by_reason.values()),
         times_real_time=round(speed, 1),
         expected_seconds=round(total / speed, 1),
         at_least=round(total / speed / (1 + error), 1) if math.isfinite(error) else None,

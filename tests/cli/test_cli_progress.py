@@ -137,7 +137,7 @@ def test_quiet_is_all_but_errors(cli, plain, scratch):
     """And what --json prints; the log has the errors, too."""
     gone = plain.manifest([{"id": "gone", "path": "gone.wav"}], "gone.csv")
     made = cli("extract", gone, "-o", scratch / "c", "-q", "--json")
-    assert (made.code, made.err, made.json()["failures"]) == (3, "", {"file_missing": 1})
+    assert (made.code, made.err, made.json()["failed_by_reason"]) == (3, "", {"file_missing": 1})
     unknown = cli("extract", gone, "-o", scratch / "c", "-q", "-c", "nonsense", "--log", scratch / "log")
     assert (unknown.code, unknown.out) == (2, "")
     assert unknown.err.startswith("featcache: config nonsense: ")

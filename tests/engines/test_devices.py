@@ -50,9 +50,18 @@ def test_two_processes_make_what_one_makes(corpus, scratch):
     two = featcache.extract(corpus.manifest(), configs, scratch / "two", device="cpu,cpu", **watch, **options)
     assert arrays(scratch / "one") == arrays(scratch / "two")
     assert len(shard_folders(scratch / "two")) > 6
-    told = ("utterances", "failures", "upsampled", "downsampled", "audio_hours", "device", "elsewhere", "interrupted")
+    told = (
+        "utterances",
+        "failed_by_reason",
+        "upsampled",
+        "downsampled",
+        "audio_seconds",
+        "device",
+        "elsewhere",
+        "interrupted",
+    )
     assert [getattr(one, name) for name in told] == [getattr(two, name) for name in told]
-    told = ("extracted", "failed", "num_bytes", "upsampled", "downsampled", "left")
+    told = ("extracted", "failed", "num_bytes", "upsampled", "downsampled", "missing")
     assert [[getattr(v, name) for name in told] for v in one.versions] == [
         [getattr(v, name) for name in told] for v in two.versions
     ]

@@ -238,7 +238,7 @@ def test_stopped_after_any_batch_a_run_keeps_a_beginning(
         assert number * copies <= len(there) == summary.versions[0].extracted
         assert there == {id_: whole[id_] for id_ in [*whole][: len(there)]}
         assert len(there) % copies == 0
-        assert summary.versions[0].left == len(whole) - len(there)
+        assert summary.versions[0].missing == len(whole) - len(there)
         run(clips, config, cache, threads)
         assert items(cache) == whole
         assert (check(cache).problems, check(cache).repeated) == ([], 0)

@@ -51,7 +51,7 @@ def test_a_clip_that_ends_its_process_costs_itself_and_the_rest_is_as_from_one_p
     assert done.code == 3, done.err
     culprit = f"{plain.ids[1]}!segfault"
     summary = done.json()  # and nothing of Ray's on standard output
-    assert summary["failures"] == {"crashed": 1}
+    assert summary["failed_by_reason"] == {"crashed": 1}
     assert (summary["versions"][0]["extracted"], summary["processes"]) == (11, 2)
     assert done.err.count("the process ended at work (Ray lost its process)") <= 1
     assert failures(cli, scratch / "c") == {culprit: ("crashed", "extracting it ended a process: SIGSEGV")}

@@ -52,7 +52,7 @@ def test_a_failed_utterance_is_in_the_ledger_and_not_tried_again(cli, plain, scr
     mended = cli("extract", corpus.manifest(), "-o", cache, "--json")
     assert (mended.code, extracted(mended), mended.json()["versions"][0]["failed"]) == (3, 1, 2)
     retried = cli("extract", corpus.manifest(), "-o", cache, "--retry-failed", "--json")
-    assert (retried.code, retried.json()["failures"]) == (3, {"not_audio": 1, "too_short": 1})
+    assert (retried.code, retried.json()["failed_by_reason"]) == (3, {"not_audio": 1, "too_short": 1})
     for name in ("02.wav", "09.wav"):
         shutil.copy(plain.folder / name, corpus.folder)
     assert cli("extract", corpus.manifest(), "-o", cache).code == 0
@@ -96,13 +96,13 @@ def test_every_kind_of_bad_file_is_named_with_its_reason(cli, plain, scratch):
     records = {record["id"]: record for record in map(json.loads, ledger.read_text().splitlines())}
     assert {name: record["reason"] for name, record in records.items()} == expected
     assert all(record["message"] for record in records.values())
-    assert made.json()["failures"] == Counter(expected.values())
+    assert made.json()["failed_by_reason"] == Counter(expected.values())
     assert set(items(scratch / "c")) == {row["id"] for row in fine}
     assert check(scratch / "c").problems == []
     told = cli("info", scratch / "c", "--failures").out
     assert all(name in told and reason in told for name, reason in expected.items())
     again = cli("extract", manifest, "-o", scratch / "c", "-c", config, "--json")
-    assert again.json()["failures"] == {"file_unreadable": 1}  # by now it might be readable
+    assert again.json()["failed_by_reason"] == {"file_unreadable": 1}  # by now it might be readable
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u0085", "\x1c", "\r", "é"])
@@ -135,7 +135,7 @@ def test_an_extractor_may_refuse_a_clip_or_fail_it(cli, plain, scratch):
         "--json",
     )
     assert made.code == 3
-    assert made.json()["failures"] == {"extractor_refused": 4, "non_finite_features": 4}
+    assert made.json()["failed_by_reason"] == {"extractor_refused": 4, "non_finite_features": 4}
     assert set(items(scratch / "c")) == {row["id"] for row in rows if row["id"].startswith("ok")}
     assert check(scratch / "c").problems == []
 
@@ -197,8 +197,8 @@ def test_headers_that_promise_hours_of_a_few_samples_cost_nothing(cli, plain, sc
     job = ("extract", corpus.manifest(), "-o", scratch / "c", "-c", config)
     made = cli(*job, "--json", limits={"DATA": 2 << 30})
     assert made.code == 3, made.err
-    assert made.json()["failures"] == {"rate_refused": 2, "too_long": 1}
-    assert cli(*job, "--json").json()["failures"] == {}
+    assert made.json()["failed_by_reason"] == {"rate_refused": 2, "too_long": 1}
+    assert cli(*job, "--json").json()["failed_by_reason"] == {}
     config.write_text("name: bounded\nextractor: fbank\naudio: {min_source_rate: 999}\n")
     made = cli(*job, "--json")
     assert (extracted(made), made.json()["versions"][0]["failed"]) == (1, 2)
