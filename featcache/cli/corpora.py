@@ -10,7 +10,7 @@ import click
 
 from featcache.cli.common import collected_documents, complain, error_document, print_json, say
 from featcache.cli.signals import INTERRUPTED
-from featcache.errors import FeatcacheError, ManifestError, MissingItemError, counted, listing
+from featcache.errors import ArgumentError, FeatcacheError, ManifestError, MissingItemError, counted, listing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,6 +77,8 @@ class _Loop:
 
     def over(self, corpus: Any, version: str, parts: list[Part]) -> None:
         """Call the command for each part, and end with the exit code of the worst."""
+        if self._given.get("as_csv"):
+            raise ArgumentError(f"{corpus}: is a corpus: --csv is about one version, as {corpus / parts[0].name}")
         manifests = self._manifests()
         if (to := self._given.get("to")) is not None:
             from featcache.store.corpus import copy_list

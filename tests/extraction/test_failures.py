@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import random
 import shutil
@@ -258,3 +260,54 @@ def test_features_are_not_stored_as_integers(cli, plain, scratch, dtype):
     assert f"store.dtype: {dtype} cannot hold the features of fbank" in made.err
     assert "or uint8, which quantises them" in made.err
     assert not (scratch / "c").exists()
+
+
+# The ledger as a manifest
+
+
+def test_the_ledger_is_a_manifest_of_what_failed(cli, plain, written, scratch):
+    """Each utterance once, whatever copies of it failed, with its segment; it can be extracted again."""
+    audio = plain.copy(scratch / "audio")
+    bad = [
+        {"id": "a,b", "path": "bad, too.wav", "start": 0.1, "duration": 0.2},
+        {"id": "late", "path": "00.wav", "start": 9.0, "duration": 1.0},
+        {"id": "gone", "path": str(scratch / "gone.wav"), "channel": 0},
+    ]
+    (audio.folder / "bad, too.wav").write_text("no audio")
+    config = written("name: fast\nextractor: fbank\naugment: {speed: [0.9, 1.0, 1.1]}\n", "fast.yaml")
+    command = ("extract", "-c", config, "-o", scratch / "c")
+    assert cli(*command, audio.manifest([*audio.rows[:2], *bad], "all.csv")).code == 3
+    ledger = cli("info", scratch / "c", "--failures", "--csv")
+    assert ledger.code == 0
+    assert f"some paths are relative, to {audio.folder}: " in ledger.err
+    rows = {row["id"]: row for row in csv.DictReader(io.StringIO(ledger.out))}
+    reasons = {"a,b": "not_audio", "late": "segment_outside", "gone": "file_missing"}
+    assert {id_: row["reason"] for id_, row in rows.items()} == reasons
+    assert all(row["message"] for row in rows.values())
+    for row in bad:
+        assert {name: rows[row["id"]][name] for name in row} == {name: str(value) for name, value in row.items()}
+    shutil.copy(audio.folder / "00.wav", audio.folder / "bad, too.wav")
+    (scratch / "failed.csv").write_text(ledger.out)
+    again = cli(*command, scratch / "failed.csv", "--root", audio.folder, "--retry-failed", "--json")
+    assert (again.json()["versions"][0]["extracted"], again.json()["versions"][0]["failed"]) == (3, 6)
+
+
+@pytest.mark.parametrize("options", [["--csv"], ["--csv", "--failures", "--json"]])
+def test_the_ledger_as_a_manifest_is_asked_for_alone(cli, scratch, options):
+    refused = cli("info", scratch, *options)
+    assert refused.code == 2
+    assert refused.err == "featcache: --csv goes with --failures, and without --json\n"
+
+
+def test_a_corpus_has_no_such_manifest(cli, plain, scratch):
+    """Its parts may have the same ids."""
+    cli(
+        "extract",
+        plain.manifest(plain.rows[:1], "a.csv"),
+        plain.manifest(plain.rows[1:2], "b.csv"),
+        "-o",
+        scratch / "c",
+    )
+    refused = cli("info", scratch / "c", "--failures", "--csv")
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err == f"featcache: {scratch}/c: is a corpus: --csv is about one version, as {scratch}/c/a\n"
