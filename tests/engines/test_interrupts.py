@@ -73,7 +73,7 @@ def test_of_the_shard_under_way_what_is_extracted_is_kept(by_ones, job, plain, g
     assert (resumed.code, resumed.json()["versions"][0]["extracted"]) == (0, 6)
     assert items(scratch / "cache") == whole
     report = check(scratch / "cache", manifest=read_manifest(plain.manifest()))
-    assert (report.problems, report.repeated, report.items) == ([], 0, len(whole))
+    assert (report.problems, report.repeated, report.utterances) == ([], 0, len(whole))
 
 
 def test_interrupted_again_and_again_it_ends_as_if_it_had_not_been(by_ones, job, gate, whole, scratch):

@@ -111,7 +111,7 @@ def test_actors_that_are_killed_are_replaced(command, plain, gate, gated_config,
     gate.unlink()
     assert running.wait() == 0, running.err()
     report = check(scratch / "c", manifest=read_manifest(plain.manifest()))
-    assert (report.problems, report.repeated, report.items) == ([], 0, 12)
+    assert (report.problems, report.repeated, report.utterances) == ([], 0, 12)
     assert being_written(scratch / "c") == []
 
 
@@ -137,7 +137,7 @@ def test_a_driver_that_ends_loses_at_most_the_shards_under_way(command, plain, g
     assert again.wait() == 0, again.err()
     assert there <= {*items(scratch / "c")}
     report = check(scratch / "c", manifest=read_manifest(plain.manifest()))
-    assert (report.problems, report.repeated, report.items) == ([], 0, 12)
+    assert (report.problems, report.repeated, report.utterances) == ([], 0, 12)
 
 
 LOSE_A_NODE = """
@@ -200,7 +200,7 @@ def test_a_lost_node_costs_what_it_had_under_way(plain, gate, gated_config, scra
     assert "RESULT 12 0\n" in done.stdout, done.stderr
     assert len(re.findall(rf"the process ended at work \({how}\)", done.stderr)) == 1, done.stderr
     report = check(scratch / "c", manifest=read_manifest(plain.manifest()))
-    assert (report.problems, report.repeated, report.items) == ([], 0, 12)
+    assert (report.problems, report.repeated, report.utterances) == ([], 0, 12)
 
 
 def test_an_actor_for_each_gpu_or_for_so_many_cores():
