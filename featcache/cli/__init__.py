@@ -12,12 +12,12 @@ import signal
 import sys
 from contextlib import suppress
 from traceback import walk_tb
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from featcache import __version__
-from featcache.cli.common import note
+from featcache.cli.common import complain, note, print_error, print_errors_as_json
 from featcache.cli.completion import completion
 from featcache.cli.configs import configs
 from featcache.cli.copy import copy
@@ -55,20 +55,26 @@ class _Commands(click.Group):
         with standard_streams():
             return super().main(*args, **settings)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--json" in args:
+            print_errors_as_json(ctx)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with stdout_for_results(), signals_interrupt():
                 return super().invoke(ctx)
+        except click.ClickException as error:
+            print_error("UsageError", error.format_message(), error.exit_code)
+            raise  # click prints it
         except FeatcacheError as error:
-            note(f"featcache: {error}")
-            ctx.exit(error.exit_code)
+            _fail(ctx, type(error).__name__, str(error), error.exit_code)
         except ImportError as error:
             package = (error.name or "").partition(".")[0]
             if package not in _EXTRACT_ONLY:
                 raise
             missing = MissingDependencyError(package, f"featcache {ctx.invoked_subcommand}")
-            note(f"featcache: {missing}")
-            ctx.exit(missing.exit_code)
+            _fail(ctx, type(missing).__name__, str(missing), missing.exit_code)
         except BrokenPipeError:
             _drop_output()
             ctx.exit(_NOBODY_READS)
@@ -77,17 +83,14 @@ class _Commands(click.Group):
             if _is_from_printing(error):
                 where = "standard output: "
                 _drop_output()
-            note(f"featcache: {where}{error.strerror or error}")
-            ctx.exit(1)
+            _fail(ctx, "OSError", f"{where}{error.strerror or error}", 1)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and _NO_THREAD not in str(error):
                 raise
             reason = str(error) or "out of memory"
-            note(f"featcache: {reason}: give the process more (ulimit -v, ulimit -u), or --threads 1")
-            ctx.exit(1)
+            _fail(ctx, "MemoryError", f"{reason}: give the process more (ulimit -v, ulimit -u), or --threads 1", 1)
         except KeyboardInterrupt:
-            note("featcache: interrupted")
-            ctx.exit(INTERRUPTED)
+            _fail(ctx, "Interrupted", "interrupted", INTERRUPTED)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -98,6 +101,13 @@ class _Notes(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         note(record.getMessage())
+
+
+def _fail(ctx: click.Context, kind: str, message: str, exit_code: int) -> NoReturn:
+    """Say what is wrong, and end with that exit code."""
+    complain(message)
+    print_error(kind, message, exit_code)
+    ctx.exit(exit_code)
 
 
 def _drop_output() -> None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import re
+import socket
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from featcache import __version__
 from featcache.errors import StoreError
 
 if TYPE_CHECKING:
@@ -32,6 +38,12 @@ FIRST_SECONDS = 5.0
 
 LINE_SECONDS = 30.0
 """The time between two such lines."""
+
+_quiet = threading.Event()
+
+_log = logging.getLogger("featcache.log")
+_log.propagate = False
+_log.setLevel(logging.INFO)
 
 
 def default_threads() -> int:
@@ -60,12 +72,65 @@ def printable(text: str) -> str:
 
 def say(*columns: object) -> None:
     """Print a line for people on stdout; of several columns, with tabs between them."""
-    click.echo("\t".join(printable(str(column)) for column in columns))
+    line = "\t".join(printable(str(column)) for column in columns)
+    log(line)
+    if not _quiet.is_set():
+        click.echo(line)
 
 
 def note(message: str) -> None:
     """Print a message for people on stderr. Where it has several lines, all but the first are indented."""
-    click.echo("\n  ".join(printable(line) for line in message.split("\n  ")), err=True)
+    text = log(message)
+    if not _quiet.is_set():
+        click.echo(text, err=True)
+
+
+def complain(error: object) -> None:
+    """Print an error on stderr, even with `-q`."""
+    click.echo(log(f"featcache: {error}"), err=True)
+
+
+def log(message: str) -> str:
+    """Add a message to the file of `--log`, if there is one. Returns it as it is printed."""
+    lines = [printable(line) for line in message.split("\n  ")]
+    for line in lines:
+        _log.info("%s", line)
+    return "\n  ".join(lines)
+
+
+def print_only_errors() -> None:
+    """Print nothing for people but errors, until the command has ended."""
+    _quiet.set()
+    click.get_current_context().find_root().call_on_close(_quiet.clear)
+
+
+def keep_log(path: Path) -> None:
+    """Add what is printed for people to a file, with the time in UTC, until the command has ended.
+
+    Raises:
+        StoreError: The file cannot be written.
+    """
+    try:
+        handler = _LogFile(path, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise StoreError(f"--log: {path}: cannot be written: {error.strerror}") from error
+    handler.formatter = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
+    handler.formatter.converter = time.gmtime
+    _log.addHandler(handler)
+    _log.info("featcache %s, process %d on %s", __version__, os.getpid(), socket.gethostname())
+
+    def close() -> None:
+        _log.removeHandler(handler)
+        handler.close()
+
+    click.get_current_context().find_root().call_on_close(close)
+
+
+class _LogFile(logging.FileHandler):
+    """Drops what cannot be written: a full disk below a log does not decide how the work ends."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
 
 
 def note_unfinished(version: Version) -> None:
@@ -110,6 +175,10 @@ def refuse_output(path: Path, force: bool) -> None:
         raise StoreError(f"{path}: cannot be written: the folder {path.parent} may not be written")
 
 
+_ERRORS = "featcache.errors_as_json"
+
+_JSON_NAMES = {"num_bytes": "bytes"}
+
 _documents: ContextVar[list[Any] | None] = ContextVar("_documents", default=None)
 
 
@@ -124,11 +193,34 @@ def collected_documents() -> Iterator[list[Any]]:
         _documents.reset(token)
 
 
+def print_errors_as_json(context: click.Context) -> None:
+    """Have an error be the document of the command, which was called with `--json`, unless that is printed by then."""
+    context.meta[_ERRORS] = True
+
+
+def error_document(kind: str, message: str, exit_code: int) -> dict[str, Any]:
+    """An error as JSON: the name of its class in `featcache.errors`, or of another kind."""
+    return {"error": {"type": kind, "message": message, "exit_code": exit_code}}
+
+
+def print_error(kind: str, message: str, exit_code: int) -> None:
+    """Print an error as the one document of `--json`."""
+    if click.get_current_context().meta.get(_ERRORS):
+        print_json(error_document(kind, message, exit_code))
+
+
+def as_document(result: Any) -> dict[str, Any]:
+    """A dataclass as JSON has it, with what is in it: see docs/json.md."""
+    return asdict(result, dict_factory=lambda fields: {_JSON_NAMES.get(name, name): value for name, value in fields})
+
+
 def print_json(document: Any) -> None:
     """Print the one document of `--json` on stdout."""
     if (documents := _documents.get()) is not None:
         documents.append(document)
         return
+    if (context := click.get_current_context(silent=True)) is not None:
+        context.meta[_ERRORS] = False
     text = json.dumps(_without_nan(document), indent=2, ensure_ascii=False, allow_nan=False)
     # JSON itself escapes the first 32 characters; what it leaves is escaped its way, so that it is the same when read.
     click.echo("\n".join(_UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in text.split("\n")))

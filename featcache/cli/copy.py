@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 from tqdm import tqdm
 
 from featcache.cli import options
-from featcache.cli.common import default_threads, megabytes, note, print_json, say, terminal_columns
+from featcache.cli.common import as_document, default_threads, megabytes, note, print_json, say, terminal_columns
 from featcache.cli.corpora import for_each_part
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.errors import counted
@@ -62,7 +61,7 @@ def copy(ctx: click.Context, path: Location, to: Location, threads: int | None, 
     damaged = any(result.problems for result in results)
     interrupted = any(result.interrupted for result in results)
     if as_json:
-        print_json({"ok": not damaged and not interrupted, "versions": [asdict(result) for result in results]})
+        print_json({"ok": not damaged and not interrupted, "versions": [as_document(result) for result in results]})
     else:
         for result in results:
             _print(result)

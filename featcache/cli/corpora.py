@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcache.cli.common import collected_documents, note, print_json, say
+from featcache.cli.common import collected_documents, complain, error_document, print_json, say
 from featcache.cli.signals import INTERRUPTED
-from featcache.errors import FeatcacheError, ManifestError, MissingItemError, counted, listing
+from featcache.errors import ArgumentError, FeatcacheError, ManifestError, MissingItemError, counted, listing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,6 +61,10 @@ def for_each_part(*, is_search: bool = False) -> Callable[[Callable[..., None]],
     return decorate
 
 
+def _as_json(error: FeatcacheError) -> dict[str, Any]:
+    return error_document(type(error).__name__, str(error), error.exit_code)
+
+
 class _Loop:
     """A command's calls, one for each part."""
 
@@ -73,6 +77,8 @@ class _Loop:
 
     def over(self, corpus: Any, version: str, parts: list[Part]) -> None:
         """Call the command for each part, and end with the exit code of the worst."""
+        if self._given.get("as_csv"):
+            raise ArgumentError(f"{corpus}: is a corpus: --csv is about one version, as {corpus / parts[0].name}")
         manifests = self._manifests()
         if (to := self._given.get("to")) is not None:
             from featcache.store.corpus import copy_list
@@ -87,7 +93,7 @@ class _Loop:
                 fault = self._call(part, path, manifests)
             if not (self._is_search and fault):
                 documents.append({"part": part.name, "exit_code": self._codes.get(part.name, 0)})
-                documents[-1] |= {"error": fault} if fault else found[0] if found else {}
+                documents[-1] |= fault or (found[0] if found else {})
             if self._codes.get(part.name) == INTERRUPTED:
                 break
         if self._is_search and self._missing is not None and not documents:
@@ -101,8 +107,8 @@ class _Loop:
             self._summarize(corpus, parts)
         click.get_current_context().exit(code)
 
-    def _call(self, part: Part, path: Any, manifests: dict[str, Path] | None) -> str:
-        """Call the command for a part; returns what was wrong, if the part could not be looked at."""
+    def _call(self, part: Part, path: Any, manifests: dict[str, Path] | None) -> dict[str, Any]:
+        """Call the command for a part; returns the error, as JSON has it, if the part could not be looked at."""
         given = {**self._given, "path": path}
         if "to" in given:
             given["to"] /= part.name
@@ -117,11 +123,11 @@ class _Loop:
         except FeatcacheError as error:
             if self._is_search and isinstance(error, MissingItemError):
                 self._missing = self._missing or error
-                return str(error)
-            note(f"featcache: {error}")
+                return _as_json(error)
+            complain(error)
             self._codes[part.name] = error.exit_code
-            return str(error)
-        return ""
+            return _as_json(error)
+        return {}
 
     def _manifests(self) -> dict[str, Path] | None:
         from pathlib import Path

@@ -73,7 +73,15 @@ def durations(
     write_file(output, with_durations(read, found.seconds.tolist(), output))
     added = int((found.seconds == found.seconds).sum())
     if as_json:
-        print_json({"manifest": str(output), "rows": len(read), "added": added, "failed": found.reasons})
+        print_json(
+            {
+                "output": str(output),
+                "utterances": len(read),
+                "added": added,
+                "failed": len(found.failures),
+                "failed_by_reason": found.reasons,
+            }
+        )
     else:
         say(f"{output}: {counted(len(read), 'row')}, {added:,} durations added")
     note_root(output, read)

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import FAILURES_LEFT, note, print_json, read_manifest, say
+from featcache.cli.common import FAILURES_LEFT, complain, error_document, note, print_json, read_manifest, say
 from featcache.cli.corpora import worst
+from featcache.cli.progress import Display, progress_options
 from featcache.cli.signals import INTERRUPTED, stoppable
-from featcache.cli.summary import plan_document, print_summary
+from featcache.cli.summary import plan_document, print_summary, summary_document, trial_document
 from featcache.errors import ArgumentError, DamagedError, ManifestError, counted
 
 if TYPE_CHECKING:
@@ -111,6 +112,19 @@ if TYPE_CHECKING:
 )
 @options.trust_remote_code
 @click.option("--dry-run", is_flag=True, help="Only say what would be done: utterances, hours, bytes.")
+@click.option(
+    "--trial",
+    is_flag=True,
+    help="With --dry-run: also extract a random sample on this device for some ten seconds, into a temporary folder, "
+    "and say how long all of it would take.",
+)
+@click.option(
+    "--price",
+    type=click.FloatRange(min=0),
+    metavar="NUMBER",
+    help="With --trial: what an hour of a device costs, to say what all of it would cost.",
+)
+@progress_options
 @options.as_json("Print the summary as one JSON document.")
 @click.pass_context
 def extract(
@@ -133,6 +147,9 @@ def extract(
     replace: bool,
     partition: str | None,
     dry_run: bool,
+    trial: bool,
+    price: float | None,
+    progress: str,
     as_json: bool,
     reading: dict[str, Any],
 ) -> None:
@@ -167,11 +184,14 @@ def extract(
       featcache extract train.csv -c hubert-base-l6 --device all
       featcache extract train.csv -c hubert-base-l6 -o /shared/features --engine ray
       featcache extract segments.jsonl -c my-config.yaml --root /corpora/audio --dry-run
+      featcache extract train.csv -c hubert-base-l6 --device all --dry-run --trial --price 2.5
       featcache extract train.csv --partition 3/8
       featcache extract 'manifests/*.parquet' -o features
       featcache extract train.csv --root s3://bucket/corpus
       featcache extract train.csv -o s3://bucket/features
     """
+    if (trial and not dry_run) or (price is not None and not trial):
+        raise ArgumentError("--trial goes with --dry-run, and --price with both")
     _limit_libraries(threads)
     from featcache.config import load_config
     from featcache.engines.main_job import choose_engine
@@ -202,9 +222,11 @@ def extract(
                 note(f"loading {config.name}: {weights}")
     if chosen.partition is not None and chosen.partition.chosen_by:
         note(f"--partition {chosen.partition}, by {chosen.partition.chosen_by}")
-    job = _Job(run, chosen, {**reading, "root": root}, dry_run, as_json)
+    job = _Job(run, chosen, {**reading, "root": root}, dry_run, trial, price, progress, as_json)
     parts = manifests_of_parts(manifests)
     if parts is not None or is_corpus(cache):
+        if trial:
+            raise ArgumentError("--trial is about one manifest: give one of these, and another cache")
         if not isinstance(cache, Path):
             raise ArgumentError(f"{cache}: a corpus is extracted into a folder: `featcache copy` copies it to a store")
         is_one = parts is None
@@ -236,26 +258,37 @@ class _Job:
     reading: dict[str, Any]
     """How manifests are read: arguments of `read_manifest`."""
     dry_run: bool
+    trial: bool
+    """Whether a dry run tries how long it would take."""
+    price: float | None
+    """What an hour of a device costs."""
+    progress: str
+    """How progress is shown."""
     as_json: bool
 
     def extract(self, manifest: str | Path, configs: Sequence[Config | BuiltConfig], cache: Location) -> _Outcome:
         """Extract a manifest, and print the summary for people."""
-        from featcache.cli.progress import Display
         from featcache.extraction.extraction import plan_extraction, run_extraction
+        from featcache.extraction.trial import run_trial
 
         plan = plan_extraction(read_manifest(str(manifest), self.reading, carry=False), configs, cache, self.options)
         for line in [*plan.notes, *disk_space_notes(cache, plan.expected_bytes)]:
             note(line)
         if self.dry_run:
-            return _Outcome(plan_document(plan, prints=not self.as_json), 0, None)
+            document = plan_document(plan, prints=not self.as_json)
+            if self.trial:
+                with redirect_stdout(sys.stderr):
+                    trials = run_trial(plan, self.engine)
+                document["trial"] = trial_document(trials, self.price, prints=not self.as_json)
+            return _Outcome(document, 0, None)
         # Ray prints to standard output, which is for the result.
-        with Display(plan) as display, stoppable() as stop, redirect_stdout(sys.stderr):
+        with Display(plan, self.progress) as display, stoppable() as stop, redirect_stdout(sys.stderr):
             summary = run_extraction(plan, self.engine, display.update, stop)
-        document = {**asdict(summary), "times_real_time": round(summary.times_real_time, 1)}
+        document = summary_document(summary)
         if not self.as_json:
             print_summary(summary)
         if summary.too_many_failures:
-            note(f"featcache: {summary.too_many_failures}; why: featcache info {shlex.quote(str(cache))} --failures")
+            complain(f"{summary.too_many_failures}; why: featcache info {shlex.quote(str(cache))} --failures")
             return _Outcome(document, 1, summary)
         code = INTERRUPTED if summary.interrupted else FAILURES_LEFT if summary.failed else 0
         return _Outcome(document, code, summary)
@@ -292,8 +325,8 @@ def _extract_parts(
             if outcome.summary is not None and job.options.partition is None:
                 part.record(outcome.summary)
         except (DamagedError, ManifestError) as error:  # the other parts need not wait for it
-            note(f"featcache: {error}")
-            documents.append({"part": name, "error": str(error)})
+            complain(error)
+            documents.append({"part": name, **error_document(type(error).__name__, str(error), error.exit_code)})
             codes.append(error.exit_code)
             wrong += 1
             continue

@@ -68,8 +68,8 @@ def fit_kmeans(
     )
     write_codebook(codebook, output)
     document = {
-        "path": str(output),
-        "version": str(version.path),
+        "path": str(version.path),
+        "output": str(output),
         "fingerprint": codebook.fingerprint,
         "k": k,
         "dimensions": codebook.centroids.shape[1],
@@ -80,7 +80,7 @@ def fit_kmeans(
         "largest": int(fit.sizes.max()),
         "empty": int((fit.sizes == 0).sum()),
         "iterations": fit.iterations,
-        "seconds": round(perf_counter() - started, 3),
+        "elapsed_seconds": round(perf_counter() - started, 3),
         "device": used.label,
     }
     if as_json:
@@ -89,7 +89,7 @@ def fit_kmeans(
     say(f"{output}: {k:,} units of {version.path}, {document['dimensions']:,} dimensions")
     say(
         f"  inertia {fit.inertia:.6g} per frame, over {document['frames']:,} frames; "
-        f"{fit.iterations} iterations in {document['seconds']:.1f} s on {used.label}"
+        f"{fit.iterations} iterations in {document['elapsed_seconds']:.1f} s on {used.label}"
     )
     say(f"  frames in a cluster: {document['smallest']:,} to {document['largest']:,}; {document['empty']:,} are empty")
     if document["empty"]:

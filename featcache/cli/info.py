@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from os.path import isabs
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from featcache.cli import options
-from featcache.cli.common import describe_fastest, hours, megabytes, note, print_json, say
+from featcache.cli.common import complain, describe_fastest, hours, megabytes, note, print_json, say
 from featcache.cli.corpora import for_each_part
-from featcache.errors import DamagedError, counted
+from featcache.errors import ArgumentError, DamagedError, counted, listing
 
 if TYPE_CHECKING:
     from featcache.storage.location import Location
@@ -20,10 +23,16 @@ if TYPE_CHECKING:
 @click.command(short_help="Show what a cache holds.")
 @options.version_location
 @click.option("--failures", is_flag=True, help="List the failure ledger: each utterance that failed, with its reason.")
+@click.option(
+    "--csv",
+    "as_csv",
+    is_flag=True,
+    help="With --failures, of one version: print the ledger as a manifest, with the columns reason and message.",
+)
 @options.as_json("Print the result as one JSON document.")
 @click.pass_context
 @for_each_part()
-def info(ctx: click.Context, path: Location, failures: bool, as_json: bool) -> None:
+def info(ctx: click.Context, path: Location, failures: bool, as_csv: bool, as_json: bool) -> None:
     """Show what each version of a cache holds: utterances, hours, bytes, config, library versions, failures.
 
     Bytes of features, here and in the other commands, count the features as stored and all side arrays,
@@ -33,8 +42,14 @@ def info(ctx: click.Context, path: Location, failures: bool, as_json: bool) -> N
     Examples:
       featcache info features
       featcache info features --failures
+      featcache info features/fbank80 --failures --csv > failed.csv
       featcache info features/fbank80 --json
     """
+    if as_csv:
+        if as_json or not failures:
+            raise ArgumentError("--csv goes with --failures, and without --json")
+        _print_csv(path)
+        return
     documents, is_damaged = describe_versions(path)
     if as_json:
         print_json({"versions": documents})
@@ -57,7 +72,7 @@ def describe_versions(path: Location) -> tuple[list[dict[str, Any]], bool]:
             version = Version.open(folder)
             documents.append(version.reading(partial(_describe, version)))
         except DamagedError as error:
-            note(f"featcache: {error}")
+            complain(error)
             is_damaged = True
     for document in documents:
         namesakes = [other for other in documents if other["name"] == document["name"]]
@@ -90,7 +105,7 @@ def _describe(version: Version) -> dict[str, Any]:
         "utterances": len(index),
         "replaced": sum(shard.info.items for shard in shards) - len(index),
         "frames": int(index.num_frames.sum()),
-        "seconds": round(sum(shard.info.seconds for shard in shards), 3),
+        "audio_seconds": round(sum(shard.info.seconds for shard in shards), 3),
         "bytes": sum(shard.num_bytes(version.info.spec) for shard in shards),
         "bytes_on_disk": version.bytes_on_disk(),
         "shards": len(index.shards),
@@ -99,6 +114,7 @@ def _describe(version: Version) -> dict[str, Any]:
         ],
         "probes": list(newest.values()),
         "unfinished": [{**asdict(run), "message": str(run)} for run in find_unfinished(version, index)],
+        "failed": len(failures),
         "failures": failures,
     }
 
@@ -111,8 +127,8 @@ def _print(document: dict[str, Any], failures: bool) -> None:
     say(document["path"])
     utterances, shards = counted(document["utterances"], "utterance"), counted(document["shards"], "shard")
     say(
-        f"  {utterances}, {hours(document['seconds'])} of audio, {megabytes(document['bytes'])} of features in "
-        f"{shards}, {megabytes(document['bytes_on_disk'])} on disk in all; {len(document['failures']):,} failed"
+        f"  {utterances}, {hours(document['audio_seconds'])} of audio, {megabytes(document['bytes'])} of features in "
+        f"{shards}, {megabytes(document['bytes_on_disk'])} on disk in all; {document['failed']:,} failed"
     )
     if document["first_run"]:
         say(f"  first run {_date(document['first_run'])}, last run {_date(document['last_run'])}")
@@ -149,6 +165,42 @@ def _print(document: dict[str, Any], failures: bool) -> None:
         for failure in document["failures"]:
             older = "" if failure["replaces"] is None else "; an older item of this id is there, and stays"
             say(f"  {failure['id']}", failure["reason"], failure["path"], f"{failure['message']}{older}")
+
+
+def _print_csv(path: Location) -> None:
+    """Print the failure ledger as a manifest: what failed of copies is a row of their utterance."""
+    from featcache.manifest import Manifest
+    from featcache.manifest.audio_locations import is_audio_url, is_command
+    from featcache.manifest.copies import copies_of
+    from featcache.manifest.utterances import SegmentColumns
+    from featcache.manifest.write import to_csv
+    from featcache.store.index import open_index
+    from featcache.store.runs import manifest_roots, standing_failures
+    from featcache.store.selection import select_version
+    from featcache.strings import Strings
+
+    version = select_version(path)
+    copies = copies_of(version.info.config)
+    rows = {
+        failure.id.removesuffix(copies.copy_of(failure.id).suffix): failure
+        for failure in standing_failures(version, open_index(version)).values()
+    }
+    manifest = Manifest(
+        source=str(version.path),
+        root=Path.cwd(),
+        ids=Strings.of(rows),
+        **SegmentColumns.of(rows.values())._asdict(),
+        columns={name: Strings.of(getattr(row, name) for row in rows.values()) for name in ("reason", "message")},
+    )
+    text = to_csv(manifest)
+    if sys.stdout.isatty():
+        for line in text.decode().splitlines():
+            say(line)
+    else:
+        click.echo(text, nl=False)
+    if any(not (isabs(path) or is_audio_url(path) or is_command(path)) for path in manifest.paths):
+        roots = listing(sorted(manifest_roots(version) - {"None"}))
+        note(f"some paths are relative, to {roots}: to extract these again, give --root, and --retry-failed")
 
 
 def _date(time: str) -> str:

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("version", "utterances", "audio", "features", "failed", "first run", "last run", "what sets it apart")
 _TO_THE_RIGHT = {"utterances", "audio", "features", "failed"}
-_FIELDS = ("path", "name", "fingerprint", "distinction", "utterances", "seconds", "bytes", "first_run", "last_run")
+_FIELDS = [
+    *("path", "name", "fingerprint", "distinction"),
+    *("utterances", "audio_seconds", "bytes", "failed", "first_run", "last_run"),
+]
 
 
 @click.command(short_help="List the versions of a cache, a line each.")
@@ -36,7 +39,7 @@ def ls(ctx: click.Context, path: Location, as_json: bool) -> None:
     """
     documents, is_damaged = describe_versions(path)
     if as_json:
-        versions = [{name: one[name] for name in _FIELDS} | {"failed": len(one["failures"])} for one in documents]
+        versions = [{name: one[name] for name in _FIELDS} for one in documents]
         print_json({"versions": versions})
     elif documents:
         _print_table([_COLUMNS, *map(_row, documents)])
@@ -47,9 +50,9 @@ def _row(document: dict[str, Any]) -> tuple[str, ...]:
     return (
         document["path"].rstrip("/").rpartition("/")[2],
         f"{document['utterances']:,}",
-        hours(document["seconds"]),
+        hours(document["audio_seconds"]),
         megabytes(document["bytes"]),
-        f"{len(document['failures']):,}",
+        f"{document['failed']:,}",
         (document["first_run"] or "-")[:10],
         (document["last_run"] or "-")[:10],
         ", ".join(document["distinction"]),

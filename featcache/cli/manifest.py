@@ -80,7 +80,7 @@ def manifest(
     write_file(output, packed(data, output))
     if as_json:
         print_json(
-            {"manifest": str(output), "format": kind, "rows": len(read) - len(failures), "left_out": len(failures)}
+            {"output": str(output), "format": kind, "utterances": len(read) - len(failures), "failed": len(failures)}
         )
     else:
         say(f"{output}: {counted(len(read) - len(failures), 'row')} as {kind}, read as {read.format}")

@@ -219,6 +219,11 @@ def output_file(meaning: str, **settings: Any) -> Decorator:
     return click.option("-o", "--output", "output", type=_FILE, metavar="FILE", help=meaning, **settings)
 
 
+log_file = click.option(
+    "--log", type=_FILE, metavar="FILE", help="Also add messages and progress to FILE, each line with the time, in UTC."
+)
+"""`--log`, for a command that takes long."""
+
 force = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 """`--force`, for every command that writes a file."""
 

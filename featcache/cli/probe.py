@@ -79,7 +79,7 @@ def probe(
     if version:
         version.write_probe(result.document())
     if as_json:
-        print_json({**result.document(), "kept": str(version.path) if version else None})
+        print_json({**result.document(), "path": str(version.path) if version else None})
     else:
         _print(result)
         say(f"saved in {version.path}" if version else "not saved: with -o CACHE, extract will use it")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from featcache.cli import options
-from featcache.cli.common import FAILURES_LEFT, print_json, read_manifest, say
+from featcache.cli.common import FAILURES_LEFT, as_document, print_json, read_manifest, say
 from featcache.cli.corpora import for_each_part
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.cli.summary import print_summary
@@ -67,7 +66,7 @@ def repair(
     with stoppable() as stop:
         repaired = [repair_version(folder, read, chosen, stop=stop) for folder in version_folders(path)]
     if as_json:
-        print_json({"versions": [asdict(version) for version in repaired]})
+        print_json({"versions": [as_document(version) for version in repaired]})
     else:
         for version in repaired:
             if version.interrupted:

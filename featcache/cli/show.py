@@ -83,7 +83,7 @@ def _source(item: Item, rate: int) -> dict[str, Any]:
     """What a shard stores about an utterance, and the seconds that its samples last at `rate`, in Hz."""
     kept = item.document()
     kept["source_rate"] = kept.pop("sample_rate")
-    return {**kept, "seconds": item.num_samples / rate}
+    return {**kept, "audio_seconds": item.num_samples / rate}
 
 
 def _print(document: dict[str, Any]) -> None:
@@ -91,7 +91,7 @@ def _print(document: dict[str, Any]) -> None:
     lines = {name: document[name] for name in ("version", "shard", "id", "path")}
     if document["start"] is not None:
         lines["start"] = f"{document['start']:.3f} s"
-    lines["duration"] = f"{document['seconds']:.3f} s"
+    lines["duration"] = f"{document['audio_seconds']:.3f} s"
     if document["channel"] is not None:
         lines["channel"] = document["channel"]
     lines["source rate"] = f"{document['source_rate']} Hz"

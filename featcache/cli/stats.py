@@ -137,8 +137,8 @@ def _show(cache: Cache, found: Stats, output: Path | None, as_json: bool) -> Non
 def _document(cache: Cache, found: Stats, output: Path | None) -> dict[str, Any]:
     groups = zip(found.groups, found.group_utterances.tolist(), found.group_frames.tolist(), strict=True)
     return {
-        "path": None if output is None else str(output),
-        "version": str(cache.version.path),
+        "path": str(cache.version.path),
+        "output": None if output is None else str(output),
         "fingerprint": found.fingerprint,
         "utterances": found.utterances,
         "frames": found.frames,
@@ -157,7 +157,7 @@ def _show_usage(cache: Cache, found: Usage, as_json: bool) -> None:
         keys = ("size", "used", "entropy", "perplexity")
         print_json(
             {
-                "version": str(cache.version.path),
+                "path": str(cache.version.path),
                 "fingerprint": found.fingerprint,
                 "utterances": found.utterances,
                 "frames": found.frames,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from featcache.cli.common import hours, megabytes, say
+from featcache.cli.common import as_document, hours, megabytes, say
 from featcache.errors import counted
 
 if TYPE_CHECKING:
     from featcache.extraction.extraction import ExtractionPlan
     from featcache.extraction.summary import Summary, VersionSummary
+    from featcache.extraction.trial import Trial
 
 _TELLING_SECONDS = 5.0
 """The time that a run must take at least for the shares of its stages to say what would make it faster."""
@@ -31,14 +34,14 @@ def plan_document(plan: ExtractionPlan, *, prints: bool) -> dict[str, Any]:
             "failed_before": version.failed_before,
             "changed": version.num_replaced,
             "missing": version.num_missing,
-            "hours": round(version.expected_seconds / 3600, 4),
+            "audio_seconds": round(version.expected_seconds, 3),
             "bytes": round(version.expected_bytes),
         }
         for version in plan.versions
     ]
     for row in versions if prints else ():
         changed = f", {row['changed']:,} of them changed" if row["changed"] else ""
-        amount = f": about {hours(row['hours'] * 3600)} of audio, {megabytes(row['bytes'])} of features"
+        amount = f": about {hours(row['audio_seconds'])} of audio, {megabytes(row['bytes'])} of features"
         say(
             f"{row['path']}: {row['missing']:,} of {counted(row['utterances'], 'utterance')} to extract{changed}"
             f"{amount if row['missing'] else ''}; {row['present']:,} are there, {row['failed']:,} have failed before"
@@ -46,6 +49,54 @@ def plan_document(plan: ExtractionPlan, *, prints: bool) -> dict[str, Any]:
         if row["failed_before"]:
             say(f"  {_not_tried_again(row['failed_before'])}")
     return {"dry_run": True, "versions": versions}
+
+
+def trial_document(trials: Sequence[Trial], price: float | None, *, prints: bool) -> dict[str, Any]:
+    """How long a run would take, and what it would cost at a price for an hour of a device; with `prints`, print it for
+    people.
+    """
+    seconds = sum(trial.expected_seconds for trial in trials)
+    lowest = [trial.at_least for trial in trials if trial.at_least is not None]
+    highest = [trial.at_most for trial in trials if trial.at_most is not None]
+    span = [sum(ends) if len(ends) == len(trials) else None for ends in (lowest, highest)]
+    devices = max((trial.processes for trial in trials), default=1)
+    costs = [
+        None if end is None or price is None else round(end / 3600 * devices * price, 2) for end in (seconds, *span)
+    ]
+    for trial in trials if prints else ():
+        on = f"{_devices(trial.processes, trial.device)}, {counted(trial.threads, 'thread')}"
+        failed = f"; {counted(trial.failed, 'utterance')} of it failed" if trial.failed else ""
+        say(
+            f"a trial of {', '.join(trial.versions)} on {on}: {hours(trial.audio_seconds)} of audio, drawn at random, "
+            f"in {trial.elapsed_seconds:.1f} s: {trial.times_real_time:,.0f} × real time{failed}"
+        )
+    if prints and trials:
+        cost = f", and cost {_range(costs[0], costs[1:], '{:,.2f}'.format)}" if price is not None else ""
+        say(f"all of it would take about {_range(seconds, span, hours)}{cost}")
+    return {
+        "tried": [asdict(trial) for trial in trials],
+        "expected_seconds": seconds,
+        "at_least": span[0],
+        "at_most": span[1],
+        "cost": dict(zip(("expected", "at_least", "at_most"), costs, strict=True)) if price is not None else None,
+    }
+
+
+def _devices(processes: int, model: str) -> str:
+    return f"{processes} × {model}" if processes > 1 else model
+
+
+def _range(expected: float | None, ends: Sequence[float | None], shown: Callable[[float], str]) -> str:
+    if expected is None or math.isnan(expected):
+        return "an unknown time: nothing of the sample was extracted"
+    if None in ends:
+        return f"{shown(expected)} (too little was measured to say how far off that is)"
+    return f"{shown(expected)} ({' to '.join(shown(end) for end in ends if end is not None)})"
+
+
+def summary_document(summary: Summary) -> dict[str, Any]:
+    """A run's summary as JSON."""
+    return {**as_document(summary), "failed": summary.failed, "times_real_time": round(summary.times_real_time, 1)}
 
 
 def print_summary(summary: Summary) -> None:
@@ -60,25 +111,23 @@ def print_summary(summary: Summary) -> None:
         say(f"{not_looked_at:,} already there: {audio} not looked at (--check-sources does)")
     if summary.elsewhere:
         say(counted(summary.elsewhere, "utterance was", "utterances were") + " done by another run in the meantime")
-    if summary.resampled:
-        resampled = counted(summary.resampled, "utterance was", "utterances were")
-        say(f"{resampled} resampled to the config's rate")
-    if summary.failures:
-        say(f"failures: {_by_reason(summary.failures)}")
-    if summary.stages and summary.audio_hours:
+    _print_resampled(summary)
+    if summary.failed_by_reason:
+        say(f"failures: {_by_reason(summary.failed_by_reason)}")
+    if summary.stages and summary.audio_seconds:
         with_copies = any(version.utterances != summary.utterances for version in summary.versions)
         say(
-            f"{hours(summary.audio_hours * 3600)} of audio{', with its copies,' if with_copies else ''} in "
-            f"{summary.seconds:.1f} s: {summary.times_real_time:,.0f} × real time on "
-            f"{f'{summary.processes} × ' if summary.processes > 1 else ''}{summary.device}, "
+            f"{hours(summary.audio_seconds)} of audio{', with its copies,' if with_copies else ''} in "
+            f"{summary.elapsed_seconds:.1f} s: {summary.times_real_time:,.0f} × real time on "
+            f"{_devices(summary.processes, summary.device)}, "
             f"{counted(summary.threads, 'thread')}"
         )
-        if summary.seconds >= _TELLING_SECONDS:
+        if summary.elapsed_seconds >= _TELLING_SECONDS:
             _print_stages(summary)
     if with_failures := [version.path for version in summary.versions if version.failed]:
         where = with_failures[0] if len(with_failures) == 1 else str(Path(with_failures[0]).parent)
         say(f"why utterances failed: featcache info {shlex.quote(where)} --failures")
-    left = max(version.left for version in summary.versions) - summary.elsewhere
+    left = max(version.missing for version in summary.versions) - summary.elsewhere
     if summary.interrupted and left > 0:
         kept = counted(sum(version.extracted for version in summary.versions), "extracted utterance")
         how = "stopped" if summary.too_many_failures else "interrupted"
@@ -86,7 +135,7 @@ def print_summary(summary: Summary) -> None:
 
 
 def _outcome(version: VersionSummary, interrupted: bool) -> str:
-    if not (version.extracted or version.failed or version.left or interrupted):
+    if not (version.extracted or version.failed or version.missing or interrupted):
         if version.utterances == 1:
             return "nothing to do: the utterance is already there"
         return f"nothing to do: all {version.utterances:,} utterances are already there"
@@ -95,6 +144,18 @@ def _outcome(version: VersionSummary, interrupted: bool) -> str:
         f"{counted(version.utterances, 'utterance')}: {version.extracted:,} extracted{size}, "
         f"{version.present:,} already there, {version.failed:,} failed"
     )
+
+
+def _print_resampled(summary: Summary) -> None:
+    """Print how many files have other sample rates than the configs: narrow-band audio must not go unnoticed."""
+    for done, count, remark in (
+        ("upsampled", summary.upsampled, ": narrow-band audio, with nothing above half of its own rate"),
+        ("downsampled", summary.downsampled, ""),
+    ):
+        rates = sorted({version.sample_rate for version in summary.versions if getattr(version, done)})
+        if count:
+            were = counted(count, "utterance was", "utterances were")
+            say(f"{were} {done} to {', '.join(f'{rate:,}' for rate in rates)} Hz{remark}")
 
 
 def _not_tried_again(failed: Mapping[str, int]) -> str:
@@ -110,20 +171,28 @@ def _by_reason(failed: Mapping[str, int]) -> str:
 def _print_stages(summary: Summary) -> None:
     """Print where the time went, and what would help."""
     shares = ", ".join(f"{stage} {share:.0%}" for stage, share in summary.stages.items() if share >= 0.005)
-    say(f"time in stages: {shares}; bottleneck: {_remedy(summary)}")
+    say(f"time in stages: {shares}; bottleneck: {summary.bottleneck}{_busy(summary)} ({_remedy(summary)} would help)")
     if len(summary.versions) > 1:
-        parts = ", ".join(f"{version.name} {version.seconds:.1f} s" for version in summary.versions)
+        parts = ", ".join(f"{version.name} {version.worker_seconds:.1f} s" for version in summary.versions)
         say(f"threads' time in extracting: {parts}")
 
 
+def _busy(summary: Summary) -> str:
+    """How many threads the slowest stage has had; on a GPU, some more than the budget wait for it, so none is said."""
+    if summary.device != "cpu":
+        return ""
+    return f", {summary.stages[summary.bottleneck] * summary.threads:.1f} of {counted(summary.threads, 'thread')}"
+
+
 def _remedy(summary: Summary) -> str:
-    """The slowest stage of a run, and what would help."""
+    """What would make the slowest stage of a run faster."""
     on_cpu = summary.device == "cpu"
+    has_other_rates = summary.upsampled or summary.downsampled
     remedy = {
         "decode": "more threads, or a faster disk",
-        "resample": "more threads" + (", or files at the config's rate" if summary.resampled else ""),
+        "resample": "more threads" + (", or files at the config's rate" if has_other_rates else ""),
         "extract": "a GPU, or more threads" if on_cpu else "a faster GPU",
         "write": "a faster disk",
         "wait": "a faster disk" if on_cpu else "a faster GPU, or disk",
     }
-    return f"{summary.bottleneck} ({remedy[summary.bottleneck]} would help)"
+    return remedy[summary.bottleneck]

@@ -8,14 +8,22 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 from tqdm import tqdm
 
 from featcache.cli import options
-from featcache.cli.common import default_threads, megabytes, note, print_json, read_manifest, say, terminal_columns
+from featcache.cli.common import (
+    as_document,
+    default_threads,
+    megabytes,
+    note,
+    print_json,
+    read_manifest,
+    say,
+    terminal_columns,
+)
 from featcache.cli.corpora import for_each_part
 from featcache.errors import DamagedError, MissingDependencyError, counted
 from featcache.storage.location import parse_location
@@ -137,7 +145,7 @@ def verify(
         found.append((result, again))
     damaged = any(result.problems or (again and again.problems) for result, again in found)
     if as_json:
-        documents = [{**asdict(result), "recomputed": again and asdict(again)} for result, again in found]
+        documents = [{**as_document(result), "recomputed": again and as_document(again)} for result, again in found]
         print_json({"ok": not damaged, "versions": documents})
     else:
         for result, again in found:
@@ -225,17 +233,21 @@ def _print(result: Report, again: Recomputed | None, manifest: str | None) -> No
 def _print_counts(result: Report) -> None:
     checked = "every byte read" if result.data else "features not read"
     damaged = len({problem.shard for problem in result.problems if problem.shard and problem.kind != "duplicate"})
-    shards = counted(result.shards, "shard") + (f" of {result.shards + result.left_out:,}" if result.left_out else "")
-    sound = f"{counted(result.items, 'utterance')}, {counted(result.frames, 'frame')}, {megabytes(result.num_bytes)}"
+    shards = counted(result.shards, "shard") + (
+        f" of {result.shards + result.shards_left_out:,}" if result.shards_left_out else ""
+    )
+    sound = (
+        f"{counted(result.utterances, 'utterance')}, {counted(result.frames, 'frame')}, {megabytes(result.num_bytes)}"
+    )
     if not damaged:
         say(f"{result.path}: {shards}, {sound}; {checked}")
     elif damaged < result.shards:
         say(f"{result.path}: {shards}, {damaged:,} of them damaged; the others hold {sound}; {checked}")
     else:
         say(f"{result.path}: {shards}, {'all ' if damaged > 1 else ''}damaged; {checked}")
-    if damaged and result.damaged_items:
+    if damaged and result.damaged_utterances:
         are = "shard holds" if damaged == 1 else "shards hold"
-        say(f"  the damaged {are} {counted(result.damaged_items, 'utterance')}: repair keeps the sound ones")
+        say(f"  the damaged {are} {counted(result.damaged_utterances, 'utterance')}: repair keeps the sound ones")
 
 
 def _extract_again(version: Location, manifest: str) -> str:

@@ -152,10 +152,11 @@ class _Workers:
         try:
             while (work := self._next(worker.number < self._row_workers)) is not None:
                 work(worker)
+                with self._state:
+                    self._progress.add_times(worker.times)
+                worker.times = WorkerTimes()
         except BaseException as error:  # noqa: BLE001 - it is raised again in the thread that called run
             self._fail(error)
-        with self._state:
-            self._progress.add_times(worker.times)
 
     def _fail(self, error: BaseException) -> None:
         with self._state:

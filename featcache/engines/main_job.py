@@ -73,7 +73,7 @@ def extract(
     """Extract the features of a manifest's utterances into a cache: what `featcache extract` does, as one call.
 
     What the cache holds already is not extracted again, so a task of Airflow or Prefect may be retried as it is.
-    Utterances that cannot be extracted are no error: `summary.failures` counts them by reason, and they are in the
+    Utterances that cannot be extracted are no error: `summary.failed_by_reason` counts them, and they are in the
     version's failure ledger. In the whole process, torch gets one thread of its own, and TF32 is turned off. What the
     library has to say goes to the logger `featcache`.
 
@@ -98,7 +98,9 @@ def extract(
         check_sources: Extract utterances again whose file has changed in size or mtime.
         replace: Extract utterances again whose path has changed even if they are more than 5 % of the version.
         partition: Extract this partition only: `3/8`, counted from 0, or `auto`, as the job's scheduler says.
-        progress: Called with the progress now and then, from any thread, by one at a time.
+        progress: Called with a `Progress` now and then, from any thread, by one at a time. It is the same object each
+            time, and goes on changing: `audio_seconds` that were extracted, `failures` by reason, committed `shards`,
+            seconds of worker threads by `stages`.
         stop: Set it to end the run: what has been taken is finished and committed, and nothing more is taken.
 
     Returns:

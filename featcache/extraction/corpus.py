@@ -173,7 +173,7 @@ class PartRun:
         """
         complete = {}
         for one in summary.versions:
-            if not (summary.interrupted or one.left):
+            if not (summary.interrupted or one.missing):
                 version = Version.open(Path(one.path))
                 complete[version.path.name] = PartVersion.of(version, open_index(version), one.failed, self._now.hash)
         self._now = dataclasses.replace(self._now, rows=summary.utterances)

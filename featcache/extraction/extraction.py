@@ -230,7 +230,7 @@ def run_extraction(
         plan.device,
         looks_at_audio=plan.options.check_sources or plan.only is not None,  # repair is about what is lost
         utterances=plan.num_utterances,
-        seconds=perf_counter() - plan.started,
+        elapsed_seconds=perf_counter() - plan.started,
         interrupted=interrupted,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,8 +36,9 @@ class Extracted:
     """For each side array, the entries of all items one after the other, and how many each item has."""
     seconds: float = 0.0
     """Seconds of worker threads that computing the features took."""
-    resampled: Sequence[str] = ()
-    """The ids of utterances whose file has another sample rate than the config; without the suffixes of copies."""
+    resampled: Mapping[str, int] = field(default_factory=dict)
+    """The sample rate, in Hz, of each file that has another than the config; by the utterance's id, without the suffix
+    of a copy."""
 
     @classmethod
     def of_failures(cls, spec: FeatureSpec, failures: list[Failure]) -> Extracted:

@@ -173,11 +173,11 @@ class _BatchOfConfig:
             Reason.TOO_SHORT, f"{num_samples} samples at {config.sample_rate} Hz are too few for one frame"
         )
 
-    def _resampled(self, items: Sequence[Item]) -> list[str]:
-        """The ids of utterances whose file has another sample rate, without the suffixes of copies."""
+    def _resampled(self, items: Sequence[Item]) -> dict[str, int]:
+        """The sample rates of files that have another than the config, by the ids without the suffixes of copies."""
         copies = self._config.waveform_maker.copies
-        ids = (item.id for item in items if item.sample_rate != self._config.sample_rate)
-        return list(dict.fromkeys(id_.removesuffix(copies.copy_of(id_).suffix) for id_ in ids))
+        others = (item for item in items if item.sample_rate != self._config.sample_rate)
+        return {item.id.removesuffix(copies.copy_of(item.id).suffix): item.sample_rate for item in others}
 
     def _fail(self, utterance: Utterance, error: AudioError) -> Failure:
         return failure_of(utterance, self._root, error)

@@ -52,8 +52,11 @@ class VersionCounts:
     """Bytes of features as they are stored, with side arrays."""
     seconds: float = 0.0
     """Seconds of worker threads that computing the features took."""
-    resampled: int = 0
-    """Utterances whose file has another sample rate than the config. Copies do not count."""
+    upsampled: int = 0
+    """Utterances whose file has a lower sample rate than the config: the upper part of their spectrum is empty. Copies
+    do not count."""
+    downsampled: int = 0
+    """Utterances whose file has a higher sample rate than the config. Copies do not count."""
 
     def add(self, other: VersionCounts) -> None:
         """Add what has been counted elsewhere."""
@@ -61,14 +64,16 @@ class VersionCounts:
         self.failed += other.failed
         self.num_bytes += other.num_bytes
         self.seconds += other.seconds
-        self.resampled += other.resampled
+        self.upsampled += other.upsampled
+        self.downsampled += other.downsampled
 
     def take_back(self, other: VersionCounts) -> None:
         """Subtract what the version did not get after all. The time has been spent all the same."""
         self.extracted -= other.extracted
         self.failed -= other.failed
         self.num_bytes -= other.num_bytes
-        self.resampled -= other.resampled
+        self.upsampled -= other.upsampled
+        self.downsampled -= other.downsampled
 
 
 @dataclass
@@ -87,7 +92,7 @@ class Progress:
     """That more utterances have failed than were allowed, and how many, or that no audio can be fetched any more; empty
     if not."""
     stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
-    """Seconds of worker threads in each stage; complete once the run has ended."""
+    """Seconds of worker threads in each stage. What a thread is at is added when it is done with a batch."""
     processes: int = 0
     """The number of other processes that extract; 0 if this one does."""
     devices: list[str] = field(default_factory=list)
@@ -247,15 +252,17 @@ class VersionJob:
 
     def count(self, extracted: Extracted) -> VersionCounts:
         """Count what the version gets from a part of a batch; parts come in order. Returns the counts of the part."""
-        resampled = [id_ for id_ in extracted.resampled if id_ != self._last_resampled]
+        resampled = {id_: rate for id_, rate in extracted.resampled.items() if id_ != self._last_resampled}
         if resampled:
-            self._last_resampled = resampled[-1]
+            self._last_resampled = [*resampled][-1]
+        upsampled = sum(rate < self.built.sample_rate for rate in resampled.values())
         counts = VersionCounts(
             extracted=len(extracted.items),
             failed=len(extracted.failures),
             num_bytes=extracted.features.nbytes + sum(entries.nbytes for entries, _ in extracted.side.values()),
             seconds=extracted.seconds,
-            resampled=len(resampled),
+            upsampled=upsampled,
+            downsampled=len(resampled) - upsampled,
         )
         self.counts.add(counts)
         return counts

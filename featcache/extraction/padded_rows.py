@@ -7,7 +7,7 @@ rows, `RowQueue` collects rows until there are enough for a batch, `compute_rows
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -80,7 +80,7 @@ class PendingRows:
         waveforms: The waveform of each utterance, `[num_samples]`.
         failures: The utterances of the part that have failed before.
         fail: Makes the failure of an utterance, by its number in `items`.
-        resampled: The ids of utterances that were resampled, without the suffixes of copies.
+        resampled: What `Extracted.resampled` is.
     """
 
     rows: list[Row]
@@ -94,7 +94,7 @@ class PendingRows:
         waveforms: Sequence[NDArray[np.float32]],
         failures: list[Failure],
         fail: Callable[[int, AudioError], Failure],
-        resampled: Sequence[str] = (),
+        resampled: Mapping[str, int] | None = None,
     ) -> None:
         self.extractor = extractor
         self.spec = spec
@@ -102,7 +102,7 @@ class PendingRows:
         self.rows = []
         self._failures = failures
         self._fail = fail
-        self._resampled = resampled
+        self._resampled = resampled or {}
         self._seconds = 0.0
         self._errors: dict[int, AudioError] = {}
         self._results: list[list[RowResult | None]] = []

@@ -32,13 +32,17 @@ class VersionSummary:
     """Utterances in the failure ledger: of this run, and of earlier ones if they were not tried again."""
     num_bytes: int
     """Bytes of features as they are stored, with side arrays, that this run wrote."""
-    seconds: float = 0.0
+    worker_seconds: float = 0.0
     """Seconds of worker threads that computing the features took."""
-    resampled: int = 0
-    """Utterances whose file has another sample rate than the config. Copies do not count."""
+    upsampled: int = 0
+    """Utterances whose file has a lower sample rate than the config. Copies do not count."""
+    downsampled: int = 0
+    """Utterances whose file has a higher sample rate than the config. Copies do not count."""
+    sample_rate: int = 0
+    """The config's sample rate, in Hz."""
     failed_before: dict[str, int] = field(default_factory=dict)
     """Utterances that failed in earlier runs and were not tried again, by reason."""
-    left: int = 0
+    missing: int = 0
     """Utterances that the run was to extract and has not: it was interrupted, or another run has extracted them."""
 
 
@@ -50,13 +54,15 @@ class Summary:
     """Utterances in the manifest."""
     versions: list[VersionSummary]
     """What it did to each version, in the order of the configs."""
-    failures: dict[str, int]
+    failed_by_reason: dict[str, int]
     """Utterances that failed in this run, by reason."""
-    resampled: int
-    """Utterances whose file has another sample rate than the config; of several configs, the one with the most."""
-    audio_hours: float
-    """Hours of audio extracted. Copies count."""
-    seconds: float
+    upsampled: int
+    """Utterances whose file has a lower sample rate than the config; of several configs, the one with the most."""
+    downsampled: int
+    """Utterances whose file has a higher sample rate than the config; of several configs, the one with the most."""
+    audio_seconds: float
+    """Seconds of audio extracted. Copies count."""
+    elapsed_seconds: float
     """Seconds from start to end."""
     device: str
     """The model of the device that extracted; several if they were mixed."""
@@ -78,7 +84,7 @@ class Summary:
     @property
     def times_real_time(self) -> float:
         """Seconds of audio extracted in a second."""
-        return self.audio_hours * 3600 / self.seconds if self.seconds else 0.0
+        return self.audio_seconds / self.elapsed_seconds if self.elapsed_seconds else 0.0
 
     @property
     def failed(self) -> int:
@@ -94,7 +100,7 @@ def summarize(
     *,
     looks_at_audio: bool,
     utterances: int,
-    seconds: float,
+    elapsed_seconds: float,
     interrupted: bool,
 ) -> Summary:
     """Sum up a run.
@@ -109,10 +115,11 @@ def summarize(
     return Summary(
         utterances=utterances,
         versions=versions,
-        failures={reason: count for reason, count in sorted(progress.failures.items()) if count},
-        resampled=max((version.resampled for version in versions), default=0),
-        audio_hours=progress.audio_seconds / 3600,
-        seconds=seconds,
+        failed_by_reason={reason: count for reason, count in sorted(progress.failures.items()) if count},
+        upsampled=max((version.upsampled for version in versions), default=0),
+        downsampled=max((version.downsampled for version in versions), default=0),
+        audio_seconds=progress.audio_seconds,
+        elapsed_seconds=elapsed_seconds,
         device=", ".join(progress.devices) or device.label,
         threads=progress.threads or device.threads,
         stages=stages,
@@ -136,8 +143,10 @@ def _version_summary(plan: VersionPlan, counts: VersionCounts, looks_at_audio: b
         extracted=counts.extracted,
         failed=int(plan.rows.failed.sum()) + counts.failed,
         num_bytes=counts.num_bytes,
-        seconds=round(counts.seconds, 3),
-        resampled=counts.resampled,
+        worker_seconds=round(counts.seconds, 3),
+        upsampled=counts.upsampled,
+        downsampled=counts.downsampled,
+        sample_rate=plan.built.sample_rate,
         failed_before=plan.failed_before,
-        left=plan.num_missing - counts.extracted - counts.failed,
+        missing=plan.num_missing - counts.extracted - counts.failed,
     )

@@ -41,7 +41,7 @@ class Report:
     """The folder of the version."""
     shards: int
     """The number of shards."""
-    items: int
+    utterances: int
     """The number of utterances in sound shards."""
     frames: int
     """The number of frames in sound shards."""
@@ -62,11 +62,11 @@ class Report:
     """What is worth knowing and no damage."""
     interrupted: bool = False
     """Whether the verification was stopped. Then `problems` has those found before, and the counts are 0."""
-    left_out: int = 0
+    shards_left_out: int = 0
     """The number of shards that were not looked at, because they are not in the subset."""
-    damaged_items: int | None = 0
-    """The number of utterances in damaged shards, which are not in `items`; None if a shard does not say how many it
-    holds."""
+    damaged_utterances: int | None = 0
+    """The number of utterances in damaged shards, which `utterances` does not count; None if a shard does not say how
+    many it holds."""
 
     @property
     def damaged_shards(self) -> list[str]:
@@ -214,7 +214,7 @@ def _report(
     result = Report(
         path=str(version.path),
         shards=len(checked),
-        items=sum(shard.info.items for shard in sound) if index is None else _count_inside(index, inside),
+        utterances=sum(shard.info.items for shard in sound) if index is None else _count_inside(index, inside),
         frames=sum(shard.info.frames for shard in sound),
         num_bytes=sum(shard.num_bytes(version.info.spec) for shard in sound),
         data=data,
@@ -223,8 +223,8 @@ def _report(
         surplus=surplus,
         repeated=sum(repeat.same_row for repeat in repeats),
         notes=[*notes, *_notes_on_index(version, there), *_notes_on_probes(version)],
-        damaged_items=_count_items(one.shard for one in checked if one.problems),
-        left_out=len(there) - len(checked),
+        damaged_utterances=_count_items(one.shard for one in checked if one.problems),
+        shards_left_out=len(there) - len(checked),
     )
     return result, index
 

@@ -193,14 +193,14 @@ def end_to_end(
             summary = run_extraction(plan, run_locally)
             seconds = perf_counter() - start
     busy = sum(shares) / len(shares) if shares else None
-    failed = sum(summary.failures.values())
+    failed = sum(summary.failed_by_reason.values())
     figures = {
         "threads": threads,
         "failed": failed,
         "busy": busy,
         **{f"% {stage}": 100 * it for stage, it in summary.stages.items()},
     }
-    return summary.audio_hours * 3600 / seconds, figures
+    return summary.audio_seconds / seconds, figures
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def run(manifest: Path, config: Path, cache: Path, **engine: object) -> dict[str
     summary = featcache.extract(manifest, config, cache, shard_megabytes=1.0, progress=watch, **engine)
     seconds = perf_counter() - started
     at, done = first[0]
-    hours = summary.audio_hours
+    hours = summary.audio_seconds / 3600
     return {"seconds": seconds, "start": at, "seconds_per_hour": (seconds - at) / (hours - done / 3600)}
 
 

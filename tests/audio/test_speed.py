@@ -232,7 +232,7 @@ def test_limits_are_on_the_copies(plain, scratch):
     lasting = {f"{row['id']}_sp0.9" for row in plain.rows if row["duration"] / 0.9 > 0.63}
     assert 0 < len(lasting) < 12
     assert set(items(scratch)) == {*plain.ids, *(f"{id_}_sp0.9" for id_ in plain.ids)} - lasting
-    assert summary.failures == {"too_long": len(lasting)}
+    assert summary.failed_by_reason == {"too_long": len(lasting)}
     again = extract(plain.manifest(), config, scratch)
     assert (again.versions[0].extracted, again.versions[0].failed) == (0, len(lasting))
 
@@ -242,7 +242,7 @@ def test_a_clip_may_be_too_short_at_a_high_speed_alone(tmp_path, scratch):
     (tmp_path / "m.csv").write_text("id,path\na,a.wav\n")
     summary = extract(tmp_path / "m.csv", config_of({"speed": SPEEDS}), scratch)
     assert set(items(scratch)) == {"a", "a_sp0.9"}
-    assert summary.failures == {"too_short": 1}
+    assert summary.failed_by_reason == {"too_short": 1}
 
 
 def test_a_manifest_with_ids_of_copies_is_refused(cli, plain, scratch):
@@ -274,7 +274,7 @@ def test_a_dry_run_counts_copies_and_how_long_they_last(cli, plain, scratch):
     (version,) = cli("extract", plain.manifest(), "-c", config, "--dry-run", "--json", cwd=scratch).json()["versions"]
     seconds = sum(row["duration"] for row in plain.rows)
     assert (version["utterances"], version["missing"]) == (24, 24)
-    assert version["hours"] * 3600 == pytest.approx(3 * seconds, rel=0.01)
+    assert version["audio_seconds"] == pytest.approx(3 * seconds, rel=0.01)
 
 
 def test_nothing_is_left_to_do(cli, plain, made):
@@ -286,7 +286,7 @@ def test_verify_knows_the_copies(cli, plain, made):
     done = cli("verify", made / "features", "--manifest", plain.manifest(), "--recompute", 36, "--json")
     assert done.code == 0, done.out
     (version,) = done.json()["versions"]
-    assert (version["items"], version["surplus"], version["recomputed"]["identical"]) == (36, 0, 36)
+    assert (version["utterances"], version["surplus"], version["recomputed"]["identical"]) == (36, 0, 36)
     more = [*plain.rows, {**plain.rows[0], "id": "another"}]
     (version,) = cli("verify", made / "features", "--manifest", plain.manifest(more, "more.csv"), "--json").json()[
         "versions"

@@ -69,7 +69,13 @@ def test_files_that_cannot_be_read_are_counted_by_reason_and_stay(cli, plain, sc
     ended = cli("durations", manifest, "-o", scratch / "o.csv", "--root", folder, "--json")
     assert ended.code == 3
     failed = {"file_missing": 1, "not_audio": 1, "segment_outside": 1, "truncated": 1}
-    assert json.loads(ended.out) == {"manifest": str(scratch / "o.csv"), "rows": 5, "added": 1, "failed": failed}
+    assert json.loads(ended.out) == {
+        "output": str(scratch / "o.csv"),
+        "utterances": 5,
+        "added": 1,
+        "failed": 4,
+        "failed_by_reason": failed,
+    }
     with (scratch / "o.csv").open() as file:
         assert [row["duration"] for row in csv.DictReader(file)] == ["", "", "", "0.46", ""]
     parts = [

@@ -60,7 +60,7 @@ def test_nemo_gets_durations_and_what_has_none_is_left_out(cli, data, scratch):
     (scratch / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
     ended = cli("manifest", scratch / "m.jsonl", "-o", scratch / "nemo.json", "--to", "nemo", "--json")
     assert ended.code == 3
-    assert json.loads(ended.out)["left_out"] == 1
+    assert json.loads(ended.out)["failed"] == 1
     assert "1 row has no duration: file_missing 1" in ended.err
     (line,) = (scratch / "nemo.json").read_text().splitlines()
     path = str(data / "b.wav")

@@ -66,7 +66,7 @@ def test_a_share_is_judged_when_enough_were_tried_and_at_the_end(extract, plain,
     assert ended.code == 1
     assert "2 of the 12 utterances that were tried have failed, and --max-failures allows 10%" in last_line(ended)
     document = ended.json()
-    assert (document["interrupted"], document["versions"][0]["left"]) == (False, 0)
+    assert (document["interrupted"], document["versions"][0]["missing"]) == (False, 0)
     assert document["too_many_failures"].startswith("2 of the 12")
 
 
@@ -75,7 +75,7 @@ def test_a_share_of_many_stops_the_run(extract, plain, scratch):
     ended = extract(manifest, "--max-failures", "20%", "--json")
     assert ended.code == 1
     version = ended.json()["versions"][0]
-    assert (version["extracted"], version["failed"], version["left"]) == (50, 50, 140)
+    assert (version["extracted"], version["failed"], version["missing"]) == (50, 50, 140)
 
 
 def test_a_file_that_fails_in_two_versions_is_one_failure(cli, plain, scratch):

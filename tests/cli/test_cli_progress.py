@@ -1,10 +1,12 @@
-"""Progress on stderr: on terminals of any width, and where there is none."""
+"""Progress on stderr, on terminals of any width and where there is none, and as JSON; the log; and quiet."""
 
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
+from time import monotonic, sleep
 
 import pytest
 from extractions import write_config
@@ -77,3 +79,69 @@ def test_elsewhere_there_are_lines_soon_and_then_now_and_then(monkeypatch, strea
                 told.append(second)
     assert told == [5, 35, 65]
     assert lines[1] == "58.3 min of 2.00 h, 0:37 left, 2 failed, 100 × real time"
+
+
+def test_json_is_a_line_a_minute_and_one_at_the_end(monkeypatch):
+    """Shares and speeds of stages are those since the line before, and at the end of the whole run."""
+    clock = [1000.0]
+    monkeypatch.setattr(progress, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(sys, "stderr", written := io.StringIO())
+    with progress.Display(Planned(), "json") as display:
+        so_far = Progress(failures={"empty": 2}, shards=3)
+        for second in range(130):
+            clock[0] = 1000.0 + second
+            so_far.audio_seconds = 10.0 * second
+            so_far.stages = {"decode": 0.5 * second, "extract": 1.5 * max(0, second - 60), "wait": 0.0}
+            display.update(so_far)
+    first, second, last = map(json.loads, written.getvalue().splitlines())
+    assert [line["elapsed_seconds"] for line in (first, second, last)] == [60, 120, 129]
+    assert [line["is_end"] for line in (first, second, last)] == [False, False, True]
+    assert first["stages"] == {"decode": 1, "extract": 0, "wait": 0}
+    assert second["stages"] == {"decode": 0.25, "extract": 0.75, "wait": 0}
+    assert second["stages_times_real_time"] == {"decode": 20, "extract": pytest.approx(600 / 90, abs=0.05)}
+    assert last["stages"] == {"decode": pytest.approx(64.5 / 168, abs=1e-4), "extract": 0.6161, "wait": 0}
+    assert [line["bottleneck"] for line in (first, second, last)] == ["decode", "extract", "extract"]
+    assert (second["audio_seconds"], second["audio_seconds_in_all"], second["seconds_left"]) == (1200, 7200, 600)
+    assert (second["times_real_time"], second["failed"], second["shards"]) == (10, 2, 3)
+
+
+def test_json_goes_on_while_nothing_is_done(monkeypatch):
+    monkeypatch.setattr(progress, "_JSON_SECONDS", 0.02)
+    monkeypatch.setattr(progress, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(sys, "stderr", written := io.StringIO())
+    with progress.Display(Planned(), "json") as display:
+        display.update(Progress())
+        limit = monotonic() + 10
+        while written.getvalue().count("\n") < 2 and monotonic() < limit:
+            sleep(0.01)
+    assert all(json.loads(line)["times_real_time"] == 0 for line in written.getvalue().splitlines())
+    assert written.getvalue().count("\n") >= 3
+
+
+def test_a_log_has_what_is_said_and_progress_with_the_time(cli, plain, scratch):
+    """Whatever is printed, and added to what is there."""
+    log = scratch / "log"
+    command = ("extract", plain.manifest(), "-o", scratch / "c", "--log", log)
+    assert cli(*command, "-q", "--progress", "none").out == ""
+    first = log.read_text().splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ .", line) for line in first)
+    said = "\n".join(line.partition(" ")[2] for line in first)
+    for words in ("featcache ", "6.1 s of 6.1 s", "12 utterances: 12 extracted", "× real time on cpu"):
+        assert words in said
+    cli(*command, "--json")
+    assert len(log.read_text().splitlines()) > len(first)
+    assert log.read_text().splitlines()[: len(first)] == first
+
+
+def test_quiet_is_all_but_errors(cli, plain, scratch):
+    """And what --json prints; the log has the errors, too."""
+    gone = plain.manifest([{"id": "gone", "path": "gone.wav"}], "gone.csv")
+    made = cli("extract", gone, "-o", scratch / "c", "-q", "--json")
+    assert (made.code, made.err, made.json()["failed_by_reason"]) == (3, "", {"file_missing": 1})
+    unknown = cli("extract", gone, "-o", scratch / "c", "-q", "-c", "nonsense", "--log", scratch / "log")
+    assert (unknown.code, unknown.out) == (2, "")
+    assert unknown.err.startswith("featcache: config nonsense: ")
+    assert unknown.err.strip() in (scratch / "log").read_text()
+    refused = cli("extract", gone, "-o", scratch / "c", "--log", scratch / "no" / "log")
+    assert refused.code == 1
+    assert refused.err == f"featcache: --log: {scratch}/no/log: cannot be written: No such file or directory\n"

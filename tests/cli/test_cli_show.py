@@ -4,7 +4,7 @@
 def test_seconds_and_rates_are_told_apart(cli, corpus, reference):
     """The samples are at the config's rate, and the file's is another: no quotient of the two means anything."""
     (document,) = cli("show", reference, "rate-8000", "--json").json()["versions"]
-    assert (document["seconds"], document["num_samples"], document["source_rate"]) == (0.8, 12800, 8000)
+    assert (document["audio_seconds"], document["num_samples"], document["source_rate"]) == (0.8, 12800, 8000)
     assert "sample_rate" not in document
     told = cli("show", reference, "rate-8000").out
     size = (corpus.folder / "rate-8000.wav").stat().st_size

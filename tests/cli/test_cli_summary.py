@@ -58,9 +58,9 @@ def test_json_tells_failures_of_this_run_from_those_before(cli, spoilt, scratch)
     cli("extract", spoilt.manifest(four, "four.csv"), "-o", scratch / "c")
     document = cli("extract", spoilt.manifest(), "-o", scratch / "c", "--json").json()
     (version,) = document["versions"]
-    assert document["failures"] == {"file_missing": 3, "not_audio": 1}
+    assert document["failed_by_reason"] == {"file_missing": 3, "not_audio": 1}
     assert version["failed_before"] == {"empty": 1}
-    assert (version["failed"], version["left"]) == (5, 0)
+    assert (version["failed"], version["missing"]) == (5, 0)
     assert version["fingerprint"] == only_version(scratch / "c").info.fingerprint
     (planned,) = cli("extract", spoilt.manifest(), "-o", scratch / "c", "--dry-run", "--json").json()["versions"]
     assert sum(planned["failed_before"].values()) == planned["failed"] == 5
@@ -218,13 +218,13 @@ def test_an_utterance_is_resampled_once_however_many_copies_and_configs(cli, at_
     command = ("extract", at_8_khz.manifest(), "-c", config, "-c", "fbank80-uint8", "--shard-size", "0.02")
     made = cli(*command, "-o", scratch / "c")
     assert made.code == 0, made.err
-    assert "4 utterances were resampled to the config's rate\n" in made.out
+    assert "4 utterances were upsampled to 16,000 Hz: narrow-band audio" in made.out
     assert " of audio, with its copies, in " in made.out
     document = cli(*command, "-o", scratch / "d", "--json").json()
-    assert document["resampled"] == 4
-    assert [version["resampled"] for version in document["versions"]] == [4, 4]
+    assert (document["upsampled"], document["downsampled"]) == (4, 0)
+    assert [version["upsampled"] for version in document["versions"]] == [4, 4]
     seconds = 5 * 0.5 * (1 + 3 * sum(1 / speed for speed in (0.9, 1.0, 1.1)))
-    assert document["audio_hours"] * 3600 == pytest.approx(seconds, rel=0.01)
+    assert document["audio_seconds"] == pytest.approx(seconds, rel=0.01)
 
 
 # Interrupted

@@ -16,7 +16,7 @@ def test_utterances_of_a_damaged_shard_are_counted_apart(cli, plain, cache):
     assert f": 3 shards, 1 of them damaged; the others hold {utterances - inside} utterances, " in told.out
     assert f"  the damaged shard holds {inside} utterances: repair keeps the sound ones\n" in told.out
     (version,) = cli("verify", cache, "--json").json()["versions"]
-    assert (version["items"], version["damaged_items"]) == (utterances - inside, inside)
+    assert (version["utterances"], version["damaged_utterances"]) == (utterances - inside, inside)
 
 
 def test_where_every_shard_is_damaged_none_is_counted_as_sound(cli, cache):
@@ -32,14 +32,14 @@ def test_a_shard_that_does_not_say_how_many_it_holds_is_not_counted(cli, cache):
     assert "1 of them damaged" in told.out
     assert "the damaged shard holds" not in told.out
     (version,) = cli("verify", cache, "--json").json()["versions"]
-    assert version["damaged_items"] is None
+    assert version["damaged_utterances"] is None
 
 
 def test_of_a_sound_cache_nothing_is_counted_apart(cli, plain, sound):
     told = cli("verify", sound)
     assert f": 3 shards, {len(plain.rows)} utterances, " in told.out
     (version,) = cli("verify", sound, "--json").json()["versions"]
-    assert version["damaged_items"] == 0
+    assert version["damaged_utterances"] == 0
 
 
 def test_a_fault_is_said_once(cli, plain, cache):

@@ -29,13 +29,13 @@ def fitted(cli, corpus, tmp_path_factory):
 def test_fit_kmeans_says_what_it_did(cli, fitted):
     folder, said = fitted
     cache = featcache.open(folder / "features")
-    assert said["version"] == str(cache.version.path)
+    assert said["path"] == str(cache.version.path)
     assert (said["k"], said["dimensions"], said["frames"]) == (25, 13, int(cache.lengths.sum()))
     assert 0 < said["smallest"] <= said["frames"] / 25 <= said["largest"]
     again = cli(
         *(
             "fit-kmeans",
-            said["version"],
+            said["path"],
             "-k",
             25,
             "-o",
@@ -137,7 +137,7 @@ def test_what_the_features_lack_is_a_failure_until_they_have_it(cli, fitted, cor
     options = ("-c", folder / "units.yaml", "-o", scratch / "units", "--from", some, "--device", "cpu", "--json")
     first = cli("extract", corpus.manifest(), *options)
     assert first.code == 3
-    assert first.json()["failures"] == {"not_in_source": len(corpus.rows) - 5}
+    assert first.json()["failed_by_reason"] == {"not_in_source": len(corpus.rows) - 5}
     assert cli("extract", corpus.manifest(), "-c", "mfcc13", "-o", some, "--device", "cpu").code == 0
     second = cli("extract", corpus.manifest(), *options)
     assert second.code == 0, second.err

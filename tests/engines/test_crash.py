@@ -295,7 +295,7 @@ def test_runs_at_once_into_one_version_lose_nothing(cli, plain, slow_config, uni
     for finished in run_together(cli, *[(*job, "--shard-size", size) for size in sizes]):
         assert finished.code == 0, finished.err
     report = check(scratch, manifest=read_manifest(plain.manifest()))
-    assert (report.problems, report.items, report.surplus) == ([], len(plain.rows), 0)
+    assert (report.problems, report.utterances, report.surplus) == ([], len(plain.rows), 0)
     if len(set(sizes)) == 1:
         assert chunk_files(scratch) == uninterrupted
         assert report.repeated == 0
@@ -310,7 +310,7 @@ def test_runs_at_once_of_manifests_that_overlap_lose_nothing(cli, plain, slow_co
     for finished in run_together(cli, *[("extract", manifest, *options) for manifest in manifests]):
         assert finished.code == 0, finished.err
     report = check(scratch, manifest=read_manifest(plain.manifest()))
-    assert (report.problems, report.items) == ([], len(plain.rows))
+    assert (report.problems, report.utterances) == ([], len(plain.rows))
 
 
 def test_a_run_that_begins_late_does_nothing_twice(plain, scratch):

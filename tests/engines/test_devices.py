@@ -50,9 +50,18 @@ def test_two_processes_make_what_one_makes(corpus, scratch):
     two = featcache.extract(corpus.manifest(), configs, scratch / "two", device="cpu,cpu", **watch, **options)
     assert arrays(scratch / "one") == arrays(scratch / "two")
     assert len(shard_folders(scratch / "two")) > 6
-    told = ("utterances", "failures", "resampled", "audio_hours", "device", "elsewhere", "interrupted")
+    told = (
+        "utterances",
+        "failed_by_reason",
+        "upsampled",
+        "downsampled",
+        "audio_seconds",
+        "device",
+        "elsewhere",
+        "interrupted",
+    )
     assert [getattr(one, name) for name in told] == [getattr(two, name) for name in told]
-    told = ("extracted", "failed", "num_bytes", "resampled", "left")
+    told = ("extracted", "failed", "num_bytes", "upsampled", "downsampled", "missing")
     assert [[getattr(v, name) for name in told] for v in one.versions] == [
         [getattr(v, name) for name in told] for v in two.versions
     ]
@@ -96,7 +105,7 @@ def test_a_process_that_is_killed_is_replaced(cli, plain, gate, gated_config, sc
     assert ended.code == 0, ended.err
     assert (ended.json()["versions"][0]["extracted"], ended.json()["elsewhere"]) == (12, 0)
     report = check(scratch, manifest=read_manifest(plain.manifest()))
-    assert (report.problems, report.repeated, report.items) == ([], 0, 12)
+    assert (report.problems, report.repeated, report.utterances) == ([], 0, 12)
     assert being_written(scratch) == []
 
 
@@ -119,7 +128,7 @@ def test_an_interrupt_ends_all_processes_and_keeps_what_they_have(cli, plain, ga
     assert [problem.kind for problem in check(scratch).problems] == ["unfinished"]
     assert cli(*job).code == 0
     report = check(scratch, manifest=read_manifest(plain.manifest()))
-    assert (report.problems, report.repeated, report.items) == ([], 0, 12)
+    assert (report.problems, report.repeated, report.utterances) == ([], 0, 12)
 
 
 @pytest.mark.slow
@@ -150,7 +159,7 @@ def test_a_killed_run_leaves_no_process(cli, plain, gate, gated_config, scratch,
     finished = cli(*job)
     assert finished.code == 0, finished.err
     report = check(scratch, manifest=read_manifest(plain.manifest()))
-    assert (report.problems, report.repeated, report.items) == ([], 0, 12)
+    assert (report.problems, report.repeated, report.utterances) == ([], 0, 12)
     assert being_written(scratch) == []
 
 

@@ -63,7 +63,7 @@ def test_what_always_ends_a_process_is_in_the_ledger_and_everything_else_is_ther
     (failure,) = latest_failures(only_version(scratch / "cache")).values()
     assert (failure.id, failure.reason) == (bad, "crashed")
     assert failure.message.endswith("ended 3 processes, and what in it did so is not known: SIGKILL")
-    assert summary.failures == {"crashed": 1}
+    assert summary.failed_by_reason == {"crashed": 1}
     assert (summary.versions[0].extracted, summary.versions[0].failed) == (11, 1)
     assert items(scratch / "cache") == {id_: item for id_, item in whole.items() if id_ != bad}
     assert check(scratch / "cache", manifest=read_manifest(plain.manifest())).problems == []
@@ -118,7 +118,7 @@ def test_preemption_is_no_death(run, scratch, whole):
     fates = iter([Died("its node was preempted", counts=False)] * 20)
     team = InlineTeam(2, fate=lambda number, work: next(fates, None))
     summary = run(team)
-    assert (summary.versions[0].extracted, summary.failures) == (12, {})
+    assert (summary.versions[0].extracted, summary.failed_by_reason) == (12, {})
     assert items(scratch / "cache") == whole
 
 

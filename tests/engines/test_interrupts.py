@@ -73,7 +73,7 @@ def test_of_the_shard_under_way_what_is_extracted_is_kept(by_ones, job, plain, g
     assert (resumed.code, resumed.json()["versions"][0]["extracted"]) == (0, 6)
     assert items(scratch / "cache") == whole
     report = check(scratch / "cache", manifest=read_manifest(plain.manifest()))
-    assert (report.problems, report.repeated, report.items) == ([], 0, len(whole))
+    assert (report.problems, report.repeated, report.utterances) == ([], 0, len(whole))
 
 
 def test_interrupted_again_and_again_it_ends_as_if_it_had_not_been(by_ones, job, gate, whole, scratch):
@@ -238,7 +238,7 @@ def test_stopped_after_any_batch_a_run_keeps_a_beginning(
         assert number * copies <= len(there) == summary.versions[0].extracted
         assert there == {id_: whole[id_] for id_ in [*whole][: len(there)]}
         assert len(there) % copies == 0
-        assert summary.versions[0].left == len(whole) - len(there)
+        assert summary.versions[0].missing == len(whole) - len(there)
         run(clips, config, cache, threads)
         assert items(cache) == whole
         assert (check(cache).problems, check(cache).repeated) == ([], 0)

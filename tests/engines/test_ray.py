@@ -51,7 +51,7 @@ def test_a_clip_that_ends_its_process_costs_itself_and_the_rest_is_as_from_one_p
     assert done.code == 3, done.err
     culprit = f"{plain.ids[1]}!segfault"
     summary = done.json()  # and nothing of Ray's on standard output
-    assert summary["failures"] == {"crashed": 1}
+    assert summary["failed_by_reason"] == {"crashed": 1}
     assert summary["versions"][0]["extracted"] == 11
     assert 1 <= summary["processes"] <= 2  # on a busy machine, one may do all of it before the other is there
     assert done.err.count("the process ended at work (Ray lost its process)") <= 1
@@ -112,7 +112,7 @@ def test_actors_that_are_killed_are_replaced(command, plain, gate, gated_config,
     gate.unlink()
     assert running.wait() == 0, running.err()
     report = check(scratch / "c", manifest=read_manifest(plain.manifest()))
-    assert (report.problems, report.repeated, report.items) == ([], 0, 12)
+    assert (report.problems, report.repeated, report.utterances) == ([], 0, 12)
     assert being_written(scratch / "c") == []
 
 
@@ -138,7 +138,7 @@ def test_a_driver_that_ends_loses_at_most_the_shards_under_way(command, plain, g
     assert again.wait() == 0, again.err()
     assert there <= {*items(scratch / "c")}
     report = check(scratch / "c", manifest=read_manifest(plain.manifest()))
-    assert (report.problems, report.repeated, report.items) == ([], 0, 12)
+    assert (report.problems, report.repeated, report.utterances) == ([], 0, 12)
 
 
 LOSE_A_NODE = """
@@ -201,7 +201,7 @@ def test_a_lost_node_costs_what_it_had_under_way(plain, gate, gated_config, scra
     assert "RESULT 12 0\n" in done.stdout, done.stderr
     assert len(re.findall(rf"the process ended at work \({how}\)", done.stderr)) == 1, done.stderr
     report = check(scratch / "c", manifest=read_manifest(plain.manifest()))
-    assert (report.problems, report.repeated, report.items) == ([], 0, 12)
+    assert (report.problems, report.repeated, report.utterances) == ([], 0, 12)
 
 
 def test_an_actor_for_each_gpu_or_for_so_many_cores():

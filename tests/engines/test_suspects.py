@@ -115,7 +115,7 @@ def test_a_clip_without_enough_memory_is_that_clips_failure(cli, plain, scratch,
     assert [reason for reason, _ in failures(cli, scratch / "c").values()] == ["out_of_memory"]
     assert len(items(scratch / "c")) == len(plain.rows) - 1
     assert marks(scratch / "c") == []
-    assert cli(*job, "--json").json()["failures"] == {"out_of_memory": 1}
+    assert cli(*job, "--json").json()["failed_by_reason"] == {"out_of_memory": 1}
 
 
 def test_a_kill_makes_no_suspects(cli, plain, gate, gated_config, scratch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import random
 import shutil
@@ -52,7 +54,7 @@ def test_a_failed_utterance_is_in_the_ledger_and_not_tried_again(cli, plain, scr
     mended = cli("extract", corpus.manifest(), "-o", cache, "--json")
     assert (mended.code, extracted(mended), mended.json()["versions"][0]["failed"]) == (3, 1, 2)
     retried = cli("extract", corpus.manifest(), "-o", cache, "--retry-failed", "--json")
-    assert (retried.code, retried.json()["failures"]) == (3, {"not_audio": 1, "too_short": 1})
+    assert (retried.code, retried.json()["failed_by_reason"]) == (3, {"not_audio": 1, "too_short": 1})
     for name in ("02.wav", "09.wav"):
         shutil.copy(plain.folder / name, corpus.folder)
     assert cli("extract", corpus.manifest(), "-o", cache).code == 0
@@ -96,13 +98,13 @@ def test_every_kind_of_bad_file_is_named_with_its_reason(cli, plain, scratch):
     records = {record["id"]: record for record in map(json.loads, ledger.read_text().splitlines())}
     assert {name: record["reason"] for name, record in records.items()} == expected
     assert all(record["message"] for record in records.values())
-    assert made.json()["failures"] == Counter(expected.values())
+    assert made.json()["failed_by_reason"] == Counter(expected.values())
     assert set(items(scratch / "c")) == {row["id"] for row in fine}
     assert check(scratch / "c").problems == []
     told = cli("info", scratch / "c", "--failures").out
     assert all(name in told and reason in told for name, reason in expected.items())
     again = cli("extract", manifest, "-o", scratch / "c", "-c", config, "--json")
-    assert again.json()["failures"] == {"file_unreadable": 1}  # by now it might be readable
+    assert again.json()["failed_by_reason"] == {"file_unreadable": 1}  # by now it might be readable
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u0085", "\x1c", "\r", "é"])
@@ -135,7 +137,7 @@ def test_an_extractor_may_refuse_a_clip_or_fail_it(cli, plain, scratch):
         "--json",
     )
     assert made.code == 3
-    assert made.json()["failures"] == {"extractor_refused": 4, "non_finite_features": 4}
+    assert made.json()["failed_by_reason"] == {"extractor_refused": 4, "non_finite_features": 4}
     assert set(items(scratch / "c")) == {row["id"] for row in rows if row["id"].startswith("ok")}
     assert check(scratch / "c").problems == []
 
@@ -197,8 +199,8 @@ def test_headers_that_promise_hours_of_a_few_samples_cost_nothing(cli, plain, sc
     job = ("extract", corpus.manifest(), "-o", scratch / "c", "-c", config)
     made = cli(*job, "--json", limits={"DATA": 2 << 30})
     assert made.code == 3, made.err
-    assert made.json()["failures"] == {"rate_refused": 2, "too_long": 1}
-    assert cli(*job, "--json").json()["failures"] == {}
+    assert made.json()["failed_by_reason"] == {"rate_refused": 2, "too_long": 1}
+    assert cli(*job, "--json").json()["failed_by_reason"] == {}
     config.write_text("name: bounded\nextractor: fbank\naudio: {min_source_rate: 999}\n")
     made = cli(*job, "--json")
     assert (extracted(made), made.json()["versions"][0]["failed"]) == (1, 2)
@@ -258,3 +260,54 @@ def test_features_are_not_stored_as_integers(cli, plain, scratch, dtype):
     assert f"store.dtype: {dtype} cannot hold the features of fbank" in made.err
     assert "or uint8, which quantises them" in made.err
     assert not (scratch / "c").exists()
+
+
+# The ledger as a manifest
+
+
+def test_the_ledger_is_a_manifest_of_what_failed(cli, plain, written, scratch):
+    """Each utterance once, whatever copies of it failed, with its segment; it can be extracted again."""
+    audio = plain.copy(scratch / "audio")
+    bad = [
+        {"id": "a,b", "path": "bad, too.wav", "start": 0.1, "duration": 0.2},
+        {"id": "late", "path": "00.wav", "start": 9.0, "duration": 1.0},
+        {"id": "gone", "path": str(scratch / "gone.wav"), "channel": 0},
+    ]
+    (audio.folder / "bad, too.wav").write_text("no audio")
+    config = written("name: fast\nextractor: fbank\naugment: {speed: [0.9, 1.0, 1.1]}\n", "fast.yaml")
+    command = ("extract", "-c", config, "-o", scratch / "c")
+    assert cli(*command, audio.manifest([*audio.rows[:2], *bad], "all.csv")).code == 3
+    ledger = cli("info", scratch / "c", "--failures", "--csv")
+    assert ledger.code == 0
+    assert f"some paths are relative, to {audio.folder}: " in ledger.err
+    rows = {row["id"]: row for row in csv.DictReader(io.StringIO(ledger.out))}
+    reasons = {"a,b": "not_audio", "late": "segment_outside", "gone": "file_missing"}
+    assert {id_: row["reason"] for id_, row in rows.items()} == reasons
+    assert all(row["message"] for row in rows.values())
+    for row in bad:
+        assert {name: rows[row["id"]][name] for name in row} == {name: str(value) for name, value in row.items()}
+    shutil.copy(audio.folder / "00.wav", audio.folder / "bad, too.wav")
+    (scratch / "failed.csv").write_text(ledger.out)
+    again = cli(*command, scratch / "failed.csv", "--root", audio.folder, "--retry-failed", "--json")
+    assert (again.json()["versions"][0]["extracted"], again.json()["versions"][0]["failed"]) == (3, 6)
+
+
+@pytest.mark.parametrize("options", [["--csv"], ["--csv", "--failures", "--json"]])
+def test_the_ledger_as_a_manifest_is_asked_for_alone(cli, scratch, options):
+    refused = cli("info", scratch, *options)
+    assert refused.code == 2
+    assert refused.err == "featcache: --csv goes with --failures, and without --json\n"
+
+
+def test_a_corpus_has_no_such_manifest(cli, plain, scratch):
+    """Its parts may have the same ids."""
+    cli(
+        "extract",
+        plain.manifest(plain.rows[:1], "a.csv"),
+        plain.manifest(plain.rows[1:2], "b.csv"),
+        "-o",
+        scratch / "c",
+    )
+    refused = cli("info", scratch / "c", "--failures", "--csv")
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err == f"featcache: {scratch}/c: is a corpus: --csv is about one version, as {scratch}/c/a\n"

@@ -135,7 +135,7 @@ def test_a_batch_of_failures_alone_is_no_trouble(plain, scratch):
     manifest = plain.manifest([{**row, "id": f"nan-{row['id']}"} for row in plain.rows], "nan.csv")
     config = config_of({"extractor": "odd_extractors:Picky"})
     summary = extract_here(read_manifest(manifest), [config], scratch, Options(device="cpu"))
-    assert (summary.versions[0].extracted, summary.failures) == (0, {"non_finite_features": len(plain.rows)})
+    assert (summary.versions[0].extracted, summary.failed_by_reason) == (0, {"non_finite_features": len(plain.rows)})
 
 
 def test_an_utterance_of_one_frame_is_exact(tmp_path, scratch):

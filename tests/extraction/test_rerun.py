@@ -97,7 +97,7 @@ def test_a_row_that_changed_is_extracted_again(cli, scratch, changed):
     cli("extract", corpus.manifest(), "-o", fresh)
     assert after == items(fresh)
     report = check(cache, manifest=read_manifest(corpus.manifest()))
-    assert (report.problems, report.items, report.repeated, report.surplus) == ([], 4, 0, 0)
+    assert (report.problems, report.utterances, report.repeated, report.surplus) == ([], 4, 0, 0)
 
 
 def test_a_row_that_changes_back_and_forth_gives_what_the_last_run_asked_for(cli, plain, scratch):

@@ -144,6 +144,6 @@ def test_batches_that_do_not_fit_are_halved_and_all_clips_are_there(
     weights = small_models.encodec_24khz(tmp_path / "weights")
     config.write_text(f"name: e\nextractor: encodec\nparams: {{weights: {weights}}}\naudio: {{sample_rate: 24000}}\n")
     summary = featcache.extract(corpus.manifest(), [config], scratch, device="cuda", threads=4)
-    assert summary.failures == {}
+    assert summary.failed_by_reason == {}
     assert len(featcache.open(scratch)) == len(corpus.rows)
     assert halved

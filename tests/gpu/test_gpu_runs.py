@@ -27,7 +27,7 @@ def test_no_bit_depends_on_anything_but_the_clip(corpus, configs, scratch, devic
     def extract(rows, name, **options):
         path = corpus.manifest(rows, f"{name}.csv")
         summary = featcache.extract(path, configs, scratch / name, device=device, **options)
-        assert summary.failures == {}
+        assert summary.failed_by_reason == {}
         caches = [featcache.open(scratch / name, config) for config in ("fbank80", "fp32", "bf16")]
         return [{id_: cache[id_].tobytes() for id_ in cache.ids} for cache in caches]
 

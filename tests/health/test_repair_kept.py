@@ -230,7 +230,7 @@ def test_an_utterance_that_fails_now_leaves_the_others_as_they_are(cli, plain, c
     done = cli("repair", cache, "--manifest", corpus.manifest(), "--json")
     assert done.code == 3
     (version,) = done.json()["versions"]
-    assert (version["extracted"], version["summary"]["failures"]) == (0, {"not_audio": 1})
+    assert (version["extracted"], version["summary"]["failed_by_reason"]) == (0, {"not_audio": 1})
     expected = items(sound)
     del expected[failing]
     assert items(cache) == expected

@@ -71,7 +71,7 @@ def test_a_cache_is_opened_with_all_items(overtaken, sound):
 
 def test_verify_reports_nothing_that_was_taken_away(overtaken, sound, plain):
     report = verify(only_version(overtaken), manifest=read_manifest(plain.manifest()))
-    assert (report.problems, report.items) == ([], len(items(sound)))
+    assert (report.problems, report.utterances) == ([], len(items(sound)))
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,10 @@ def test_all_subsets_look_at_all_shards_once(cli, plain, sound):
     found = [verified(cli, sound, f"{number}/3") for number in (1, 2, 3)]
     assert [code for code, _ in found] == [0, 0, 0]
     assert sum(version["shards"] for _, version in found) == 3
-    assert sum(version["items"] for _, version in found) == len(plain.rows)
-    assert all(version["shards"] + version["left_out"] == 3 for _, version in found)
+    assert sum(version["utterances"] for _, version in found) == len(plain.rows)
+    assert all(version["shards"] + version["shards_left_out"] == 3 for _, version in found)
     whole = cli("verify", sound, "--json").json()["versions"][0]
-    for count in ("frames", "num_bytes"):
+    for count in ("frames", "bytes"):
         assert sum(version[count] for _, version in found) == whole[count]
 
 

@@ -362,7 +362,7 @@ def test_the_command_says_what_there_is_and_keeps_it(cli, scratch):
     assert document["still"] == [2]
     assert [group["name"] for group in document["groups"]] == ["anna", "ben"]
     np.testing.assert_array_equal(document["mean"], Stats.load(scratch / "s.npz").mean)
-    assert document["path"] == f"{scratch}/s.npz"
+    assert document["output"] == f"{scratch}/s.npz"
 
 
 def test_the_command_ends_as_the_contract_has_it(cli, scratch):

@@ -69,7 +69,7 @@ def contents(cache):
 
 def says(version):
     report = verify(version)
-    return [problem.message for problem in report.problems], report.items, report.failed, report.shards
+    return [problem.message for problem in report.problems], report.utterances, report.failed, report.shards
 
 
 class TestCopies:

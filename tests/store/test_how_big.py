@@ -29,12 +29,12 @@ def test_every_command_counts_the_same_bytes(cli, plain, scratch, kind):
     config.write_text(yaml.safe_dump({"name": "some", **KINDS[kind]}))
     five = plain.manifest(plain.rows[:5], "five.csv")
     of_five = cli("extract", five, "-c", config, "-o", cache, "--json").json()["versions"][0]
-    assert of_five["num_bytes"] == bytes_held(cache) > 0
+    assert of_five["bytes"] == bytes_held(cache) > 0
     of_all = cli("extract", plain.manifest(), "-c", config, "-o", cache, "--json").json()["versions"][0]
-    held = of_five["num_bytes"] + of_all["num_bytes"]
+    held = of_five["bytes"] + of_all["bytes"]
     (info,) = cli("info", cache, "--json").json()["versions"]
     (verified,) = cli("verify", cache, "--json").json()["versions"]
-    assert info["bytes"] == verified["num_bytes"] == bytes_held(cache) == held
+    assert info["bytes"] == verified["bytes"] == bytes_held(cache) == held
 
 
 @pytest.mark.parametrize("kind", ["features", "quantised"])

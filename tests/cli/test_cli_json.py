@@ -1,0 +1,129 @@
+"""What `--json` prints: each command's keys are those of docs/json.md, and errors are documents, too."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from pages import text_of
+
+from featcache.cli import main
+
+
+def tables():
+    """The keys that the page lists under each heading, in full: `versions[].bytes`."""
+    sections = re.split(r"^## (.*)$", text_of("docs/json.md"), flags=re.MULTILINE)
+    return {
+        heading.removeprefix("featcache "): {
+            key for cells in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for key in re.findall(r"`([^`]*)`", cells)
+        }
+        for heading, text in zip(sections[1::2], sections[2::2], strict=True)
+    }
+
+
+KEYS = tables()
+
+
+def keys_of(document, known, prefix=""):
+    """The keys of a document, and of those in it of whose own keys the page lists any."""
+    found = set()
+    for key, value in document.items():
+        found.add(name := f"{prefix}{key}")
+        inner, below = (value, f"{name}[].") if isinstance(value, list) else ([value], f"{name}.")
+        for one in inner:
+            if isinstance(one, dict) and any(listed.startswith(below) for listed in known):
+                found |= keys_of(one, known, below)
+    return found
+
+
+@pytest.fixture(scope="module")
+def home(cli, plain, tmp_path_factory):
+    """A cache with a failure, and manifests of what is in it, of a file that is missing, and of a row that is new."""
+    home = tmp_path_factory.mktemp("home")
+    rows = [{"id": row["id"], "path": row["path"]} for row in plain.rows]
+    plain.manifest([*rows, {"id": "gone", "path": "gone.wav"}], "with-gone.csv")
+    plain.manifest(rows, "there.csv")
+    plain.manifest([*rows, {"id": "new", "path": "00.wav"}], "with-new.csv")
+    assert cli("extract", plain.folder / "with-gone.csv", "-o", home / "c").code == 3
+    return home
+
+
+MANIFESTS = {"gone": "with-gone", "new": "with-new", "there": "there"}
+COMMANDS = {
+    "extract": "extract {gone} -o {home}/again",
+    "extract --dry-run": "extract {gone} -o {home}/dry --dry-run --trial --price 2",
+    "info": "info {cache}",
+    "ls": "ls {cache}",
+    "show": "show {cache} utt-03",
+    "verify": "verify {cache} --manifest {new} --recompute 1",
+    "repair": "repair {cache} --manifest {new}",
+    "diff": "diff {cache} {cache} --values 1",
+    "stats": "stats {cache} --manifest {there} --by path",
+    "index": "index {cache}",
+    "copy": "copy {cache} {home}/copy",
+    "durations": "durations {gone} -o {home}/durations.csv",
+    "manifest": "manifest {gone} -o {home}/manifest.jsonl",
+    "probe": "probe fbank80 {new} -o {cache}",
+    "fit-kmeans": "fit-kmeans {cache} -k 2 -o {home}/units.safetensors",
+}
+
+
+def test_the_page_has_every_command_that_prints_json():
+    with_json = {name for name, command in main.commands.items() if any(it.name == "as_json" for it in command.params)}
+    sections = KEYS.keys() - {"Words", "Errors", "Corpora", "extract --progress json"}
+    assert {section.partition(" ")[0] for section in sections} == with_json
+    assert sections == COMMANDS.keys()
+
+
+@pytest.mark.parametrize("section", COMMANDS)
+def test_the_keys_are_those_of_the_page(cli, plain, home, section):
+    manifests = {name: plain.folder / f"{file}.csv" for name, file in MANIFESTS.items()}
+    ended = cli(*COMMANDS[section].format(home=home, cache=home / "c", **manifests).split(), "--json")
+    assert keys_of(ended.json(), KEYS[section]) == KEYS[section], ended.err
+
+
+def test_the_keys_of_progress_are_those_of_the_page(cli, plain, scratch):
+    made = cli("extract", plain.manifest(), "-o", scratch / "c", "--progress", "json")
+    (line,) = map(json.loads, made.err.splitlines())
+    assert line.keys() == KEYS["extract --progress json"]
+
+
+def test_a_corpus_has_the_keys_of_the_page_besides_the_command_s(cli, plain, scratch):
+    manifests = [plain.manifest(plain.rows[:2], "a.csv"), plain.manifest(plain.rows[2:4], "b.csv")]
+    made = cli("extract", *manifests, "-o", scratch / "c", "--json").json()
+    looked = cli("ls", scratch / "c", "--json").json()
+    own = {"corpus", "exit_code", "unchanged"}
+    assert made.keys() == {*own, "parts"}
+    assert made["parts"][0].keys() == {"part", "unchanged"} | {key for key in KEYS["extract"] if "[]" not in key}
+    assert looked["parts"][1].keys() == {"part", "exit_code", "versions"}
+    for damaged in (scratch / "c" / "a").glob("*/zarr.json"):
+        damaged.write_text("{")
+    (scratch / "c" / "b").rename(scratch / "b")
+    parts = cli("index", scratch / "c", "--json").json()["parts"]
+    assert [part["error"]["type"] for part in parts] == ["DamagedError", "StoreError"]
+    assert all(part["error"].keys() == {"type", "message", "exit_code"} for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "code"),
+    [
+        ("info nowhere --json", "StoreError", 1),
+        ("extract nowhere.csv --json", "ManifestError", 2),
+        ("extract nowhere.csv -c nonsense --json", "ConfigError", 2),
+        ("extract nowhere.csv --json --price 2", "ArgumentError", 2),
+        ("stats nowhere --nonsense --json", "UsageError", 2),
+        ("nonsense --json", "UsageError", 2),
+        ("verify nowhere --subset x --json", "UsageError", 2),
+    ],
+)
+def test_an_error_is_the_document(cli, scratch, command, kind, code):
+    """With the same line on stderr and the same exit code as without."""
+    ended = cli(*command.split(), cwd=scratch)
+    plain_text = cli(*[word for word in command.split() if word != "--json"], cwd=scratch)
+    assert (ended.code, plain_text.code, plain_text.out) == (code, code, "")
+    error = ended.json()["error"]
+    assert (error["type"], error["exit_code"]) == (kind, code)
+    assert {f"error.{key}" for key in error} == KEYS["Errors"]
+    assert error["message"] in ended.err
+    assert ended.err == plain_text.err

@@ -1,0 +1,136 @@
+"""`--dry-run --trial`: what is measured, what follows from it, and that nothing is left."""
+
+from __future__ import annotations
+
+import math
+from time import perf_counter
+
+import numpy as np
+import pytest
+
+from featcache.config import load_config
+from featcache.extraction import trial
+from featcache.extraction.extraction import Options, plan_extraction
+from featcache.extraction.jobs import Progress
+from featcache.manifest import read_manifest
+
+
+def planned(manifest, cache, config="fbank80", **options):
+    return plan_extraction(read_manifest(manifest), [load_config(config)], cache, Options(device="cpu", **options))
+
+
+def meter(speeds, step=0.1):
+    """A meter that was told of extraction at these speeds, each of them for so long, from second 2 on."""
+    made = trial._Meter(math.inf)
+    times = 2.0 + step * np.arange(len(speeds) + 1)
+    audio = np.concatenate([[100.0], 100.0 + step * np.cumsum(speeds)])
+    made.points = [(0.0, 50.0), *zip(times.tolist(), audio.tolist(), strict=True)]
+    made.ended = float(times[-1]) + 1
+    return made
+
+
+def test_the_warm_up_is_left_out():
+    """And a speed that does not change leaves nothing open."""
+    assert meter([20.0] * 100).speed(1234.0) == pytest.approx((200, 10, 0))
+
+
+def test_the_error_is_that_of_the_fifths():
+    """Twice the standard error of their mean."""
+    fifths = [10, 20, 15, 30, 25]
+    audio, seconds, error = meter(np.repeat(fifths, 20)).speed(1234.0)
+    assert (audio, seconds) == pytest.approx((200, 10))
+    assert error == pytest.approx(2 * np.std(fifths, ddof=1) / 20 / math.sqrt(5))
+
+
+def test_of_too_few_points_nothing_is_said_but_the_mean():
+    assert meter([20.0] * 4).speed(1234.0) == pytest.approx((1234, 3.4, math.inf))
+
+
+def test_the_run_is_stopped_when_enough_is_measured(monkeypatch):
+    monkeypatch.setattr(trial, "perf_counter", lambda: clock[0])
+    clock = [perf_counter()]
+    began = clock[0]
+    made = trial._Meter(1000.0)
+    made.report(Progress())
+    assert not made.points
+    for _ in range(200):
+        made.report(Progress(audio_seconds=5.0))
+        clock[0] += 0.1
+    assert made.stop.is_set()
+    assert made.points[-1][0] - began == pytest.approx(trial.SECONDS + 2, abs=0.2)
+    large = trial._Meter(1000.0)
+    large.report(Progress(audio_seconds=1001.0))
+    assert large.stop.is_set()
+
+
+def test_the_sample_is_blocks_of_what_is_missing(cli, plain, scratch, monkeypatch):
+    """Neighbours together, blocks in another order than the manifest's."""
+    monkeypatch.setattr(trial, "_BLOCK_ROWS", 2)
+    cli("extract", plain.manifest(plain.rows[:4], "some.csv"), "-o", scratch / "c")
+    (version,) = planned(plain.manifest(), scratch / "c").versions
+    rows = trial.sample_rows(version).tolist()
+    assert sorted(rows) == list(range(4, 12))
+    assert rows != sorted(rows)
+    assert all(second == first + 1 for first, second in zip(rows[::2], rows[1::2], strict=True))
+    monkeypatch.setattr(trial, "_MOST_ROWS", 4)
+    assert len(trial.sample_rows(version)) == 4
+
+
+def test_the_sample_of_copies_and_of_partitions_is_of_the_manifest_s_own_rows(plain, written, scratch):
+    config = written("name: fast\nextractor: fbank\naugment: {speed: [0.9, 1.0, 1.1]}\n", "fast.yaml")
+    (version,) = planned(plain.manifest(), scratch / "c", config).versions
+    assert sorted(trial.sample_rows(version)) == list(range(12))
+    halves = [
+        planned(plain.manifest(), scratch / "c", config, partition=trial_partition, shard_megabytes=0.003).versions[0]
+        for trial_partition in partitions("0/2", "1/2")
+    ]
+    rows = [set(trial.sample_rows(half).tolist()) for half in halves]
+    assert rows[0] | rows[1] == set(range(12))
+    assert min(rows[1]) >= max(rows[0]) > 0
+
+
+def partitions(*names):
+    from featcache.extraction.partition import Partition
+
+    return [Partition.parse(name, {}) for name in names]
+
+
+def test_a_trial_says_time_and_cost_and_leaves_nothing(cli, plain, written, scratch, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    config = written("name: fast\nextractor: fbank\naugment: {speed: [0.9, 1.0, 1.1]}\n", "fast.yaml")
+    command = ("extract", plain.manifest(), "-o", scratch / "c", "-c", config, "-c", "mfcc13", "--dry-run", "--trial")
+    tried = cli(*command, "--price", 3.6, "--json").json()["trial"]
+    assert [*scratch.iterdir()] == []
+    assert [one["versions"] for one in tried["tried"]] == [["fast"], ["mfcc13"]]
+    assert all(one["times_real_time"] > 0 and one["failed"] == 0 for one in tried["tried"])
+    assert tried["tried"][0]["audio_seconds"] == pytest.approx(
+        6.1 * sum(1 / speed for speed in (0.9, 1, 1.1)), rel=0.02
+    )
+    expected = sum(one["expected_seconds"] for one in tried["tried"])
+    assert tried["expected_seconds"] == pytest.approx(expected)
+    assert tried["cost"]["expected"] == pytest.approx(expected / 1000, abs=0.01)
+    said = cli(*command[:-1], "--trial", "--price", 3.6)
+    assert "a trial of fast on cpu, " in said.out
+    assert "all of it would take about " in said.out
+    assert ", and cost 0.00 " in said.out
+    assert [*scratch.iterdir()] == []
+
+
+@pytest.mark.parametrize("options", [["--trial"], ["--price", 2], ["--dry-run", "--price", 2]])
+def test_a_trial_is_a_dry_run(cli, plain, scratch, options):
+    refused = cli("extract", plain.manifest(), "-o", scratch / "c", *options)
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err == "featcache: --trial goes with --dry-run, and --price with both\n"
+
+
+def test_where_nothing_is_missing_or_all_fails_a_trial_says_so(cli, plain, scratch):
+    cli("extract", plain.manifest(), "-o", scratch / "c")
+    done = cli("extract", plain.manifest(), "-o", scratch / "c", "--dry-run", "--trial")
+    assert (done.code, done.err) == (0, "")
+    assert "trial" not in done.out
+    (plain.folder / "bad.wav").write_text("no audio")
+    bad = plain.manifest([{"id": "bad", "path": "bad.wav", "duration": 1}], "bad.csv")
+    failed = cli("extract", bad, "-o", scratch / "c", "--dry-run", "--trial")
+    assert failed.code == 0
+    assert "1 utterance of it failed" in failed.out
+    assert "an unknown time: nothing of the sample was extracted" in failed.out
