@@ -7,15 +7,16 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcache.errors import StoreError
+from featcache.errors import ArgumentError, StoreError, listing
 
 if TYPE_CHECKING:
     from featcache.manifest import Manifest
@@ -77,20 +78,39 @@ def note_unfinished(version: Version) -> None:
         note(f"{version.path}: {run}")
 
 
-def read_manifest(source: str, reading: Mapping[str, Any], **options: Any) -> Manifest:
+def read_manifest(
+    source: str, reading: Mapping[str, Any], keys: Sequence[str] = (), *, is_part: bool = False, **options: Any
+) -> Manifest:
     """Read a manifest, and say on stderr what there is to say about it.
 
     Args:
         source: The manifest.
         reading: What `options.manifest_format` gives.
+        keys: The keys of configs that `--set` could have meant.
+        is_part: Whether it is one of several, in any of which there may be the placeholders that `--set` gives.
         options: Other arguments of `featcache.manifest.read_manifest`.
+
+    Raises:
+        ArgumentError: A name that `--set` gives is none of the manifest's placeholders.
     """
     from featcache.manifest import read_manifest as read
 
     manifest = read(source, **reading, **options)
     for line in manifest.notes:
         note(line)
+    if unused := sorted(reading["values"].keys() - manifest.placeholders):
+        _refuse_unused(unused[0], manifest, keys, is_part or _documents.get() is not None)
     return manifest
+
+
+def _refuse_unused(name: str, manifest: Manifest, keys: Sequence[str], is_part: bool) -> None:
+    meant = [key for key in keys if key.rpartition(".")[2] == name] or get_close_matches(name, keys, 1, 0.8)
+    if is_part and not meant:
+        return
+    hint = f" (did you mean {meant[0]}?)" if meant else ""
+    key = f"neither a key of the config{hint} nor" if keys else "not"
+    there = f", which has {listing(sorted(manifest.placeholders))}" if manifest.placeholders else ""
+    raise ArgumentError(f"--set {name}: it is {key} a placeholder of {manifest.source}{there}")
 
 
 def refuse_output(path: Path, force: bool) -> None:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     "The cache: a folder, created if missing, or a URL, as s3://bucket/features.", default="features", show_default=True
 )
 @options.root()
-@options.manifest_format
+@options.manifest_and_config_keys
 @options.device("cpu, cuda, cuda:1 …; all: every GPU, a process for each; several: cuda:0,cuda:2 or cpu,cpu")
 @click.option(
     "--allow-mixed-devices",
@@ -135,6 +135,7 @@ def extract(
     dry_run: bool,
     as_json: bool,
     reading: dict[str, Any],
+    keys: dict[str, Any],
 ) -> None:
     """Extract the features of the MANIFEST's utterances into a cache.
 
@@ -162,6 +163,7 @@ def extract(
       featcache extract data/train
       featcache extract train.json --set data_root=/corpora/librispeech
       featcache extract train.csv -c mfcc13 -o /data/features --threads 4
+      featcache extract train.csv -c fbank80 --set params.num_mel_bins=40
       featcache extract train.csv -c encodec24k-6kbps -c fbank80
       featcache extract train.csv -c units.yaml --from features/hubert-base-l6
       featcache extract train.csv -c hubert-base-l6 --device all
@@ -195,14 +197,15 @@ def extract(
         partition=None if partition is None else Partition.parse(partition, os.environ),
     )
     run, chosen = choose_engine(engine, chosen)
-    loaded = [load_config(config) for config in configs]
+    loaded = [load_config(config, keys) for config in configs]
     if sys.stderr.isatty():
         for config in loaded:
             if weights := getattr(config.params, "weights", None):
                 note(f"loading {config.name}: {weights}")
     if chosen.partition is not None and chosen.partition.chosen_by:
         note(f"--partition {chosen.partition}, by {chosen.partition.chosen_by}")
-    job = _Job(run, chosen, {**reading, "root": root}, dry_run, as_json)
+    known = list(dict.fromkeys(key for config in loaded for key in config.keys))
+    job = _Job(run, chosen, {**reading, "root": root}, known, dry_run, as_json)
     parts = manifests_of_parts(manifests)
     if parts is not None or is_corpus(cache):
         if not isinstance(cache, Path):
@@ -235,15 +238,20 @@ class _Job:
     options: Options
     reading: dict[str, Any]
     """How manifests are read: arguments of `read_manifest`."""
+    keys: Sequence[str]
+    """The keys that the configs may have."""
     dry_run: bool
     as_json: bool
 
-    def extract(self, manifest: str | Path, configs: Sequence[Config | BuiltConfig], cache: Location) -> _Outcome:
+    def extract(
+        self, manifest: str | Path, configs: Sequence[Config | BuiltConfig], cache: Location, *, is_part: bool = False
+    ) -> _Outcome:
         """Extract a manifest, and print the summary for people."""
         from featcache.cli.progress import Display
         from featcache.extraction.extraction import plan_extraction, run_extraction
 
-        plan = plan_extraction(read_manifest(str(manifest), self.reading, carry=False), configs, cache, self.options)
+        read = read_manifest(str(manifest), self.reading, self.keys, is_part=is_part, carry=False)
+        plan = plan_extraction(read, configs, cache, self.options)
         for line in [*plan.notes, *disk_space_notes(cache, plan.expected_bytes)]:
             note(line)
         if self.dry_run:
@@ -288,7 +296,7 @@ def _extract_parts(
                 continue
             changed = "; its manifest has changed since it was extracted" if part.is_changed else ""
             note(f"part {name}, {number:,} of {len(plan.manifests):,}{changed}")
-            outcome = job.extract(manifest, built, part.cache)
+            outcome = job.extract(manifest, built, part.cache, is_part=True)
             if outcome.summary is not None and job.options.partition is None:
                 part.record(outcome.summary)
         except (DamagedError, ManifestError) as error:  # the other parts need not wait for it

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from featcache.config import Config, load_config
+from featcache.config import Config, as_config
 from featcache.engines.devices import ALL, on_devices, parse_devices
 from featcache.engines.local import run_locally
 from featcache.engines.ray import RAY, on_ray
@@ -53,6 +54,7 @@ def extract(
     configs: str | Path | Config | Sequence[str | Path | Config] = "fbank80",
     cache: str | Path = "features",
     *,
+    set: Mapping[str, Any] | None = None,  # noqa: A002
     engine: str | Engine = LOCAL,
     device: str | None = None,
     threads: int | None = None,
@@ -82,6 +84,7 @@ def extract(
         configs: YAML files, names of packaged configs, or configs; a version is filled for each.
         cache: The folder that holds the versions, which is made if it is missing; or a URL: `s3://bucket/features`.
             It is no corpus, but may be a part of one.
+        set: Values of keys of all configs, by their dotted paths: `{"params.num_mel_bins": 40}`.
         engine: `local`; `ray`, for the Ray cluster that this process is in, or that runs on this machine, or else one
             that is started for the run; `ray://host:port`, for a cluster elsewhere; or an engine of one's own.
         device: `cpu`, `cuda`, `cuda:1`; with the local engine also `all` or several, as `cuda:0,cuda:2`, each of which
@@ -134,6 +137,6 @@ def extract(
     if not isinstance(manifest, Manifest):
         manifest = read_manifest(manifest, root=root, carry=False)
     several = [configs] if isinstance(configs, str | Path | Config) else configs
-    loaded = [config if isinstance(config, Config) else load_config(config) for config in several]
+    loaded = [as_config(config, set) for config in several]
     plan = plan_extraction(manifest, loaded, place, options)
     return run_extraction(plan, chosen, progress or (lambda _: None), stop)

@@ -11,9 +11,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationInfo, model_serializer
+from pydantic import SerializerFunctionWrapHandler, ValidationInfo, model_serializer
 
 from featcache.errors import ConfigError
+from featcache.sections import Section
 from featcache.spec import FeatureSpec
 from featcache.trust import remote_code_is_allowed
 
@@ -52,10 +53,8 @@ class Clip:
     device. Do not write to them."""
 
 
-class Params(BaseModel):
-    """The base of every extractor's parameters. Unknown names, NaN and infinity are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+class Params(Section):
+    """The base of every extractor's parameters."""
 
     locations: ClassVar[frozenset[str]] = frozenset()
     """Names of parameters that say where something is. They are not in the fingerprint, which has the digest of what is
