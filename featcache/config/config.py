@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from featcache import extractors
 from featcache.audio.noise import read_noise
@@ -41,23 +41,29 @@ class StorePolicy(Section):
     """Default: the extractor's own dtype. `uint8` quantises features, and stores codes as they are."""
 
 
-class _File(BaseModel):
+class ConfigFile(BaseModel):
     """The sections of the YAML file; the extractor's own model validates `params`."""
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str
+    name: str = Field(json_schema_extra={"pattern": f"^{_NAME.pattern}$", "maxLength": MOST_NAME_CHARACTERS})
+    """The name of the version."""
     extractor: str
+    """A registered name, or `package.module:Class` for your own."""
     params: dict[str, Any] = {}
+    """The extractor's parameters."""
     audio: AudioPolicy = AudioPolicy()
+    """How a file becomes a waveform."""
     augment: AugmentPolicy | None = None
+    """Which copies of utterances are made, at other speeds and with noise."""
     store: StorePolicy = StorePolicy()
+    """How features are stored."""
 
 
-KEYS = frozenset(_File.model_fields)
+KEYS = frozenset(ConfigFile.model_fields)
 """The keys of a config at its top level."""
 
-_SECTIONS = KEYS - {"name", "extractor"}
+SECTIONS = KEYS - {"name", "extractor"}
 """Those that may be left out, or left empty."""
 
 
@@ -107,7 +113,7 @@ class Config:
     @property
     def keys(self) -> list[str]:
         """All keys that such a config may have, by their dotted paths: `params.num_mel_bins`."""
-        return [*keys_of(_File), *keys_of(type(self.params), "params.")]
+        return [*keys_of(ConfigFile), *keys_of(type(self.params), "params.")]
 
     def resolved(self) -> dict[str, Any]:
         """The config as plain JSON values, with every default filled in, except those of `Params.added_later`."""
@@ -209,11 +215,11 @@ def config_from(document: dict[str, Any], source: str = _NAMELESS, folder: Path 
     """
     faults: list[str] = []
     file = None
-    document = {key: value for key, value in document.items() if value is not None or key not in _SECTIONS}
+    document = {key: value for key, value in document.items() if value is not None or key not in SECTIONS}
     try:
-        file = _File.model_validate(document, context={"folder": folder})
+        file = ConfigFile.model_validate(document, context={"folder": folder})
     except ValidationError as error:
-        faults += faults_of(error, document, _File)
+        faults += faults_of(error, document, ConfigFile)
     name = document.get("name")
     if isinstance(name, str) and not _NAME.fullmatch(name):
         faults.append(f"name: {name!r} may hold letters, digits, '.', '_' and '-', and starts with a letter or digit")
