@@ -7,7 +7,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from difflib import get_close_matches
@@ -98,19 +98,28 @@ def read_manifest(
     manifest = read(source, **reading, **options)
     for line in manifest.notes:
         note(line)
-    if unused := sorted(reading["values"].keys() - manifest.placeholders):
-        _refuse_unused(unused[0], manifest, keys, is_part or _documents.get() is not None)
+    refuse_unused(reading["values"], keys, manifest, is_part=is_part or _documents.get() is not None)
     return manifest
 
 
-def _refuse_unused(name: str, manifest: Manifest, keys: Sequence[str], is_part: bool) -> None:
-    meant = [key for key in keys if key.rpartition(".")[2] == name] or get_close_matches(name, keys, 1, 0.8)
-    if is_part and not meant:
-        return
-    hint = f" (did you mean {meant[0]}?)" if meant else ""
-    key = f"neither a key of the config{hint} nor" if keys else "not"
-    there = f", which has {listing(sorted(manifest.placeholders))}" if manifest.placeholders else ""
-    raise ArgumentError(f"--set {name}: it is {key} a placeholder of {manifest.source}{there}")
+def refuse_unused(
+    values: Iterable[str], keys: Sequence[str], manifest: Manifest | None = None, *, is_part: bool = False
+) -> None:
+    """Refuse names that `--set` gives, and that are no placeholders of the manifest; see `read_manifest`.
+
+    Raises:
+        ArgumentError: There is such a name; the message says which key may be meant.
+    """
+    placeholders = manifest.placeholders if manifest else frozenset()
+    for name in sorted({*values} - placeholders):
+        meant = [key for key in keys if key.rpartition(".")[2] == name] or get_close_matches(name, keys, 1, 0.8)
+        if is_part and not meant:
+            continue
+        what = [f"a key of the config{f' (did you mean {meant[0]}?)' if meant else ''}"] if keys else []
+        if manifest is not None:
+            there = f", which has {listing(sorted(placeholders))}" if placeholders else ""
+            what.append(f"a placeholder of {manifest.source}{there}")
+        raise ArgumentError(f"--set {name}: it is {'not' if len(what) == 1 else 'neither'} {' nor '.join(what)}")
 
 
 def refuse_output(path: Path, force: bool) -> None:
