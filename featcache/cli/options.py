@@ -159,7 +159,6 @@ def manifest_format(command: Callable[..., Any]) -> Callable[..., Any]:
 
     The command gets them as one dictionary, `reading`: arguments of `read_manifest`.
     """
-
     return _reading_manifest(command, _OF_MANIFEST, _reading)
 
 
@@ -168,7 +167,6 @@ def manifest_and_config_keys(command: Callable[..., Any]) -> Callable[..., Any]:
 
     The keys of configs that `--set` gives are apart, in the dictionary `keys`: an argument of `load_config`.
     """
-
     return _reading_manifest(command, _OF_CONFIGS, _reading_and_keys)
 
 

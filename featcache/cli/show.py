@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @options.version_location
 @click.argument("utterance", metavar="ID")
 @options.as_json("Print the result as one JSON document.")
-@for_each_part(is_search=True)
+@for_each_part()
 def show(path: Location, utterance: str, as_json: bool) -> None:
     """Show one utterance in each version that has it: its shard, its audio file, the run and the libraries that
     extracted it, and a summary of its values.

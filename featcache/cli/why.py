@@ -72,8 +72,8 @@ def why(
     loaded = load_config(config, keys)
     if manifest is None:
         refuse_unused(reading["values"], loaded.keys)
-    compared = compare_versions(loaded, select_versions(path))
     document: dict[str, Any] = {"name": loaded.name, "fingerprint": loaded.fingerprint()}
+    compared = compare_versions(loaded, document["fingerprint"], select_versions(path))
     document["versions"] = [
         {
             "path": str(version.path),

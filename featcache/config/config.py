@@ -162,7 +162,10 @@ def as_config(config: str | Path | Config, set: Mapping[str, Any] | None = None)
     """A config as the callers of the library give it: one that was made, or what `load_config` takes."""
     if not isinstance(config, Config):
         return load_config(config, set)
-    return config_from(_with_values(config.resolved(), set), config.source or _NAMELESS) if set else config
+    if not set:
+        return config
+    make = recorded_config if config.is_recorded else config_from
+    return make(_with_values(config.resolved(), set), config.source or _NAMELESS)
 
 
 def parse_config(

@@ -9,10 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from featcache.errors import ConfigError
+from featcache.errors import FeatcacheError
 from featcache.extractors import find
 from featcache.extractors.fingerprint import SELECTING_KEYS, revision_of
 from featcache.store.selection import differing_keys
+from featcache.trust import without_downloads
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,10 @@ def find_differences(
     locations = find(config["extractor"]).Params.locations
     others = {"name", "augment.noise.manifest", *(f"audio.{key}" for key in SELECTING_KEYS)}
     others |= {f"params.{name}" for name in locations}
-    decides = [not any(f"{line}.".startswith((f"{key}:", f"{key}.")) for key in others) for line in keys]
+    decides = [not any(line.startswith((f"{key}:", f"{key}.")) for key in others) for line in keys]
+    deciding = [*compress(keys, decides), *_hidden(recorded, recorded_fingerprint, config)]
     return Differences(
-        [*compress(keys, decides), *_hidden(recorded, recorded_fingerprint, config)],
+        deciding or ["the extractor's revision, or the content of its weights"],
         [line for line, does in zip(keys, decides, strict=True) if not does],
     )
 
@@ -51,8 +53,9 @@ def _hidden(recorded: Mapping[str, Any], fingerprint: str, config: Mapping[str, 
     locations = extractor.Params.locations
     weights = {name: config["params"][name] for name in locations & config["params"].keys()}
     try:
-        revision = revision_of({**recorded, "params": {**recorded["params"], **weights}}, fingerprint)
-    except (ConfigError, ValidationError, KeyError, TypeError, AttributeError):  # odd keys
+        with without_downloads():  # of what only the record names
+            revision = revision_of({**recorded, "params": {**recorded["params"], **weights}}, fingerprint)
+    except (FeatcacheError, ValidationError, KeyError, TypeError, AttributeError):  # odd keys
         return []
     if revision is None:
         return ["the content of the weights" if locations else "the extractor itself"]

@@ -33,9 +33,9 @@ class Cause:
     """Whether the version has features of them, which would be superseded."""
 
 
-def compare_versions(config: Config, versions: list[Version]) -> list[tuple[Version, Differences]]:
-    """How a config differs from those of versions; the one that is the config's comes first, then the likest."""
-    resolved, fingerprint = config.resolved(), config.fingerprint()
+def compare_versions(config: Config, fingerprint: str, versions: list[Version]) -> list[tuple[Version, Differences]]:
+    """How a config of this fingerprint differs from those of versions; its own comes first, then the likest."""
+    resolved = config.resolved()
     found = [
         (version, find_differences(version.info.config, version.info.fingerprint, resolved, fingerprint))
         for version in versions
