@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 @options.threads("One budget for decoding, computing and writing.  [default: every core; on the CPU at most 8]")
 @click.option(
     "--shard-size",
+    "shard_megabytes",
     type=click.FloatRange(min=0, min_open=True),
     metavar="MB",
     help="Approximate size of a shard. A kill loses the shards being written. Does not change values.  [default: 128]",
@@ -115,27 +116,17 @@ if TYPE_CHECKING:
 @click.pass_context
 def extract(
     ctx: click.Context,
+    /,
     manifests: tuple[str, ...],
     configs: tuple[str, ...],
     cache: Location,
     root: AudioLocation | None,
-    device: str | None,
-    allow_mixed_devices: bool,
     engine: str,
-    threads: int | None,
-    shard_size: float | None,
-    retry_failed: bool,
-    max_failures: str | None,
-    source: Location | None,
-    batching: str | None,
-    allow_mismatch: bool,
-    check_sources: bool,
-    replace: bool,
-    partition: str | None,
     dry_run: bool,
     as_json: bool,
     reading: dict[str, Any],
     keys: dict[str, Any],
+    **chosen: Any,
 ) -> None:
     """Extract the features of the MANIFEST's utterances into a cache.
 
@@ -174,38 +165,21 @@ def extract(
       featcache extract train.csv --root s3://bucket/corpus
       featcache extract train.csv -o s3://bucket/features
     """
-    _limit_libraries(threads)
+    _limit_libraries(chosen["threads"])
     from featcache.config import load_config
-    from featcache.engines.main_job import choose_engine
-    from featcache.extraction.extraction import SHARD_MEGABYTES, Options
-    from featcache.extraction.failures import FailureLimit
-    from featcache.extraction.partition import Partition
+    from featcache.engines.main_job import choose_engine, parse_options
     from featcache.store.corpus import by_part_name, is_corpus, manifests_of_parts
 
-    chosen = Options(
-        device=device,
-        threads=threads,
-        shard_megabytes=shard_size or SHARD_MEGABYTES,
-        retry_failed=retry_failed,
-        check_sources=check_sources,
-        replace=replace,
-        source=source,
-        batching=batching,
-        allow_mismatch=allow_mismatch,
-        max_failures=None if max_failures is None else FailureLimit.parse(max_failures),
-        allow_mixed_devices=allow_mixed_devices,
-        partition=None if partition is None else Partition.parse(partition, os.environ),
-    )
-    run, chosen = choose_engine(engine, chosen)
+    run, parsed = choose_engine(engine, parse_options(**chosen))
     loaded = [load_config(config, keys) for config in configs]
     if sys.stderr.isatty():
         for config in loaded:
             if weights := getattr(config.params, "weights", None):
                 note(f"loading {config.name}: {weights}")
-    if chosen.partition is not None and chosen.partition.chosen_by:
-        note(f"--partition {chosen.partition}, by {chosen.partition.chosen_by}")
+    if parsed.partition is not None and parsed.partition.chosen_by:
+        note(f"--partition {parsed.partition}, by {parsed.partition.chosen_by}")
     known = list(dict.fromkeys(key for config in loaded for key in config.keys))
-    job = _Job(run, chosen, {**reading, "root": root}, known, dry_run, as_json)
+    job = _Job(run, parsed, {**reading, "root": root}, known, dry_run, as_json)
     parts = manifests_of_parts(manifests)
     if parts is not None or is_corpus(cache):
         if not isinstance(cache, Path):

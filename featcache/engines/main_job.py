@@ -20,7 +20,7 @@ from featcache.extraction.jobs import Engine, Progress
 from featcache.extraction.partition import Partition
 from featcache.extraction.summary import Summary
 from featcache.manifest import Manifest, read_manifest
-from featcache.storage.location import as_location
+from featcache.storage.location import Location, as_location
 from featcache.store.corpus import is_corpus
 
 LOCAL = "local"
@@ -47,6 +47,28 @@ def choose_engine(name: str, options: Options) -> tuple[Engine, Options]:
     if name == RAY or name.startswith(f"{RAY}://"):
         return on_ray(name, options), dataclasses.replace(options, device="cpu", workers=RAY)
     raise ArgumentError(f"engine {name!r}: there is no such engine; use local, ray or ray://host:port")
+
+
+def parse_options(
+    *,
+    shard_megabytes: float | None = None,
+    source: str | Location | None = None,
+    max_failures: str | None = None,
+    partition: str | None = None,
+    **others: Any,
+) -> Options:
+    """The options of a run, as the command line and `extract` take them; `others` are those of `Options`.
+
+    Raises:
+        ArgumentError: One of them is invalid.
+    """
+    return Options(
+        shard_megabytes=shard_megabytes or SHARD_MEGABYTES,
+        source=None if source is None else as_location("source", source),
+        max_failures=None if max_failures is None else FailureLimit.parse(max_failures),
+        partition=None if partition is None else Partition.parse(partition, os.environ),
+        **others,
+    )
 
 
 def extract(
@@ -119,19 +141,19 @@ def extract(
     place = as_location("cache", cache)
     if is_corpus(place):
         raise ArgumentError(f"{cache}: is a corpus: the command `featcache extract` adds to it")
-    options = Options(
+    options = parse_options(
         device=device,
         threads=threads,
         shard_megabytes=shard_megabytes,
         retry_failed=retry_failed,
         check_sources=check_sources,
         replace=replace,
-        source=None if source is None else as_location("source", source),
+        source=source,
         batching=batching,
         allow_mismatch=allow_mismatch,
-        max_failures=None if max_failures is None else FailureLimit.parse(max_failures),
+        max_failures=max_failures,
         allow_mixed_devices=allow_mixed_devices,
-        partition=None if partition is None else Partition.parse(partition, os.environ),
+        partition=partition,
     )
     chosen, options = choose_engine(engine, options) if isinstance(engine, str) else (engine, options)
     if not isinstance(manifest, Manifest):
