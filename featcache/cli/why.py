@@ -144,7 +144,7 @@ def _describe_utterance(
         raise missing
     document: dict[str, Any] = {"id": utterance, "row": None, "status": None, "versions": found}
     if plan is not None and row is not None:
-        cause = next((one.why for one in causes if utterance in one.ids), "")
+        cause = next((one.why for one in causes if row in one.rows), "")
         status = "there" if plan.rows.present[row] else "failed before, and is not tried again"
         document |= {"row": plan.manifest[row].row(), "status": f"to extract: {cause}" if cause else status}
     return document | {"missing": None if found else str(missing)}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featcache.config import Config
 from featcache.config.differences import Differences, find_differences
@@ -15,6 +16,7 @@ from featcache.extraction.version_plan import VersionPlan, file_change
 from featcache.manifest import Segment
 from featcache.store.join import differences
 from featcache.store.runs import standing_failures
+from featcache.store.shard import Item
 from featcache.store.version import Version
 from featcache.strings import Strings
 
@@ -25,8 +27,10 @@ class Cause:
 
     why: str
     """What is the same of all of them: `new`, `path changed`, `file changed`, `failed before: file_missing` …"""
+    rows: NDArray[np.int64]
+    """The numbers of their rows, rising, int64 `[n]`."""
     ids: Strings
-    """The utterances' ids."""
+    """Their ids, `[n]`."""
     example: str
     """What exactly it is of the first of them; empty if there is no more to say."""
     again: bool
@@ -49,16 +53,17 @@ def find_causes(plan: VersionPlan) -> list[Cause]:
     Raises:
         DamagedError: A shard that holds older features is not what was written.
     """
-    rows: dict[tuple[bool, str], list[int]] = {}
-    examples: dict[tuple[bool, str], str] = {}
-    for row, again, why, example in _each(plan):
-        rows.setdefault((again, why), []).append(row)
-        examples.setdefault((again, why), example)
-    causes = [
-        Cause(why, plan.manifest.ids.take(np.array(sorted(numbers))), examples[again, why], again)
-        for (again, why), numbers in rows.items()
-    ]
-    return sorted(causes, key=lambda cause: -len(cause.ids))
+    rows: dict[tuple[str, bool], list[NDArray[np.int64]]] = {}
+    examples: dict[tuple[str, bool], tuple[int, str]] = {}
+    for found, why, again, example in _reasons(plan):
+        rows.setdefault((why, again), []).append(found)
+        of_first = int(found[0]), example
+        examples[why, again] = min(examples.get((why, again), of_first), of_first)
+    causes = []
+    for (why, again), parts in rows.items():
+        numbers = np.sort(np.concatenate(parts))
+        causes.append(Cause(why, numbers, plan.manifest.ids.take(numbers), examples[why, again][1], again))
+    return sorted(causes, key=lambda cause: -len(cause.rows))
 
 
 def refusal(plan: VersionPlan) -> str:
@@ -73,28 +78,38 @@ def refusal(plan: VersionPlan) -> str:
     return ""
 
 
-def _each(plan: VersionPlan) -> Iterator[tuple[int, bool, str, str]]:
-    """The rows to extract: number, whether again, why, and what exactly it is."""
-    missing, replaced = plan.rows.missing, plan.rows.replaces >= 0
-    if plan.is_new:
-        yield from ((row, False, "new", "") for row in np.flatnonzero(missing).tolist())
+def _reasons(plan: VersionPlan) -> Iterator[tuple[NDArray[np.int64], str, bool, str]]:
+    """Rows to extract, int64 `[n]`: with why, whether again, and what exactly it is of the first of them."""
+    replaced = plan.rows.replaces >= 0
+    fresh, again = np.flatnonzero(plan.rows.missing & ~replaced), np.flatnonzero(plan.rows.missing & replaced)
+    version = None if plan.is_new else Version.open(plan.path)
+    failures = {} if version is None else standing_failures(version, plan.index)
+    failed = np.isin(plan.manifest.ids.take(fresh).hashes(), Strings.of(failures).hashes())
+    if not failed.all():
+        yield fresh[~failed], "new", False, ""
+    for row in fresh[failed][:, None]:
+        failure = failures.get(plan.manifest.ids[int(row[0])])  # None if only the hashes of two ids are equal
+        yield row, f"failed before: {failure.reason}" if failure else "new", False, failure.message if failure else ""
+    if version is None:
         return
-    version = Version.open(plan.path)
-    failures = standing_failures(version, plan.index)
-    for row in np.flatnonzero(missing & ~replaced).tolist():
-        failure = failures.get(plan.manifest.ids[row]) if failures else None
-        yield row, False, f"failed before: {failure.reason}" if failure else "new", failure.message if failure else ""
-    rows = np.flatnonzero(missing & replaced)
+    for row, item in _replaced_items(plan, version, again):
+        utterance = plan.manifest[int(row[0])]
+        if changed := differences(item, utterance):
+            names = [one.name for one in fields(Segment) if getattr(item, one.name) != getattr(utterance, one.name)]
+            yield row, f"{', '.join(names)} changed", True, changed
+        elif (failure_of_row := failures.get(item.id)) is not None:
+            yield row, f"failed before, with another file: {failure_of_row.reason}", True, failure_of_row.message
+        else:
+            yield row, "file changed", True, file_change(item, plan.manifest)
+
+
+def _replaced_items(
+    plan: VersionPlan, version: Version, rows: NDArray[np.int64]
+) -> Iterator[tuple[NDArray[np.int64], Item]]:
+    """Each of the rows, int64 `[1]`, with the item that it replaces; shard by shard."""
     shards = plan.index.shard[plan.rows.replaces[rows]]
     for number in np.unique(shards).tolist():
         inside = rows[shards == number]
-        items = version.shard(plan.index.shards[number]).items(plan.index.item[plan.rows.replaces[inside]].tolist())
-        for row, item in zip(inside.tolist(), items, strict=True):
-            utterance = plan.manifest[row]
-            if changed := differences(item, utterance):
-                names = [one.name for one in fields(Segment) if getattr(item, one.name) != getattr(utterance, one.name)]
-                yield row, True, f"{', '.join(names)} changed", changed
-            elif (failure := failures.get(item.id)) is not None:
-                yield row, True, f"failed before, with another file: {failure.reason}", failure.message
-            else:
-                yield row, True, "file changed", file_change(item, plan.manifest)
+        numbers = plan.index.item[plan.rows.replaces[inside]].tolist()
+        for at, item in enumerate(version.shard(plan.index.shards[number]).items(numbers)):
+            yield inside[at : at + 1], item

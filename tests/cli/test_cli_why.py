@@ -119,7 +119,7 @@ def test_it_says_where_an_utterance_came_from(cli, made, scratch):
     (version,) = copy.iterdir()
     first, second = sorted(path.name for path in (version / "runs").iterdir())
     assert (origin["run"], origin["manifest"], origin["root"]) == (second, str(edited(corpus)), str(corpus.folder))
-    assert {"featcache", "numpy", "torch", "device"} <= origin["made_by"].keys()
+    assert {"numpy", "torch", "device"} <= origin["made_by"].keys()
     assert len(origin["superseded"]) == 1
     (older,) = cli("show", copy, "u3", "--json").json()["versions"]
     assert (older["run"], older["shard"], older["superseded"]) == (first, origin["superseded"][0], [])
