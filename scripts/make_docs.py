@@ -11,14 +11,10 @@ With `--check` nothing is written: it says what is out of date, and exits with 1
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
 import re
 import sys
-import textwrap
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -27,6 +23,7 @@ from pydantic import BaseModel
 from featcache.audio.sections import AugmentPolicy, NoisePolicy
 from featcache.cli import main as cli
 from featcache.config import AudioPolicy, StorePolicy
+from featcache.config.schema import meanings
 from featcache.extractors import find
 from featcache.extractors.base import _BUILT_IN
 from featcache.extractors.model import Chunk, ModelParams
@@ -79,13 +76,13 @@ def configs_page() -> str:
 
 def keys_table(model: type[BaseModel], base: type[BaseModel] | None = None) -> str:
     """A Markdown table of a model's keys, in the order in which it declares them, without those that `base` has."""
-    meanings = _meanings(model)
+    described = meanings(model)
     rows = ["| key | default | values | meaning |", "|---|---|---|---|"]
     for key, schema in model.model_json_schema()["properties"].items():
         if base and key in base.model_fields:
             continue
         default = "" if (value := schema.get("default")) is None else f"`{_yaml(value)}`"
-        rows.append(f"| `{key}` | {default} | {_values(schema)} | {meanings[key]} |")
+        rows.append(f"| `{key}` | {default} | {_values(schema)} | {described[key]} |")
     return "\n".join(rows)
 
 
@@ -109,21 +106,6 @@ def arrays_table(columns: Sequence[Column]) -> str:
         shape = ", ".join([column.length, *entry_shape])
         rows.append(f"| `{column.name}` | {column.dtype or DECIDED[column.name]} | `[{shape}]` | {column.meaning} |")
     return "\n".join(rows)
-
-
-def _meanings(model: type[BaseModel]) -> dict[str, str]:
-    """The string below each field, in the class or where it was inherited from."""
-    meanings: dict[str, str] = {}
-    for base in reversed(model.__mro__):
-        if not issubclass(base, BaseModel) or base is BaseModel:
-            continue
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        body = definition.body  # type: ignore[attr-defined]
-        for field, below in pairwise(body):
-            match field, below:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    meanings[name] = " ".join(text.split())
-    return meanings
 
 
 def _values(schema: dict) -> str:

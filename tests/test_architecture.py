@@ -13,7 +13,7 @@ PACKAGE = Path(featcache.__file__).parent
 # own folder.
 LAYERS = {
     "ground": {"errors", "spec", "strings", "trust"},
-    "values": {"arguments", "quantize", "device", "masks"},
+    "values": {"arguments", "quantize", "device", "masks", "sections"},
     "inputs": {"manifest", "storage", "weights"},
     "features": {"store", "audio", "extractors", "augment"},
     "configs": {"config"},
@@ -32,7 +32,7 @@ ONLY = {
     "manifest": {"arguments", "errors", "strings", "trust"},
     "storage": {"errors"},
     "store": FLAT,
-    "extractors": {"device", "errors", "quantize", "spec", "strings", "trust", "weights"},
+    "extractors": {"device", "errors", "quantize", "sections", "spec", "strings", "trust", "weights"},
     "loader": FLAT | {"device", "quantize", "store"},
     "masks": {"errors"},
     "augment": {"arguments", "errors", "masks", "strings"},

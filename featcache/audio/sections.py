@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from featcache.audio.noise import noise_content, read_noise
 from featcache.errors import listing
+from featcache.sections import Section
 
 Resampler = Literal["soxr_mq", "soxr_hq", "soxr_vhq", "forbid"]
 
@@ -17,10 +18,8 @@ SLOWEST, FASTEST = 0.5, 2.0
 QUIETEST, LOUDEST = -50.0, 100.0  # dB
 
 
-class AudioPolicy(BaseModel):
+class AudioPolicy(Section):
     """The `audio` section: how one utterance becomes one mono waveform."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     sample_rate: int = Field(default=16000, ge=1000, le=384000)
     """Sample rate of the extractor's input, in Hz."""
@@ -37,10 +36,8 @@ class AudioPolicy(BaseModel):
     hours. The fingerprint leaves it out, too."""
 
 
-class NoisePolicy(BaseModel):
+class NoisePolicy(Section):
     """`noise` in the `augment` section: which noise is added."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     manifest: str
     """A manifest of noise files, in the same format as any manifest. A relative path is relative to the config file.
@@ -76,10 +73,8 @@ class NoisePolicy(BaseModel):
         return found
 
 
-class AugmentPolicy(BaseModel):
+class AugmentPolicy(Section):
     """The `augment` section: which copies of every utterance are made, at other speeds and with noise."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     speed: tuple[float, ...] = (1.0,)
     """Speed factors: 1.1 is faster, shorter and higher in pitch. Without 1, the utterance itself is not extracted."""

@@ -36,6 +36,7 @@ from featcache.cli.signals import INTERRUPTED, signals_interrupt
 from featcache.cli.stats import stats
 from featcache.cli.streams import standard_streams, stdout_for_results
 from featcache.cli.verify import verify
+from featcache.cli.why import why
 from featcache.errors import FeatcacheError, MissingDependencyError
 
 _EXTRACT_ONLY = {"pydantic", "soundfile", "soxr", "torch", "yaml"}
@@ -154,6 +155,7 @@ for command in (
     info,
     diff,
     show,
+    why,
     stats,
     copy,
     manifest,

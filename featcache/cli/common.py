@@ -11,17 +11,18 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from featcache import __version__
-from featcache.errors import StoreError
+from featcache.errors import ArgumentError, StoreError, listing
 
 if TYPE_CHECKING:
     from featcache.manifest import Manifest
@@ -142,20 +143,48 @@ def note_unfinished(version: Version) -> None:
         note(f"{version.path}: {run}")
 
 
-def read_manifest(source: str, reading: Mapping[str, Any], **options: Any) -> Manifest:
+def read_manifest(
+    source: str, reading: Mapping[str, Any], keys: Sequence[str] = (), *, is_part: bool = False, **options: Any
+) -> Manifest:
     """Read a manifest, and say on stderr what there is to say about it.
 
     Args:
         source: The manifest.
         reading: What `options.manifest_format` gives.
+        keys: The keys of configs that `--set` could have meant.
+        is_part: Whether it is one of several, in any of which there may be the placeholders that `--set` gives.
         options: Other arguments of `featcache.manifest.read_manifest`.
+
+    Raises:
+        ArgumentError: A name that `--set` gives is none of the manifest's placeholders.
     """
     from featcache.manifest import read_manifest as read
 
     manifest = read(source, **reading, **options)
     for line in manifest.notes:
         note(line)
+    refuse_unused(reading["values"], keys, manifest, is_part=is_part or _documents.get() is not None)
     return manifest
+
+
+def refuse_unused(
+    values: Iterable[str], keys: Sequence[str], manifest: Manifest | None = None, *, is_part: bool = False
+) -> None:
+    """Refuse names that `--set` gives, and that are no placeholders of the manifest; see `read_manifest`.
+
+    Raises:
+        ArgumentError: There is such a name; the message says which key may be meant.
+    """
+    placeholders = manifest.placeholders if manifest else frozenset()
+    for name in sorted({*values} - placeholders):
+        meant = [key for key in keys if key.rpartition(".")[2] == name] or get_close_matches(name, keys, 1, 0.8)
+        if is_part and not meant:
+            continue
+        what = [f"a key of the config{f' (did you mean {meant[0]}?)' if meant else ''}"] if keys else []
+        if manifest is not None:
+            there = f", which has {listing(sorted(placeholders))}" if placeholders else ""
+            what.append(f"a placeholder of {manifest.source}{there}")
+        raise ArgumentError(f"--set {name}: it is {'not' if len(what) == 1 else 'neither'} {' nor '.join(what)}")
 
 
 def refuse_output(path: Path, force: bool) -> None:

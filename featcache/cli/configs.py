@@ -1,22 +1,50 @@
-"""`featcache configs`: the packaged configs."""
+"""`featcache configs`: the packaged configs, those of versions, and their JSON Schema."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from featcache.errors import ConfigError
+from featcache.cli import options
+from featcache.cli.common import print_json, say
+from featcache.errors import ArgumentError, ConfigError
+
+if TYPE_CHECKING:
+    from featcache.storage.location import Location
 
 
-@click.command(short_help="List the packaged configs, or print one.")
+@click.command(short_help="List the packaged configs; print one, or a version's.")
 @click.argument("name", required=False)
-def configs(name: str | None) -> None:
+@click.option(
+    "--from", "path", type=options.LOCATION, metavar="CACHE[/VERSION]", help="Print the config of this version."
+)
+@click.option("--schema", is_flag=True, help="Print a JSON Schema of configs, for editors.")
+def configs(name: str | None, path: Location | None, schema: bool) -> None:
     """List the packaged configs; with a NAME, print that config, with comments, as a start for your own.
+
+    With --from, what is printed makes the same version again, wherever the audio and the same weights are.
 
     \b
     Examples:
       featcache configs
       featcache configs fbank80 > my-config.yaml
+      featcache configs --from features/fbank80 > same.yaml
+      featcache configs --schema > featcache.schema.json
     """
+    if sum((name is not None, path is not None, schema)) > 1:
+        raise ArgumentError("give one of NAME, --from and --schema")
+    if path is not None:
+        _print_recorded(path)
+    elif schema:
+        from featcache.config.schema import config_schema
+
+        print_json(config_schema())
+    else:
+        _print_packaged(name)
+
+
+def _print_packaged(name: str | None) -> None:
     from featcache.config import packaged_configs
 
     packaged = packaged_configs()
@@ -28,3 +56,13 @@ def configs(name: str | None) -> None:
         click.echo(packaged[name], nl=False)
     else:
         raise ConfigError(f"there is no packaged config {name!r}; choose from {', '.join(packaged)}")
+
+
+def _print_recorded(path: Location) -> None:
+    from featcache.config.config import ConfigFile
+    from featcache.config.strict_yaml import dump_yaml
+    from featcache.store.selection import select_version
+
+    info = select_version(path).info
+    say(f"# The config of {info.folder_name}; its fingerprint is {info.fingerprint}")
+    click.echo(dump_yaml({key: info.config[key] for key in ConfigFile.model_fields if key in info.config}), nl=False)

@@ -32,15 +32,12 @@ def worst(codes: Iterable[int]) -> int:
     return next(code for code in (*_BY_SEVERITY, *found) if code in found)
 
 
-def for_each_part(*, is_search: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def for_each_part() -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make the callback of a command that takes a cache as `path` take a corpus too.
 
     On a corpus, it is called with the cache of each part, and, if it takes one, with the part's manifest: of those that
     `--manifest` names, the one of the part's name. A command that copies, copies to the part of that name. With
-    `--json`, the parts' documents become one.
-
-    Args:
-        is_search: Whether the command looks for an utterance, which only has to be in one of the parts.
+    `--json`, the parts' documents become one. An `utterance` that it looks for only has to be in one of the parts.
     """
 
     def decorate(callback: Callable[..., None]) -> Callable[..., None]:
@@ -53,7 +50,7 @@ def for_each_part(*, is_search: bool = False) -> Callable[[Callable[..., None]],
                 callback(*args, **given)
                 return
             corpus, version = found
-            loop = _Loop(callback, args, given, is_search)
+            loop = _Loop(callback, args, given)
             loop.over(corpus, version, read_parts(corpus))
 
         return on_any
@@ -68,10 +65,9 @@ def _as_json(error: FeatcacheError) -> dict[str, Any]:
 class _Loop:
     """A command's calls, one for each part."""
 
-    def __init__(
-        self, callback: Callable[..., None], args: tuple[Any, ...], given: dict[str, Any], is_search: bool
-    ) -> None:
-        self._callback, self._args, self._given, self._is_search = callback, args, given, is_search
+    def __init__(self, callback: Callable[..., None], args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        self._callback, self._args, self._given = callback, args, given
+        self._is_search = given.get("utterance") is not None
         self._codes: dict[str, int] = {}
         self._missing: MissingItemError | None = None
 

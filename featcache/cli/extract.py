@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     "The cache: a folder, created if missing, or a URL, as s3://bucket/features.", default="features", show_default=True
 )
 @options.root()
-@options.manifest_format
+@options.manifest_and_config_keys
 @options.device("cpu, cuda, cuda:1 …; all: every GPU, a process for each; several: cuda:0,cuda:2 or cpu,cpu")
 @click.option(
     "--allow-mixed-devices",
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
 @options.threads("One budget for decoding, computing and writing.  [default: every core; on the CPU at most 8]")
 @click.option(
     "--shard-size",
+    "shard_megabytes",
     type=click.FloatRange(min=0, min_open=True),
     metavar="MB",
     help="Approximate size of a shard. A kill loses the shards being written. Does not change values.  [default: 128]",
@@ -129,29 +130,20 @@ if TYPE_CHECKING:
 @click.pass_context
 def extract(
     ctx: click.Context,
+    /,
     manifests: tuple[str, ...],
     configs: tuple[str, ...],
     cache: Location,
     root: AudioLocation | None,
-    device: str | None,
-    allow_mixed_devices: bool,
     engine: str,
-    threads: int | None,
-    shard_size: float | None,
-    retry_failed: bool,
-    max_failures: str | None,
-    source: Location | None,
-    batching: str | None,
-    allow_mismatch: bool,
-    check_sources: bool,
-    replace: bool,
-    partition: str | None,
     dry_run: bool,
     trial: bool,
     price: float | None,
     progress: str,
     as_json: bool,
     reading: dict[str, Any],
+    keys: dict[str, Any],
+    **chosen: Any,
 ) -> None:
     """Extract the features of the MANIFEST's utterances into a cache.
 
@@ -179,6 +171,7 @@ def extract(
       featcache extract data/train
       featcache extract train.json --set data_root=/corpora/librispeech
       featcache extract train.csv -c mfcc13 -o /data/features --threads 4
+      featcache extract train.csv -c fbank80 --set params.num_mel_bins=40
       featcache extract train.csv -c encodec24k-6kbps -c fbank80
       featcache extract train.csv -c units.yaml --from features/hubert-base-l6
       featcache extract train.csv -c hubert-base-l6 --device all
@@ -192,37 +185,21 @@ def extract(
     """
     if (trial and not dry_run) or (price is not None and not trial):
         raise ArgumentError("--trial goes with --dry-run, and --price with both")
-    _limit_libraries(threads)
+    _limit_libraries(chosen["threads"])
     from featcache.config import load_config
-    from featcache.engines.main_job import choose_engine
-    from featcache.extraction.extraction import SHARD_MEGABYTES, Options
-    from featcache.extraction.failures import FailureLimit
-    from featcache.extraction.partition import Partition
+    from featcache.engines.main_job import choose_engine, parse_options
     from featcache.store.corpus import by_part_name, is_corpus, manifests_of_parts
 
-    chosen = Options(
-        device=device,
-        threads=threads,
-        shard_megabytes=shard_size or SHARD_MEGABYTES,
-        retry_failed=retry_failed,
-        check_sources=check_sources,
-        replace=replace,
-        source=source,
-        batching=batching,
-        allow_mismatch=allow_mismatch,
-        max_failures=None if max_failures is None else FailureLimit.parse(max_failures),
-        allow_mixed_devices=allow_mixed_devices,
-        partition=None if partition is None else Partition.parse(partition, os.environ),
-    )
-    run, chosen = choose_engine(engine, chosen)
-    loaded = [load_config(config) for config in configs]
+    run, parsed = choose_engine(engine, parse_options(**chosen))
+    loaded = [load_config(config, keys) for config in configs]
     if sys.stderr.isatty():
         for config in loaded:
             if weights := getattr(config.params, "weights", None):
                 note(f"loading {config.name}: {weights}")
-    if chosen.partition is not None and chosen.partition.chosen_by:
-        note(f"--partition {chosen.partition}, by {chosen.partition.chosen_by}")
-    job = _Job(run, chosen, {**reading, "root": root}, dry_run, trial, price, progress, as_json)
+    if parsed.partition is not None and parsed.partition.chosen_by:
+        note(f"--partition {parsed.partition}, by {parsed.partition.chosen_by}")
+    known = list(dict.fromkeys(key for config in loaded for key in config.keys))
+    job = _Job(run, parsed, {**reading, "root": root}, known, dry_run, trial, price, progress, as_json)
     parts = manifests_of_parts(manifests)
     if parts is not None or is_corpus(cache):
         if trial:
@@ -257,6 +234,8 @@ class _Job:
     options: Options
     reading: dict[str, Any]
     """How manifests are read: arguments of `read_manifest`."""
+    keys: Sequence[str]
+    """The keys that the configs may have."""
     dry_run: bool
     trial: bool
     """Whether a dry run tries how long it would take."""
@@ -266,12 +245,15 @@ class _Job:
     """How progress is shown."""
     as_json: bool
 
-    def extract(self, manifest: str | Path, configs: Sequence[Config | BuiltConfig], cache: Location) -> _Outcome:
+    def extract(
+        self, manifest: str | Path, configs: Sequence[Config | BuiltConfig], cache: Location, *, is_part: bool = False
+    ) -> _Outcome:
         """Extract a manifest, and print the summary for people."""
         from featcache.extraction.extraction import plan_extraction, run_extraction
         from featcache.extraction.trial import run_trial
 
-        plan = plan_extraction(read_manifest(str(manifest), self.reading, carry=False), configs, cache, self.options)
+        read = read_manifest(str(manifest), self.reading, self.keys, is_part=is_part, carry=False)
+        plan = plan_extraction(read, configs, cache, self.options)
         for line in [*plan.notes, *disk_space_notes(cache, plan.expected_bytes)]:
             note(line)
         if self.dry_run:
@@ -321,7 +303,7 @@ def _extract_parts(
                 continue
             changed = "; its manifest has changed since it was extracted" if part.is_changed else ""
             note(f"part {name}, {number:,} of {len(plan.manifests):,}{changed}")
-            outcome = job.extract(manifest, built, part.cache)
+            outcome = job.extract(manifest, built, part.cache, is_part=True)
             if outcome.summary is not None and job.options.partition is None:
                 part.record(outcome.summary)
         except (DamagedError, ManifestError) as error:  # the other parts need not wait for it

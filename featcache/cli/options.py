@@ -159,16 +159,46 @@ def manifest_format(command: Callable[..., Any]) -> Callable[..., Any]:
 
     The command gets them as one dictionary, `reading`: arguments of `read_manifest`.
     """
+    return _reading_manifest(command, _OF_MANIFEST, _reading)
 
+
+def manifest_and_config_keys(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, for every command that reads a manifest and configs.
+
+    The keys of configs that `--set` gives are apart, in the dictionary `keys`: an argument of `load_config`.
+    """
+    return _reading_manifest(command, _OF_CONFIGS, _reading_and_keys)
+
+
+def _reading_manifest(
+    command: Callable[..., Any], what_is_set: str, gather: Callable[[dict[str, Any]], dict[str, Any]]
+) -> Callable[..., Any]:
     @functools.wraps(command)
-    def with_reading(*args: Any, **kwargs: Any) -> Any:
-        names = ("format", "values", "allow_commands")
-        reading = {name: kwargs.pop(name) for name in names}
-        return command(*args, **kwargs, reading=reading)
+    def gathered(*args: Any, **kwargs: Any) -> Any:
+        return command(*args, **gather(kwargs))
 
-    for option in (_ALLOW_COMMANDS, _SET, _FORMAT):
-        with_reading = option(with_reading)
-    return with_reading
+    setting = click.option(
+        "--set", "values", multiple=True, callback=_as_values, metavar="NAME=VALUE", help=what_is_set
+    )
+    return _FORMAT(setting(_ALLOW_COMMANDS(gathered)))
+
+
+def _reading(kwargs: dict[str, Any]) -> dict[str, Any]:
+    reading = {name: kwargs.pop(name) for name in ("format", "values", "allow_commands")}
+    return kwargs | {"reading": reading}
+
+
+def _reading_and_keys(kwargs: dict[str, Any]) -> dict[str, Any]:
+    from featcache.config.config import KEYS
+    from featcache.config.strict_yaml import load_yaml
+
+    values, keys = kwargs["values"], {}
+    for name in [name for name in values if name.partition(".")[0] in KEYS]:
+        try:
+            keys[name] = load_yaml(values.pop(name))
+        except ValueError as error:
+            raise ArgumentError(f"--set: the value of {name}: {error}") from error
+    return _reading(kwargs) | {"keys": keys}
 
 
 def _as_values(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -183,14 +213,12 @@ _FORMAT = click.option(
     help="The MANIFEST's format, where several fit: folder, kaldi, nemo, lhotse, audiofolder, speechbrain … "
     "(docs/manifest.md).  [default: recognised]",
 )
-_SET = click.option(
-    "--set",
-    "values",
-    multiple=True,
-    callback=_as_values,
-    metavar="NAME=VALUE",
-    help="What stands for a placeholder in a table of SpeechBrain's: data_root=/corpora/librispeech.",
+_OF_MANIFEST = "What stands for a placeholder in a table of SpeechBrain's: data_root=/corpora/librispeech."
+_OF_CONFIGS = (
+    "A key of the config, or of each config: params.num_mel_bins=40; the value is YAML. Any other NAME is a "
+    "placeholder in a table of SpeechBrain's: data_root=/corpora/librispeech."
 )
+
 _ALLOW_COMMANDS = click.option(
     "--allow-commands",
     is_flag=True,

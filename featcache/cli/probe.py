@@ -31,7 +31,7 @@ _NEAR = 16
     "  [default: ./features, if it has the version]"
 )
 @options.root()
-@options.manifest_format
+@options.manifest_and_config_keys
 @options.device()
 @options.threads("[default: every core; on the CPU at most 8]")
 @click.option(
@@ -54,6 +54,7 @@ def probe(
     utterances: int,
     as_json: bool,
     reading: dict[str, Any],
+    keys: dict[str, Any],
 ) -> None:
     """Measure, on this device, how batching and precision change the values of CONFIG, with some of the
     MANIFEST's utterances.
@@ -72,8 +73,8 @@ def probe(
     from featcache.device import Device
     from featcache.health.probe import probe as measure
 
-    loaded = load_config(config)
-    wanted = read_manifest(manifest, reading, root=root, carry=False)
+    loaded = load_config(config, keys)
+    wanted = read_manifest(manifest, reading, loaded.keys, root=root, carry=False)
     result = measure(loaded, wanted, Device(device, threads), utterances, lambda what: note(f"measuring {what}"))
     version = _version(loaded, cache, result)
     if version:

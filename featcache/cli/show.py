@@ -11,14 +11,13 @@ import click
 from featcache.cli import options
 from featcache.cli.common import print_json, say
 from featcache.cli.corpora import for_each_part
-from featcache.errors import MissingItemError, counted
+from featcache.errors import MissingItemError, counted, listing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from featcache.loader.cache import Cache
     from featcache.storage.location import Location
-    from featcache.store.shard import Item
     from featcache.store.version import Version
 
 
@@ -26,9 +25,10 @@ if TYPE_CHECKING:
 @options.version_location
 @click.argument("utterance", metavar="ID")
 @options.as_json("Print the result as one JSON document.")
-@for_each_part(is_search=True)
+@for_each_part()
 def show(path: Location, utterance: str, as_json: bool) -> None:
-    """Show one utterance in each version that has it: its shard, its audio file, and a summary of its values.
+    """Show one utterance in each version that has it: its shard, its audio file, the run and the libraries that
+    extracted it, and a summary of its values.
 
     With --json, start, duration (seconds) and channel are those of the manifest's row, and null where it gave none;
     seconds is how much audio was extracted, and num_samples the same at the config's rate; source_rate (Hz), size
@@ -64,30 +64,31 @@ def _document(version: Version, utterance: str) -> dict[str, Any]:
     from featcache.spec import QUANTIZATION
 
     cache = Cache(version, check=True)
-    features, index = cache[utterance], cache.index
-    position = index.find_one(utterance)
-    shard = version.shard(index.shards[int(index.shard[position])])
-    (item,) = shard.items([int(index.item[position])])
+    features = cache[utterance]
     sides = [spec.name for spec in cache.spec.side if spec.name != QUANTIZATION]
     return {
-        "version": str(version.path),
-        "shard": shard.name,
-        **_source(item, cache.spec.sample_rate),
+        **describe_origin(version, utterance),
         **_summary(features),
         **({"quantized": _quantized(cache, utterance)} if cache.spec.is_quantized else {}),
         "side": {name: _summary(cache.side(name, utterance)) for name in sides},
     }
 
 
-def _source(item: Item, rate: int) -> dict[str, Any]:
-    """What a shard stores about an utterance, and the seconds that its samples last at `rate`, in Hz."""
-    kept = item.document()
-    kept["source_rate"] = kept.pop("sample_rate")
-    return {**kept, "audio_seconds": item.num_samples / rate}
+def describe_origin(version: Version, utterance: str) -> dict[str, Any]:
+    """Where a version has an utterance from.
+
+    Raises:
+        MissingItemError: It does not have it.
+    """
+    from featcache.store.origin import origin_of
+
+    origin = origin_of(version, utterance)
+    seconds = origin.item.num_samples / version.info.spec.sample_rate
+    return {"version": str(version.path), **origin.document(), "audio_seconds": seconds}
 
 
-def _print(document: dict[str, Any]) -> None:
-    """Print an utterance of one version, for people: a name and a value on each line."""
+def origin_lines(document: dict[str, Any]) -> dict[str, Any]:
+    """The same, for people: a value for each name."""
     lines = {name: document[name] for name in ("version", "shard", "id", "path")}
     if document["start"] is not None:
         lines["start"] = f"{document['start']:.3f} s"
@@ -101,13 +102,33 @@ def _print(document: dict[str, Any]) -> None:
         lines["source file"] += f", modified {modified:%Y-%m-%d %H:%M:%S} UTC"
     if document["by_ffmpeg"]:
         lines["source file"] += ", decoded by FFmpeg"
+    if document["run"] is not None:
+        lines["run"] = document["run"] + (f", on {document['host']}" if document["host"] else "")
+    if document["manifest"] is not None:
+        lines["manifest"] = f"{document['manifest']}, relative to {document['root']}"
+    if document["from"] is not None:
+        lines["from"] = document["from"]
+    lines["made by"] = ", ".join(f"{name} {value}" for name, value in document["made_by"].items() if value is not None)
+    if document["superseded"]:
+        lines["supersedes"] = f"older features in {listing(document['superseded'])}"
+    return lines
+
+
+def say_lines(lines: dict[str, Any]) -> None:
+    """Print a name and a value on each line."""
+    for name, value in lines.items():
+        say(f"{name:12} {value}")
+
+
+def _print(document: dict[str, Any]) -> None:
+    """Print an utterance of one version, for people."""
+    lines = origin_lines(document)
     lines |= {name: document[name] for name in ("shape", "dtype", "min", "mean", "max") if document[name] is not None}
     if quantized := document.get("quantized"):
         lines["stored"] = f"{quantized['dtype']}, off by at most {quantized['largest_error']:.3g}"
     for name, summary in document["side"].items():
         lines[name] = ", ".join(f"{key} {value}" for key, value in summary.items() if value is not None)
-    for name, value in lines.items():
-        say(f"{name:12} {value}")
+    say_lines(lines)
 
 
 def _quantized(cache: Cache, utterance: str) -> dict[str, Any]:

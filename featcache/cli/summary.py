@@ -47,7 +47,7 @@ def plan_document(plan: ExtractionPlan, *, prints: bool) -> dict[str, Any]:
             f"{amount if row['missing'] else ''}; {row['present']:,} are there, {row['failed']:,} have failed before"
         )
         if row["failed_before"]:
-            say(f"  {_not_tried_again(row['failed_before'])}")
+            say(f"  {not_tried_again(row['failed_before'])}")
     return {"dry_run": True, "versions": versions}
 
 
@@ -105,7 +105,7 @@ def print_summary(summary: Summary) -> None:
         say(version.path)
         say(f"  {_outcome(version, summary.interrupted)}")
         if version.failed_before:
-            say(f"  {_not_tried_again(version.failed_before)}")
+            say(f"  {not_tried_again(version.failed_before)}")
     if not_looked_at := max(version.not_looked_at for version in summary.versions):
         audio = "its audio was" if not_looked_at == 1 else "their audio was"
         say(f"{not_looked_at:,} already there: {audio} not looked at (--check-sources does)")
@@ -158,7 +158,8 @@ def _print_resampled(summary: Summary) -> None:
             say(f"{were} {done} to {', '.join(f'{rate:,}' for rate in rates)} Hz{remark}")
 
 
-def _not_tried_again(failed: Mapping[str, int]) -> str:
+def not_tried_again(failed: Mapping[str, int]) -> str:
+    """That rows have failed before, for people; `failed` counts them by reason."""
     count = sum(failed.values())
     not_tried = "was not tried" if count == 1 else "were not tried"
     return f"{count:,} failed before and {not_tried} again (--retry-failed does): {_by_reason(failed)}"

@@ -4,6 +4,7 @@ from featcache.audio.sections import AudioPolicy, AugmentPolicy
 from featcache.config.config import (
     Config,
     StorePolicy,
+    as_config,
     config_from,
     load_config,
     packaged_configs,
@@ -16,6 +17,7 @@ __all__ = [
     "AugmentPolicy",
     "Config",
     "StorePolicy",
+    "as_config",
     "config_from",
     "load_config",
     "packaged_configs",

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from featcache import extractors
 from featcache.audio.noise import read_noise
 from featcache.audio.sections import AudioPolicy, AugmentPolicy
-from featcache.config.faults import faults_of
+from featcache.config.faults import faults_of, keys_of
+from featcache.config.strict_yaml import load_yaml
 from featcache.errors import ConfigError, listing
 from featcache.manifest.copies import Copies, copies_of
+from featcache.sections import Section
 from featcache.store.version import MOST_NAME_CHARACTERS
 from featcache.trust import without_downloads
 
@@ -30,34 +30,41 @@ StoredDtype = Literal["float32", "float16", "uint8", "uint16", "uint32", "int64"
 _MOST_BYTES = 256 << 10
 """The size of a config; the largest that featcache brings has 2 kB."""
 
-_MOST_DEPTH = 32
-_MOST_VALUES = 100_000
-"""The number of values of a config, of which each counts as often as an alias repeats it."""
-
 _NAMELESS = "<config>"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-class StorePolicy(BaseModel):
+class StorePolicy(Section):
     """The `store` section: how features are stored."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     dtype: StoredDtype | None = None
     """Default: the extractor's own dtype. `uint8` quantises features, and stores codes as they are."""
 
 
-class _File(BaseModel):
+class ConfigFile(BaseModel):
     """The sections of the YAML file; the extractor's own model validates `params`."""
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str
+    name: str = Field(json_schema_extra={"pattern": f"^{_NAME.pattern}$", "maxLength": MOST_NAME_CHARACTERS})
+    """The name of the version."""
     extractor: str
+    """A registered name, or `package.module:Class` for your own."""
     params: dict[str, Any] = {}
+    """The extractor's parameters."""
     audio: AudioPolicy = AudioPolicy()
+    """How a file becomes a waveform."""
     augment: AugmentPolicy | None = None
+    """Which copies of utterances are made, at other speeds and with noise."""
     store: StorePolicy = StorePolicy()
+    """How features are stored."""
+
+
+KEYS = frozenset(ConfigFile.model_fields)
+"""The keys of a config at its top level."""
+
+SECTIONS = KEYS - {"name", "extractor"}
+"""Those that may be left out, or left empty."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,11 @@ class Config:
         except ConfigError as error:  # a run may have several configs, so the message names the one at fault
             raise ConfigError(f"config {self.source or self.name}: {error}") from error
 
+    @property
+    def keys(self) -> list[str]:
+        """All keys that such a config may have, by their dotted paths: `params.num_mel_bins`."""
+        return [*keys_of(ConfigFile), *keys_of(type(self.params), "params.")]
+
     def resolved(self) -> dict[str, Any]:
         """The config as plain JSON values, with every default filled in, except those of `Params.added_later`."""
         return {
@@ -120,8 +132,12 @@ class Config:
             return extractors.fingerprint(self.resolved())
 
 
-def load_config(source: str | Path) -> Config:
+def load_config(source: str | Path, set: Mapping[str, Any] | None = None) -> Config:  # noqa: A002
     """Read a config from a YAML file, or a packaged one by its name.
+
+    Args:
+        source: The file, or the name.
+        set: Values that take the place of the config's, by their dotted keys: `{"params.num_mel_bins": 40}`.
 
     Raises:
         ConfigError: The file cannot be read, or has faults; the message lists all of them.
@@ -139,30 +155,54 @@ def load_config(source: str | Path) -> Config:
             raise ConfigError(f"config {source}: cannot be read: {reason}{hint}") from error
         if len(data) > _MOST_BYTES:
             raise ConfigError(f"config {source}: more than {_MOST_BYTES:,} bytes: is it a config?")
-    return parse_config(text, str(source), folder)
+    return parse_config(text, str(source), folder, set)
 
 
-def parse_config(text: str, source: str = _NAMELESS, folder: Path | None = None) -> Config:
+def as_config(config: str | Path | Config, set: Mapping[str, Any] | None = None) -> Config:  # noqa: A002
+    """A config as the callers of the library give it: one that was made, or what `load_config` takes."""
+    if not isinstance(config, Config):
+        return load_config(config, set)
+    if not set:
+        return config
+    make = recorded_config if config.is_recorded else config_from
+    return make(_with_values(config.resolved(), set), config.source or _NAMELESS)
+
+
+def parse_config(
+    text: str,
+    source: str = _NAMELESS,
+    folder: Path | None = None,
+    set: Mapping[str, Any] | None = None,  # noqa: A002
+) -> Config:
     """Validate a config's YAML text.
 
     Args:
         text: The YAML.
         source: The config's name in messages.
         folder: The folder that relative paths are relative to; None for the current folder.
+        set: Values that take the place of the config's, by their dotted keys.
 
     Raises:
         ConfigError: The config has faults; the message lists all of them, each with its dotted path.
     """
     try:
-        loaded = _StrictLoader.document(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        problem = " ".join(str(getattr(error, "problem", error)).split())  # one line, whatever PyYAML makes of it
-        where = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
-        raise ConfigError(f"config {source}:{where} not valid YAML: {problem}") from error
+        loaded = load_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"config {source}: {error}") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"config {source}: expected a mapping with name, extractor, params, audio, augment and store")
-    return config_from(loaded, source, folder)
+    return config_from(_with_values(loaded, set or {}), source, folder)
+
+
+def _with_values(document: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A config's document with other values of these dotted keys."""
+    for key, value in values.items():
+        section, _, rest = key.partition(".")
+        if rest:
+            inner = document.get(section)
+            value = _with_values(inner if isinstance(inner, dict) else {}, {rest: value})
+        document = {**document, section: value}
+    return document
 
 
 def config_from(document: dict[str, Any], source: str = _NAMELESS, folder: Path | None = None) -> Config:
@@ -178,10 +218,11 @@ def config_from(document: dict[str, Any], source: str = _NAMELESS, folder: Path 
     """
     faults: list[str] = []
     file = None
+    document = {key: value for key, value in document.items() if value is not None or key not in SECTIONS}
     try:
-        file = _File.model_validate(document, context={"folder": folder})
+        file = ConfigFile.model_validate(document, context={"folder": folder})
     except ValidationError as error:
-        faults += faults_of(error, document, _File)
+        faults += faults_of(error, document, ConfigFile)
     name = document.get("name")
     if isinstance(name, str) and not _NAME.fullmatch(name):
         faults.append(f"name: {name!r} may hold letters, digits, '.', '_' and '-', and starts with a letter or digit")
@@ -194,7 +235,7 @@ def config_from(document: dict[str, Any], source: str = _NAMELESS, folder: Path 
         except ConfigError as error:
             faults.append(str(error))
     if found is not None:
-        given = document.get("params") or {}
+        given = document.get("params", {})
         try:
             params = found.Params.model_validate(given, context={"folder": folder})
         except ValidationError as error:
@@ -263,77 +304,3 @@ def _faults_of_copies(augment: AugmentPolicy, audio: AudioPolicy) -> Iterator[st
         if rates:
             there = listing(f"{rate} Hz" for rate in sorted(rates))
             yield f"augment.noise.manifest: holds noise at {there}, and audio.resample forbids resampling"
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """Loads YAML as yaml.safe_load does, but a key that is given twice is an error, and depth and size are limited.
-
-    Raises:
-        yaml.YAMLError: From every method, whatever is wrong.
-    """
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._depth = 0
-        self._sizes: dict[int, tuple[int, int]] = {}  # by node: how many values it holds, and how deep they are
-
-    @classmethod
-    def document(cls, text: str) -> Any:
-        """The only document of a text."""
-        loader = cls(text)
-        try:
-            node = loader.get_single_node()
-            if node is None:
-                return None
-            loader._measure(node)
-            return loader.construct_document(node)
-        finally:
-            loader.dispose()
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self._depth > _MOST_DEPTH:
-            raise _refused(f"nested more than {_MOST_DEPTH} deep", self.get_mark())
-        self._depth += 1
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self._depth -= 1
-
-    def _measure(self, node: yaml.Node) -> tuple[int, int]:
-        if id(node) in self._sizes:
-            return self._sizes[id(node)]
-        size, depth = 1, 0
-        if isinstance(node, yaml.CollectionNode):
-            self._sizes[id(node)] = _MOST_VALUES + 1, 0  # found again while its values are looked at, it holds itself
-            pairs = isinstance(node, yaml.MappingNode)
-            for inner in chain.from_iterable(node.value) if pairs else node.value:
-                values, deep = self._measure(inner)
-                size, depth = size + values, max(depth, deep + 1)
-        if size > _MOST_VALUES or depth > _MOST_DEPTH:
-            raise _refused(f"more than {_MOST_VALUES:,} values, or {_MOST_DEPTH} levels, by aliases", node.start_mark)
-        self._sizes[id(node)] = size, depth
-        return size, depth
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        try:
-            # Deep, since PyYAML would otherwise construct what is inside at the end, with errors of its own.
-            return super().construct_object(node, deep=True)
-        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-            kind = node.tag.rpartition(":")[2]
-            shown = f"{node.value!r:.40}" if isinstance(node, yaml.ScalarNode) else "this"
-            raise _refused(f"{shown} is no {kind}: {error}", node.start_mark) from error
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=deep)
-            if not isinstance(key, Hashable):
-                raise _refused("a list or mapping cannot be a key", key_node.start_mark)
-            if key in seen:
-                raise _refused(f"the key {key!r:.40} is given twice", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def _refused(problem: str, mark: yaml.Mark | None) -> yaml.constructor.ConstructorError:
-    return yaml.constructor.ConstructorError(problem=problem, problem_mark=mark)

@@ -78,6 +78,14 @@ def _no_such_key(parts: Sequence[str], model: type[BaseModel]) -> str:
     return "there is no such key" + (f" (there are {', '.join(keys)})" if keys else ", nor any other")
 
 
+def keys_of(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    """The dotted paths of all keys of a model, and of the models in it."""
+    for name, field in model.model_fields.items():
+        yield f"{above}{name}"
+        for inner in _models(field.annotation):
+            yield from keys_of(inner, f"{above}{name}.")
+
+
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
     """The models in a type annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from featcache.config import Config, load_config
+from featcache.config import Config, as_config
 from featcache.engines.devices import ALL, on_devices, parse_devices
 from featcache.engines.local import run_locally
 from featcache.engines.ray import RAY, on_ray
@@ -19,7 +20,7 @@ from featcache.extraction.jobs import Engine, Progress
 from featcache.extraction.partition import Partition
 from featcache.extraction.summary import Summary
 from featcache.manifest import Manifest, read_manifest
-from featcache.storage.location import as_location
+from featcache.storage.location import Location, as_location
 from featcache.store.corpus import is_corpus
 
 LOCAL = "local"
@@ -48,11 +49,34 @@ def choose_engine(name: str, options: Options) -> tuple[Engine, Options]:
     raise ArgumentError(f"engine {name!r}: there is no such engine; use local, ray or ray://host:port")
 
 
+def parse_options(
+    *,
+    shard_megabytes: float | None = None,
+    source: str | Location | None = None,
+    max_failures: str | None = None,
+    partition: str | None = None,
+    **others: Any,
+) -> Options:
+    """The options of a run, as the command line and `extract` take them; `others` are those of `Options`.
+
+    Raises:
+        ArgumentError: One of them is invalid.
+    """
+    return Options(
+        shard_megabytes=shard_megabytes or SHARD_MEGABYTES,
+        source=None if source is None else as_location("source", source),
+        max_failures=None if max_failures is None else FailureLimit.parse(max_failures),
+        partition=None if partition is None else Partition.parse(partition, os.environ),
+        **others,
+    )
+
+
 def extract(
     manifest: str | Path | Manifest,
     configs: str | Path | Config | Sequence[str | Path | Config] = "fbank80",
     cache: str | Path = "features",
     *,
+    set: Mapping[str, Any] | None = None,  # noqa: A002
     engine: str | Engine = LOCAL,
     device: str | None = None,
     threads: int | None = None,
@@ -82,6 +106,7 @@ def extract(
         configs: YAML files, names of packaged configs, or configs; a version is filled for each.
         cache: The folder that holds the versions, which is made if it is missing; or a URL: `s3://bucket/features`.
             It is no corpus, but may be a part of one.
+        set: Values of keys of all configs, by their dotted paths: `{"params.num_mel_bins": 40}`.
         engine: `local`; `ray`, for the Ray cluster that this process is in, or that runs on this machine, or else one
             that is started for the run; `ray://host:port`, for a cluster elsewhere; or an engine of one's own.
         device: `cpu`, `cuda`, `cuda:1`; with the local engine also `all` or several, as `cuda:0,cuda:2`, each of which
@@ -118,24 +143,24 @@ def extract(
     place = as_location("cache", cache)
     if is_corpus(place):
         raise ArgumentError(f"{cache}: is a corpus: the command `featcache extract` adds to it")
-    options = Options(
+    options = parse_options(
         device=device,
         threads=threads,
         shard_megabytes=shard_megabytes,
         retry_failed=retry_failed,
         check_sources=check_sources,
         replace=replace,
-        source=None if source is None else as_location("source", source),
+        source=source,
         batching=batching,
         allow_mismatch=allow_mismatch,
-        max_failures=None if max_failures is None else FailureLimit.parse(max_failures),
+        max_failures=max_failures,
         allow_mixed_devices=allow_mixed_devices,
-        partition=None if partition is None else Partition.parse(partition, os.environ),
+        partition=partition,
     )
     chosen, options = choose_engine(engine, options) if isinstance(engine, str) else (engine, options)
     if not isinstance(manifest, Manifest):
         manifest = read_manifest(manifest, root=root, carry=False)
     several = [configs] if isinstance(configs, str | Path | Config) else configs
-    loaded = [config if isinstance(config, Config) else load_config(config) for config in several]
+    loaded = [as_config(config, set) for config in several]
     plan = plan_extraction(manifest, loaded, place, options)
     return run_extraction(plan, chosen, progress or (lambda _: None), stop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featcache.audio.decode import FileIdentity
-from featcache.config import Config, load_config, recorded_config
+from featcache.config import Config, as_config, recorded_config
 from featcache.device import Device
 from featcache.errors import ArgumentError, AudioError, ConfigError, Reason
 from featcache.extraction.batching import choose_batching
@@ -120,6 +121,7 @@ def extractor(
     name: str | None = None,
     *,
     config: str | Path | Config | None = None,
+    set: Mapping[str, Any] | None = None,  # noqa: A002
     device: str | None = None,
 ) -> LiveExtractor:
     """What extracts single utterances as a version's were, or as a config says.
@@ -130,19 +132,23 @@ def extractor(
             extractors that are not registered are not imported.
         name: The version's name, as `featcache.open` takes it.
         config: A YAML file, the name of a packaged config, or a config; in place of `version`.
+        set: Values of keys of `config`, by their dotted paths: `{"params.num_mel_bins": 40}`.
         device: `cpu`, `cuda`, `cuda:1`. None for cuda if there is one.
 
     Raises:
-        ArgumentError: Neither a version nor a config is given, or both are.
+        ArgumentError: Neither a version nor a config is given, or both are; or values are set of a version.
         ConfigError: The config has faults, its weights cannot be loaded, or there is no such device.
         StoreError: There is no such version.
     """
     if (version is None) == (config is None):
         raise ArgumentError("give a version, as in featcache.extractor('features/fbank80'), or config=, and not both")
+    if config is None and set:
+        raise ArgumentError("set= is for config=: a version's features are made by its own config")
     on = Device(device)
     on.configure_torch()
     if version is None:
-        chosen = config if isinstance(config, Config) else load_config(str(config))
+        assert config is not None
+        chosen = as_config(config, set)
         probes = []
     else:
         found = _version(version, name)

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
+from featcache.config.differences import find_differences
 from featcache.errors import ArgumentError, ConfigError, DamagedError, StoreError, counted, listing
 from featcache.extraction.batching import BatchingChoice
 from featcache.extraction.failures import stat_of
 from featcache.extraction.tasks import RowStatus
-from featcache.extractors import Extractor, Params, find
+from featcache.extractors import Extractor, Params
 from featcache.extractors.rows import RowExtractor
 from featcache.manifest import Manifest
 from featcache.quantize import is_quantized, stored_spec
@@ -27,9 +28,10 @@ from featcache.store.in_flight import Suspects
 from featcache.store.index import Index
 from featcache.store.join import differences, item_at
 from featcache.store.partitions import PartitionRows
-from featcache.store.selection import differing_keys, version_folders
+from featcache.store.selection import version_folders
 from featcache.store.shard import Item
 from featcache.store.version import Version, VersionInfo, library_versions
+from featcache.strings import hash_of
 
 _NAMED = 5
 """Utterances that a note names."""
@@ -144,6 +146,11 @@ class VersionPlan:
         """The number of rows to extract although there is an item of that id, made from another row or another file."""
         return int((self.rows.missing & (self.rows.replaces >= 0)).sum())
 
+    def find(self, utterance: str) -> int | None:
+        """The number of the row of this id; None if there is none."""
+        rows = np.flatnonzero(self.manifest.ids.hashes() == np.uint64(hash_of(utterance))).tolist()
+        return next((row for row in rows if self.manifest.ids[row] == utterance), None)
+
     @property
     def bytes_per_second(self) -> float:
         """Bytes of features for a second of audio."""
@@ -194,7 +201,6 @@ def new_version_notes(cache: Location, info: VersionInfo) -> list[str]:
         ArgumentError: There is a version with this fingerprint, whose folder has been renamed, or whose config has
             another name.
     """
-    locations = tuple(f"params.{name}:" for name in find(info.config["extractor"]).Params.locations)
     notes = []
     for sibling in _versions_in(cache):
         if sibling.path.name == info.folder_name:
@@ -210,12 +216,8 @@ def new_version_notes(cache: Location, info: VersionInfo) -> list[str]:
             )
         if sibling.info.name != info.name:
             continue
-        keys = differing_keys(sibling.info.config, info.config)
-        deciding = [key for key in keys if not key.startswith((*locations, "augment.noise.manifest:"))]
-        notes.append(
-            f"{info.folder_name} is a new version next to {sibling.path.name}: "
-            + (", ".join(deciding) or "the extractor's revision, or the content of its weights, differs")
-        )
+        found = find_differences(sibling.info.config, sibling.info.fingerprint, info.config, info.fingerprint)
+        notes.append(f"{info.folder_name} is a new version next to {sibling.path.name}: {', '.join(found.deciding)}")
     return notes
 
 
@@ -254,14 +256,14 @@ def replacement_notes(plan: VersionPlan) -> list[str]:
     changes = []
     for row in rows[:_NAMED]:
         item = item_at(version, plan.index, int(plan.rows.replaces[row]))
-        changed = differences(item, plan.manifest[row]) or _file_change(item, plan.manifest)
+        changed = differences(item, plan.manifest[row]) or file_change(item, plan.manifest)
         changes.append(f"{item.id}: {changed}")
     more = f" … and {len(rows) - _NAMED:,} more" if len(rows) > _NAMED else ""
     again = counted(len(rows), "utterance is", "utterances are")
     return [f"{plan.info.folder_name}: {again} extracted again: {'; '.join(changes)}{more}"]
 
 
-def _file_change(item: Item, manifest: Manifest) -> str:
+def file_change(item: Item, manifest: Manifest) -> str:
     """How the file at an item's path differs from the one that it was extracted from."""
     size, mtime_ns = stat_of(manifest.resolve(item.path))
     differ = [name for name, same in (("size", size == item.size), ("mtime", mtime_ns == item.mtime_ns)) if not same]

@@ -2,8 +2,8 @@
 family of extractors.
 """
 
-from featcache.extractors.base import Clip, Extractor, Params, find, require_registered
+from featcache.extractors.base import Clip, Extractor, Params, find, registered, require_registered
 from featcache.extractors.fingerprint import fingerprint
 from featcache.spec import FeatureSpec
 
-__all__ = ["Clip", "Extractor", "FeatureSpec", "Params", "find", "fingerprint", "require_registered"]
+__all__ = ["Clip", "Extractor", "FeatureSpec", "Params", "find", "fingerprint", "registered", "require_registered"]

@@ -11,9 +11,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationInfo, model_serializer
+from pydantic import SerializerFunctionWrapHandler, ValidationInfo, model_serializer
 
 from featcache.errors import ConfigError
+from featcache.sections import Section
 from featcache.spec import FeatureSpec
 from featcache.trust import remote_code_is_allowed
 
@@ -52,10 +53,8 @@ class Clip:
     device. Do not write to them."""
 
 
-class Params(BaseModel):
-    """The base of every extractor's parameters. Unknown names, NaN and infinity are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+class Params(Section):
+    """The base of every extractor's parameters."""
 
     locations: ClassVar[frozenset[str]] = frozenset()
     """Names of parameters that say where something is. They are not in the fingerprint, which has the digest of what is
@@ -203,13 +202,13 @@ def find(name: str) -> type[Extractor[Params]]:
     """
     path = _BUILT_IN.get(name, name)
     if ":" not in path:
-        registered = _registered()
-        if name not in registered:
-            known = ", ".join(sorted(registered))
+        there = registered()
+        if name not in there:
+            known = ", ".join(sorted(there))
             raise ConfigError(
                 f"extractor: there is no {name!r}; choose from {known}, or package.module:Class for your own"
             )
-        path = registered[name]
+        path = there[name]
     module_name, _, class_name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
@@ -231,13 +230,13 @@ def require_registered(name: str) -> None:
     Raises:
         ConfigError: The name is `package.module:Class`, and not that of a registered extractor.
     """
-    if ":" in name and not remote_code_is_allowed() and name not in _registered().values():
+    if ":" in name and not remote_code_is_allowed() and name not in registered().values():
         raise ConfigError(
             f"extractor: it comes from a cache and names {name}, which is not a registered extractor; "
             "--trust-remote-code imports it"
         )
 
 
-def _registered() -> dict[str, str]:
+def registered() -> dict[str, str]:
     """The class of each registered extractor, as `package.module:Class`, by its name."""
     return {point.name: point.value for point in entry_points(group=_ENTRY_POINTS)} | _BUILT_IN

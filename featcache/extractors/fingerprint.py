@@ -12,6 +12,8 @@ from featcache.extractors.base import Params, find
 SELECTING_KEYS = frozenset({"max_seconds", "min_source_rate"})
 """Keys of a config's `audio` section that decide which utterances there are, and not their values."""
 
+_MOST_REVISIONS = 100
+
 
 def fingerprint(config: Mapping[str, Any]) -> str:
     """SHA-256, in hex, of everything that decides the values of a config, and of nothing else, as canonical JSON.
@@ -28,6 +30,21 @@ def fingerprint(config: Mapping[str, Any]) -> str:
         ConfigError: There is no such extractor, or its weights cannot be loaded.
         pydantic.ValidationError: The extractor does not accept the parameters.
     """
+    return _hash(_deciding(config))
+
+
+def revision_of(config: Mapping[str, Any], wanted: str) -> int | None:
+    """The revision of the extractor with which a config has the wanted fingerprint; None if it has it with none.
+
+    Raises:
+        ConfigError, pydantic.ValidationError: As `fingerprint` does.
+    """
+    decides = _deciding(config)
+    revisions = (decides["revision"], *range(1, _MOST_REVISIONS))
+    return next((one for one in revisions if _hash(decides | {"revision": one}) == wanted), None)
+
+
+def _deciding(config: Mapping[str, Any]) -> dict[str, Any]:
     extractor = find(config["extractor"])
     params = extractor.Params.model_validate(config["params"])
     decides = {key: value for key, value in config.items() if key != "name"}
@@ -39,6 +56,10 @@ def fingerprint(config: Mapping[str, Any]) -> str:
         decides["augment"] = {**config["augment"], "noise": noise and located}
     decides["revision"] = extractor.revision
     decides["weights"] = extractor.weights_digest(params)
+    return decides
+
+
+def _hash(decides: Mapping[str, Any]) -> str:
     canonical = json.dumps(decides, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
 

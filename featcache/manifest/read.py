@@ -88,6 +88,7 @@ def read_manifest(
         columns={column: Strings.concatenate(parts.pop(column)) for column in list(parts)},
         format=kind,
         notes=tuple(f"{name}: {note}" for note in opened.notes),
+        placeholders=frozenset(opened.placeholders),
     )
 
 

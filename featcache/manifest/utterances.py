@@ -141,6 +141,8 @@ class Manifest:
     """The format that it was read in: a name of `featcache.manifest.FORMATS`."""
     notes: tuple[str, ...] = ()
     """What to tell the user about what was read."""
+    placeholders: frozenset[str] = frozenset()
+    """The names of the placeholders in its paths and other columns, with a value or without."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -145,6 +145,10 @@ def test_commands_do_each_part(cli, audio, scratch):
         assert [part["part"] for part in document["parts"]] == ["p0", "p1", "p2"]
         assert [part["versions"][0]["utterances"] for part in document["parts"]] == [4, 4, 4]
     assert "p1/fbank80" in cli("show", corpus, "utt-05").out
+    why = cli("why", corpus, manifests, "-c", "fbank80", "--id", "utt-05").out
+    assert "4 utterances: 4 there, 0 to extract\n" in why
+    assert "p1/fbank80" in why
+    assert "p0/fbank80" not in why
     missing = cli("show", corpus, "utt-99")
     assert (missing.code, "'utt-99': no such utterance" in missing.err) == (1, True)
     assert f"nor is it in the other parts of {corpus}" in missing.err

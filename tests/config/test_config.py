@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import model_validator
 
 from featcache import extractors
-from featcache.config import config_from, load_config, packaged_configs, parse_config
+from featcache.config import as_config, config_from, load_config, packaged_configs, parse_config
 from featcache.errors import ConfigError
 from featcache.extractors import Extractor, Params
 from featcache.extractors.kaldi import Fbank
@@ -137,6 +137,11 @@ def test_an_extractor_that_cannot_be_imported_is_a_fault(path):
         (PLAIN + "augment: {speed: 1.1}\n", "augment.speed: should be a list, not 1.1"),
         (PLAIN + "audio: {max_seconds: .inf}\n", "audio.max_seconds: should be a finite number"),
         (PLAIN + "params: {blackman_coeff: .nan}\n", "params.blackman_coeff: should be a finite number"),
+        (PLAIN + "params: {low_freq: yes}\n", "params.low_freq: should be a number, not true"),
+        (PLAIN + "params: {num_mel_bins: off}\n", "params.num_mel_bins: should be a whole number, not false"),
+        (PLAIN + "audio: {sample_rate: true}\n", "audio.sample_rate: should be a whole number, not true"),
+        (PLAIN + "audio: {max_seconds: no}\n", "audio.max_seconds: should be a number, not false"),
+        (PLAIN + "augment: {speed: [1.1, yes]}\n", "augment.speed.1: should be a number, not true"),
     ],
 )
 def test_what_is_no_config_is_refused_in_one_line(text, words):
@@ -209,6 +214,35 @@ def test_a_resolved_config_is_the_config():
         assert config.params.locations or again.fingerprint() == config.fingerprint()
 
 
+def test_values_that_are_set_are_as_if_the_file_had_them():
+    """In sections that it has not, too; and they have the same faults."""
+    text = "name: mine\nextractor: fbank\nparams: {low_freq: 30}\naudio:\n"
+    changed = parse_config(text, set={"params.num_mel_bins": 40, "audio.channel": "first", "store.dtype": "float16"})
+    same = "params: {low_freq: 30, num_mel_bins: 40}\naudio: {channel: first}\nstore: {dtype: float16}\n"
+    assert changed == parse_config(PLAIN + same)
+    assert as_config(parse_config(text), {"params": {"num_mel_bins": 40}, "params.low_freq": 20}) == parse_config(
+        PLAIN + "params: {num_mel_bins: 40}\n"
+    )
+    with pytest.raises(ConfigError) as raised:
+        parse_config(text, set={"params.low_freq.x": True, "param.low_freq": 1, "augment.speed": [1]})
+    for words in (
+        *("params.low_freq: should be a number, not a mapping", "param: there is no such key (did you mean params?)"),
+        "augment: makes no copies",
+    ):
+        assert words in str(raised.value)
+
+
+def test_all_keys_of_a_config_are_known():
+    """Whatever a value may be set of."""
+    keys = parse_config(PLAIN).keys
+    assert {"name", "params.num_mel_bins", "audio.channel", "augment.noise.snr", "store.dtype"} <= set(keys)
+    for key in set(keys) - {"name", "extractor", "params"}:
+        with pytest.raises(ConfigError) as raised:
+            parse_config(PLAIN, set={key: object()})
+        assert f"{key}: " in str(raised.value)
+        assert "no such key" not in str(raised.value)
+
+
 # The fingerprint
 
 
@@ -222,6 +256,7 @@ def fingerprint(text: str) -> str:
         "name: another\nextractor: fbank\n",
         "extractor: fbank\nname: mine\n",
         PLAIN + "params: {}\naudio: {}\nstore: {}\n",
+        PLAIN + "params:\naudio:\naugment:\nstore:\n",
         PLAIN + "params: {num_mel_bins: 80}\n",
         PLAIN + "params: {low_freq: 20}\n",
         PLAIN + "params: {window_type: povey, num_mel_bins: 80, low_freq: 2.0e+1}\n",
@@ -343,6 +378,8 @@ def layered(monkeypatch):
         ({"layers": [1, "two"]}, 'params.layers.1: should be a whole number, not "two"'),
         ({"layers": "some"}, "params.layers: should be "),
         ({"either": {"seconds": "long"}}, 'params.either.seconds: should be a number, not "long"'),
+        ({"layers": True}, "params.layers: should be a whole number, or a list, or 'all', not true"),
+        ({"piece": {"seconds": False}}, "params.piece.seconds: should be a number, not false"),
         ({"layers": 13}, "params: layer 13 is unlucky"),
     ],
 )

@@ -1,15 +1,18 @@
 """The packaged configs: their fingerprints stay, and those of models hold together here, where there are no weights."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from small_shards import INFO
 
 from featcache.cli import main as cli
-from featcache.config import config_from, load_config, packaged_configs
+from featcache.config import config_from, load_config, packaged_configs, parse_config
 from featcache.extractors import find
 from featcache.extractors.base import _BUILT_IN
+from featcache.store.version import Version
 
 DOCUMENTS = {name: yaml.safe_load(text) for name, text in packaged_configs().items()}
 OF_HUB = {name for name, document in DOCUMENTS.items() if document["params"].get("revision")}
@@ -66,6 +69,21 @@ def fingerprint(document, monkeypatch) -> str:
 def test_fingerprints_are_what_they_were(monkeypatch):
     """A cache of years ago opens: no change to the code may move the fingerprint of a config that did not change."""
     assert {name: fingerprint(document, monkeypatch) for name, document in DOCUMENTS.items()} == FINGERPRINTS
+
+
+@pytest.mark.parametrize("name", sorted(DOCUMENTS))
+def test_the_config_of_a_version_makes_the_version_again(name, scratch, monkeypatch):
+    """As `configs --from` prints it."""
+    config = config_from(DOCUMENTS[name])
+    monkeypatch.setattr(config.extractor_class, "weights_digest", lambda params: "of its weights")
+    made = replace(INFO, name=name, fingerprint=config.fingerprint(), config=config.resolved())
+    version = Version.create(scratch, made)
+    printed = CliRunner().invoke(cli, ["configs", "--from", str(version.path)])
+    assert printed.exit_code == 0, printed.stderr
+    assert made.fingerprint in printed.stdout
+    again = parse_config(printed.stdout)
+    assert again.fingerprint() == made.fingerprint
+    assert again.resolved() == config.resolved()
 
 
 def test_the_fingerprint_with_chunks_is_what_it_was(monkeypatch):

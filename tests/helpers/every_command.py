@@ -72,6 +72,8 @@ def _commands(cache: str, manifest: str) -> dict[str, list[str]]:
         "info": ["info", cache, "--failures"],
         "info --json": ["info", cache, "--json"],
         "show": ["show", cache, "utt-1"],
+        "why": ["why", cache, manifest, "-c", "fbank80", "--id", "utt-1"],
+        "configs --from": ["configs", "--from", cache],
         "verify": ["verify", cache, "--threads", "1"],
         "verify --manifest": ["verify", cache, "--manifest", manifest, "--json", "--threads", "1"],
         "stats": ["stats", cache, "--threads", "1"],

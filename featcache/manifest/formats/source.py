@@ -111,6 +111,8 @@ class Source:
     """What relative paths are relative to if the manifest says so; set by the format's reader."""
     notes: list[str]
     """What the user is to be told about what was read, in the order it was found; added to by the format's reader."""
+    placeholders: set[str]
+    """The names of the placeholders that were found; added to by the format's reader."""
 
     def __init__(
         self,
@@ -133,6 +135,7 @@ class Source:
         self.faults = Faults(self.name)
         self.root = None
         self.notes = []
+        self.placeholders = set()
         self._head = b""
         if is_stdin and sys.stdin is None:
             raise ManifestError("standard input is closed: give a manifest's path, or pipe a manifest in")

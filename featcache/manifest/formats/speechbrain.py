@@ -51,9 +51,15 @@ def _filled(source: Source, pattern: re.Pattern[str], name: str, places: Any, ce
     """A column's cells with values for placeholders."""
     mark = pattern.pattern.replace("\\", "")[0]
     filled = []
+
+    def value_of(found: re.Match[str]) -> str:
+        variable = found[found.lastindex or 1]
+        source.placeholders.add(variable)
+        return source.values.get(variable, found[0])
+
     for place, cell in zip(places, cells, strict=True):
         if isinstance(cell, str) and mark in cell:
-            cell = pattern.sub(lambda found: source.values.get(found[found.lastindex or 1], found[0]), cell)
+            cell = pattern.sub(value_of, cell)
             if name == "path" and (left := pattern.search(cell)):
                 variable = left[left.lastindex or 1]
                 source.faults.add(place, f"path has {left[0]}, which has no value: give --set {variable}=FOLDER")

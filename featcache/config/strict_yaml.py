@@ -1,0 +1,108 @@
+"""YAML as a config may have it: safe, without keys given twice, and no larger or deeper than a config needs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from itertools import chain
+from typing import Any
+
+import yaml
+
+_MOST_DEPTH = 32
+_MOST_VALUES = 100_000
+"""The number of values of a config, of which each counts as often as an alias repeats it."""
+
+
+def load_yaml(text: str) -> Any:
+    """The only document of a text.
+
+    Raises:
+        ValueError: It is no YAML, or too large; the message is one line that says where.
+    """
+    try:
+        return _StrictLoader.document(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = " ".join(str(getattr(error, "problem", error)).split())  # one line, whatever PyYAML makes of it
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ValueError(f"{where}not valid YAML: {problem}") from error
+
+
+def dump_yaml(document: dict[str, Any]) -> str:
+    """A document's YAML, in the order of its keys and in ASCII, which `load_yaml` makes the same document of."""
+    text: str = yaml.safe_dump(document, sort_keys=False, default_flow_style=False, width=120)
+    return text
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Loads YAML as yaml.safe_load does, but a key that is given twice is an error, and depth and size are limited.
+
+    Raises:
+        yaml.YAMLError: From every method, whatever is wrong.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._sizes: dict[int, tuple[int, int]] = {}  # by node: how many values it holds, and how deep they are
+
+    @classmethod
+    def document(cls, text: str) -> Any:
+        """The only document of a text."""
+        loader = cls(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            loader._measure(node)
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self._depth > _MOST_DEPTH:
+            raise _refused(f"nested more than {_MOST_DEPTH} deep", self.get_mark())
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def _measure(self, node: yaml.Node) -> tuple[int, int]:
+        if id(node) in self._sizes:
+            return self._sizes[id(node)]
+        size, depth = 1, 0
+        if isinstance(node, yaml.CollectionNode):
+            self._sizes[id(node)] = _MOST_VALUES + 1, 0  # found again while its values are looked at, it holds itself
+            pairs = isinstance(node, yaml.MappingNode)
+            for inner in chain.from_iterable(node.value) if pairs else node.value:
+                values, deep = self._measure(inner)
+                size, depth = size + values, max(depth, deep + 1)
+        if size > _MOST_VALUES or depth > _MOST_DEPTH:
+            raise _refused(f"more than {_MOST_VALUES:,} values, or {_MOST_DEPTH} levels, by aliases", node.start_mark)
+        self._sizes[id(node)] = size, depth
+        return size, depth
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            # Deep, since PyYAML would otherwise construct what is inside at the end, with errors of its own.
+            return super().construct_object(node, deep=True)
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+            kind = node.tag.rpartition(":")[2]
+            shown = f"{node.value!r:.40}" if isinstance(node, yaml.ScalarNode) else "this"
+            raise _refused(f"{shown} is no {kind}: {error}", node.start_mark) from error
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=deep)
+            if not isinstance(key, Hashable):
+                raise _refused("a list or mapping cannot be a key", key_node.start_mark)
+            if key in seen:
+                raise _refused(f"the key {key!r:.40} is given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _refused(problem: str, mark: yaml.Mark | None) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(problem=problem, problem_mark=mark)

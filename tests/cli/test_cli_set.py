@@ -1,0 +1,84 @@
+"""`--set`: keys of configs, and placeholders of manifests."""
+
+import numpy as np
+import pytest
+
+import featcache
+from featcache.errors import ArgumentError
+
+
+@pytest.fixture
+def table(plain, scratch):
+    """A table of SpeechBrain's, of two clips."""
+    path = scratch / "two.csv"
+    path.write_text("ID,wav\na,$data_root/00.wav\nb,$data_root/01.wav\n")
+    return path
+
+
+def test_a_key_is_the_configs_and_another_name_the_manifests(cli, plain, table, scratch):
+    """Each config has the key; and the note says how this version differs from the one that is there."""
+    placed = "--set", f"data_root={plain.folder}"
+    extract = "extract", table, "-o", scratch / "c", *placed, "-c", "fbank80", "-c", "mfcc13"
+    assert cli(*extract).code == 0
+    changed = cli(*extract, "--set", "params.num_mel_bins=40", "--set", "audio.resample=soxr_vhq")
+    assert changed.code == 0, changed.err
+    for name, bins in (("fbank80", 80), ("mfcc13", 23)):
+        assert f"is a new version next to {name}-" in changed.err
+        assert f'audio.resample: "soxr_hq" -> "soxr_vhq", params.num_mel_bins: {bins} -> 40' in changed.err
+
+
+def test_python_sets_the_same_keys(cli, plain, scratch):
+    """In the main job, and for single files."""
+    manifest, bins = plain.manifest(plain.rows[:1]), {"params.num_mel_bins": 40}
+    summary = featcache.extract(manifest, "fbank80", scratch / "c", set=bins, device="cpu", threads=1)
+    said = cli("extract", manifest, "-o", scratch / "c", "--set", "params.num_mel_bins=40")
+    assert "nothing to do" in said.out
+    cached = featcache.open(summary.versions[0].path)
+    extractor = featcache.extractor(config="fbank80", set=bins, device="cpu")
+    assert np.array_equal(extractor.file(plain.folder / "00.wav", id="utt-00"), cached["utt-00"])
+    with pytest.raises(ArgumentError, match="set= is for config="):
+        featcache.extractor(cached, set=bins)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (
+            "num_mel_bins=40",
+            "--set num_mel_bins: it is neither a key of the config (did you mean params.num_mel_bins?) nor a "
+            "placeholder of {table}, which has data_root",
+        ),
+        ("data_rot=x", "--set data_rot: it is neither a key of the config nor a placeholder of {table}, which has "),
+        (
+            "params.num_mel_bin=40",
+            "config fbank80: params.num_mel_bin: there is no such key (did you mean num_mel_bins?)",
+        ),
+        ("params.low_freq=yes", "config fbank80: params.low_freq: should be a number, not true"),
+        ("params={a: [1", "--set: the value of params: line 1, column 7: not valid YAML"),
+    ],
+)
+def test_what_nothing_takes_is_refused_in_a_line(cli, plain, table, scratch, setting, words):
+    """With the key that may be meant."""
+    found = cli("extract", table, "-o", scratch / "c", "--set", f"data_root={plain.folder}", "--set", setting)
+    assert found.code == 2
+    assert found.err.splitlines()[-1].startswith("featcache: " + words.format(table=table))
+
+
+def test_commands_without_configs_know_placeholders_alone(cli, plain, scratch):
+    manifest = plain.manifest()
+    found = cli("manifest", manifest, "-o", scratch / "m.csv", "--set", "params.num_mel_bins=40")
+    assert (found.code, found.err) == (
+        2,
+        f"featcache: --set params.num_mel_bins: it is not a placeholder of {manifest}\n",
+    )
+
+
+def test_a_part_of_a_corpus_need_not_have_every_placeholder(cli, plain, table, scratch):
+    """Another part may have it; what looks like a key of the config is refused all the same."""
+    other = scratch / "other.csv"
+    other.write_text(f"id,path\nc,{plain.folder}/02.wav\n")
+    extract = "extract", other, table, "-o", scratch / "c", "--set", f"data_root={plain.folder}"
+    assert cli(*extract).code == 0
+    refused = cli(*extract, "-c", "mfcc13", "--set", "low_freq=40")
+    assert refused.code == 2
+    assert "did you mean params.low_freq?" in refused.err

@@ -1,0 +1,128 @@
+"""`why`: what makes a config another version, and why utterances would be extracted."""
+
+import os
+import shutil
+
+import pytest
+from corpora import Corpus, speech
+from soundfile import write
+
+EDITED = {"u0": {"path": "6.wav"}, "u1": {"duration": 0.2}, "u2": {"start": 0.1, "duration": 0.2}}
+
+
+@pytest.fixture(scope="module")
+def made(cli, tmp_path_factory):
+    """A corpus of 40 rows, one of which fails, and its cache, to which an edited manifest is extracted too."""
+    corpus = Corpus(tmp_path_factory.mktemp("corpus"))
+    for number in range(7):
+        write(corpus.folder / f"{number}.wav", speech(0.5, seed=number), 16000)
+    (corpus.folder / "bad.wav").write_bytes(b"RIFF")
+    for number in range(40):
+        corpus.add(f"u{number}", f"{number % 6}.wav")
+    corpus.add("bad", "bad.wav")
+    cache = corpus.folder / "cache"
+    assert cli("extract", corpus.manifest(), "-o", cache).code == 3
+    return corpus, cache
+
+
+def edited(corpus, name="edited.csv"):
+    rows = [row | EDITED.get(row["id"], {}) for row in corpus.rows]
+    return corpus.manifest([*rows, {"id": "later", "path": "6.wav"}], name)
+
+
+def causes(cli, made, *options):
+    corpus, cache = made
+    document = cli("why", cache, edited(corpus), "-c", "fbank80", "--json", *options).json()
+    found = document["manifest"]
+    assert found["missing"] == sum(one["utterances"] for one in found["causes"])
+    return {(one["why"], one["again"]): one["ids"] for one in found["causes"]}, found
+
+
+def test_it_says_which_keys_make_a_config_another_version(cli, made):
+    _, cache = made
+    (name,) = (path.name for path in cache.iterdir() if path.name.startswith("fbank80"))
+    assert cli("why", cache, "-c", "fbank80").out == f"{cache}/{name}: the version of this config\n"
+    other = cli(
+        "why", cache / "fbank80", "-c", "fbank80", "--set", "params.low_freq=0", "--set", "audio.max_seconds=9"
+    ).out
+    first, second = other.splitlines()
+    assert first.startswith("fbank80-")
+    assert first.endswith(": there is no such version")
+    assert second == (
+        f"{cache}/{name}: another version: params.low_freq: 20.0 -> 0.0; "
+        "audio.max_seconds: 21600.0 -> 9.0, which decides no values"
+    )
+    refused = cli("why", cache, "-c", "fbank80", "--set", "low_freq=0")
+    assert (refused.code, refused.err.splitlines()) == (
+        2,
+        ["featcache: --set low_freq: it is not a key of the config (did you mean params.low_freq?)"],
+    )
+
+
+def test_it_says_why_utterances_would_be_extracted(cli, made):
+    """By what is the same of all of them; and what is not."""
+    found, counts = causes(cli, made)
+    assert found == {
+        ("new", False): ["later"],
+        ("path changed", True): ["u0"],
+        ("duration changed", True): ["u1"],
+        ("start, duration changed", True): ["u2"],
+    }
+    assert (counts["utterances"], counts["present"], counts["failed_before"]) == (42, 37, {"not_audio": 1})
+    assert counts["refused"] is None
+    found, counts = causes(cli, made, "--retry-failed")
+    assert found["failed before: not_audio", False] == ["bad"]
+    assert counts["failed_before"] == {}
+    corpus, cache = made
+    told = cli("why", cache, edited(corpus), "-c", "fbank80").out
+    assert "42 utterances: 37 there, 4 to extract\n" in told
+    assert "  1 again: path changed: u0 (path 0.wav → 6.wav)\n" in told
+    assert "  1: new: later\n" in told
+    told = cli("why", cache, edited(corpus), "-c", "mfcc13").out
+    assert "42 utterances: 0 there, 42 to extract\n  42: new: u0, u1, u2, u3, u4 …\n" in told
+
+
+def test_it_says_that_a_file_has_changed(cli, made, scratch):
+    corpus, cache = made
+    there = shutil.copytree(corpus.folder, scratch / "corpus", ignore=lambda *_: ["cache"])
+    os.utime(there / "3.wav", ns=(1, 1))
+    moved = "why", cache, corpus.manifest(), "-c", "fbank80", "--root", there, "--check-sources", "--json"
+    (cause,) = cli(*moved).json()["manifest"]["causes"]
+    assert (cause["why"], cause["again"], cause["example"]) == ("file changed", True, "its file's mtime")
+    assert cause["ids"] == [f"u{number}" for number in range(3, 40, 6)]
+
+
+def test_another_corpus_is_said_to_be_refused(cli, made):
+    """`extract` refuses it."""
+    corpus, cache = made
+    other = corpus.manifest([row | {"path": "6.wav"} for row in corpus.rows[:10]], "other.csv")
+    found = cli("why", cache, other, "-c", "fbank80")
+    assert "10 again: path changed: u0" in found.out
+    assert f"featcache extract refuses this manifest: {other}: names other files for 10 of" in found.err
+
+
+def test_it_says_where_an_utterance_came_from(cli, made, scratch):
+    """As `show` does; and what becomes of its row."""
+    corpus, cache = made
+    copy = shutil.copytree(cache, scratch / "cache")
+    why = "why", copy, edited(corpus), "-c", "fbank80", "--id"
+    assert "status       to extract: path changed\n" in cli(*why, "u0").out
+    assert "status       there\n" in cli(*why, "u3").out
+    failed = cli(*why, "bad").out
+    assert "status       failed before, and is not tried again\nmissing      bad: failed in extraction: " in failed
+    assert cli("extract", edited(corpus), "-o", copy).code == 3
+    document = cli(*why, "u0", "--json").json()["utterance"]
+    (shown,) = cli("show", copy, "u0", "--json").json()["versions"]
+    (origin,) = document["versions"]
+    assert origin.items() <= shown.items()
+    assert document["row"] == {"id": "u0", "path": "6.wav", "start": None, "duration": None, "channel": None}
+    (version,) = copy.iterdir()
+    first, second = sorted(path.name for path in (version / "runs").iterdir())
+    assert (origin["run"], origin["manifest"], origin["root"]) == (second, str(edited(corpus)), str(corpus.folder))
+    assert {"numpy", "torch", "device"} <= origin["made_by"].keys()
+    assert len(origin["superseded"]) == 1
+    (older,) = cli("show", copy, "u3", "--json").json()["versions"]
+    assert (older["run"], older["shard"], older["superseded"]) == (first, origin["superseded"][0], [])
+    gone = cli("why", copy, "-c", "fbank80", "--id", "nobody")
+    assert (gone.code, gone.out) == (1, "")
+    assert "'nobody': no such utterance" in gone.err

@@ -1,0 +1,84 @@
+"""The JSON Schema of configs says what the validation says, as far as a schema can."""
+
+import json
+
+import jsonschema
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from featcache.cli import main as cli
+from featcache.config import config_from, packaged_configs
+from featcache.config.schema import meanings
+from featcache.errors import ConfigError
+from featcache.extractors import find, registered
+
+
+@pytest.fixture(scope="module")
+def schema():
+    """As `featcache configs --schema` prints it."""
+    printed = json.loads(CliRunner().invoke(cli, ["configs", "--schema"]).stdout)
+    jsonschema.Draft202012Validator.check_schema(printed)
+    return jsonschema.Draft202012Validator(printed)
+
+
+def test_packaged_configs_fit(schema):
+    for text in packaged_configs().values():
+        schema.validate(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        "{}",
+        "{params: , audio: , augment: , store: }",
+        "{params: {num_mel_bins: 40}, audio: {channel: 1, max_seconds: null}, augment: {speed: [0.9, 1]}}",
+        "{extractor: 'odd_extractors:Slow', params: {seconds: 1}}",
+        "{extractor: ssl, params: {weights: facebook/hubert-base-ls960, layer: 6, chunk: {seconds: 20, overlap: 2}}}",
+    ],
+)
+def test_what_is_valid_fits(schema, good):
+    document = {"name": "mine", "extractor": "fbank"} | yaml.safe_load(good)
+    config_from(document)
+    schema.validate(document)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "{name: a b}",
+        "{name: }",
+        "{extractor: fbnak}",
+        "{extractor: 5}",
+        "{sections: {}}",
+        "{params: {low_freq: yes}}",
+        "{params: {num_mel_bins: 2.5}}",
+        "{params: {num_mel_bins: 0}}",
+        "{params: {window_type: triangle}}",
+        "{params: {num_mel_bin: 40}}",
+        "{params: [1]}",
+        "{extractor: mfcc, params: {use_power: true}}",
+        "{extractor: encodec}",
+        "{extractor: ssl, params: {weights: here, layer: last}}",
+        "{extractor: ssl, params: {weights: here, layer: 6, chunk: {seconds: -1}}}",
+        "{audio: {sample_rate: 0}}",
+        "{audio: {channel: left}}",
+        "{audio: {resample: sinc}}",
+        "{augment: {noise: {snr: [5]}}}",
+        "{store: {dtype: bfloat16}}",
+    ],
+)
+def test_what_is_refused_does_not_fit(schema, bad):
+    document = {"name": "mine", "extractor": "fbank"} | yaml.safe_load(bad)
+    with pytest.raises(ConfigError):
+        config_from(document)
+    assert not schema.is_valid(document)
+
+
+def test_every_key_says_what_it_means(schema):
+    """An editor shows it."""
+    for name in registered():
+        params = find(name).Params
+        described = schema.schema["$defs"][params.__name__]["properties"]
+        assert set(described) == set(params.model_fields)
+        assert all(one["description"] == meanings(params)[key] for key, one in described.items())
