@@ -179,6 +179,30 @@ class Objects:
             time.sleep(wait)
         raise AssertionError
 
+    def tag(self, location: Any) -> dict[str, str] | None:
+        """What tells a file's content from what it may have later; None if there is no such file."""
+        try:
+            found = _repeated(location, lambda: client(location.root).head(location.key))
+        except FileNotFoundError:
+            return None
+        return {name: found[name] for name in ("e_tag", "version") if found[name] is not None}
+
+    def put_if_unchanged(self, location: Any, data: bytes, tag: dict[str, str] | None) -> bool:
+        """Write a file if it still has that tag; whether it is there as written."""
+        if tag is None:
+            return self.put_if_absent(location, data)
+
+        def send() -> bool:
+            try:
+                client(location.root).put(location.key, data, mode=tag, use_multipart=False)
+            except Exception as error:  # obstore's errors, which in a forked process are other classes
+                if type(error).__name__ != "PreconditionError":
+                    raise
+                return self.get(location, lambda size: None) == data  # by an attempt whose answer was lost
+            return True
+
+        return _repeated(location, send)
+
     def delete(self, location: Any) -> None:
         """Remove a file, if it is there."""
         try:

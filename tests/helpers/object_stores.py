@@ -132,7 +132,8 @@ class Proxy:
             del request.headers["If-None-Match"]
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         # moto looks whether there is an object, and then writes it: one request at a time, as in a store.
-        with self.conditional if "If-None-Match" in request.headers else nullcontext():
+        is_conditional = "If-None-Match" in request.headers or "If-Match" in request.headers
+        with self.conditional if is_conditional else nullcontext():
             connection.request(request.command, request.path, body, dict(request.headers.items()))
             answer = connection.getresponse()
             data = answer.read()
