@@ -307,10 +307,13 @@ def _checked(columns: Mapping[str, NDArray[Any]], shard: Shard) -> CommittedColu
 
 def sweep_attempts(version: Version, known: Iterable[str]) -> None:
     """Remove what killed processes have left of shards in an object store: what is not there as a whole, and to which
-    nothing has been added for a day; `known` are shards that are there as a whole. In a folder, nothing.
+    nothing has been added for a day; `known` are shards that are there as a whole. Likewise what they wrote to try the
+    store. In a folder, nothing.
     """
     if not isinstance(version.path, ObjectPath):
         return
+    for place in (version.path.parent, version.path / "work"):
+        _store.sweep_probes(place, _DAY_SECONDS)
     version.take_for_whole(known)
     if not (lacking := {*version.listed_shards()} - {*version.shard_names()}):
         return

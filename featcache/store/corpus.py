@@ -24,7 +24,7 @@ from featcache.storage.objects import Objects
 from featcache.storage.store import store_of
 from featcache.store.fields import any_text, fields, listed, mapped, text, whole
 from featcache.store.files import make_folders, write_whole
-from featcache.store.index import Index, index_folder
+from featcache.store.index import Index, index_folder, latest_index
 from featcache.store.locks import Claim
 from featcache.store.records import read_document, sealed_document
 from featcache.store.version import Version
@@ -82,6 +82,8 @@ class PartVersion:
         """The names of the version's shards, if they are those that it had then."""
         names = version.listed_shards()
         if index_folder(version, names).name != self.index and not isinstance(version.path, Path):
+            if (older := latest_index(version, names)) is not None:
+                version.take_for_whole(older.shards)
             names = version.shard_names()  # without those that are still being written
         return names if index_folder(version, names).name == self.index else None
 

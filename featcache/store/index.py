@@ -144,9 +144,15 @@ def open_index(version: Version, names: Sequence[str] | None = None, *, keep: bo
 
 
 def _index_of_whole(version: Version, names: Sequence[str]) -> Index:
-    """The index of those shards in an object store that are there as a whole. No request is made only to ask that."""
+    """The index of those shards in an object store that are there as a whole: one that is kept, if all others are what
+    killed runs have left; else no request is made only to ask whether they are there.
+    """
 
     entries = recorded_entries(version)
+    if (older := latest_index(version, names)) is not None:
+        others = [*{*names}.difference(older.shards)]
+        if not any(name in entries for name in others) and not any(in_parallel(version.has_shard, others)):
+            return older
 
     def read(name: str) -> ShardItems | None:
         try:

@@ -217,6 +217,29 @@ class TestLeftovers:
         add_shard(version, FEATURES)
         assert_whole(version)
 
+    def test_with_what_a_run_has_left_the_index_is_the_one_that_is_kept(self, s3, place):
+        version = make_version(place, *({id_: array} for id_, array in FEATURES.items()))
+        open_index(version, keep=True)
+        Objects().put(version.path / "shards" / "0123456789ab" / "ids" / "zarr.json", b"{}")
+        s3.reset()
+        assert list(open_index(Version.open(version.path)).ids) == list(FEATURES)
+        looked_at = {path.partition("/shards/")[2].partition("/")[0] for _, path in s3.paths if "/shards/" in path}
+        assert looked_at == {"0123456789ab"}
+        add_shard(version, make_features(1, prefix="more"))
+        assert len(open_index(Version.open(version.path))) == len(FEATURES) + 1
+
+    def test_what_was_written_to_try_the_store_is_swept_after_a_day(self, memory, monkeypatch):
+        version = make_version(memory, FEATURES)
+        left = [version.path.parent / f".put-if-absent.{'0' * 16}", version.path / "work" / f".clock.{'1' * 16}"]
+        for probe in left:
+            Objects().put(probe, b"")
+        sweep_attempts(version, [])
+        assert all(map(Objects().exists, left))
+        monkeypatch.setattr(commits, "_DAY_SECONDS", -1)
+        sweep_attempts(version, [])
+        assert not any(map(Objects().exists, left))
+        assert_whole(version)
+
     def test_attempts_are_swept_after_a_day(self, memory, monkeypatch):
         version = make_version(memory, FEATURES)
         left = version.path / "shards" / "0123456789ab"
