@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import urllib.request
+import uuid
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -186,6 +187,11 @@ def s3(s3_of_module, monkeypatch):
     monkeypatch.setattr(clients, "_clients", OrderedDict())
     yield s3_of_module
     s3_of_module.reset()
+
+
+def any_store():
+    """A fresh place in the store that FEATCACHE_STORE_URL names, as scripts/scale/stores.sh does; else in memory."""
+    return parse_location("place", f"{os.environ.get('FEATCACHE_STORE_URL', 'memory:/')}/{uuid.uuid4()}/features")
 
 
 def upload(folder, url):

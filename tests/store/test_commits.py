@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from forking import fork, join
 from make_cache import add_shard, make_features, make_version
+from object_stores import any_store
 
 import featcache
 from featcache.errors import StoreError
@@ -53,7 +54,7 @@ def place(s3):
 
 @pytest.fixture
 def memory():
-    return parse_location("place", f"memory://{uuid.uuid4()}/features")
+    return any_store()
 
 
 def files_below(location):
