@@ -70,8 +70,8 @@ def plan_corpus(
         folder: The corpus, which is made if it is missing.
         manifests: The manifests, by the names of the parts.
         partition: The job's partition: it takes whole parts.
-        reading: How manifests are read: arguments of `read_manifest`. A root is none that matters: it is not recorded
-            with the rows.
+        reading: How manifests are read: arguments of `read_manifest`. The root does not count: rows have paths as they
+            are in the manifest.
         writes: Whether parts that are new are listed in `corpus.json`.
 
     Raises:

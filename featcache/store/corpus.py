@@ -13,6 +13,8 @@ where neither works costs time, and nothing else.
 from __future__ import annotations
 
 import glob
+import random
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -33,6 +35,9 @@ CORPUS = "corpus.json"
 FORMAT = 1
 
 _MOST_PARTS = 1 << 16
+_ATTEMPTS = 100
+"""How often a change is tried in an object store, where others may be first; with pauses, some two minutes."""
+
 _PART_NAME = r"[^./\x00-\x1f\x7f][^/\x00-\x1f\x7f]*"
 _HASH = text("([0-9a-f]{16})?")
 _VERSION = fields(
@@ -166,11 +171,13 @@ def update_parts(corpus: Location, change: Callable[[dict[str, Part]], None]) ->
                     write_whole(corpus / CORPUS, _document(after))
                 return after
         store = Objects()
-        while True:
+        for attempt in range(_ATTEMPTS):
             tag = store.tag(corpus / CORPUS)
             before, after = _changed(corpus, change)
             if after == before or store.put_if_unchanged(corpus / CORPUS, _document(after), tag):
                 return after
+            time.sleep(random.uniform(0, min(0.05 * 2**attempt, 2)))
+        raise StoreError(f"{corpus / CORPUS}: cannot be written: others keep changing it: run the same command again")
     except OSError as error:
         raise StoreError(f"{corpus / CORPUS}: cannot be written: {error.strerror}") from error
 
