@@ -77,9 +77,9 @@ class _Loop:
             raise ArgumentError(f"{corpus}: is a corpus: --csv is about one version, as {corpus / parts[0].name}")
         manifests = self._manifests()
         if (to := self._given.get("to")) is not None:
-            from featcache.store.corpus import copy_list
+            from featcache.store.copying import copy_parts_list
 
-            copy_list(corpus, to)
+            copy_parts_list(corpus, to)
         documents = []
         for part in parts:
             path = corpus / part.name / version if version else corpus / part.name

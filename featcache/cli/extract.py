@@ -21,10 +21,11 @@ from featcache.cli.corpora import worst
 from featcache.cli.progress import Display, progress_options
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.cli.summary import plan_document, print_summary, summary_document, trial_document
-from featcache.errors import ArgumentError, DamagedError, ManifestError, counted
+from featcache.errors import ArgumentError, counted
 
 if TYPE_CHECKING:
     from featcache.config import Config
+    from featcache.extraction.corpus import CorpusSummary
     from featcache.extraction.extraction import Options
     from featcache.extraction.jobs import Engine
     from featcache.extraction.summary import Summary
@@ -204,8 +205,6 @@ def extract(
     if parts is not None or is_corpus(cache):
         if trial:
             raise ArgumentError("--trial is about one manifest: give one of these, and another cache")
-        if not isinstance(cache, Path):
-            raise ArgumentError(f"{cache}: a corpus is extracted into a folder: `featcache copy` copies it to a store")
         is_one = parts is None
         ctx.exit(_extract_parts(job, loaded, cache, parts or by_part_name(map(Path, manifests)), is_one=is_one))
     outcome = job.extract(manifests[0], loaded, cache)
@@ -277,58 +276,53 @@ class _Job:
 
 
 def _extract_parts(
-    job: _Job, configs: Sequence[Config], corpus: Path, manifests: Mapping[str, Path], *, is_one: bool = False
+    job: _Job, configs: Sequence[Config], corpus: Location, manifests: Mapping[str, Path], *, is_one: bool = False
 ) -> int:
     """Extract the parts of a corpus, one after the other, and return the exit code of the worst.
 
     `is_one` if a single manifest was given: then a partition is one of its rows, and not of the parts.
     """
-    from featcache.extraction.corpus import PartRun, build_configs, plan_corpus
+    from featcache.extraction.corpus import extract_parts, plan_corpus
 
     partition = None if is_one else job.options.partition
     job = job if partition is None else with_values(job, options=with_values(job.options, partition=None))
-    plan = plan_corpus(corpus, manifests, partition, writes=not job.dry_run)
-    for line in plan.notes:
-        note(line)
-    built = build_configs(configs, job.options)
-    documents, codes, unchanged, wrong = [], [0], 0, 0
-    for number, (name, manifest) in enumerate(plan.manifests.items(), 1):
-        try:
-            part = PartRun(plan, name)
-            known = part.unchanged(built, job.options, job.reading["root"])
-            if known is not None:
-                unchanged += 1
-                codes.append(FAILURES_LEFT if any(version.failed for version in known) else 0)
-                documents.append({"part": name, "unchanged": True, "versions": [asdict(version) for version in known]})
-                continue
-            changed = "; its manifest has changed since it was extracted" if part.is_changed else ""
-            note(f"part {name}, {number:,} of {len(plan.manifests):,}{changed}")
-            outcome = job.extract(manifest, built, part.cache, is_part=True)
-            if outcome.summary is not None and job.options.partition is None:
-                part.record(outcome.summary)
-        except (DamagedError, ManifestError) as error:  # the other parts need not wait for it
-            complain(error)
-            documents.append({"part": name, **error_document(type(error).__name__, str(error), error.exit_code)})
-            codes.append(error.exit_code)
-            wrong += 1
-            continue
-        documents.append({"part": name, "unchanged": False, **outcome.document})
-        codes.append(outcome.code)
-        if outcome.code in (1, INTERRUPTED):
-            break
-    code = worst(codes)
+    plan = plan_corpus(corpus, manifests, partition, job.reading, writes=not job.dry_run)
+    outcomes: dict[str, _Outcome] = {}
+
+    def extract_part(manifest: Path, built: list[BuiltConfig], cache: Location) -> Summary | None:
+        outcomes[cache.name] = job.extract(manifest, built, cache, is_part=True)
+        return outcomes[cache.name].summary
+
+    result = extract_parts(plan, configs, job.options, job.reading["root"], extract_part, note)
+    codes = {name: error.exit_code for name, error in result.errors.items()}
+    codes |= {name: outcome.code for name, outcome in outcomes.items()}
+    codes |= {
+        name: FAILURES_LEFT if any(version.failed for version in known) else 0
+        for name, known in result.unchanged.items()
+    }
+    code = worst(codes.values())
     if job.as_json:
+        documents = [{"part": name, **_part_document(name, result, outcomes)} for name in sorted(codes)]
+        unchanged = len(result.unchanged)
         print_json({"corpus": str(corpus), "exit_code": code, "unchanged": unchanged, "parts": documents})
-    else:
-        done = len(documents) - unchanged - wrong
-        left = len(plan.manifests) - len(documents)
-        what = "to extract" if job.dry_run else "extracted"
-        say(
-            f"{corpus}: {counted(len(plan.manifests), 'part')}: {done:,} {what}, {unchanged:,} unchanged since"
-            + (f", {wrong:,} not extracted" if wrong else "")
-            + (f", {left:,} not begun: run the same command again" if left else "")
-        )
+        return code
+    done = len(outcomes.keys() - result.errors.keys())
+    say(
+        f"{corpus}: {counted(len(plan.manifests), 'part')}: {done:,} {'to extract' if job.dry_run else 'extracted'}, "
+        f"{len(result.unchanged):,} unchanged since"
+        + (f", {len(result.errors):,} not extracted" if result.errors else "")
+        + (f", {len(result.left):,} not begun: run the same command again" if result.left else "")
+    )
     return code
+
+
+def _part_document(name: str, result: CorpusSummary, outcomes: Mapping[str, _Outcome]) -> dict[str, Any]:
+    if name in result.errors:
+        error = result.errors[name]
+        return error_document(type(error).__name__, str(error), error.exit_code)
+    if name in result.unchanged:
+        return {"unchanged": True, "versions": [asdict(version) for version in result.unchanged[name]]}
+    return {"unchanged": False, **outcomes[name].document}
 
 
 def disk_space_notes(cache: Location, num_bytes: float) -> list[str]:

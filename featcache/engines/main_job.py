@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -14,16 +15,21 @@ from featcache.engines.devices import ALL, on_devices, parse_devices
 from featcache.engines.local import run_locally
 from featcache.engines.ray import RAY, on_ray
 from featcache.errors import ArgumentError
+from featcache.extraction.corpus import CorpusSummary, extract_parts, plan_corpus
 from featcache.extraction.extraction import SHARD_MEGABYTES, Options, plan_extraction, run_extraction
 from featcache.extraction.failures import FailureLimit
 from featcache.extraction.jobs import Engine, Progress
 from featcache.extraction.partition import Partition
 from featcache.extraction.summary import Summary
+from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest import Manifest, read_manifest
+from featcache.manifest.audio_locations import as_root
 from featcache.storage.location import Location, as_location
-from featcache.store.corpus import is_corpus
+from featcache.store.corpus import by_part_name, is_corpus, manifests_of_parts
 
 LOCAL = "local"
+
+_log = logging.getLogger(__name__)
 
 
 def choose_engine(name: str, options: Options) -> tuple[Engine, Options]:
@@ -72,7 +78,7 @@ def parse_options(
 
 
 def extract(
-    manifest: str | Path | Manifest,
+    manifest: str | Path | Manifest | Sequence[str | Path],
     configs: str | Path | Config | Sequence[str | Path | Config] = "fbank80",
     cache: str | Path = "features",
     *,
@@ -93,7 +99,7 @@ def extract(
     partition: str | None = None,
     progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
-) -> Summary:
+) -> Summary | CorpusSummary:
     """Extract the features of a manifest's utterances into a cache: what `featcache extract` does, as one call.
 
     What the cache holds already is not extracted again, so a task of Airflow or Prefect may be retried as it is.
@@ -102,10 +108,10 @@ def extract(
     library has to say goes to the logger `featcache`.
 
     Args:
-        manifest: A manifest in any of the formats of docs/manifest.md, or one that was read.
+        manifest: A manifest in any of the formats of docs/manifest.md, or one that was read. A list of manifests, or a
+            pattern as in a shell, makes a corpus, of which each is a part; so does one for a cache that is a corpus.
         configs: YAML files, names of packaged configs, or configs; a version is filled for each.
         cache: The folder that holds the versions, which is made if it is missing; or a URL: `s3://bucket/features`.
-            It is no corpus, but may be a part of one.
         set: Values of keys of all configs, by their dotted paths: `{"params.num_mel_bins": 40}`.
         engine: `local`; `ray`, for the Ray cluster that this process is in, or that runs on this machine, or else one
             that is started for the run; `ray://host:port`, for a cluster elsewhere; or an engine of one's own.
@@ -122,7 +128,8 @@ def extract(
         allow_mixed_devices: Let devices of several models extract, which round differently.
         check_sources: Extract utterances again whose file has changed in size or mtime.
         replace: Extract utterances again whose path has changed even if they are more than 5 % of the version.
-        partition: Extract this partition only: `3/8`, counted from 0, or `auto`, as the job's scheduler says.
+        partition: Extract this partition only: `3/8`, counted from 0, or `auto`, as the job's scheduler says. Of a list
+            of manifests or a pattern, it is every eighth manifest.
         progress: Called with a `Progress` now and then, from any thread, by one at a time. It is the same object each
             time, and goes on changing: `audio_seconds` that were extracted, `failures` by reason, committed `shards`,
             seconds of worker threads by `stages`.
@@ -130,7 +137,8 @@ def extract(
 
     Returns:
         What was done: `summary.failed` utterances are in the ledger, and `summary.interrupted` says whether it was
-        stopped.
+        stopped. Of a corpus, a `CorpusSummary`, which has such a summary of each part; a part whose manifest has faults
+        does not keep the others from being extracted: it is in `errors`.
 
     Raises:
         ArgumentError: An argument is invalid.
@@ -141,8 +149,6 @@ def extract(
         ExtractorError: The extractor broke its contract.
     """
     place = as_location("cache", cache)
-    if is_corpus(place):
-        raise ArgumentError(f"{cache}: is a corpus: the command `featcache extract` adds to it")
     options = parse_options(
         device=device,
         threads=threads,
@@ -158,9 +164,26 @@ def extract(
         partition=partition,
     )
     chosen, options = choose_engine(engine, options) if isinstance(engine, str) else (engine, options)
-    if not isinstance(manifest, Manifest):
-        manifest = read_manifest(manifest, root=root, carry=False)
     several = [configs] if isinstance(configs, str | Path | Config) else configs
     loaded = [as_config(config, set) for config in several]
-    plan = plan_extraction(manifest, loaded, place, options)
-    return run_extraction(plan, chosen, progress or (lambda _: None), stop)
+
+    def run(manifest: str | Path | Manifest, configs: Sequence[Config | BuiltConfig], cache: Location) -> Summary:
+        if not isinstance(manifest, Manifest):
+            manifest = read_manifest(manifest, root=root, carry=False)
+        plan = plan_extraction(manifest, configs, cache, options)
+        return run_extraction(plan, chosen, progress or (lambda _: None), stop)
+
+    if isinstance(manifest, Manifest):
+        if is_corpus(place):
+            raise ArgumentError(f"{cache}: is a corpus, whose parts are named after files: give the manifest's path")
+        return run(manifest, loaded, place)
+    is_one = isinstance(manifest, str | Path)
+    given = [manifest] if isinstance(manifest, str | Path) else manifest
+    parts = manifests_of_parts(given)
+    if parts is None and is_one and not is_corpus(place):
+        return run(given[0], loaded, place)
+    partition_of_parts = None if parts is None and is_one else options.partition
+    if partition_of_parts is not None:
+        options = dataclasses.replace(options, partition=None)
+    corpus = plan_corpus(place, parts or by_part_name(map(Path, given)), partition_of_parts)
+    return extract_parts(corpus, loaded, options, None if root is None else as_root(str(root)), run, _log.info)

@@ -170,7 +170,7 @@ class OpenShard:
             if not writer.items:
                 continue
             with _writing(job.version):
-                name = commit_shard(
+                there = commit_shard(
                     writer,
                     job.version,
                     sample_rate=job.built.sample_rate,
@@ -178,8 +178,8 @@ class OpenShard:
                     supersedes=self.task.supersedes(writer.ids),
                     made_by={**job.made_by, "run": job.run.id, "fingerprint": job.version.info.fingerprint},
                 )
-            job.run.record_shards([ShardEvent(name, writer.items)], are_there=True)
-            job.concurrent.ignore(name)
+            job.run.record_shards([ShardEvent(there.name, writer.items, entry=there.entry)], are_there=True)
+            job.concurrent.ignore(there.name)
             progress.shards += 1
         self._held.close()
 

@@ -8,23 +8,29 @@ manifest's bytes nor the shards of its versions, nor the files of utterances tha
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import xxhash
 
 from featcache.audio.content_hash import hash_of_content
 from featcache.config import Config
 from featcache.device import Device
-from featcache.errors import ArgumentError, ManifestError, StoreError, listing
+from featcache.errors import ArgumentError, DamagedError, FeatcacheError, ManifestError, StoreError, listing
 from featcache.extraction.extraction import Options
 from featcache.extraction.failures import would_fail_again
 from featcache.extraction.partition import Partition
 from featcache.extraction.summary import Summary
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.audio_locations import AudioLocation, Url, as_root
+from featcache.storage.location import Location, as_location
+from featcache.storage.store import store_of
 from featcache.store.corpus import Part, PartVersion, is_corpus, read_parts, update_parts
-from featcache.store.index import index_folder, open_index
+from featcache.store.index import open_index
 from featcache.store.runs import latest_failures, read_run, run_names
 from featcache.store.selection import version_names
 from featcache.store.version import Version
@@ -36,7 +42,7 @@ _NAMED = 5
 class CorpusPlan:
     """The parts of a corpus that a command is to extract."""
 
-    folder: Path
+    folder: Location
     """The corpus."""
     manifests: dict[str, Path]
     """The manifests of these parts, by the names of the parts."""
@@ -44,12 +50,19 @@ class CorpusPlan:
     """What is known of all parts of the corpus, by their names."""
     writes: bool
     """Whether anything is recorded."""
+    reading: str
+    """What decides how manifests are read, besides their bytes; empty if nothing does."""
     notes: list[str]
     """Lines that a user should read before the first one."""
 
 
 def plan_corpus(
-    folder: Path, manifests: Mapping[str, Path], partition: Partition | None, *, writes: bool
+    folder: Location,
+    manifests: Mapping[str, Path],
+    partition: Partition | None,
+    reading: Mapping[str, Any] | None = None,
+    *,
+    writes: bool = True,
 ) -> CorpusPlan:
     """Which parts a job extracts: all whose manifests are given, or of several jobs every n-th; and list them all.
 
@@ -57,6 +70,8 @@ def plan_corpus(
         folder: The corpus, which is made if it is missing.
         manifests: The manifests, by the names of the parts.
         partition: The job's partition: it takes whole parts.
+        reading: How manifests are read: arguments of `read_manifest`. The root does not count: rows have paths as they
+            are in the manifest.
         writes: Whether parts that are new are listed in `corpus.json`.
 
     Raises:
@@ -72,12 +87,13 @@ def plan_corpus(
         )
     if gone := [str(path) for path in manifests.values() if not path.exists()]:
         raise ManifestError(f"{listing(gone, _NAMED)}: there is no such file")
-    notes = []
+    notes: list[str] = []
 
     def add(parts: dict[str, Part]) -> None:
+        notes.clear()
         lost = [part for part in parts.values() if part.name not in manifests and not os.path.exists(part.manifest)]
         for part in lost:
-            if not (folder / part.name).exists():
+            if not store_of(folder).exists(folder / part.name):
                 del parts[part.name]
         left = [part.name for part in lost if part.name in parts]
         if left:
@@ -104,17 +120,77 @@ def plan_corpus(
         if not names:
             notes.append(f"--partition {partition}: none of the {len(manifests):,} parts")
     own = {name: manifests[name] for name in names}
-    return CorpusPlan(folder, own, {part.name: part for part in known}, writes, notes)
+    given = {name: value for name, value in sorted((reading or {}).items()) if value and name != "root"}
+    decides = json.dumps(given, sort_keys=True) if given else ""
+    return CorpusPlan(folder, own, {part.name: part for part in known}, writes, decides, notes)
 
 
-def build_configs(configs: Sequence[Config], options: Options) -> list[BuiltConfig]:
-    """Build the extractors once for all parts, on the device of the run; errors are those of `plan_extraction`."""
+@dataclass(frozen=True)
+class CorpusSummary:
+    """What became of the parts of a corpus, by their names."""
+
+    parts: dict[str, Summary] = field(default_factory=dict)
+    """What was done to the parts that were looked at."""
+    unchanged: dict[str, list[PartVersion]] = field(default_factory=dict)
+    """What is known of the versions of parts that have not changed since they were complete, and were not looked at."""
+    errors: dict[str, FeatcacheError] = field(default_factory=dict)
+    """Why parts were not extracted: their manifest has faults, or their cache is damaged."""
+    left: list[str] = field(default_factory=list)
+    """Parts that were not begun: the run was interrupted, or too many utterances failed."""
+
+
+def extract_parts(
+    plan: CorpusPlan,
+    configs: Sequence[Config],
+    options: Options,
+    root: AudioLocation | None,
+    extract_part: Callable[[Path, list[BuiltConfig], Location], Summary | None],
+    note: Callable[[str], None],
+) -> CorpusSummary:
+    """Extract the parts of a corpus, one after the other.
+
+    Args:
+        plan: What `plan_corpus` returned.
+        configs: The configs. Their extractors are built once for all parts, on the device of the run.
+        options: The options; with a partition, which then is one of rows, nothing is recorded of a part.
+        root: What relative paths are relative to; None if the manifests say it.
+        extract_part: Extracts a manifest into a cache; returns no summary if nothing is to be extracted now.
+        note: Takes lines that a user should read.
+
+    Raises:
+        ConfigError, ArgumentError, StoreError: As `plan_extraction` and `run_extraction` raise them.
+    """
+    for line in plan.notes:
+        note(line)
     device = Device(options.device, options.threads)
     device.configure_torch()
-    return [BuiltConfig.build(config, device.torch_device) for config in configs]
+    built = [BuiltConfig.build(config, device.torch_device) for config in configs]
+    result = CorpusSummary(left=list(plan.manifests))
+    for number, (name, manifest) in enumerate(plan.manifests.items(), 1):
+        result.left.remove(name)
+        try:
+            part = _PartRun(plan, name)
+            if (known := part.unchanged(built, options, root)) is not None:
+                result.unchanged[name] = known
+                continue
+            changed = "; its manifest has changed since it was extracted" if part.is_changed else ""
+            note(f"part {name}, {number:,} of {len(plan.manifests):,}{changed}")
+            summary = extract_part(manifest, built, part.cache)
+            if summary is None:
+                continue
+            result.parts[name] = summary
+            if options.partition is None:
+                part.record(summary)
+        except (DamagedError, ManifestError) as error:  # the other parts need not wait for it
+            note(f"part {name}: {error}")
+            result.errors[name] = error
+            continue
+        if summary.interrupted or summary.too_many_failures:
+            break
+    return result
 
 
-class PartRun:
+class _PartRun:
     """The run over one part of a corpus: whether there is anything to do, and what to record afterwards.
 
     Args:
@@ -131,6 +207,7 @@ class PartRun:
         self._corpus, self._writes = plan.folder, plan.writes
         self._known = plan.known.get(name, Part(name, ""))
         self._now = _signed(self._known, plan.manifests[name])
+        self._rows = _hash_of_rows(self._now.hash, plan.reading)
 
     @property
     def is_changed(self) -> bool:
@@ -150,11 +227,11 @@ class PartRun:
         for one in built:
             name = f"{one.config.name}-{one.fingerprint[:12]}"
             known = self._known.versions.get(name)
-            if known is None or known.manifest != self._now.hash or (known.failed and options.retry_failed):
+            if known is None or known.manifest != self._rows or (known.failed and options.retry_failed):
                 return None
             try:
                 version = Version.open(self.cache / name)
-                if index_folder(version, version.shard_names()).name != known.index:
+                if known.shards_of(version) is None:
                     return None
                 if known.failed and not _would_all_fail_again(version, one, root):
                     return None
@@ -174,8 +251,8 @@ class PartRun:
         complete = {}
         for one in summary.versions:
             if not (summary.interrupted or one.missing):
-                version = Version.open(Path(one.path))
-                complete[version.path.name] = PartVersion.of(version, open_index(version), one.failed, self._now.hash)
+                version = Version.open(as_location("path", one.path))
+                complete[version.path.name] = PartVersion.of(version, open_index(version), one.failed, self._rows)
         self._now = dataclasses.replace(self._now, rows=summary.utterances)
         self._record(complete)
 
@@ -202,6 +279,11 @@ def _signed(known: Part, manifest: Path) -> Part:
     except OSError as error:
         raise ManifestError(f"{manifest}: cannot be read: {error.strerror}") from error
     return dataclasses.replace(known, manifest=str(manifest.absolute()), size=size, mtime_ns=mtime_ns, hash=content)
+
+
+def _hash_of_rows(content: str, reading: str) -> str:
+    """The hash of a manifest's bytes and of how they are read, if that is said; empty if nothing is known of it."""
+    return f"{xxhash.xxh3_64_intdigest(f'{content} {reading}'.encode()):016x}" if content and reading else content
 
 
 def _would_all_fail_again(version: Version, built: BuiltConfig, root: AudioLocation | None) -> bool:

@@ -139,8 +139,8 @@ class SourceVersion:
             crc32c=shard.column("crc32c"),
             num_samples=shard.column("num_samples"),
             sources=shard.column("sources"),
-            source_hashes=shard.source_hashes,
-            decoders=shard.decoders,
+            source_hashes=shard.column("source_hashes"),
+            decoders=shard.column("decoders"),
             parameters=shard.side(QUANTIZATION, check=True).entries if is_quantized else None,
         )
 

@@ -151,7 +151,8 @@ def _replace_damaged_shards(
     copies = []
     for plan in plans:
         if plan.kept and isinstance(plan.shard, DamagedShard) and not stop.is_set():
-            copies.append(ShardEvent(copy_sound_items(version, plan.shard, plan.kept), len(plan.kept)))
+            copied = copy_sound_items(version, plan.shard, plan.kept)
+            copies.append(ShardEvent(copied.name, len(plan.kept), entry=copied.entry))
     if stop.is_set():
         return Repaired(str(path), [], restored, None, interrupted=True)
     missing = 0 if again is None else _count_in_no_shard(found, plans)

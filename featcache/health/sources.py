@@ -137,7 +137,7 @@ def _files_of(
     first, last = np.searchsorted(index.shard, [number, number + 1]).tolist()
     items = index.item[first:last].astype(np.int64)
     folder = root_of(shard, version) if root is None else root
-    sources, hashes = shard.column("sources")[items].tolist(), shard.source_hashes[items].tolist()
+    sources, hashes = shard.column("sources")[items].tolist(), shard.column("source_hashes")[items].tolist()
     files: dict[_File, list[str]] = {}
     for position, path, (size, mtime_ns, _), content_hash in zip(
         range(first, last), shard.paths.take(items), sources, hashes, strict=True

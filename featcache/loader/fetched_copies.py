@@ -1,9 +1,10 @@
 """Copies of shards in an object store on a local disk: a shard is copied whole before anything of it is read.
 
 So each byte is fetched once, however many processes of the machine read it, in whatever order, as long as the copy
-stays. When the disk is at its limit, the copies go that nobody has read for a while: of an epoch that takes shards one
-after the other, those that it is done with. If all are in use, ranges are read from the store instead: to copy a shard
-again and again for single utterances would fetch far more.
+stays. When the disk is at its limit, the copies go that nobody has read for a while, and those of which this process
+has read as many frames as there are: of an epoch that takes shards one after the other, those that it is done with. So
+no more is ever copied than is then read, besides what is on the disk. If all are in use, ranges are read from the store
+instead: to copy a shard again and again for single utterances would fetch far more.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,7 @@ class _Copy:
         self.path = path
         self.features = features
         self._touched = time.monotonic()
+        self._left = len(features)  # frames, until as many have been read as there are
 
     def is_there(self) -> bool:
         """Whether nobody has removed it; and it is in use, which others see."""
@@ -72,6 +75,17 @@ class _Copy:
                 pass
             self._touched = now
         return True
+
+    def count(self, num_frames: int) -> None:
+        """Count frames that are read. Once they are as many as there are, the copy looks as if nobody had read it for a
+        while, until it is read again.
+        """
+        self._left -= num_frames
+        if self._left <= 0:
+            self._left, self._touched = len(self.features), -_TOUCH_SECONDS
+            long_ago = time.time_ns() - int((_IDLE_SECONDS + 1) * 1e9)
+            with suppress(OSError):  # another user's, or gone
+                os.utime(self.path, ns=(long_ago, long_ago))
 
 
 class FetchedCopies:
@@ -92,9 +106,9 @@ class FetchedCopies:
         self._is_broken = False
         self._warned_of: set[str] = set()
 
-    def features(self, number: int, chunk: ChunkObject) -> tuple[Path, NDArray[Any]] | None:
-        """The copy of a shard's features, by its number in the index, and the file that it is in. It is made now if
-        there is none; None if there is no room for it.
+    def features(self, number: int, chunk: ChunkObject, num_frames: int) -> tuple[Path, NDArray[Any]] | None:
+        """The copy of a shard's features, by its number in the index, to read so many frames of it, and its file. It is
+        made now if there is none; None if there is no room for it.
 
         Raises:
             DamagedError: The shard is not what was written.
@@ -123,6 +137,7 @@ class FetchedCopies:
                     return None
                 with state.lock:
                     state.copies[number] = copy
+            copy.count(num_frames)
             return copy.path, copy.features
 
     def _find_or_make(self, state: _OfProcess, number: int, chunk: ChunkObject) -> _Copy | None:

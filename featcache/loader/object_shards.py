@@ -95,7 +95,7 @@ class ObjectShards(Shards):
     def _of_shard(self, number: int, firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
         chunk = self._chunk(number)
         chunk.check_ends(firsts, counts)
-        copy = None if self._fetched is None else self._fetched.features(number, chunk)
+        copy = None if self._fetched is None else self._fetched.features(number, chunk, sum(counts))
         if copy is None:
             self._copy_paths.pop(number, None)
             return chunk.read_ranges(firsts, counts)

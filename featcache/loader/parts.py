@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from featcache.loader.tiers import Tiers
 from featcache.storage.location import Location
 from featcache.store.corpus import PartVersion
 from featcache.store.documents import parse_object, read_bytes
-from featcache.store.index import index_folder
 from featcache.store.version import Version
 from featcache.strings import Strings
 
@@ -84,13 +82,11 @@ class Parts:
         version = Version.open(part.path)
         if version.info.fingerprint != self._fingerprint:
             raise StoreError(f"{part.path}: has another fingerprint than the version of the same name in other parts")
-        names = version.listed_shards()
-        if not isinstance(part.path, Path) and index_folder(version, names).name != part.known.index:
-            names = version.shard_names()  # without those that are still being written
-        if index_folder(version, names).name == part.known.index:
-            version.take_for_whole(names)  # they were when the index was built
-        else:
+        names = part.known.shards_of(version)
+        if names is None:
             names = _shards_then(version, part.known.index)
+        else:
+            version.take_for_whole(names)  # they were when the index was built
         if tiers is not None and tiers.ram is not None:
             share = part.known.utterances / max(1, int(self.starts[-1]))
             tiers = replace(tiers, ram=max(1, int(tiers.ram * share)))

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -40,6 +40,7 @@ _PART_BYTES = 8 << 20
 _PARTS = 4
 """A larger file is written in parts of that size, so many of them at once."""
 
+_PROBE = re.compile(r"\.(clock|put-if-absent)\.[0-9a-f]{16}")
 _PAGE = 1000
 _S = TypeVar("_S")
 _T = TypeVar("_T")
@@ -179,6 +180,30 @@ class Objects:
             time.sleep(wait)
         raise AssertionError
 
+    def tag(self, location: Any) -> dict[str, str] | None:
+        """What tells a file's content from what it may have later; None if there is no such file."""
+        try:
+            found = _repeated(location, lambda: client(location.root).head(location.key))
+        except FileNotFoundError:
+            return None
+        return {name: found[name] for name in ("e_tag", "version") if found[name] is not None}
+
+    def put_if_unchanged(self, location: Any, data: bytes, tag: dict[str, str] | None) -> bool:
+        """Write a file if it still has that tag; whether it is there as written."""
+        if tag is None:
+            return self.put_if_absent(location, data)
+
+        def send() -> bool:
+            try:
+                client(location.root).put(location.key, data, mode=tag, use_multipart=False)
+            except Exception as error:  # obstore's errors, which in a forked process are other classes
+                if type(error).__name__ != "PreconditionError":
+                    raise
+                return self.get(location, lambda size: None) == data  # by an attempt whose answer was lost
+            return True
+
+        return _repeated(location, send)
+
     def delete(self, location: Any) -> None:
         """Remove a file, if it is there."""
         try:
@@ -196,12 +221,25 @@ class Objects:
 
     def now(self, location: Any) -> float:
         """The store's clock: seconds since 1970. A file is written in this folder for that, and removed."""
-        folder = location / f".clock.{secrets.token_hex(8)}"
-        self.put(folder / "now", b"")
+        probe = location / f".clock.{secrets.token_hex(8)}"
+        self.put(probe, b"")
         try:
-            return self.last_change(folder) or time.time()
+            found = _repeated(probe, lambda: client(probe.root).head(probe.key))
+            return float(found["last_modified"].timestamp())
         finally:
-            self.delete(folder / "now")
+            self.delete(probe)
+
+    def sweep_probes(self, location: Any, seconds: float) -> None:
+        """Remove from a folder what killed processes have left there of `now` and `require_put_if_absent` that long
+        ago.
+        """
+        with suppress(FileNotFoundError):
+            written = {entry["path"]: entry["last_modified"].timestamp() for entry in self._list(location)["objects"]}
+            probes = [path for path in written if _PROBE.fullmatch(path.rpartition("/")[2])]
+            now = self.now(location) if probes else 0.0
+            for path in probes:
+                if now - written[path] > seconds:
+                    self.delete(ObjectPath(location.root, path))
 
 
 def require_put_if_absent(location: ObjectPath) -> None:

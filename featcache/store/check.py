@@ -168,7 +168,8 @@ def check_columns(
     for name, strings in (("ids", ids), ("paths", paths)):
         if not strings.are_utf8():
             return [Problem("ids", f"{shard.folder / name}: damaged: not UTF-8", shard.name)], None
-    rows = SegmentColumns.of_arrays(paths, arrays["segments"], arrays["channels"])
+    channels = arrays["channels"] if "channels" in arrays else shard.column("channels")
+    rows = SegmentColumns.of_arrays(paths, arrays["segments"], channels)
     items = ShardItems.of(shard, ids, rows, arrays["offsets"].astype(np.int64))
     hashes = np.sort(items.id_hash)
     if (hashes[1:] == hashes[:-1]).any() and len(set(ids)) < len(ids):

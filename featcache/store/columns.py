@@ -36,8 +36,8 @@ class Column:
     """The array whose entries these offsets deal out to items; empty if it holds no offsets."""
     min_entries: int = 1
     """How many entries of that array an item has at least."""
-    is_optional: bool = False
-    """Whether shards that earlier code has written lack it."""
+    missing: int | None = None
+    """What stands for each entry in a shard that lacks the array; None if no shard does."""
     fill: int = 0
     """What stock Zarr reads of an array of integers whose chunk is missing; of floats, it reads NaN."""
 
@@ -80,7 +80,7 @@ COLUMNS = (
     Column("paths", "uint8", "bytes", "each row's path, as in the manifest"),
     Column("path_offsets", "uint64", "n + 1", "likewise", delimits="paths"),
     Column("segments", "float64", "n", "the row's start and duration in seconds; NaN if not given", (2,)),
-    Column("channels", "int32", "n", "the row's channel; -1 if not given"),
+    Column("channels", "int32", "n", "the row's channel; -1 if not given. Shards may lack this array", missing=-1),
     Column(
         "sources",
         "int64",
@@ -93,14 +93,14 @@ COLUMNS = (
         "uint64",
         "n",
         "XXH3-64 of the audio file's bytes when it was decoded; 0 if unknown. Shards may lack this array",
-        is_optional=True,
+        missing=0,
     ),
     Column(
         "decoders",
         "uint8",
         "n",
         "what decoded the audio file: 1 for FFmpeg, else 0. A shard of zeros alone lacks this array",
-        is_optional=True,
+        missing=0,
     ),
 )
 """The arrays of every shard besides the features."""
@@ -135,12 +135,12 @@ def _side_columns(spec: SideSpec) -> tuple[Column, Column]:
 
 
 def columns_of(spec: FeatureSpec, there: Collection[str]) -> dict[str, Column]:
-    """The arrays of a version's shard, by name, the features first; optional ones only if they are among `there`."""
+    """The arrays of a version's shard, by name, the features first; what may be missing only if it is among `there`."""
     fill = _no_code(spec)
     features = replace(FEATURES, dtype=spec.stored_dtype, entry_shape=spec.item_shape, fill=fill)
     of_side_arrays = (column for side in spec.side for column in _side_columns(side))
     columns = (features, *COLUMNS, *of_side_arrays)
-    return {column.name: column for column in columns if not column.is_optional or column.name in there}
+    return {column.name: column for column in columns if column.missing is None or column.name in there}
 
 
 def _no_code(spec: FeatureSpec) -> int:

@@ -7,9 +7,10 @@ from the items alone, by a request that fails if there is such an entry. Whoever
 remove what they have written. So no reader needs to know of `commits/`, and no shard is seen that is not to stay.
 
 An entry holds the shard's `zarr.json`, so that if its writer has died before it wrote that, whoever makes the same
-shard completes it; and the columns that an index needs, so that building one reads two small files of each shard. An
-entry whose shard is gone, because repair has taken it away or somebody has lost it, is void: then the next attempt is
-entered in `commits/<what>.1`, and so on. No entry is ever changed or removed.
+shard completes it; and the columns that an index needs. A run records, once the shard is there, where it is entered: so
+building an index reads one small file of each shard. An entry whose shard is gone, because repair has taken it away or
+somebody has lost it, is void: then the next attempt is entered in `commits/<what>.1`, and so on. No entry is ever
+changed or removed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +30,13 @@ from numpy.typing import NDArray
 from featcache.errors import DamagedError, StoreError
 from featcache.manifest import SegmentColumns
 from featcache.storage.location import ObjectPath
-from featcache.storage.objects import Objects
+from featcache.storage.objects import Objects, read_ahead
+from featcache.storage.store import store_of
 from featcache.store import zarr3
 from featcache.store.documents import DOCUMENT_BYTES, parse_object
 from featcache.store.fields import fields, mapped, text, whole
 from featcache.store.files import remove_from_version
+from featcache.store.records import read_lines
 from featcache.store.shard import Shard, are_rising
 from featcache.store.shard_files import ShardFiles
 from featcache.store.shard_writer import ShardWriter
@@ -47,6 +50,11 @@ _TRUSTED_SECONDS = 3600.0
 """How long after a writer began it may rely on it that its files are there, without looking."""
 
 _COLUMNS = {"ids": np.uint8, "id_offsets": np.uint64, "row_hash": np.uint64, "offsets": np.uint64}
+_EVENT = fields(
+    {"shard": text("[0-9a-f]{12}")}, or_not={"entry": text(r"[0-9a-f]{12}(\.\d+)?")}, others=lambda value: value
+)
+"""A line of a run about a shard, as far as it leads to its entry."""
+
 _ENTRY = fields(
     {
         "shard": text("[0-9a-f]{12}"),
@@ -58,6 +66,15 @@ _ENTRY = fields(
 )
 
 _store = Objects()
+
+
+class Committed(NamedTuple):
+    """A shard that is there."""
+
+    name: str
+    """Its name."""
+    entry: str | None = None
+    """The name of its entry in `commits/`; None if it was committed in a folder."""
 
 
 @dataclass(frozen=True)
@@ -124,11 +141,11 @@ def commit_shard(
     row: int,
     supersedes: Mapping[str, list[int]],
     made_by: Mapping[str, Any],
-) -> str:
+) -> Committed:
     """Make a shard of a version visible, as `ShardWriter.commit` says; wherever the version is.
 
     Returns:
-        The shard's name; that of another attempt if it was there already.
+        The shard, or the one of another attempt that was there already.
 
     Raises:
         StoreError: It cannot be written.
@@ -141,7 +158,7 @@ def commit_shard(
         "made_by": made_by,
     }
     if isinstance(version.path, Path):
-        return writer.commit(version.folder / "shards", **described)
+        return Committed(writer.commit(version.folder / "shards", **described))
     place = version.work_folder("upload")
     place.mkdir()
     try:
@@ -151,7 +168,7 @@ def commit_shard(
         remove_from_version(version.desk, "work", place.name)
 
 
-def _upload(files: ShardFiles, version: Version) -> str:
+def _upload(files: ShardFiles, version: Version) -> Committed:
     shard = files.shard
     what, path = _what(shard), version.path
     assert what is not None
@@ -168,23 +185,23 @@ def _upload(files: ShardFiles, version: Version) -> str:
         is_ours = _store.put_if_absent(entered, entry.data())
         if is_ours and time.time() - begun < _TRUSTED_SECONDS:
             _store.put(place / "zarr.json", document)
-            return shard.name
-        if (other := _shard_of(path, entered)) is not None:
+            return Committed(shard.name, entered.name)
+        if (name := _shard_of(path, entered)) is not None:
             if not is_ours:
                 with suppress(StoreError):  # it stays, and is not seen
                     _store.delete_folder(place)
-            return other
+            return Committed(name, entered.name)
         if is_ours:  # this machine has slept for a day, for example, and another one has swept
             raise StoreError(f"{place}: what was written of this shard is too old, or gone: run the same command again")
     raise AssertionError
 
 
-def _standing(version: ObjectPath, what: str) -> str | None:
-    """The name of the shard that was committed of some items, and is there; None if there is none."""
+def _standing(version: ObjectPath, what: str) -> Committed | None:
+    """The shard that was committed of some items, and is there; None if there is none."""
     with suppress(FileNotFoundError):
         for entered in _entries(version, what):
             if (name := _shard_of(version, entered)) is not None:
-                return name
+                return Committed(name, entered.name)
     return None
 
 
@@ -233,17 +250,46 @@ class CommittedColumns:
     """Where each item's frames begin, and the last one's end, int64 `[items + 1]`."""
 
 
-def committed_columns(shard: Shard) -> CommittedColumns | None:
-    """The columns of a shard from its entry; None if it has none, or something is wrong with it: then the shard's own
-    tell, or what is wrong.
+def recorded_entries(version: Version) -> dict[str, str]:
+    """The names of the entries of shards in an object store, by the shards' names: of those that a run has recorded
+    when they were there, and that nobody has recorded to take away.
     """
-    if not isinstance(shard.folder, ObjectPath) or (what := _what(shard)) is None:
+    runs = version.path / "runs"
+    try:
+        ledgers = [runs / name / "shards.jsonl" for name in store_of(runs).names(runs)]
+    except FileNotFoundError:
+        return {}
+    entries: dict[str, str] = {}
+    with read_ahead(ledgers):
+        records = [record for ledger in ledgers for record in read_lines(ledger, sealed=True).records]
+    for record in records:
+        with suppress(ValueError):  # sealed, and odd all the same
+            event = _EVENT(record)
+            entry = "" if "until" in event else event.get("entry", "")
+            entries[event["shard"]] = entry and entries.get(event["shard"], entry)
+    return {shard: entry for shard, entry in entries.items() if entry}
+
+
+def committed_columns(shard: Shard, entry: str = "") -> CommittedColumns | None:
+    """The columns of a shard from its entry; None if it has none, or something is wrong with it: then the shard's own
+    tell, or what is wrong. With the name of the entry, the shard is there, and its `zarr.json` is not read, either.
+    """
+    if not isinstance(shard.folder, ObjectPath):
+        return None
+    version = shard.folder.parent.parent
+    with suppress(FileNotFoundError, DamagedError):
+        if entry:
+            found = Entry.read(version / "commits" / entry)
+            if found.shard == shard.name:
+                shard.take_metadata(found.zarr_json.encode())
+                return _checked(found.columns, shard)
+    if (what := _what(shard)) is None:
         return None
     with suppress(FileNotFoundError, DamagedError):
-        for entered in _entries(shard.folder.parent.parent, what):
-            entry = Entry.read(entered)
-            if entry.shard == shard.name:
-                return _checked(entry.columns, shard)
+        for entered in _entries(version, what):
+            found = Entry.read(entered)
+            if found.shard == shard.name:
+                return _checked(found.columns, shard)
     return None
 
 
@@ -261,10 +307,13 @@ def _checked(columns: Mapping[str, NDArray[Any]], shard: Shard) -> CommittedColu
 
 def sweep_attempts(version: Version, known: Iterable[str]) -> None:
     """Remove what killed processes have left of shards in an object store: what is not there as a whole, and to which
-    nothing has been added for a day; `known` are shards that are there as a whole. In a folder, nothing.
+    nothing has been added for a day; `known` are shards that are there as a whole. Likewise what they wrote to try the
+    store. In a folder, nothing.
     """
     if not isinstance(version.path, ObjectPath):
         return
+    for place in (version.path.parent, version.path / "work"):
+        _store.sweep_probes(place, _DAY_SECONDS)
     version.take_for_whole(known)
     if not (lacking := {*version.listed_shards()} - {*version.shard_names()}):
         return

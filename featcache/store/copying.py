@@ -18,11 +18,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from featcache.errors import ArgumentError, DamagedError, StoreError
+from featcache.errors import ArgumentError, DamagedError, StoreError, listing
 from featcache.storage.location import Location
 from featcache.storage.objects import read_ahead
 from featcache.storage.store import store_of
 from featcache.store.check import Problem
+from featcache.store.corpus import is_corpus, read_parts, update_parts
 from featcache.store.files import (
     folder_to_write,
     make_folders,
@@ -33,6 +34,7 @@ from featcache.store.files import (
 )
 from featcache.store.index import index_folder, load_index, open_index
 from featcache.store.runs import record_files, run_names
+from featcache.store.selection import version_names
 from featcache.store.shard import Shard
 from featcache.store.shard_files import ShardFiles
 from featcache.store.version import Version
@@ -80,11 +82,14 @@ def copy_version(
         stop: Once it is set, no more shards are begun.
 
     Raises:
+        ArgumentError: The cache is a corpus, or where the version is.
         StoreError: Something cannot be read or written, or another version has that name there.
         DamagedError: The version's own metadata is damaged.
     """
     stop, failed = stop or threading.Event(), threading.Event()
     _refuse_inside(version, cache)
+    if is_corpus(cache):
+        raise ArgumentError(f"{cache}: is a corpus: copy to one of its parts, a folder in it, or to another cache")
     copy = _create(version, cache)
     result = Copied(str(version.path), str(copy.path))
     open_index(version)  # which keeps an index, if it is in a folder that can be written
@@ -116,6 +121,22 @@ def copy_version(
         result.records += _copy_probes(version, copy)
         result.records += _copy_index(version, copy)
     return result
+
+
+def copy_parts_list(corpus: Location, to: Location) -> None:
+    """List the parts of a corpus in another, too, where they are copied to; others that it lists stay.
+
+    Raises:
+        ArgumentError: There is the cache of one manifest.
+        DamagedError: The `corpus.json` of one is not what was written.
+        StoreError: It cannot be written.
+    """
+    if versions := version_names(to):
+        raise ArgumentError(
+            f"{to}: is the cache of one manifest, with {listing(versions)}: give the corpus another folder"
+        )
+    parts = read_parts(corpus)
+    update_parts(to, lambda there: there.update({part.name: part for part in parts}))
 
 
 def _refuse_inside(version: Version, cache: Location) -> None:

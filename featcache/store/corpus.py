@@ -5,13 +5,16 @@
   <part>/         a cache: the versions of one manifest, named after the manifest's file
 
 What is known of a part is derived from its versions, and says of which shards: so a reader sees at once whether it
-still holds. If not, the part is looked at. Several jobs may write `corpus.json`, each after its part; what is lost if
-locks do not keep them apart costs time, and nothing else.
+still holds. If not, the part is looked at. Several jobs may write `corpus.json`, each after its part: in a folder, a
+lock keeps them apart; in an object store, a request that fails if somebody else has written it since. What is lost
+where neither works costs time, and nothing else.
 """
 
 from __future__ import annotations
 
 import glob
+import random
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -19,19 +22,22 @@ from pathlib import Path
 
 from featcache.errors import ArgumentError, DamagedError, StoreError
 from featcache.storage.location import Location
+from featcache.storage.objects import Objects
 from featcache.storage.store import store_of
-from featcache.store import zarr3
 from featcache.store.fields import any_text, fields, listed, mapped, text, whole
-from featcache.store.files import make_folders
-from featcache.store.index import Index, index_folder
+from featcache.store.files import make_folders, write_whole
+from featcache.store.index import Index, index_folder, latest_index
 from featcache.store.locks import Claim
-from featcache.store.records import read_document
+from featcache.store.records import read_document, sealed_document
 from featcache.store.version import Version
 
 CORPUS = "corpus.json"
 FORMAT = 1
 
 _MOST_PARTS = 1 << 16
+_ATTEMPTS = 100
+"""How often a change is tried in an object store, where others may be first; with pauses, some two minutes."""
+
 _PART_NAME = r"[^./\x00-\x1f\x7f][^/\x00-\x1f\x7f]*"
 _HASH = text("([0-9a-f]{16})?")
 _VERSION = fields(
@@ -56,7 +62,7 @@ class PartVersion:
     """A version of a part, as it was when it held all that it was to hold."""
 
     manifest: str
-    """The hash of the manifest's file then; empty if it is not known."""
+    """The hash of the manifest's file then, and of how it was read; empty if it is not known."""
     utterances: int
     """How many utterances it held."""
     failed: int
@@ -76,6 +82,15 @@ class PartVersion:
         frames, longest = int(index.num_frames.sum()), int(index.num_frames.max(initial=0))
         name = index_folder(version, index.shards).name
         return cls(manifest, len(index), failed, frames, longest, len(index.shards), name)
+
+    def shards_of(self, version: Version) -> list[str] | None:
+        """The names of the version's shards, if they are those that it had then."""
+        names = version.listed_shards()
+        if index_folder(version, names).name != self.index and not isinstance(version.path, Path):
+            if (older := latest_index(version, names)) is not None:
+                version.take_for_whole(older.shards)
+            names = version.shard_names()  # without those that are still being written
+        return names if index_folder(version, names).name == self.index else None
 
 
 @dataclass(frozen=True)
@@ -137,47 +152,47 @@ def read_parts(corpus: Location) -> list[Part]:
     ]
 
 
-def update_parts(corpus: Path, change: Callable[[dict[str, Part]], None]) -> list[Part]:
+def update_parts(corpus: Location, change: Callable[[dict[str, Part]], None]) -> list[Part]:
     """Change what `corpus.json` says of parts, by their names, while nobody else does; returns them in their new order.
+
+    In an object store, `change` is called again if somebody else has written it meanwhile.
 
     Raises:
         DamagedError: It is not what was written.
         StoreError: It cannot be written.
     """
     try:
-        make_folders(corpus)
-        with Claim(corpus / f".{CORPUS}.lock") as claim:
-            claim.take(wait=True)
-            before: list[Part] = []
-            with suppress(FileNotFoundError):
-                before = read_parts(corpus)
-            parts = {part.name: part for part in before}
-            change(parts)
-            after = sorted(parts.values(), key=lambda part: part.name)
-            if after != before:
-                _write(corpus, after)
-            return after
+        if isinstance(corpus, Path):
+            make_folders(corpus)
+            with Claim(corpus / f".{CORPUS}.lock") as claim:
+                claim.take(wait=True)
+                before, after = _changed(corpus, change)
+                if after != before:
+                    write_whole(corpus / CORPUS, _document(after))
+                return after
+        store = Objects()
+        for attempt in range(_ATTEMPTS):
+            tag = store.tag(corpus / CORPUS)
+            before, after = _changed(corpus, change)
+            if after == before or store.put_if_unchanged(corpus / CORPUS, _document(after), tag):
+                return after
+            time.sleep(random.uniform(0, min(0.05 * 2**attempt, 2)))
+        raise StoreError(f"{corpus / CORPUS}: cannot be written: others keep changing it: run the same command again")
     except OSError as error:
         raise StoreError(f"{corpus / CORPUS}: cannot be written: {error.strerror}") from error
 
 
-def _write(corpus: Location, parts: Sequence[Part]) -> None:
-    document = {"sealed": True, "format": FORMAT, "parts": [asdict(part) for part in parts]}
-    store_of(corpus).put(corpus / CORPUS, zarr3.seal({**document, "checksum": zarr3.UNSEALED}))
-
-
-def copy_list(corpus: Location, to: Location) -> None:
-    """List the parts of a corpus in another, too, where they are copied to; others that it lists stay.
-
-    Raises:
-        DamagedError: The `corpus.json` of one is not what was written.
-        StoreError, OSError: It cannot be written.
-    """
-    there: list[Part] = []
+def _changed(corpus: Location, change: Callable[[dict[str, Part]], None]) -> tuple[list[Part], list[Part]]:
+    before: list[Part] = []
     with suppress(FileNotFoundError):
-        there = read_parts(to)
-    parts = {part.name: part for part in [*there, *read_parts(corpus)]}
-    _write(to, [parts[name] for name in sorted(parts)])
+        before = read_parts(corpus)
+    parts = {part.name: part for part in before}
+    change(parts)
+    return before, sorted(parts.values(), key=lambda part: part.name)
+
+
+def _document(parts: Sequence[Part]) -> bytes:
+    return sealed_document({"format": FORMAT, "parts": [asdict(part) for part in parts]})
 
 
 def record_version(version: Version, known: PartVersion) -> None:
@@ -188,7 +203,7 @@ def record_version(version: Version, known: PartVersion) -> None:
         StoreError, DamagedError: As in `update_parts`.
     """
     part, corpus = version.path.parent.name, version.path.parent.parent
-    if not isinstance(corpus, Path) or not is_corpus(corpus):
+    if not is_corpus(corpus):
         return
 
     def change(parts: dict[str, Part]) -> None:

@@ -31,7 +31,7 @@ from featcache.storage.store import store_of
 from featcache.store import zarr3
 from featcache.store.check import check_columns
 from featcache.store.columns import Column, columns_of
-from featcache.store.commits import commit_shard
+from featcache.store.commits import Committed, commit_shard
 from featcache.store.documents import read_bytes
 from featcache.store.index import Index, build_index, load_index
 from featcache.store.shard import Shard
@@ -58,8 +58,8 @@ class DamagedShard(Shard):
     def _columns(self) -> dict[str, Column]:
         return columns_of(self._spec, self.info.metadata)
 
-    def column(self, name: str) -> NDArray[Any]:
-        """Any array but the features, read whole; the size of its chunk file tells its length."""
+    def _read_column(self, name: str) -> NDArray[Any]:
+        """The size of the array's chunk file tells its length."""
         entry_shape = self._columns[name].entry_shape
         dtype = np.dtype(self._columns[name].dtype).newbyteorder("<")
         chunk = zarr3.chunk_path(self.folder / name, 1 + len(entry_shape))
@@ -174,11 +174,11 @@ def plan_repairs(
     return plans
 
 
-def copy_sound_items(version: Version, damaged: DamagedShard, numbers: Sequence[int]) -> str:
+def copy_sound_items(version: Version, damaged: DamagedShard, numbers: Sequence[int]) -> Committed:
     """Commit sound items of a damaged shard as a shard of their own, bit for bit; the damaged shard stays.
 
     The new shard replaces these items of the damaged one, which has passed its `check`, and whatever the damaged one
-    had replaced. So it has another name, which is returned, even if it holds all the items. It takes over the damaged
+    had replaced. It is returned, and has another name even if it holds all the items. It takes over the damaged
     shard's provenance. The items' numbers rise.
 
     Raises:

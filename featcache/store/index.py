@@ -28,6 +28,7 @@ from featcache.storage.location import Location
 from featcache.storage.objects import Objects, in_parallel
 from featcache.storage.store import store_of
 from featcache.store import zarr3
+from featcache.store.commits import recorded_entries
 from featcache.store.documents import parse_object, read_bytes
 from featcache.store.fields import MOST
 from featcache.store.files import folder_to_write, publish_folder, remove_from_version
@@ -143,11 +144,19 @@ def open_index(version: Version, names: Sequence[str] | None = None, *, keep: bo
 
 
 def _index_of_whole(version: Version, names: Sequence[str]) -> Index:
-    """The index of those shards in an object store that are there as a whole. No request is made only to ask that."""
+    """The index of those shards in an object store that are there as a whole: one that is kept, if all others are what
+    killed runs have left; else no request is made only to ask whether they are there.
+    """
+
+    entries = recorded_entries(version)
+    if (older := latest_index(version, names)) is not None:
+        others = [*{*names}.difference(older.shards)]
+        if not any(name in entries for name in others) and not any(in_parallel(version.has_shard, others)):
+            return older
 
     def read(name: str) -> ShardItems | None:
         try:
-            return ShardItems.read(version.shard(name))
+            return ShardItems.read(version.shard(name), entries.get(name, ""))
         except DamagedError:
             if version.has_shard(name):
                 raise

@@ -135,6 +135,8 @@ class ShardEvent:
     until: str | None = None
     """None for a shard that was there. Otherwise, what this run and those up to the one of this name have recorded of
     the shard does not count: repair takes it away, or a whole run over its manifest has made up for it."""
+    entry: str | None = None
+    """The name of its entry in `commits/`, if it was committed to an object store."""
 
 
 class Run:

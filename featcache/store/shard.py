@@ -176,14 +176,18 @@ class Shard:
             self._info = self._read_info()
         return self._info
 
-    def _read_info(self) -> ShardInfo:
+    def take_metadata(self, data: bytes) -> None:
+        """Take these bytes for those of the shard's `zarr.json`, which then is not read."""
+        self._info = self._read_info(data)
+
+    def _read_info(self, data: bytes | None = None) -> ShardInfo:
         with self._naming_remedy():
             try:
-                info = ShardInfo.of(zarr3.read_group(self.folder))
+                path = self.folder / "zarr.json"
+                info = ShardInfo.of(zarr3.read_group(self.folder) if data is None else zarr3.parse_group(data, path))
             except FileNotFoundError as error:
                 raise DamagedError(f"{error.filename}: damaged: the file is missing") from error
             except ValueError as error:
-                path = self.folder / "zarr.json"
                 raise DamagedError(f"{path}: damaged: not a shard of format 1: {error}") from error
             stated = info.made_by.get("fingerprint")
             if stated is not None and self.fingerprint not in (None, stated):
@@ -235,22 +239,16 @@ class Shard:
         """The paths of the items' audio files, as the manifest had them."""
         return self._strings("paths", "path_offsets")
 
-    @property
-    def source_hashes(self) -> NDArray[np.uint64]:
-        """XXH3-64 of each item's audio file when it was decoded, uint64 `[items]`; 0 if unknown."""
-        if "source_hashes" not in self.info.metadata:
-            return np.zeros(self.info.items, np.uint64)
-        return self.column("source_hashes")
-
-    @property
-    def decoders(self) -> NDArray[np.uint8]:
-        """What decoded each item's audio file, uint8 `[items]`: 1 for FFmpeg."""
-        if "decoders" not in self.info.metadata:
-            return np.zeros(self.info.items, np.uint8)
-        return self.column("decoders")
-
     def column(self, name: str) -> NDArray[Any]:
-        """Any array but the features, read whole and held against its checksum."""
+        """Any array but the features, read whole and held against its checksum; of one that the shard lacks, what
+        stands for it.
+        """
+        column = _BY_NAME.get(name)
+        if column is None or column.missing is None or name in self.info.metadata:
+            return self._read_column(name)
+        return np.full(self.info.items, column.missing, column.dtype)
+
+    def _read_column(self, name: str) -> NDArray[Any]:
         self._require_own()
         with self._naming_remedy():
             array, checksum = zarr3.read_array(self.folder / name, self.form(name))
@@ -306,9 +304,8 @@ class Shard:
     def items(self, numbers: Sequence[int] | None = None) -> Iterator[Item]:
         """The items, or those of the given numbers, without their features."""
         ids, paths = self.ids, self.paths
-        names = ("segments", "channels", "num_samples", "sources")
-        segments, channels, num_samples, sources = (self.column(name) for name in names)
-        hashes, decoders = self.source_hashes, self.decoders
+        names = ("segments", "channels", "num_samples", "sources", "source_hashes", "decoders")
+        segments, channels, num_samples, sources, hashes, decoders = (self.column(name) for name in names)
         for at in range(len(ids)) if numbers is None else numbers:
             if at >= len(ids):  # an index that is sealed, and wrong all the same
                 raise DamagedError(f"{self.folder}: damaged: has no item {at}", self._version)

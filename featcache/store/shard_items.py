@@ -38,13 +38,13 @@ class ShardItems:
         return cls(shard, ids, ids.hashes(), rows.hashes(), offsets)
 
     @classmethod
-    def read(cls, shard: Shard) -> ShardItems:
-        """Read a shard's items.
+    def read(cls, shard: Shard, entry: str = "") -> ShardItems:
+        """Read a shard's items; `entry` is the name of its entry, if it is known to be there.
 
         Raises:
             DamagedError: The shard's metadata or columns are damaged.
         """
-        if (known := committed_columns(shard)) is not None:
+        if (known := committed_columns(shard, entry)) is not None:
             return cls(shard, known.ids, known.ids.hashes(), known.row_hash, known.offsets)
         ids = shard.ids  # first: if there are as many as the shard says, memory for that many is no more than theirs
         rows = SegmentColumns.of_arrays(shard.paths, shard.column("segments"), shard.column("channels"))

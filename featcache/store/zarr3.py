@@ -155,7 +155,15 @@ def read_group(folder: Location) -> dict[str, Any]:
         DamagedError: The file is not what was written.
     """
     path = folder / "zarr.json"
-    data = read_bytes(path)
+    return parse_group(read_bytes(path), path)
+
+
+def parse_group(data: bytes, path: Location) -> dict[str, Any]:
+    """The attributes of a group, from the bytes of its `zarr.json`; `path` is where they were, for messages.
+
+    Raises:
+        DamagedError: They are not what was written.
+    """
     document = parse_object(data, path)
     try:
         attributes: dict[str, Any] = document["attributes"]["featcache"]

@@ -10,6 +10,7 @@ import pytest
 from cache_contents import check, items, only_version, shard_folders
 
 import featcache
+from featcache.manifest import read_manifest
 from featcache.store.corpus import read_parts
 
 
@@ -45,6 +46,11 @@ def test_a_corpus_from_its_first_extraction_to_its_last(cli, plain, audio, scrat
     assert {id_: one for name in ("p0", "p1", "p2") for id_, one in items(corpus / name).items()} == items(whole)
     assert [(part.name, part.rows) for part in read_parts(corpus)] == [("p0", 4), ("p1", 4), ("p2", 4)]
     assert len(featcache.open(corpus, strict=True)) == 12
+
+    # The same bytes, which may be read as other rows.
+    again = cli(*extract(audio, corpus, "--json", "--set", "data_root=/elsewhere", manifests="p1.csv"))
+    assert (again.code, extracted(again)) == (0, {"p1": 0})
+    assert extracted(cli(*extract(audio, corpus, "--json", manifests="p1.csv"))) == {"p1": 0}
 
     # Nothing has changed, and nothing is looked at: not even files that are gone.
     shutil.move(audio.folder / "00.wav", audio.folder / "away")
@@ -206,8 +212,9 @@ def test_a_corpus_is_no_cache_of_one_manifest(cli, audio, scratch):
     assert only_version(scratch / "cache")
     corpus = scratch / "corpus"
     assert cli(*extract(audio, corpus)).code == 0
-    with pytest.raises(featcache.errors.ArgumentError, match="is a corpus: the command `featcache extract` adds to it"):
-        featcache.extract(audio.folder / "p0.csv", "fbank80", corpus, threads=1)
+    with pytest.raises(featcache.errors.ArgumentError, match="is a corpus, whose parts are named after files"):
+        featcache.extract(read_manifest(audio.folder / "p0.csv"), "fbank80", corpus, threads=1)
+    assert "is a corpus: copy to one of its parts" in cli("copy", scratch / "cache", corpus).err
     assert f"{corpus}: is a corpus: name one of its parts" in cli("fit-kmeans", corpus, "-k", 2, "-o", "units").err
     metadata = only_version(corpus / "p1").path / "zarr.json"
     whole = metadata.read_bytes()

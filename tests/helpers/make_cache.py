@@ -130,7 +130,7 @@ def add_shard(version, features, *, row=0, supersedes=None, rows=None, run=None)
     made_by = {"fingerprint": version.info.fingerprint, **({"run": run} if run else {})}
     return commit_shard(
         writer, version, sample_rate=spec.sample_rate, row=row, supersedes=supersedes or {}, made_by=made_by
-    )
+    ).name
 
 
 def write_features(shard: Path, values: np.ndarray) -> None:

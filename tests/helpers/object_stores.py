@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import urllib.request
+import uuid
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -132,7 +133,8 @@ class Proxy:
             del request.headers["If-None-Match"]
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         # moto looks whether there is an object, and then writes it: one request at a time, as in a store.
-        with self.conditional if "If-None-Match" in request.headers else nullcontext():
+        is_conditional = "If-None-Match" in request.headers or "If-Match" in request.headers
+        with self.conditional if is_conditional else nullcontext():
             connection.request(request.command, request.path, body, dict(request.headers.items()))
             answer = connection.getresponse()
             data = answer.read()
@@ -185,6 +187,11 @@ def s3(s3_of_module, monkeypatch):
     monkeypatch.setattr(clients, "_clients", OrderedDict())
     yield s3_of_module
     s3_of_module.reset()
+
+
+def any_store():
+    """A fresh place in the store that FEATCACHE_STORE_URL names, as scripts/scale/stores.sh does; else in memory."""
+    return parse_location("place", f"{os.environ.get('FEATCACHE_STORE_URL', 'memory:/')}/{uuid.uuid4()}/features")
 
 
 def upload(folder, url):

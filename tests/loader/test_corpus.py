@@ -20,8 +20,7 @@ from featcache.loader.batches import PartWindows, Rules
 from featcache.loader.parts import Parts
 from featcache.storage.location import parse_location
 from featcache.storage.objects import Objects
-from featcache.store.copying import copy_version
-from featcache.store.corpus import copy_list
+from featcache.store.copying import copy_parts_list, copy_version
 from featcache.store.selection import select_versions
 
 SHARDS = ([5, 4], [7], [3, 3, 2], [6])
@@ -186,7 +185,7 @@ def test_manifests_are_joined_with_the_parts_of_their_names(folder, tmp_path):
 def test_a_corpus_in_an_object_store(folder):
     pytest.importorskip("obstore")
     to = parse_location("to", "memory://corpora/test-corpus")
-    copy_list(folder, to)
+    copy_parts_list(folder, to)
     with pytest.raises(StoreError, match="no part holds a version yet"):
         featcache.open(str(to))
     for number in (0, 2, 3):

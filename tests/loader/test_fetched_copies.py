@@ -34,5 +34,5 @@ def test_threads_that_copy_different_shards_do_not_meet(tmp_path, monkeypatch, f
     chunk = SimpleNamespace(num_bytes=BYTES - 4, dtype=np.dtype(np.uint8), shape=(BYTES - 4,), path=None)
     copies = FetchedCopies(version, [f"{number:012x}" for number in range(80)], tmp_path, None)
     with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda number: copies.features(number, chunk), range(80)))
+        found = list(pool.map(lambda number: copies.features(number, chunk, 1), range(80)))
     assert len({path for path, _ in found}) == 80

@@ -6,6 +6,7 @@ import uuid
 from collections import OrderedDict
 
 import pytest
+from object_stores import any_store
 
 from featcache.errors import ArgumentError, DamagedError, MissingDependencyError, StoreError
 from featcache.storage import clients
@@ -27,7 +28,7 @@ def root(request, tmp_path):
     if request.param == "s3":
         request.getfixturevalue("s3")
         return parse_location("root", f"s3://speech/{uuid.uuid4()}")
-    return parse_location("root", f"memory://{uuid.uuid4()}/features")
+    return any_store()
 
 
 class TestEveryStore:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from forking import fork, join
 from make_cache import add_shard, make_features, make_version
+from object_stores import any_store
 
 import featcache
 from featcache.errors import StoreError
@@ -24,7 +25,7 @@ from featcache.storage import clients
 from featcache.storage.location import parse_location
 from featcache.storage.objects import Objects, require_put_if_absent
 from featcache.store import commits
-from featcache.store.commits import sweep_attempts
+from featcache.store.commits import Entry, sweep_attempts
 from featcache.store.copying import copy_version
 from featcache.store.damaged import DamagedShard
 from featcache.store.index import load_index, open_index
@@ -34,8 +35,8 @@ from featcache.store.version import Version
 pytest.importorskip("obstore")
 
 FEATURES = make_features(12, max_frames=9)
-FILES = 25
-"""Of a shard: two for each of twelve arrays, and its `zarr.json`."""
+FILES = 23
+"""Of a shard: two for each of eleven arrays, and its `zarr.json`."""
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +54,7 @@ def place(s3):
 
 @pytest.fixture
 def memory():
-    return parse_location("place", f"memory://{uuid.uuid4()}/features")
+    return any_store()
 
 
 def files_below(location):
@@ -97,16 +98,29 @@ class TestCommit:
         assert add_shard(version, FEATURES) == name
         assert_whole(version)
 
-    def test_an_index_needs_two_small_files_of_each_shard(self, s3, place):
+    @pytest.mark.parametrize("is_recorded", [True, False])
+    def test_an_index_needs_a_small_file_of_each_shard_or_two_if_no_run_has_recorded_it(self, s3, place, is_recorded):
         shards = [{id_: array} for id_, array in FEATURES.items()][:4]
         version = make_version(place, *shards)
+        if is_recorded:
+            run = Run(version, {})
+            for name in version.shard_names():
+                (entry,) = (
+                    entry
+                    for entry in Objects().names(version.path / "commits")
+                    if Entry.read(version.path / "commits" / entry).shard == name
+                )
+                run.record_shards([ShardEvent(name, 1, entry=entry)])
+            run.finish({})
         expected = open_index(version)
         s3.reset()
         index = open_index(Version.open(version.path), keep=True)
         reads = [path for method, path in s3.paths if method == "GET" and "list-type" not in path]
-        assert len([path for path in reads if "/shards/" in path and path.endswith("zarr.json")]) == len(shards)
+        assert len([path for path in reads if "/shards/" in path]) == (0 if is_recorded else len(shards))
         assert len([path for path in reads if "/commits/" in path]) == len(shards)
-        assert len(reads) == 2 * len(shards) + 1 + 2  # the version's metadata; an index that is not there, twice
+        assert len([path for path in reads if "/runs/" in path]) == int(is_recorded)
+        others = 1 + 2 + is_recorded  # the version's metadata; an index that is not there, twice; the run's record
+        assert len(reads) == (1 if is_recorded else 2) * len(shards) + others
         assert len([path for _, path in s3.paths if "list-type" in path and "shards" in path]) == 1
         for name in ("ids", "shard", "item", "first_frame", "num_frames", "row_hash"):
             assert list(getattr(index, name)) == list(getattr(expected, name))
@@ -114,11 +128,22 @@ class TestCommit:
         assert kept is not None
         assert list(kept.ids) == list(index.ids)
 
+    def test_a_recorded_shard_that_repair_is_about_to_take_away_is_looked_at(self, memory):
+        version = make_version(memory, FEATURES)
+        (name,) = version.shard_names()
+        run = Run(version, {})
+        run.record_shards([ShardEvent(name, 1, entry=Objects().names(version.path / "commits")[0])])
+        Objects().delete(version.path / "shards" / name / "zarr.json")
+        assert len(open_index(Version.open(version.path))) == len(FEATURES)  # as recorded: nobody but repair does that
+        run.record_shards([ShardEvent(name, 0, run.id)])
+        assert len(open_index(Version.open(version.path))) == 0
+
     def test_so_many_requests(self, s3, place):
         version = make_version(place)
         s3.reset()
         add_shard(version, FEATURES)
         assert s3.requests == Counter(PUT=FILES + 1, GET=1)  # and the entry, which is looked for before
+        assert sum(s3.requests.values()) <= 25
 
     def test_an_entry_that_is_damaged_leaves_the_columns(self, memory):
         version = make_version(memory, FEATURES)
@@ -193,6 +218,29 @@ class TestLeftovers:
         add_shard(version, FEATURES)
         assert_whole(version)
 
+    def test_with_what_a_run_has_left_the_index_is_the_one_that_is_kept(self, s3, place):
+        version = make_version(place, *({id_: array} for id_, array in FEATURES.items()))
+        open_index(version, keep=True)
+        Objects().put(version.path / "shards" / "0123456789ab" / "ids" / "zarr.json", b"{}")
+        s3.reset()
+        assert list(open_index(Version.open(version.path)).ids) == list(FEATURES)
+        looked_at = {path.partition("/shards/")[2].partition("/")[0] for _, path in s3.paths if "/shards/" in path}
+        assert looked_at == {"0123456789ab"}
+        add_shard(version, make_features(1, prefix="more"))
+        assert len(open_index(Version.open(version.path))) == len(FEATURES) + 1
+
+    def test_what_was_written_to_try_the_store_is_swept_after_a_day(self, memory, monkeypatch):
+        version = make_version(memory, FEATURES)
+        left = [version.path.parent / f".put-if-absent.{'0' * 16}", version.path / "work" / f".clock.{'1' * 16}"]
+        for probe in left:
+            Objects().put(probe, b"")
+        sweep_attempts(version, [])
+        assert all(map(Objects().exists, left))
+        monkeypatch.setattr(commits, "_DAY_SECONDS", -1)
+        sweep_attempts(version, [])
+        assert not any(map(Objects().exists, left))
+        assert_whole(version)
+
     def test_attempts_are_swept_after_a_day(self, memory, monkeypatch):
         version = make_version(memory, FEATURES)
         left = version.path / "shards" / "0123456789ab"
@@ -234,7 +282,7 @@ def commit_once(version):
     return run.id
 
 
-WRITES = 26 + 4
+WRITES = 24 + 4
 """The requests of `commit_once` that write: a shard's and its entry; the run's beginning and end, and two ledgers."""
 
 

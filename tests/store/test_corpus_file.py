@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import random
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from make_cache import make_features, make_version
 from make_corpus import make_corpus
 
 from featcache.errors import ArgumentError, DamagedError
+from featcache.storage.location import parse_location
 from featcache.store import zarr3
-from featcache.store.corpus import CORPUS, by_part_name, part_name, read_parts, update_parts
+from featcache.store.copying import copy_parts_list, copy_version
+from featcache.store.corpus import CORPUS, Part, by_part_name, part_name, read_parts, update_parts
 
 
 @pytest.mark.parametrize(
@@ -52,3 +58,29 @@ def test_parts_are_named_after_their_manifests(tmp_path):
     for odd in (".hidden.csv", "a\nb.csv"):
         with pytest.raises(ArgumentError, match="cannot name a part"):
             by_part_name([tmp_path / odd])
+
+
+@pytest.mark.parametrize("fault", [None, "before", "after", "503", "409"])
+def test_jobs_that_list_their_parts_at_once_in_a_store_lose_none(s3, fault):
+    corpus = parse_location("corpus", f"s3://speech/{uuid.uuid4()}")
+    rng = random.Random(0)
+    if fault is not None:
+        s3.fault = lambda method, path: fault if method == "PUT" and rng.random() < 0.2 else None
+
+    def add(number):
+        for name in (f"p{number}", f"q{number}"):
+            update_parts(corpus, lambda parts, name=name: parts.setdefault(name, Part(name, name)))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, range(4)))
+    assert [part.name for part in read_parts(corpus)] == [f"{letter}{number}" for letter in "pq" for number in range(4)]
+
+
+def test_a_cache_is_not_copied_onto_a_corpus_nor_a_corpus_onto_a_cache(tmp_path):
+    corpus = make_corpus(tmp_path / "corpus", [1])
+    version = make_version(tmp_path / "cache", make_features(1))
+    with pytest.raises(ArgumentError, match="corpus: is a corpus: copy to one of its parts"):
+        copy_version(version, corpus)
+    with pytest.raises(ArgumentError, match="cache: is the cache of one manifest, with fbank80-"):
+        copy_parts_list(corpus, tmp_path / "cache")
+    assert sorted(path.name for path in corpus.iterdir()) == ["corpus.json", "p0"]

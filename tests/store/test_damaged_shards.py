@@ -56,7 +56,7 @@ def test_a_shard_of_the_sound_items_is_what_the_damaged_one_was(version, shard):
         spoil_item(shard, number)
     found = only(version, shard)
     assert (found.kept, [*found.again]) == ([0, 2, 4], ["a-1", "a-3"])
-    kept = version.shard(copy_sound_items(version, found.shard, found.kept))
+    kept = version.shard(copy_sound_items(version, found.shard, found.kept).name)
     assert list(kept.items()) == expected
     assert [kept.features[3 * number : 3 * number + 3].tobytes() for number in range(3)] == features
     assert np.array_equal(kept.column("crc32c"), checksums)
@@ -89,7 +89,7 @@ def test_what_the_damaged_shard_had_replaced_stays_replaced(version, shard):
     flip(newer.folder / FEATURES, 2 * ITEM_BYTES)  # the checksum of all
     found = only(version, newer)
     assert (found.kept, [*found.again]) == ([0], [])
-    kept = version.shard(copy_sound_items(version, found.shard, found.kept))
+    kept = version.shard(copy_sound_items(version, found.shard, found.kept).name)
     assert kept.info.supersedes == {shard.name: [0, 1], newer.name: [0]}
     shutil.rmtree(newer.folder)
     index = open_index(version)
@@ -166,7 +166,7 @@ def test_side_arrays_go_with_their_items(scratch):
     for number in (2, 3):
         spoil_item(shard, number)
     found = only(version, shard)
-    kept = version.shard(copy_sound_items(version, found.shard, found.kept))
+    kept = version.shard(copy_sound_items(version, found.shard, found.kept).name)
     assert {
         side.name: [kept.side(side.name, check=True).item(i).tolist() for i in range(3)] for side in SIDE
     } == expected

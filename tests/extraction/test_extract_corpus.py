@@ -1,0 +1,65 @@
+"""A corpus by one call, in a folder or an object store: what the command makes, part by part."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from cache_contents import items
+
+import featcache
+from featcache.errors import ManifestError
+from featcache.extraction.corpus import plan_corpus
+from featcache.storage.location import parse_location
+from featcache.storage.objects import Objects
+from featcache.store.copying import copy_version
+from featcache.store.corpus import read_parts
+from featcache.store.selection import select_version
+
+
+@pytest.fixture
+def manifests(plain, scratch):
+    made = plain.copy(scratch / "audio")
+    return [made.manifest(made.rows[4 * number : 4 * number + 4], f"p{number}.csv") for number in range(3)]
+
+
+def test_a_corpus_in_a_store_has_what_one_in_a_folder_has(manifests, tmp_path):
+    pytest.importorskip("obstore")
+    url = f"memory://{uuid.uuid4()}/corpus"
+    made = featcache.extract(str(manifests[0].parent / "p?.csv"), "fbank80", tmp_path / "corpus", threads=1)
+    first = featcache.extract(manifests[:2], "fbank80", url, threads=1)
+    assert (sorted(first.parts), first.unchanged, first.errors, first.left) == (["p0", "p1"], {}, {}, [])
+    manifests.append(manifests[0].with_name("wrong.csv"))
+    manifests[-1].write_text("id,path\n,\n")
+    second = featcache.extract(manifests, "fbank80", url, threads=1)
+    assert (sorted(second.parts), sorted(second.unchanged), sorted(second.errors)) == (["p2"], ["p0", "p1"], ["wrong"])
+    assert isinstance(second.errors["wrong"], ManifestError)
+    assert [part.name for part in read_parts(parse_location("url", url))] == ["p0", "p1", "p2", "wrong"]
+    with pytest.warns(featcache.FeatcacheWarning, match="1 part has no fbank80"):
+        opened = featcache.open(url)
+    assert sorted(opened.ids) == sorted(featcache.open(tmp_path / "corpus").ids)
+    for name in made.parts:
+        copy_version(select_version(parse_location("url", f"{url}/{name}")), tmp_path / "copy" / name)
+        assert items(tmp_path / "copy" / name) == items(tmp_path / "corpus" / name)
+
+    # A part by itself, in a corpus that is there; in which a shard is lost.
+    version = select_version(parse_location("url", f"{url}/p1"))
+    Objects().delete_folder(version.path / "shards" / version.shard_names()[0])
+    again = featcache.extract(manifests[1], "fbank80", url, threads=1)
+    assert [summary.versions[0].extracted for summary in again.parts.values()] == [4]
+
+
+def test_what_decides_how_a_manifest_is_read_is_part_of_what_is_known_of_a_part(manifests, tmp_path):
+    def known(**reading):
+        plan = plan_corpus(tmp_path / "corpus", {"p0": manifests[0]}, None, reading, writes=False)
+        return plan.reading
+
+    default = {"format": None, "values": {}, "allow_commands": False, "root": "/anywhere"}
+    assert known() == known(**default) == ""
+    asked = [
+        {"format": "kaldi"},
+        {"values": {"data_root": "/a"}},
+        {"values": {"data_root": "/b"}},
+        {"allow_commands": True},
+    ]
+    assert len({known(**{**default, **one}) for one in asked}) == len(asked)
