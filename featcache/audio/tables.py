@@ -30,7 +30,7 @@ _ROWS_AT_ONCE = 16
 
 
 def pyarrow() -> Any:
-    """The package that reads tables.
+    """The package that reads tables, and what Zstandard has compressed.
 
     Raises:
         MissingDependencyError: It is not installed.
@@ -39,7 +39,7 @@ def pyarrow() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise MissingDependencyError("pyarrow", "audio in Parquet or Arrow", "parquet") from error
+        raise MissingDependencyError("pyarrow", "audio in Parquet, Arrow or .tar.zst", "parquet") from error
     return pyarrow
 
 

@@ -72,7 +72,7 @@ def measure_durations(
     hashes = manifest.paths.take(rows).hashes()
     rows = rows[np.argsort(hashes, kind="stable")]  # a file of many rows is opened once
     cuts = np.flatnonzero(np.diff(np.sort(hashes))) + 1
-    files = np.split(rows, cuts) if len(rows) else []
+    files = sorted(np.split(rows, cuts), key=lambda members: int(members[0])) if len(rows) else []
     seconds = np.full(len(manifest), math.nan)
     failures: dict[int, tuple[str, str]] = {}
     headers: dict[int, Header] = {}

@@ -3,6 +3,7 @@
 A path that names a container, a slash, and what is inside, is a `Member`:
 
     shards/audio_0.tar/anna-1.flac         a member of a tar, by its name there; a leading `./` is left out
+    shards/audio_0.tar.gz/anna-1.flac      the same in a compressed tar: .tgz, .tar.gz, .tar.bz2, .tar.xz, .tar.zst
     train-00000.parquet/audio/123          column `audio` of a Parquet file, row 123, counted from 0
     data-00000-of-00002.arrow/audio/123    the same for a file of Arrow, as `save_to_disk` of datasets writes it
 
@@ -30,7 +31,8 @@ _FETCHED = re.compile(rf"(?:{'|'.join(AUDIO_SCHEMES)})://", re.IGNORECASE)
 _LOCAL = re.compile(r"file://(?:localhost)?(?=/)", re.IGNORECASE)
 _ANY = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _INSIDE = re.compile(r"\.(?:tar|parquet|arrow|tgz|tar\.(?:gz|bz2|xz|zst))/")
-_INSIDE_TABLE = re.compile(rb"\.(?:parquet|arrow)/")
+_COMPRESSED = re.compile(rb"\.(?:tgz|tar\.(?:gz|bz2|xz|zst))/")
+_NEEDS_PYARROW = re.compile(rb"\.(?:parquet|arrow|tar\.zst)/")
 _SECRET = re.compile(
     r"(?:x-amz-|x-goog-|awsaccesskeyid$|googleaccessid$|signature$|sig$|key-pair-id$|policy$|.*token$|.*password$|"
     r".*secret$|(?:.*[_-])?api[_-]?key$|auth(?:orization)?$)",
@@ -90,9 +92,19 @@ def have_urls(paths: Strings) -> bool:
     return re.search(rb"://", paths.blob.data) is not None and any(map(is_audio_url, paths))
 
 
-def have_tables(paths: Strings) -> bool:
-    """Whether one of the paths may be inside a table of Parquet or Arrow."""
-    return _INSIDE_TABLE.search(paths.blob.data) is not None
+def is_compressed(container: Path) -> bool:
+    """Whether a container is a tar that has to be unpacked before members can be reached."""
+    return _COMPRESSED.search(b"%b/" % os.fsencode(container.name)) is not None
+
+
+def have_compressed(paths: Strings) -> bool:
+    """Whether one of the paths may be inside a compressed tar."""
+    return _COMPRESSED.search(paths.blob.data) is not None
+
+
+def need_pyarrow(paths: Strings) -> bool:
+    """Whether one of the paths may be inside a table, or a tar compressed by Zstandard."""
+    return _NEEDS_PYARROW.search(paths.blob.data) is not None
 
 
 def locate(root: AudioLocation, path: str) -> AudioSource:
