@@ -32,6 +32,22 @@ ROWS_PER_BATCH = 1024
 HEAD_BYTES = 1 << 20
 """The most bytes of a file by which its format is recognised."""
 
+_TAR = (
+    "is a tar, not a manifest: `tar tf FILE.tar > members.txt` lists its members, and `--root FILE.tar` says that the "
+    "paths of such a list are in it"
+)
+_NO_MANIFESTS = {
+    (
+        rb"RIFF....WAVE|fLaC\0|OggS\0|ID3[\x02-\x04]|FORM....AIF|NIST_1A\n|caff\0|\.snd\0|#!AMR|\xff[\xe0-\xfd]|"
+        rb"\0...ftyp|\x1a\x45\xdf\xa3"
+    ): ("is an audio file, not a manifest: give its folder, or a list of paths"),
+    rb"\xfd7zXZ|\x28\xb5\x2f\xfd|BZh[1-9]1AY|PK\x03\x04|\x1f\x8b": (
+        "is compressed, and a manifest may be compressed by gzip alone, once: unpack it"
+    ),
+    rb"ARROW1|\xff\xff\xff\xff": "is an Arrow file: give the folder that save_to_disk of datasets wrote, or Parquet",
+}
+"""What begins like this is plainly no table or list."""
+
 _FAULTS_SHOWN = 20
 _LINE_BYTES = 4 << 20
 _GZIP = b"\x1f\x8b"
@@ -77,12 +93,20 @@ class Faults:
         (name, unit), line = self._files[place >> _FILE_SHIFT], place & ((1 << _FILE_SHIFT) - 1)
         return ", ".join([*([name] if name else []), *([f"{unit} {line}"] if line else [])])
 
+    def raise_first(self, why: str) -> None:
+        """Raise a ManifestError of one line if there are several faults: all have one reason, and one is an example."""
+        if self.count > 1:
+            raise ManifestError(f"{why}: {self._said(*self._first[0])}")
+
+    def _said(self, place: int, what: str) -> str:
+        return ": ".join(filter(None, (self.where(place), what)))
+
     def raise_if_any(self) -> None:
         """Raise a ManifestError that says how many faults there are, and lists the first by place."""
         if not self.count:
             return
         message = [f"{self._source}: {counted(self.count, 'error')}"]
-        message += [f"  {': '.join(filter(None, (self.where(place), what)))}" for place, what in self._first]
+        message += [f"  {self._said(*fault)}" for fault in self._first]
         if self.count > _FAULTS_SHOWN:
             message.append(f"  … and {self.count - _FAULTS_SHOWN} more")
         raise ManifestError("\n".join(message))
@@ -197,6 +221,17 @@ class Source:
     def is_parquet(self) -> bool:
         """Whether it is a Parquet file, by its name or its beginning."""
         return not self.is_folder and (self.suffix == ".parquet" or self._head.startswith(b"PAR1"))
+
+    @property
+    def no_manifest(self) -> str | None:
+        """What the file is if it is plainly no table or list, as the end of a message with what to do."""
+        head = self._head
+        if self.is_folder or self.is_parquet or head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return None
+        is_tar = head[257:262] == b"ustar"
+        found = next((what for beginning, what in _NO_MANIFESTS.items() if re.match(beginning, head, re.DOTALL)), None)
+        other = "is neither text nor Parquet: give a table, a list, or a folder of audio" if b"\0" in head else None
+        return _TAR if is_tar else found or other
 
     @cached_property
     def first_text(self) -> str:
