@@ -115,6 +115,23 @@ def test_a_container_that_is_another_file_now_is_read_anew(scratch):
     assert content(tar, "a.wav") == b"second"
 
 
+def test_an_arrow_file_that_is_cut_while_it_is_indexed(scratch, monkeypatch):
+    """It is mapped then: what is behind its end must not be touched."""
+    pytest.importorskip("pyarrow")
+    values = [bytes([row]) * 50_000 for row in range(9)]
+    _, table = write_tables(scratch, values, rows_per_group=1)
+
+    def cut(*args, real=tables._places):
+        places = real(*args)
+        os.truncate(table, 200_000)
+        return places
+
+    monkeypatch.setattr(tables, "_places", cut)
+    reason, words = refused(table, "audio/8")
+    assert reason == Reason.TRUNCATED
+    assert "became shorter" in words
+
+
 def test_what_is_no_container(scratch):
     os.mkfifo(scratch / "pipe.tar")
     (scratch / "empty.tar").touch()
