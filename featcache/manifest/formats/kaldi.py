@@ -160,4 +160,7 @@ def _fields(lines: Iterator[str], base: int) -> Iterator[tuple[int, str, str]]:
 
 def _split(line: str, at_most: int = -1) -> list[str]:
     """The fields of a line, between the white space of ASCII alone: `str.split` also takes that of other scripts."""
-    return [field.decode() for field in line.encode().strip().split(None, at_most)]
+    line = line.strip(" \t\n\r\f\v")
+    if line.isascii() and line.isprintable():  # so that all white space in it are spaces
+        return line.split(None, at_most)
+    return [field.decode() for field in line.encode().split(None, at_most)]

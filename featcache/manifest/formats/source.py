@@ -13,7 +13,7 @@ import sys
 from bisect import insort
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -50,6 +50,7 @@ _NO_MANIFESTS = {
 
 _FAULTS_SHOWN = 20
 _LINE_BYTES = 4 << 20
+_BLOCK_BYTES = 256 << 10
 _GZIP = b"\x1f\x8b"
 _FILE_SHIFT = 40
 """The bits of a place that tell the line: more than there are lines in a file."""
@@ -317,24 +318,47 @@ def lines_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
 
     `base` is the place of the file's line 0.
     """
-    for place, raw in enumerate(iter(partial(stream.readline, _LINE_BYTES + 1), b""), base + 1):
-        if len(raw) > _LINE_BYTES:  # a device, or no table: the rest of it may have no end
-            faults.add(place, f"longer than {_LINE_BYTES:,} bytes")
-            return
-        if place == base + 1:
-            if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                faults.add(place, "UTF-16, and UTF-8 is expected: iconv -f UTF-16 -t UTF-8 converts it")
+    done = base
+    while data := stream.read(_BLOCK_BYTES):
+        data += stream.readline(_LINE_BYTES + 1)
+        if done == base:
+            if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                faults.add(base + 1, "UTF-16, and UTF-8 is expected: iconv -f UTF-16 -t UTF-8 converts it")
                 return
-            raw = raw.removeprefix(codecs.BOM_UTF8)
-        try:
-            line = raw.decode()
-        except UnicodeDecodeError as error:
-            faults.add(place, f"byte {error.start + 1} is not UTF-8: 0x{raw[error.start]:02x}")
-            line = raw.decode("cp437")  # in which all bytes above ASCII are printable and differ
-        if "\0" in line:
-            faults.add(place, "there is a NUL byte")
-            line = line.replace("\0", "\ufffd")
-        yield line
+            data = data.removeprefix(codecs.BOM_UTF8)
+        if (text := _text_without_faults(data)) is not None:
+            yield from io.StringIO(text, newline="\n")
+            done += text.count("\n")
+            continue
+        for raw in io.BytesIO(data):
+            done += 1
+            if len(raw) > _LINE_BYTES:  # a device, or no table: the rest of it may have no end
+                faults.add(done, f"longer than {_LINE_BYTES:,} bytes")
+                return
+            yield _line(raw, done, faults)
+
+
+def _text_without_faults(data: bytes) -> str | None:
+    """Whole lines as text; None if there is a fault in one of them."""
+    if len(data) > _LINE_BYTES or b"\0" in data:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _line(raw: bytes, place: int, faults: Faults) -> str:
+    """A line as text, in spite of its faults."""
+    try:
+        line = raw.decode()
+    except UnicodeDecodeError as error:
+        faults.add(place, f"byte {error.start + 1} is not UTF-8: 0x{raw[error.start]:02x}")
+        line = raw.decode("cp437")  # in which all bytes above ASCII are printable and differ
+    if "\0" in line:
+        faults.add(place, "there is a NUL byte")
+        line = line.replace("\0", "\ufffd")
+    return line
 
 
 def batched(rows: Iterable[tuple[int, Sequence[Any]]], names: Sequence[str]) -> Iterator[Batch]:
