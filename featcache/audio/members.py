@@ -1,4 +1,4 @@
-"""Audio inside containers: tars, and tables of Parquet and Arrow. Nothing but compressed tars is unpacked.
+"""Audio inside containers: tars, tables of Parquet and Arrow, Kaldi's archives. Only compressed tars are unpacked.
 
 What is in a container is found once in each process, from headers alone (`tar.py`, `tables.py`), and kept in memory;
 the threads that decode then read the bytes of one member after the other. As with a file at a URL, what they decode is
@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from featcache.audio.kaldi_archive import ArchiveIndex
 from featcache.audio.kept import Kept
 from featcache.audio.remote import IN_MEMORY, Fetched, FileStamp, kept_on_disk
 from featcache.audio.tables import ArrowIndex, ParquetIndex, pyarrow
@@ -52,9 +53,14 @@ _LEFT_FREE = 1 << 30
 _MOST_TIMES, _ALWAYS_ALLOWED = 100, 1 << 30
 """A tar may unpack to so many times its size, or to so many bytes: audio is never compressed so far."""
 
-_Index = TarIndex | ArrowIndex | ParquetIndex
+_Index = TarIndex | ArrowIndex | ParquetIndex | ArchiveIndex
 
-_KINDS: dict[str, type[_Index]] = {".tar": TarIndex, ".arrow": ArrowIndex, ".parquet": ParquetIndex}
+_KINDS: dict[str, type[_Index]] = {
+    ".tar": TarIndex,
+    ".arrow": ArrowIndex,
+    ".parquet": ParquetIndex,
+    ".ark": ArchiveIndex,
+}
 
 _INDEXES: Kept[_Index] = Kept(_INDEX_BYTES, lambda index: index.num_bytes)
 _LARGE: Kept[Fetched] = Kept(_MOST_LARGE)
@@ -159,7 +165,9 @@ def _find(member: Member, container: _Container) -> Any:
     descriptor, kind = container.file.fileno(), container.kind
     key = (kind, *container.state)
     index = _INDEXES.get(key, lambda: kind(descriptor, os.fstat(descriptor).st_size))
-    return index.find(member.name, descriptor) if isinstance(index, ParquetIndex) else index.find(member.name)
+    if isinstance(index, ParquetIndex | ArchiveIndex):
+        return index.find(member.name, descriptor)
+    return index.find(member.name)
 
 
 def _pieces(container: _Container, found: ByteRange) -> Iterator[bytes]:

@@ -24,13 +24,7 @@ _LOOKING_THREADS = 4
 
 
 @click.command(short_help="Add durations to a manifest, from the files' headers.")
-@options.manifest_argument
-@options.output_file("The new manifest, in the same format.", required=True)
-@options.root()
-@options.manifest_format
-@options.threads("Files that are looked at side by side.  [default: 4 for each core, at most 32]")
-@options.force
-@options.as_json("Print the result as one JSON document.")
+@options.new_manifest("The new manifest, in the same format.", required=True)
 @click.pass_context
 def durations(
     ctx: click.Context,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
+import numpy as np
 import pytest
 from containers import COMPRESSORS, compress, write_tables, write_tar
 
@@ -249,3 +250,35 @@ def test_a_compressed_tar_is_unpacked_once_and_within_bounds(packed, scratch, mo
     reason, words = refused(tar, "b.wav")
     assert reason == Reason.FILE_UNREADABLE
     assert words.endswith("would not be left free there: set TMPDIR to a disk with more room")
+
+
+def test_archives_of_kaldi(scratch):
+    """Those of wav-copy, which kaldiio writes too, and those of ESPnet, with audio of any format in them."""
+    kaldiio, soundfile = pytest.importorskip("kaldiio"), pytest.importorskip("soundfile")
+    signals = {f"u{number}": (np.arange(500 + number) % 99 * 99).astype(np.int16) for number in range(3)}
+    places = {}
+    for name, options in {
+        "wav": {},
+        "flac": {"write_function": "soundfile", "write_kwargs": {"format": "FLAC"}},
+    }.items():
+        ark, scp = f"{scratch}/{name}.ark", f"{scratch}/{name}.scp"
+        kaldiio.save_ark(ark, {id_: (8000, signal) for id_, signal in signals.items()}, scp, **options)
+        lines = (scratch / f"{name}.scp").read_text().splitlines()
+        places |= {(name, line.split()[0]): locate(scratch, line.split()[1]) for line in lines}
+    for (name, id_), member in places.items():
+        with read_member(member).open() as file:
+            assert file.read(4) == {"wav": b"RIFF", "flac": b"fLaC"}[name]
+            file.seek(0)
+            samples, rate = soundfile.read(file, dtype="int16")
+        assert rate == 8000
+        np.testing.assert_array_equal(samples, signals[id_])
+    ark, wav = scratch / "wav.ark", places["wav", "u2"]
+    assert str(wav) == f"{ark}:{wav.name}"
+    assert refused(ark, str(int(wav.name) - 3))[0] == Reason.NOT_AUDIO
+    data = ark.read_bytes()
+    ark.write_bytes(data[:-1])
+    message = "the archive was cut short: 1,047 of the entry's 1,048 bytes are there"
+    assert refused(ark, wav.name) == (Reason.TRUNCATED, message)
+    assert refused(ark, "999999")[0] == Reason.TRUNCATED
+    ark.write_bytes(data[: int(wav.name) + 4] + b"\xff" * 4 + data[int(wav.name) + 8 :])
+    assert refused(ark, wav.name)[0] == Reason.NOT_AUDIO

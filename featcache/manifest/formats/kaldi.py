@@ -74,9 +74,6 @@ def _fault(path: str, allow_commands: bool) -> str | None:
         return "path is missing"
     if is_command(path):
         return None if allow_commands else f"path {COMMAND_REFUSED}: {shown(path)}"
-    archive, colon, offset = path.rpartition(":")
-    if colon and archive.endswith(".ark") and offset.isdecimal():
-        return f"path is in an archive of Kaldi's, which is not read: wav-copy unpacks it: {shown(path)}"
     return None
 
 
