@@ -220,8 +220,9 @@ def _unpack(stream: Any, to: io.FileIO, limit: int) -> int:
         if size > limit:
             message = f"the container unpacks to more than {limit:,} bytes, so it is hardly audio: unpack it yourself"
             raise AudioError(Reason.FILE_UNREADABLE, message)
-        disk = os.fstatvfs(to.fileno())
-        if disk.f_bavail * disk.f_frsize < _LEFT_FREE + len(piece):
+        if not _has_room(to, len(piece)):
+            _UNPACKED.forget()
+        if not _has_room(to, len(piece)):
             message = f"{_LEFT_FREE / 1e9:.0f} GB would not be left free there: set TMPDIR to a disk with more room"
             raise AudioError(Reason.FILE_UNREADABLE, f"cannot be unpacked in {tempfile.gettempdir()}: {message}")
         written = 0
@@ -232,6 +233,12 @@ def _unpack(stream: Any, to: io.FileIO, limit: int) -> int:
                 message = f"cannot be unpacked in {tempfile.gettempdir()}: {error.strerror}"
                 raise AudioError(Reason.FILE_UNREADABLE, message) from error
     return size
+
+
+def _has_room(file: io.FileIO, count: int) -> bool:
+    """Whether so many bytes may still be written to the disk of a file."""
+    disk = os.fstatvfs(file.fileno())
+    return disk.f_bavail * disk.f_frsize >= _LEFT_FREE + count
 
 
 def _next_piece(stream: Any, is_first: bool) -> bytes:

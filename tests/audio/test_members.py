@@ -239,6 +239,16 @@ def test_a_compressed_tar_is_unpacked_once_and_within_bounds(packed, scratch, mo
     assert len(unpacked) == 1
     assert not [path for path in scratch.iterdir() if path != tar]
 
+    with monkeypatch.context() as patched:  # without room, what is kept of others makes some
+        answers = iter([False])
+        patched.setattr(members, "_has_room", lambda *_: next(answers, True))
+        other = tar.with_name("b.tgz")
+        other.write_bytes(tar.read_bytes())
+        assert content(other, "b.wav") == b"b"
+    assert content(tar, "b.wav") == b"b"
+    assert len(unpacked) == 3
+    other.unlink()
+
     monkeypatch.setattr(members, "_ALWAYS_ALLOWED", 1_000_000)
     os.utime(tar, ns=(1, 1))
     assert refused(tar, "b.wav") == (
