@@ -11,10 +11,12 @@ from typing import Any
 
 from featcache.errors import ArgumentError
 
-__all__ = ["is_number", "refuse_url", "require_int", "require_number"]
+__all__ = ["is_number", "refuse_almost_url", "refuse_url", "require_int", "require_number"]
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 """Matches a URL as text (`s3://bucket`) and as pathlib shortens it (`s3:/bucket`)."""
+
+_ALMOST_URL = re.compile(r"(s3|gs|az|memory|https?):(?!//)/?(?=.)", re.IGNORECASE)
 
 
 def require_int(name: str, value: Any, least: int | None = None) -> int:
@@ -62,6 +64,17 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def refuse_almost_url(name: str, text: str) -> None:
+    """Refuse a URL that lacks a slash or two, which would name a folder called `s3:`.
+
+    Raises:
+        ArgumentError: The text is one: the message says what was probably meant.
+    """
+    if match := _ALMOST_URL.match(text):
+        meant = f"{match[1]}://{text[match.end() :]}"
+        raise ArgumentError(f"{name}: {text} is no URL: did you mean {meant}? A path of that name is ./{text}")
+
+
 def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
     """Refuse a URL where a path is wanted: as a path it would name a folder called `s3:`.
 
@@ -70,8 +83,10 @@ def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
         path: The argument's value.
 
     Raises:
-        ArgumentError: The path is a URL.
+        ArgumentError: The path is a URL, or is almost one.
     """
     given = os.fspath(path)
+    if isinstance(path, str):
+        refuse_almost_url(name, path)
     if (match := _URL.match(given)) and (not isinstance(path, str) or given.startswith("/", match.end())):
         raise ArgumentError(f"{name}: {given} is a URL: mount or copy what is there, and give a path on this machine")

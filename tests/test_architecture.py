@@ -30,7 +30,7 @@ FLAT = {"arguments", "errors", "spec", "strings", "manifest", "storage"}
 
 ONLY = {
     "manifest": {"arguments", "errors", "strings", "trust"},
-    "storage": {"errors"},
+    "storage": {"arguments", "errors"},
     "store": FLAT,
     "extractors": {"device", "errors", "quantize", "sections", "spec", "strings", "trust", "weights"},
     "loader": FLAT | {"device", "quantize", "store"},

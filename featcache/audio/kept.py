@@ -44,6 +44,14 @@ class Kept(Generic[_Result]):
             raise AudioError(fault.reason, str(fault))  # one that is raised again and again gathers tracebacks
         return future.result()
 
+    def forget(self) -> None:
+        """Keep nothing of what is made."""
+        with self._lock:
+            for key in self._weights:
+                del self._results[key]
+            self._weights.clear()
+            self._total = 0
+
     def _make(self, key: Hashable, make: Callable[[], _Result], future: Future[_Result]) -> None:
         weight = 1
         try:

@@ -1,28 +1,37 @@
-"""Audio inside containers: tars, and tables of Parquet and Arrow. Nothing is unpacked.
+"""Audio inside containers: tars, tables of Parquet and Arrow, Kaldi's archives. Only compressed tars are unpacked.
 
 What is in a container is found once in each process, from headers alone (`tar.py`, `tables.py`), and kept in memory;
 the threads that decode then read the bytes of one member after the other. As with a file at a URL, what they decode is
 a copy without a name: in memory, or if the member is large, on the disk of `TMPDIR`.
+
+A compressed tar is first unpacked from beginning to end, to a file without a name on the disk of `TMPDIR`. Manifests
+mostly have the members of a tar next to each other, so the tars that were used last are kept.
 
 What tells whether a member has changed is its size, and when its container was last modified.
 """
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
 import os
 import stat
-from collections.abc import Iterator
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from featcache.audio.kaldi_archive import ArchiveIndex
 from featcache.audio.kept import Kept
 from featcache.audio.remote import IN_MEMORY, Fetched, FileStamp, kept_on_disk
-from featcache.audio.tables import ArrowIndex, ParquetIndex
+from featcache.audio.tables import ArrowIndex, ParquetIndex, pyarrow
 from featcache.audio.tar import ByteRange, TarIndex
 from featcache.errors import AudioError, Reason
-from featcache.manifest.audio_locations import Member
+from featcache.manifest.audio_locations import Member, is_compressed
 
 _INDEX_BYTES = 512 << 20
 """What is kept of where the members of containers lie: those of 20 million members of tars."""
@@ -32,12 +41,30 @@ _MOST_LARGE = 2
 
 _PIECE = 4 << 20
 
-_Index = TarIndex | ArrowIndex | ParquetIndex
+_UNPACKED_PIECE = 64 << 10
+"""What is unpacked at a time; with .tar.zst, up to so much before a cut is lost."""
 
-_KINDS: dict[str, type[_Index]] = {".tar": TarIndex, ".arrow": ArrowIndex, ".parquet": ParquetIndex}
+_UNPACKED_BYTES = 16 << 30
+"""Compressed tars that are kept unpacked, unless a single one takes more."""
+
+_LEFT_FREE = 1 << 30
+"""The bytes of a disk that unpacking leaves free for others."""
+
+_MOST_TIMES, _ALWAYS_ALLOWED = 100, 1 << 30
+"""A tar may unpack to so many times its size, or to so many bytes: audio is never compressed so far."""
+
+_Index = TarIndex | ArrowIndex | ParquetIndex | ArchiveIndex
+
+_KINDS: dict[str, type[_Index]] = {
+    ".tar": TarIndex,
+    ".arrow": ArrowIndex,
+    ".parquet": ParquetIndex,
+    ".ark": ArchiveIndex,
+}
 
 _INDEXES: Kept[_Index] = Kept(_INDEX_BYTES, lambda index: index.num_bytes)
 _LARGE: Kept[Fetched] = Kept(_MOST_LARGE)
+_UNPACKED: Kept[Fetched] = Kept(_UNPACKED_BYTES, lambda unpacked: unpacked.stamp.size)
 
 
 def read_member(member: Member) -> Fetched:
@@ -47,15 +74,16 @@ def read_member(member: Member) -> Fetched:
         AudioError: There is no such container or member, or it cannot be read.
         MissingDependencyError: pyarrow is needed, and not installed.
     """
-    with _opened(member.container) as (file, status):
-        found = _find(member, file, status)
-        stamp = FileStamp(found.size, status.st_mtime_ns)
+    with _opened(member.container) as container:
+        found = _find(member, container)
+        stamp = FileStamp(found.size, container.mtime_ns)
         if not isinstance(found, ByteRange):
             return Fetched(stamp, found)
+        pieces = _pieces(container, found)
         if found.size > IN_MEMORY:
-            pieces = _pieces(file, status, found)
-            return _LARGE.get((member, *_state(status)), lambda: Fetched(stamp, file=kept_on_disk(pieces, found.size)))
-        return Fetched(stamp, b"".join(_pieces(file, status, found)))
+            key = (member, *container.state)
+            return _LARGE.get(key, lambda: Fetched(stamp, file=kept_on_disk(pieces, found.size)))
+        return Fetched(stamp, b"".join(pieces))
 
 
 def stamp_of_member(member: Member) -> FileStamp:
@@ -64,8 +92,8 @@ def stamp_of_member(member: Member) -> FileStamp:
     Raises:
         AudioError: There is no such container or member, or it cannot be read.
     """
-    with _opened(member.container) as (file, status):
-        return FileStamp(_find(member, file, status).size, status.st_mtime_ns)
+    with _opened(member.container) as container:
+        return FileStamp(_find(member, container).size, container.mtime_ns)
 
 
 def check_container(container: Path) -> None:
@@ -75,26 +103,46 @@ def check_container(container: Path) -> None:
         AudioError: It is not.
         MissingDependencyError: pyarrow is needed, and not installed.
     """
-    with _opened(container):
+    with _opened_packed(container):
         pass
 
 
+class _Container(NamedTuple):
+    """A container that is open."""
+
+    file: io.FileIO
+    """The container, or what a compressed tar holds."""
+    kind: type[_Index]
+    """What finds its members."""
+    state: tuple[int, ...]
+    """What tells whether the container has changed."""
+    mtime_ns: int
+    """When it was last modified, in nanoseconds since the epoch."""
+
+
 @contextmanager
-def _opened(container: Path) -> Iterator[tuple[io.FileIO, os.stat_result]]:
-    """A container, open, and what it is."""
-    if container.suffix not in _KINDS:
-        raise AudioError(
-            Reason.FILE_UNREADABLE,
-            f"{container.name} is compressed, so a member can be reached only through all that precede it: unpack the "
-            f"tar, not its members, and give its path ({container.stem if container.suffix != '.tgz' else '….tar'}/…)",
-        )
+def _opened(path: Path) -> Iterator[_Container]:
+    """A container, open; a compressed tar as it is when unpacked."""
+    with _opened_packed(path) as file:
+        status = os.fstat(file.fileno())
+        state = _state(status)
+        if not is_compressed(path):
+            yield _Container(file, _KINDS[path.suffix], state, status.st_mtime_ns)
+            return
+        with _UNPACKED.get(state, lambda: _unpacked(file, path.suffix, status)).open() as unpacked:
+            yield _Container(unpacked, TarIndex, state, status.st_mtime_ns)
+
+
+@contextmanager
+def _opened_packed(path: Path) -> Iterator[io.FileIO]:
+    """A container, open, as it is."""
     try:
-        status = os.stat(container)
+        status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer
             raise AudioError(Reason.FILE_MISSING, "the container is not a regular file")
         if status.st_size == 0:
             raise AudioError(Reason.TRUNCATED, "the container holds 0 bytes")
-        file = io.FileIO(container)
+        file = io.FileIO(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise AudioError(Reason.FILE_MISSING, "there is no such container") from error
     except OSError as error:
@@ -103,7 +151,7 @@ def _opened(container: Path) -> Iterator[tuple[io.FileIO, os.stat_result]]:
         raise AudioError(Reason.FILE_MISSING, f"not a valid path: {error}") from error
     with file:
         try:
-            yield file, os.fstat(file.fileno())
+            yield file
         except OSError as error:
             raise AudioError(Reason.FILE_UNREADABLE, f"the container cannot be read: {error.strerror}") from error
 
@@ -112,21 +160,103 @@ def _state(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _find(member: Member, file: io.FileIO, status: os.stat_result) -> Any:
+def _find(member: Member, container: _Container) -> Any:
     """Where a member's bytes are in its container, or if they are compressed there, the bytes."""
-    kind = _KINDS[member.container.suffix]
-    index = _INDEXES.get((kind, *_state(status)), lambda: kind(file.fileno(), status.st_size))
-    return index.find(member.name, file.fileno()) if isinstance(index, ParquetIndex) else index.find(member.name)
+    descriptor, kind = container.file.fileno(), container.kind
+    key = (kind, *container.state)
+    index = _INDEXES.get(key, lambda: kind(descriptor, os.fstat(descriptor).st_size))
+    if isinstance(index, ParquetIndex | ArchiveIndex):
+        return index.find(member.name, descriptor)
+    return index.find(member.name)
 
 
-def _pieces(file: io.FileIO, status: os.stat_result, found: ByteRange) -> Iterator[bytes]:
+def _pieces(container: _Container, found: ByteRange) -> Iterator[bytes]:
     """The bytes of a member."""
-    done = 0
+    descriptor, done = container.file.fileno(), 0
+    before = _state(os.fstat(descriptor))
     while done < found.size:
-        piece = os.pread(file.fileno(), min(_PIECE, found.size - done), found.offset + done)
+        piece = os.pread(descriptor, min(_PIECE, found.size - done), found.offset + done)
         if not piece:
             break
         done += len(piece)
         yield piece
-    if done < found.size or _state(os.fstat(file.fileno())) != _state(status):
+    if done < found.size or _state(os.fstat(descriptor)) != before:
         raise AudioError(Reason.FILE_UNREADABLE, "the container changed while it was read")
+
+
+def _zstd(file: io.FileIO) -> Any:
+    arrow = pyarrow()
+    return arrow.CompressedInputStream(arrow.PythonFile(io.FileIO(file.fileno(), closefd=False), "r"), "zstd")
+
+
+_UNPACKERS: dict[str, Callable[[io.FileIO], Any]] = {
+    ".gz": lambda file: gzip.GzipFile(fileobj=file),
+    ".tgz": lambda file: gzip.GzipFile(fileobj=file),
+    ".bz2": bz2.BZ2File,
+    ".xz": lzma.LZMAFile,
+    ".zst": _zstd,
+}
+"""What reads a compressed tar as it is when unpacked, by its suffix."""
+
+
+def _unpacked(packed: io.FileIO, suffix: str, status: os.stat_result) -> Fetched:
+    """A copy of a compressed tar, unpacked; of one that was cut short, what is left."""
+    unpacked: io.FileIO = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (what is returned closes it)
+    try:
+        size = _unpack(_UNPACKERS[suffix](packed), unpacked, max(_ALWAYS_ALLOWED, _MOST_TIMES * status.st_size))
+        if _state(os.fstat(packed.fileno())) != _state(status):
+            raise AudioError(Reason.FILE_UNREADABLE, "the container changed while it was read")
+    except BaseException:
+        unpacked.close()
+        raise
+    return Fetched(FileStamp(size, status.st_mtime_ns), file=unpacked)
+
+
+def _unpack(stream: Any, to: io.FileIO, limit: int) -> int:
+    """Copy a stream of at most `limit` bytes to a file. Returns how many there are."""
+    size = 0
+    while piece := _next_piece(stream, is_first=size == 0):
+        size += len(piece)
+        if size > limit:
+            message = f"the container unpacks to more than {limit:,} bytes, so it is hardly audio: unpack it yourself"
+            raise AudioError(Reason.FILE_UNREADABLE, message)
+        if not _has_room(to, len(piece)):
+            _UNPACKED.forget()
+        if not _has_room(to, len(piece)):
+            message = f"{_LEFT_FREE / 1e9:.0f} GB would not be left free there: set TMPDIR to a disk with more room"
+            raise AudioError(Reason.FILE_UNREADABLE, f"cannot be unpacked in {tempfile.gettempdir()}: {message}")
+        written = 0
+        while written < len(piece):
+            try:
+                written += to.write(memoryview(piece)[written:])
+            except OSError as error:
+                message = f"cannot be unpacked in {tempfile.gettempdir()}: {error.strerror}"
+                raise AudioError(Reason.FILE_UNREADABLE, message) from error
+    return size
+
+
+def _has_room(file: io.FileIO, count: int) -> bool:
+    """Whether so many bytes may still be written to the disk of a file."""
+    disk = os.fstatvfs(file.fileno())
+    return disk.f_bavail * disk.f_frsize >= _LEFT_FREE + count
+
+
+def _next_piece(stream: Any, is_first: bool) -> bytes:
+    """What a stream gives next; nothing at its end, also if it was cut short.
+
+    Raises:
+        AudioError: It is damaged: all of it, since checksums stand at the end.
+    """
+    try:
+        data: bytes = stream.read1(_UNPACKED_PIECE)
+        return data
+    except EOFError:
+        return b""
+    except (OSError, zlib.error, lzma.LZMAError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        if "Truncated compressed stream" in str(error):  # Arrow's EOFError
+            return b""
+        if is_first:
+            raise AudioError(Reason.NOT_AUDIO, f"the container is not compressed as its name says: {error}") from None
+        raise AudioError(Reason.TRUNCATED, f"the container is damaged: {error}") from None

@@ -154,6 +154,18 @@ class Recording:
         """Whether the header alone tells how many samples there are."""
         return self._can_seek
 
+    def count_samples(self) -> int:
+        """The samples of each channel, by decoding them: where the header does not say it.
+
+        Raises:
+            AudioError: It is damaged.
+        """
+        while len(self._read(_BLOCK)):
+            pass
+        if self.damage:
+            raise self.damage
+        return self.position
+
     def cut(self, spans: Sequence[Span]) -> Iterator[NDArray[np.float32]]:
         """Yield the samples of each span, float32 `[num_samples, channels]`, in the order given.
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from featcache.audio.kept import Kept
 from featcache.audio.tar import ByteRange
 from featcache.errors import AudioError, MissingDependencyError, Reason
+from featcache.manifest.formats.parquet import mapped_batches
 
 _KEPT_BYTES = 512 << 20
 """Row groups that are kept in memory, unless a single one takes more."""
@@ -30,7 +31,7 @@ _ROWS_AT_ONCE = 16
 
 
 def pyarrow() -> Any:
-    """The package that reads tables.
+    """The package that reads tables, and what Zstandard has compressed.
 
     Raises:
         MissingDependencyError: It is not installed.
@@ -39,7 +40,7 @@ def pyarrow() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise MissingDependencyError("pyarrow", "audio in Parquet or Arrow", "parquet") from error
+        raise MissingDependencyError("pyarrow", "audio in Parquet, Arrow or .tar.zst", "parquet") from error
     return pyarrow
 
 
@@ -65,7 +66,7 @@ class ArrowIndex:
             stream = arrow.ipc.open_stream(whole.slice(start))
             fields = _fields_with_bytes(stream.schema)
             places = {name: [np.empty((2, 0), np.int64)] for name in fields}
-            for batch in stream:
+            for batch in mapped_batches(stream, descriptor):
                 for name in fields:
                     places[name].append(_places(batch.column(name), whole))
         except (arrow.ArrowException, OSError, ValueError) as error:

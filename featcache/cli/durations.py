@@ -24,13 +24,7 @@ _LOOKING_THREADS = 4
 
 
 @click.command(short_help="Add durations to a manifest, from the files' headers.")
-@options.manifest_argument
-@options.output_file("The new manifest, in the same format.", required=True)
-@options.root()
-@options.manifest_format
-@options.threads("Files that are looked at side by side.  [default: 4 for each core, at most 32]")
-@options.force
-@options.as_json("Print the result as one JSON document.")
+@options.new_manifest("The new manifest, in the same format.", required=True)
 @click.pass_context
 def durations(
     ctx: click.Context,
@@ -43,15 +37,16 @@ def durations(
     reading: dict[str, Any],
 ) -> None:
     """Write the MANIFEST again with a duration, in seconds, for each row that has none. Columns and rows stay as they
-    are. Only the headers of the audio files are read.
+    are. Of most audio files only the header is read; where it does not say how long the file is, as in MP3 without a
+    header frame, and in M4A and what else FFmpeg decodes, the file is decoded.
 
     `featcache extract --partition` needs durations, because it cuts the manifest into partitions of equal length. A row
     with its duration has the same features as without, but is another row: versions that were extracted with the old
     manifest are extracted again with the new one. So do this first.
 
-    Rows stay without a duration if their file cannot be read, is cut off, or its header does not say how long it is:
-    they are counted by reason, and the exit code is 3. Each counts as long as the mean of the others, and extraction
-    tries it.
+    Rows stay without a duration if their file cannot be read, is cut off, or is at a URL and its header does not say
+    how long it is: they are counted by reason, and the exit code is 3. Each counts as long as the mean of the others,
+    and extraction tries it.
 
     \b
     Examples:

@@ -18,18 +18,12 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Convert a manifest from any format to CSV, JSONL, Parquet, NeMo's or Lhotse's.")
-@options.manifest_argument
-@options.output_file("The new manifest.", required=True)
 @click.option(
     "--to",
     metavar="NAME",
     help="Its format: csv, jsonl, parquet, nemo or lhotse (cuts).  [default: by FILE's suffix: csv, jsonl or parquet]",
 )
-@options.root()
-@options.manifest_format
-@options.threads("Files that are looked at side by side.  [default: 4 for each core, at most 32]")
-@options.force
-@options.as_json("Print the result as one JSON document.")
+@options.new_manifest("The new manifest.", required=True)
 @click.pass_context
 def manifest(
     ctx: click.Context,
@@ -46,8 +40,8 @@ def manifest(
 
     As CSV, JSONL or Parquet, paths stay as they are, so that features that were extracted with either are those of the
     other. NeMo's and Lhotse's have absolute paths and durations. For these, the headers of the audio files are read:
-    for NeMo those of rows without a duration, for Lhotse all. Rows whose files do not tell are left out: they are
-    counted by reason, and the exit code is 3.
+    for NeMo those of rows without a duration, for Lhotse all; files whose header does not tell are decoded. Rows whose
+    files cannot be read are left out: they are counted by reason, and the exit code is 3.
 
     \b
     Examples:

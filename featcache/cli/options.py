@@ -261,6 +261,28 @@ def as_json(meaning: str) -> Decorator:
     return click.option("--json", "as_json", is_flag=True, help=meaning)
 
 
+def new_manifest(meaning: str, **settings: Any) -> Decorator:
+    """What a command takes that writes a manifest of another, and looks at the files: both, how the first is read, and
+    `--threads`, `--force` and `--json`. `settings` are click's, of `-o`.
+    """
+    parts = (
+        manifest_argument,
+        output_file(meaning, **settings),
+        root(),
+        manifest_format,
+        threads("Files that are looked at side by side.  [default: 4 for each core, at most 32]"),
+        force,
+        as_json("Print the result as one JSON document."),
+    )
+
+    def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
+        for part in reversed(parts):
+            command = part(command)
+        return command
+
+    return decorated
+
+
 def _allow_remote_code(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value:
         from featcache.trust import allow_remote_code

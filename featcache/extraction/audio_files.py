@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
@@ -20,7 +21,15 @@ from featcache.errors import AudioError, ManifestError, Reason, counted
 from featcache.extraction.failures import Stamp, stat_of, where_missing
 from featcache.extraction.tasks import RowStatus
 from featcache.manifest import Manifest, rows_at_even_steps
-from featcache.manifest.audio_locations import AudioSource, Command, Member, Url, have_tables
+from featcache.manifest.audio_locations import (
+    AudioSource,
+    Command,
+    Member,
+    Url,
+    have_compressed,
+    is_compressed,
+    need_pyarrow,
+)
 from featcache.store.index import Index
 from featcache.store.join import find_other_files, item_at, sources_of
 from featcache.store.version import Version
@@ -38,13 +47,13 @@ _FEW = 0.05
 
 
 def require_reading(manifest: Manifest) -> None:
-    """Check that the manifest's tables can be read, and its files at URLs fetched, as far as some of them tell.
+    """Check that the manifest's containers can be read, and its files at URLs fetched, as far as some of them tell.
 
     Raises:
         MissingDependencyError: The package that reads or fetches them is not installed.
         ManifestError: A URL is not valid, or the environment lacks what its store needs.
     """
-    if have_tables(manifest.paths):
+    if need_pyarrow(manifest.paths):
         pyarrow()
     if not manifest.has_urls:
         return
@@ -66,8 +75,10 @@ def row_seconds(manifest: Manifest, known: NDArray[np.float64], speed: NDArray[n
     unknown = np.flatnonzero(np.isnan(seconds))
     if not len(unknown):
         return seconds
-    is_inside = isinstance(manifest.resolve(manifest.paths[int(unknown[0])]), Member)
-    probed = unknown[rows_at_even_steps(len(unknown), _FETCHED if is_inside else _PROBED)]
+    first = manifest.resolve(manifest.paths[int(unknown[0])])
+    probed = unknown[rows_at_even_steps(len(unknown), _FETCHED if isinstance(first, Member) else _PROBED)]
+    if isinstance(first, Member) and is_compressed(first.container):  # the run begins with it, and unpacks it anyway
+        probed = unknown[:_FETCHED]
     found = each_at_once(probe_seconds, [manifest.resolve(manifest.paths[row]) for row in probed.tolist()])
     lengths = np.array([math.nan if length is None else length for length in found])
     lengths = (lengths - np.nan_to_num(manifest.start[probed])) / speed[probed]
@@ -162,6 +173,16 @@ def _have_other_paths(
         paths = version.shard(index.shards[number]).paths.take(index.item[positions[inside]].astype(np.int64))
         differ[inside] = paths.hashes() != manifest.paths.take(rows[inside]).hashes()
     return differ
+
+
+def unpacking_notes(manifest: Manifest) -> list[str]:
+    """That tars are unpacked, if any are."""
+    if not have_compressed(manifest.paths):
+        return []
+    return [
+        f"{manifest.source}: audio in compressed tars: each is unpacked in {tempfile.gettempdir()} (TMPDIR) when it is "
+        "needed, which is slower than to unpack it to a .tar once, and give that"
+    ]
 
 
 def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_], whole: Manifest | None = None) -> list[str]:

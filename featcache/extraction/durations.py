@@ -17,13 +17,14 @@ from featcache.audio.recording import UNKNOWN, Recording
 from featcache.audio.remote import URLS_AT_ONCE, fetch_beginning
 from featcache.errors import AudioError, Reason
 from featcache.manifest import Manifest
+from featcache.manifest.audio_locations import Url
 
 _FILES_AT_ONCE = 256
 """Files that a thread looks at before it says so."""
 
 NOT_SAID = "length_not_in_header"
-"""The reason of a row whose file's header does not say how long it is, as in an MP3 without a header frame. Its audio
-may be good."""
+"""The reason of a row whose file is at a URL, and has no header that says how long it is, as an MP3 without a header
+frame, or M4A. Its audio may be good."""
 
 
 class Header(NamedTuple):
@@ -60,7 +61,8 @@ def measure_durations(
     """Look up the duration of every row that gives none: from its start to the end of its file.
 
     A row with this duration has the same samples as without. A file that is cut off has none, so that extraction
-    reports it.
+    reports it. Where the header does not say how long the file is, it is decoded, unless it is at a URL: MP3 without a
+    header frame, and what FFmpeg decodes, whose headers round.
 
     Args:
         manifest: The rows.
@@ -72,7 +74,7 @@ def measure_durations(
     hashes = manifest.paths.take(rows).hashes()
     rows = rows[np.argsort(hashes, kind="stable")]  # a file of many rows is opened once
     cuts = np.flatnonzero(np.diff(np.sort(hashes))) + 1
-    files = np.split(rows, cuts) if len(rows) else []
+    files = sorted(np.split(rows, cuts), key=lambda members: int(members[0])) if len(rows) else []
     seconds = np.full(len(manifest), math.nan)
     failures: dict[int, tuple[str, str]] = {}
     headers: dict[int, Header] = {}
@@ -101,14 +103,16 @@ def _header(manifest: Manifest, row: int) -> Header | tuple[str, str]:
     location = manifest.resolve(manifest.paths[row])
     try:
         with closing(Recording(location, fetch_beginning)) as recording:
-            header = Header(recording.sample_rate, recording.num_samples, recording.num_channels)
-            shortfall = recording.shortfall
+            shortfall, num_samples = recording.shortfall, recording.num_samples
+            if num_samples == UNKNOWN and not (shortfall or isinstance(location, Url)):
+                num_samples = recording.count_samples()
+            header = Header(recording.sample_rate, num_samples, recording.num_channels)
     except AudioError as error:
         return error.reason.value, str(error)
     if shortfall:
         return Reason.TRUNCATED.value, shortfall
     if header.num_samples == UNKNOWN:
-        return NOT_SAID, "its header does not say how long it is"
+        return NOT_SAID, "its header does not say how long it is, and what is at a URL is not fetched whole for that"
     return header
 
 

@@ -3,8 +3,10 @@
 A path that names a container, a slash, and what is inside, is a `Member`:
 
     shards/audio_0.tar/anna-1.flac         a member of a tar, by its name there; a leading `./` is left out
+    shards/audio_0.tar.gz/anna-1.flac      the same in a compressed tar: .tgz, .tar.gz, .tar.bz2, .tar.xz, .tar.zst
     train-00000.parquet/audio/123          column `audio` of a Parquet file, row 123, counted from 0
     data-00000-of-00002.arrow/audio/123    the same for a file of Arrow, as `save_to_disk` of datasets writes it
+    dump/raw.1.ark:1234                    what begins at byte 1234 of an archive of Kaldi's, as `wav.scp` writes it
 
 The column holds bytes, or structs with a field `bytes`. What a container is, its suffix says, in lower case. A folder
 that is called like a container is a folder.
@@ -30,7 +32,9 @@ _FETCHED = re.compile(rf"(?:{'|'.join(AUDIO_SCHEMES)})://", re.IGNORECASE)
 _LOCAL = re.compile(r"file://(?:localhost)?(?=/)", re.IGNORECASE)
 _ANY = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _INSIDE = re.compile(r"\.(?:tar|parquet|arrow|tgz|tar\.(?:gz|bz2|xz|zst))/")
-_INSIDE_TABLE = re.compile(rb"\.(?:parquet|arrow)/")
+_IN_ARCHIVE = re.compile(r"\.ark:[0-9]{1,18}$")
+_COMPRESSED = re.compile(rb"\.(?:tgz|tar\.(?:gz|bz2|xz|zst))/")
+_NEEDS_PYARROW = re.compile(rb"\.(?:parquet|arrow|tar\.zst)/")
 _SECRET = re.compile(
     r"(?:x-amz-|x-goog-|awsaccesskeyid$|googleaccessid$|signature$|sig$|key-pair-id$|policy$|.*token$|.*password$|"
     r".*secret$|(?:.*[_-])?api[_-]?key$|auth(?:orization)?$)",
@@ -49,12 +53,13 @@ class Member(NamedTuple):
     """A part of a container that holds the bytes of an audio file."""
 
     container: Path
-    """The container: a tar, or a table of Parquet or Arrow."""
+    """The container: a tar, a table of Parquet or Arrow, or an archive of Kaldi's."""
     name: str
-    """The member's name in a tar; in a table, its column and its row from 0, as in `audio/123`."""
+    """The member's name in a tar; in a table, its column and its row from 0, as in `audio/123`; in an archive, the byte
+    at which it begins."""
 
     def __str__(self) -> str:
-        return f"{self.container}/{self.name}"
+        return f"{self.container}{':' if self.container.suffix == '.ark' else '/'}{self.name}"
 
 
 class Command(str):
@@ -90,9 +95,19 @@ def have_urls(paths: Strings) -> bool:
     return re.search(rb"://", paths.blob.data) is not None and any(map(is_audio_url, paths))
 
 
-def have_tables(paths: Strings) -> bool:
-    """Whether one of the paths may be inside a table of Parquet or Arrow."""
-    return _INSIDE_TABLE.search(paths.blob.data) is not None
+def is_compressed(container: Path) -> bool:
+    """Whether a container is a tar that has to be unpacked before members can be reached."""
+    return _COMPRESSED.search(b"%b/" % os.fsencode(container.name)) is not None
+
+
+def have_compressed(paths: Strings) -> bool:
+    """Whether one of the paths may be inside a compressed tar."""
+    return _COMPRESSED.search(paths.blob.data) is not None
+
+
+def need_pyarrow(paths: Strings) -> bool:
+    """Whether one of the paths may be inside a table, or a tar compressed by Zstandard."""
+    return _NEEDS_PYARROW.search(paths.blob.data) is not None
 
 
 def locate(root: AudioLocation, path: str) -> AudioSource:
@@ -111,7 +126,7 @@ def locate(root: AudioLocation, path: str) -> AudioSource:
 
 def names_container(path: str) -> bool:
     """Whether a path looks as if it led into a container."""
-    return _INSIDE.search(path) is not None
+    return _INSIDE.search(path) is not None or _IN_ARCHIVE.search(path) is not None
 
 
 def _local(path: str, root: AudioLocation = Path()) -> Path | Member:
@@ -120,6 +135,9 @@ def _local(path: str, root: AudioLocation = Path()) -> Path | Member:
         container = Path(whole[: found.end() - 1])
         if not _is_folder(container):
             return Member(container, whole[found.end() :])
+    if whole[-1:].isdigit() and _IN_ARCHIVE.search(whole):
+        archive, _, offset = whole.rpartition(":")
+        return Member(Path(archive), offset)
     return Path(root, path)
 
 

@@ -171,6 +171,6 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=st
 
 def carried(cell: Any) -> str:
     """A cell of any other column as text: text as it is, dates in ISO 8601, other values as JSON, `null` as nothing."""
-    if cell is None:
-        return ""
-    return cell if isinstance(cell, str) else _encode(cell)
+    if cell is None or isinstance(cell, str):
+        return cell or ""
+    return repr(cell) if type(cell) is float and math.isfinite(cell) else _encode(cell)  # the same, sooner

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 from array import array
@@ -17,6 +18,7 @@ from featcache.errors import ManifestError
 from featcache.manifest.audio_locations import AudioLocation, Url, as_root, is_audio_url, is_command
 from featcache.manifest.columns import COLUMNS, SPELLINGS, Column, carried, default_id, path_or_command
 from featcache.manifest.formats import FORMATS, format_of
+from featcache.manifest.formats.lists import BARS
 from featcache.manifest.formats.source import Batch, Faults, Source
 from featcache.manifest.formats.tables import PLAIN
 from featcache.manifest.utterances import Manifest
@@ -57,11 +59,15 @@ def read_manifest(
         refuse_url("root", root)
     name = "<stdin>" if str(source) == "-" else str(source)
     try:
+        source = _table_of(source, format)
+        name = name if source == "-" else str(source)
         with Source(source, audio=audio, carry=carry, values=values, allow_commands=allow_commands) as opened:
             kind = format_of(opened, format)
             if format is None and kind not in PLAIN.values():
                 opened.notes.append(f"read as {kind}")
             parts, places = _gather(FORMATS[kind].read(opened), opened)
+            if format is not None and not places:
+                opened.faults.raise_first(f"not one row is as --format {format} has them; without it, it is recognised")
     except ManifestError as error:
         raise ManifestError(f"{name}: {error}") from error
     except (OSError, EOFError, zlib.error) as error:  # the latter two come from a gzip file that is cut off or damaged
@@ -69,6 +75,8 @@ def read_manifest(
         where = f": {inside}" if isinstance(inside, str) and inside != name else ""
         raise ManifestError(f"{name}{where}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not places and not opened.faults.count:
+        if kind == "folder" and _is_cache(opened):
+            raise ManifestError(f"{name}: is a cache, not a manifest: give the manifest that it was extracted from")
         opened.faults.add(0, "there are no audio files below it" if kind == "folder" else "there are no rows")
     ids = Strings.concatenate(parts.pop("id"))
     _find_duplicates(ids, places, opened.faults)
@@ -90,6 +98,27 @@ def read_manifest(
         notes=tuple(f"{name}: {note}" for note in opened.notes),
         placeholders=frozenset(opened.placeholders),
     )
+
+
+def _table_of(source: str | Path, format: str | None) -> str | Path:  # noqa: A002
+    """The list in a folder as LJSpeech is, with `metadata.csv` beside `wavs`; otherwise the manifest itself.
+
+    Raises:
+        ManifestError: The list fits several formats.
+    """
+    table = Path(source, "metadata.csv")
+    if not (table.is_file() and table.with_name("wavs").is_dir()):
+        return source
+    if format is None:
+        with Source(table) as opened:
+            format = format_of(opened)  # noqa: A001
+    return table if format in BARS else source
+
+
+def _is_cache(folder: Source) -> bool:
+    """Whether a folder without audio is a cache, a version or a corpus of caches."""
+    inside = [folder.names, *(frozenset(os.listdir(folder.path / name)) for name in folder.folders)]
+    return "corpus.json" in folder.names or any({"zarr.json", "shards"} <= names for names in inside)
 
 
 def _default_root(source: Source) -> str | Path:

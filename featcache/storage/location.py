@@ -12,6 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from featcache.arguments import refuse_almost_url
 from featcache.errors import ArgumentError, StoreError, listing
 
 __all__ = [
@@ -30,7 +31,6 @@ __all__ = [
 SCHEMES = ("s3", "gs", "az", "memory")
 """The object stores that there are; `memory` is one of this process, for tests."""
 
-_ONE_SLASH = re.compile(rf"(?:{'|'.join(SCHEMES)}):/(?!/)")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 
 
@@ -73,8 +73,11 @@ Location = Path | ObjectPath
 
 def as_location(name: str, text: str | Path | ObjectPath) -> Location:
     """The location that a user names, likewise; but a relative path stays one."""
-    is_path = not isinstance(text, ObjectPath) and not is_url(text) and not _ONE_SLASH.match(str(text))
-    return Path(str(text)) if is_path else parse_location(name, text)
+    if isinstance(text, ObjectPath) or is_url(text):
+        return parse_location(name, text)
+    if isinstance(text, str):
+        refuse_almost_url(name, text)
+    return Path(text)
 
 
 def absolute(location: Location) -> Location:
@@ -102,8 +105,8 @@ def parse_location(name: str, text: str | Path | ObjectPath) -> Location:
     """
     if isinstance(text, ObjectPath):
         return text
-    if isinstance(text, str) and _ONE_SLASH.match(text):
-        raise ArgumentError(f"{name}: {text} has one slash where a URL has two; a folder of that name is ./{text}")
+    if isinstance(text, str):
+        refuse_almost_url(name, text)
     if not is_url(text):
         return Path(text).absolute()
     if not isinstance(text, str):

@@ -17,6 +17,7 @@ from featcache.audio.decode import Cut, decode
 from featcache.audio.formats import format_of
 from featcache.config import load_config
 from featcache.errors import Reason
+from featcache.extraction.durations import measure_durations
 from featcache.extraction.extraction import Options
 from featcache.manifest import read_manifest
 
@@ -140,3 +141,17 @@ def test_a_shard_says_which_items_ffmpeg_has_decoded(scratch):
     assert found["a.wav"] == found["b.m4a"]
     (name,) = only_version(cache).shard_names()
     assert only_version(cache).shard(name).info.made_by["av"] == av.__version__
+
+
+def test_durations_are_those_of_the_samples_that_are_decoded(scratch):
+    """Not what headers say, which leave out or add some: a row with its duration has all samples."""
+    for kind in ("aac.m4a", "alac.m4a"):
+        encode(scratch / kind, kind)
+    soundfile.write(scratch / "a.mp3", signal(16000, 1), 16000)
+    data = (scratch / "a.mp3").read_bytes()
+    (scratch / "a.mp3").write_bytes(data[data.index(b"\xff\xf3", 4) :])  # without the header frame
+    manifest = read_manifest(scratch)
+    found = measure_durations(manifest, 2)
+    assert not found.failures
+    for row, name in enumerate(manifest.paths):
+        assert found.seconds[row] * found.headers[row].sample_rate == len(samples_of(scratch / name))

@@ -59,7 +59,16 @@ def paths(plain, scratch):
         (["extract", "{manifest}", "-o", "https://b/x"], f"-o: https://b/x{OTHER_URL}"),
         (
             ["extract", "{manifest}", "-o", "s3:/b/x"],
-            "-o: s3:/b/x has one slash where a URL has two; a folder of that name is ./s3:/b/x",
+            "-o: s3:/b/x is no URL: did you mean s3://b/x? A path of that name is ./s3:/b/x",
+        ),
+        (["info", "gs:b"], "CACHE[/VERSION]: gs:b is no URL: did you mean gs://b? A path of that name is ./gs:b"),
+        (
+            ["extract", "s3:b/m.csv"],
+            "MANIFEST: s3:b/m.csv is no URL: did you mean s3://b/m.csv? A path of that name is ./s3:b/m.csv",
+        ),
+        (
+            ["extract", "{manifest}", "--root", "https:/h/x"],
+            "--root: https:/h/x is no URL: did you mean https://h/x? A path of that name is ./https:/h/x",
         ),
         (["extract", "{manifest}", "-c", "https://h/c.yaml"], f"-c: https://h/c.yaml {URL}"),
         (["extract", "{manifest}", "--root", "hf://b"], f"--root: hf://b {URL}"),

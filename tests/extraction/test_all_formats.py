@@ -7,10 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from foreign_manifests import RATE, WRITERS, Clip, dataset
+from foreign_manifests import RATE, WRITERS, Clip, archive, dataset, tarred
 
 import featcache
 from featcache.manifest import read_manifest
+
+PACKED = ["datasets of arrow", "datasets of parquet", "archive", "in a .tar", "in a .tar.gz", "in a .tar.zst"]
+"""Forms in which the audio is inside of containers."""
 
 DIGITS = Path(__file__).parents[3] / "shared" / "data" / "fsdd"
 
@@ -43,14 +46,18 @@ def expected(clips, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*WRITERS, "datasets of arrow", "datasets of parquet"])
+@pytest.mark.parametrize("name", [*WRITERS, *PACKED])
 def test_features_are_the_same_in_every_format(clips, expected, tmp_path, name):
     top = corpus(tmp_path)
     if name.startswith("datasets"):
         pytest.importorskip("pyarrow")
         written = dataset(top, clips, name.endswith("arrow"))
+    elif name.startswith("in a "):
+        if name.endswith(".zst"):
+            pytest.importorskip("pyarrow")
+        written = tarred(top, clips, name.removeprefix("in a "))
     else:
-        written = WRITERS[name](top, clips)
+        written = archive(top, clips) if name == "archive" else WRITERS[name](top, clips)
     summary = featcache.extract(read_manifest(written.manifest, values=written.values), "fbank80", tmp_path / "cache")
     assert summary.failed == 0
     cache = featcache.open(tmp_path / "cache")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +17,33 @@ def write_tar(path: Path, members: Mapping[str, bytes], form: int = tarfile.PAX_
         for name, data in members.items():
             add(tar, name, data)
     return path
+
+
+def _zstd(data: bytes) -> bytes:
+    import pyarrow
+
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+COMPRESSORS = {
+    ".tar.gz": gzip.compress,
+    ".tgz": gzip.compress,
+    ".tar.bz2": lambda data: bz2.compress(data, 1),
+    ".tar.xz": lambda data: lzma.compress(data, preset=0),
+    ".tar.zst": _zstd,
+}
+"""What compresses a tar, by the suffix of its name then."""
+
+
+def compress(tar: Path, suffix: str) -> Path:
+    """Put a compressed tar in the place of a tar."""
+    packed = tar.with_name(tar.stem + suffix)
+    packed.write_bytes(COMPRESSORS[suffix](tar.read_bytes()))
+    tar.unlink()
+    return packed
 
 
 def add(tar: tarfile.TarFile, name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "") -> None:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
+import os
 
+import numpy as np
 import pytest
+from containers import write_tables, write_tar
+from make_cache import make_features, make_version
 from manifests import faults_of
 
 from featcache.errors import ManifestError
@@ -210,3 +217,49 @@ def test_of_many_rows_those_are_compared_whose_hashes_are_equal(written, monkeyp
 def test_every_row_with_the_same_id(written):
     faults = faults_of(written("id,path\n" + "a,x.wav\n" * 4))
     assert faults == [f"line {line}: id 'a' is already on line 2" for line in (3, 4, 5)]
+
+
+def refused(path, **options):
+    """The one line with which a manifest is refused, without its name."""
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(path, **options)
+    name, colon, what = str(caught.value).partition(f"{path}: ")
+    assert (name, bool(colon), "\n" in what) == ("", True, False)
+    return what
+
+
+@pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "NIST"])
+def test_an_audio_file_is_no_manifest(scratch, kind):
+    soundfile = pytest.importorskip("soundfile")
+    path = scratch / "a"
+    soundfile.write(path, np.sin(np.arange(4000) / 9), 8000, format=kind)
+    for options in ({}, {"format": "paths"}):
+        assert refused(path, **options) == "is an audio file, not a manifest: give its folder, or a list of paths"
+
+
+def test_what_is_packed_is_no_manifest(scratch):
+    tar = write_tar(scratch / "a.tar", {"a.wav": b"a" * 9999})
+    for path in (tar, scratch / "a.tar.gz"):
+        path.write_bytes(tar.read_bytes() if path == tar else gzip.compress(tar.read_bytes()))
+        assert refused(path).startswith("is a tar, not a manifest: ")
+    for pack in (bz2.compress, lzma.compress, lambda data: gzip.compress(gzip.compress(data))):
+        (scratch / "a.csv").write_bytes(pack(b"id,path\na,x.wav\n"))
+        assert refused(scratch / "a.csv").startswith("is compressed, and a manifest may be compressed by gzip alone")
+    (scratch / "a.csv").write_bytes(bytes(99) + os.urandom(99))
+    assert refused(scratch / "a.csv").startswith("is neither text nor Parquet")
+    pytest.importorskip("pyarrow")
+    _, arrow = write_tables(scratch, [b"a"])
+    assert refused(arrow).startswith("is an Arrow file: give the folder that save_to_disk")
+
+
+def test_a_cache_is_no_manifest(scratch):
+    version = make_version(scratch / "c", make_features(2))
+    for path in (scratch / "c", version.path):
+        assert refused(path) == "is a cache, not a manifest: give the manifest that it was extracted from"
+
+
+@pytest.mark.parametrize("name", ["nemo", "jsonl", "kaldi", "fairseq", "vits"])
+def test_a_wrong_format_is_one_error(written, name):
+    path = written("id,path\n" + "".join(f"u{row},{row}.wav\n" for row in range(99)))
+    begin = f"not one row is as --format {name} has them; without it, it is recognised: line "
+    assert refused(path, format=name).startswith(begin)

@@ -208,6 +208,33 @@ def test_a_folder_in_place_of_a_file_is_one_line(tmp_path, name):
         read_manifest(tmp_path, format=name)
 
 
+@pytest.mark.parametrize("name", ["ljspeech", "f5"])
+def test_a_folder_with_a_list_beside_its_wavs(top, name):
+    """As LJSpeech and recipes after it come: the list says what its files are, so it is read, and that is said."""
+    written = WRITERS[name](top, CLIPS)
+    written.manifest.rename(top / "metadata.csv")
+    expected = read_manifest(top / "metadata.csv")
+    for options in ({}, {"format": name}):
+        manifest = read_manifest(top, **options)
+        assert rows_of(manifest) == rows_of(expected)
+        assert manifest.root == top
+    assert f"{top}/metadata.csv: read as {name}" in read_manifest(top).notes
+    assert read_manifest(top, format="folder").format == "folder"
+
+
+def test_kaldis_fields_are_between_white_space_of_ascii(top):
+    """As Kaldi splits them (`isspace` in the C locale): spaces of other scripts belong to ids, paths and texts."""
+    data = top / "data"
+    data.mkdir()
+    wide, hard, next_line, unit = "\u3000", "\xa0", "\x85", "\x1f"
+    (data / "wav.scp").write_text(f"a{wide}b\t \x0b/x/c{hard}d{unit}.wav \x0c\r\n")
+    (data / "segments").write_text(f"u{hard}1 a{wide}b\t0.5 1.5\n")
+    (data / "text").write_text(f"u{hard}1  so{wide}much, {next_line}said{wide}\n")
+    manifest = read_manifest(data)
+    assert rows_of(manifest) == [Utterance(id=f"u{hard}1", path=f"/x/c{hard}d{unit}.wav", start=0.5, duration=1.0)]
+    assert list(manifest.columns["text"]) == [f"so{wide}much, {next_line}said{wide}"]
+
+
 @pytest.mark.parametrize("name", ["folder", "audiofolder", "lhotse"])
 def test_a_file_in_place_of_what_the_format_is_is_one_line(written, name):
     with pytest.raises(ManifestError) as caught:
@@ -231,8 +258,6 @@ def test_faults_of_a_data_directory(top):
         [
             "wav.scp, line 2: path is a command, which runs only with --allow-commands: 'sox x.sph -t wav - |'",
             "wav.scp, line 4: path is missing",
-            "wav.scp, line 5: path is in an archive of Kaldi's, which is not read: wav-copy unpacks it: "
-            "'feats.ark:1234'",
             "wav.scp, line 6: id 'a' is already on wav.scp, line 1",
             "segments, line 2: recording 'x' is not in wav.scp",
             "segments, line 3: ends at 1.0, and starts at 1.0: only an end of -1 is that of the recording",

@@ -73,12 +73,15 @@ def format_of(source: Source, name: str | None = None) -> str:
 
     Raises:
         ArgumentError: There is no such format.
-        ManifestError: Several fit.
+        ManifestError: Several fit, or it is plainly no manifest.
     """
     if name is not None:
         if name not in FORMATS:
             raise ArgumentError(f"--format: there is no {name!r}: choose {listing(FORMATS, len(FORMATS))}")
-        return name
+        if source.no_manifest is None or name in ("datasets", "parquet"):
+            return name
+    if (what := source.no_manifest) is not None:
+        raise ManifestError(what)
     found = [name for name, format_ in FORMATS.items() if format_.fits(source)]
     if len(found) > 1:
         raise ManifestError(f"may be {' or '.join(found)}: say which with --format {found[0]}, for example")

@@ -74,9 +74,6 @@ def _fault(path: str, allow_commands: bool) -> str | None:
         return "path is missing"
     if is_command(path):
         return None if allow_commands else f"path {COMMAND_REFUSED}: {shown(path)}"
-    archive, colon, offset = path.rpartition(":")
-    if colon and archive.endswith(".ark") and offset.isdecimal():
-        return f"path is in an archive of Kaldi's, which is not read: wav-copy unpacks it: {shown(path)}"
     return None
 
 
@@ -88,7 +85,7 @@ def _segments(
     base = faults.file("segments")
     with opened(source.path / "segments") as stream:
         for place, line in enumerate(lines_of(stream, faults, base), base + 1):
-            cells = line.split()
+            cells = _split(line)
             if len(cells) not in (4, 5):
                 if cells:
                     faults.add(place, f"{len(cells)} fields, but utterance, recording, start and end are expected")
@@ -137,7 +134,7 @@ class _Lookup:
         if id_ in self._ahead:
             return self._ahead.pop(id_)
         for fields in self._rest:
-            value = fields[1].rstrip() if len(fields) == 2 else ""
+            value = fields[1] if len(fields) == 2 else ""
             if fields[0] == id_:
                 return value
             self._ahead[fields[0]] = value
@@ -147,12 +144,20 @@ class _Lookup:
 def _values(path: Path, faults: Faults, base: int) -> Iterator[list[str]]:
     """The first field and the rest of each line that is not blank."""
     with opened(path) as stream:
-        yield from filter(None, (line.split(None, 1) for line in lines_of(stream, faults, base)))
+        yield from filter(None, (_split(line, 1) for line in lines_of(stream, faults, base)))
 
 
 def _fields(lines: Iterator[str], base: int) -> Iterator[tuple[int, str, str]]:
     """The place, the first field and the rest of each line that is not blank."""
     for place, line in enumerate(lines, base + 1):
-        found = line.split(None, 1)
+        found = _split(line, 1)
         if found:
-            yield place, found[0], found[1].rstrip() if len(found) == 2 else ""
+            yield place, found[0], found[1] if len(found) == 2 else ""
+
+
+def _split(line: str, at_most: int = -1) -> list[str]:
+    """The fields of a line, between the white space of ASCII alone: `str.split` also takes that of other scripts."""
+    line = line.strip(" \t\n\r\f\v")
+    if line.isascii() and line.isprintable():  # so that all white space in it are spaces
+        return line.split(None, at_most)
+    return [field.decode() for field in line.encode().split(None, at_most)]

@@ -5,6 +5,7 @@ pyarrow reads them, the reference implementation of the formats, which pandas, d
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, BinaryIO
 
@@ -57,15 +58,35 @@ class ArrowTable:
 
     def __init__(self, stream: BinaryIO) -> None:
         arrow = _pyarrow()
+        self._descriptor = stream.fileno()
         self._reader = _checked(lambda: arrow.ipc.open_stream(arrow.memory_map(stream.name)))
         self.names, self.audio = _columns(self._reader.schema)
 
     def batches(self, columns: Collection[str]) -> Iterator[tuple[range, dict[str, Sequence[Any]]]]:
         """As those of `ParquetTable`."""
         done = 0
-        while (batch := _checked(lambda: next(self._reader, None))) is not None:
+        found = mapped_batches(self._reader, self._descriptor)
+        while (batch := _checked(lambda: next(found, None))) is not None:
             yield range(done + 1, done + 1 + batch.num_rows), _checked(batch.select([*columns]).to_pydict)
             done += batch.num_rows
+
+
+def mapped_batches(reader: Any, descriptor: int) -> Iterator[Any]:
+    """The batches of an Arrow file that is mapped, as long as the file does not become shorter: to touch what is mapped
+    behind the end of a file ends the process by SIGBUS.
+
+    Raises:
+        ValueError: The file has become shorter.
+    """
+    size = os.fstat(descriptor).st_size
+
+    def next_batch() -> Any:
+        batch = None if os.fstat(descriptor).st_size < size else next(reader, None)
+        if os.fstat(descriptor).st_size < size:
+            raise ValueError("it became shorter while it was read")
+        return batch
+
+    yield from iter(next_batch, None)
 
 
 def _pyarrow() -> Any:

@@ -13,7 +13,7 @@ import sys
 from bisect import insort
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -32,8 +32,25 @@ ROWS_PER_BATCH = 1024
 HEAD_BYTES = 1 << 20
 """The most bytes of a file by which its format is recognised."""
 
+_TAR = (
+    "is a tar, not a manifest: `tar tf FILE.tar > members.txt` lists its members, and `--root FILE.tar` says that the "
+    "paths of such a list are in it"
+)
+_NO_MANIFESTS = {
+    (
+        rb"RIFF....WAVE|fLaC\0|OggS\0|ID3[\x02-\x04]|FORM....AIF|NIST_1A\n|caff\0|\.snd\0|#!AMR|\xff[\xe0-\xfd]|"
+        rb"\0...ftyp|\x1a\x45\xdf\xa3"
+    ): ("is an audio file, not a manifest: give its folder, or a list of paths"),
+    rb"\xfd7zXZ|\x28\xb5\x2f\xfd|BZh[1-9]1AY|PK\x03\x04|\x1f\x8b": (
+        "is compressed, and a manifest may be compressed by gzip alone, once: unpack it"
+    ),
+    rb"ARROW1|\xff\xff\xff\xff": "is an Arrow file: give the folder that save_to_disk of datasets wrote, or Parquet",
+}
+"""What begins like this is plainly no table or list."""
+
 _FAULTS_SHOWN = 20
 _LINE_BYTES = 4 << 20
+_BLOCK_BYTES = 256 << 10
 _GZIP = b"\x1f\x8b"
 _FILE_SHIFT = 40
 """The bits of a place that tell the line: more than there are lines in a file."""
@@ -77,12 +94,20 @@ class Faults:
         (name, unit), line = self._files[place >> _FILE_SHIFT], place & ((1 << _FILE_SHIFT) - 1)
         return ", ".join([*([name] if name else []), *([f"{unit} {line}"] if line else [])])
 
+    def raise_first(self, why: str) -> None:
+        """Raise a ManifestError of one line if there are several faults: all have one reason, and one is an example."""
+        if self.count > 1:
+            raise ManifestError(f"{why}: {self._said(*self._first[0])}")
+
+    def _said(self, place: int, what: str) -> str:
+        return ": ".join(filter(None, (self.where(place), what)))
+
     def raise_if_any(self) -> None:
         """Raise a ManifestError that says how many faults there are, and lists the first by place."""
         if not self.count:
             return
         message = [f"{self._source}: {counted(self.count, 'error')}"]
-        message += [f"  {': '.join(filter(None, (self.where(place), what)))}" for place, what in self._first]
+        message += [f"  {self._said(*fault)}" for fault in self._first]
         if self.count > _FAULTS_SHOWN:
             message.append(f"  … and {self.count - _FAULTS_SHOWN} more")
         raise ManifestError("\n".join(message))
@@ -201,6 +226,17 @@ class Source:
         """Whether it is a Parquet file, by its name or its beginning."""
         return not self.is_folder and (self.suffix == ".parquet" or self._head.startswith(b"PAR1"))
 
+    @property
+    def no_manifest(self) -> str | None:
+        """What the file is if it is plainly no table or list, as the end of a message with what to do."""
+        head = self._head
+        if self.is_folder or self.is_parquet or head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return None
+        is_tar = head[257:262] == b"ustar"
+        found = next((what for beginning, what in _NO_MANIFESTS.items() if re.match(beginning, head, re.DOTALL)), None)
+        other = "is neither text nor Parquet: give a table, a list, or a folder of audio" if b"\0" in head else None
+        return _TAR if is_tar else found or other
+
     @cached_property
     def first_text(self) -> str:
         """The beginning of the file, up to the second line that is not blank, but at most 1 MiB; empty if it is no
@@ -285,24 +321,47 @@ def lines_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
 
     `base` is the place of the file's line 0.
     """
-    for place, raw in enumerate(iter(partial(stream.readline, _LINE_BYTES + 1), b""), base + 1):
-        if len(raw) > _LINE_BYTES:  # a device, or no table: the rest of it may have no end
-            faults.add(place, f"longer than {_LINE_BYTES:,} bytes")
-            return
-        if place == base + 1:
-            if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                faults.add(place, "UTF-16, and UTF-8 is expected: iconv -f UTF-16 -t UTF-8 converts it")
+    done = base
+    while data := stream.read(_BLOCK_BYTES):
+        data += stream.readline(_LINE_BYTES + 1)
+        if done == base:
+            if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                faults.add(base + 1, "UTF-16, and UTF-8 is expected: iconv -f UTF-16 -t UTF-8 converts it")
                 return
-            raw = raw.removeprefix(codecs.BOM_UTF8)
-        try:
-            line = raw.decode()
-        except UnicodeDecodeError as error:
-            faults.add(place, f"byte {error.start + 1} is not UTF-8: 0x{raw[error.start]:02x}")
-            line = raw.decode("cp437")  # in which all bytes above ASCII are printable and differ
-        if "\0" in line:
-            faults.add(place, "there is a NUL byte")
-            line = line.replace("\0", "\ufffd")
-        yield line
+            data = data.removeprefix(codecs.BOM_UTF8)
+        if (text := _text_without_faults(data)) is not None:
+            yield from io.StringIO(text, newline="\n")
+            done += text.count("\n")
+            continue
+        for raw in io.BytesIO(data):
+            done += 1
+            if len(raw) > _LINE_BYTES:  # a device, or no table: the rest of it may have no end
+                faults.add(done, f"longer than {_LINE_BYTES:,} bytes")
+                return
+            yield _line(raw, done, faults)
+
+
+def _text_without_faults(data: bytes) -> str | None:
+    """Whole lines as text; None if there is a fault in one of them."""
+    if len(data) > _LINE_BYTES or b"\0" in data:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _line(raw: bytes, place: int, faults: Faults) -> str:
+    """A line as text, in spite of its faults."""
+    try:
+        line = raw.decode()
+    except UnicodeDecodeError as error:
+        faults.add(place, f"byte {error.start + 1} is not UTF-8: 0x{raw[error.start]:02x}")
+        line = raw.decode("cp437")  # in which all bytes above ASCII are printable and differ
+    if "\0" in line:
+        faults.add(place, "there is a NUL byte")
+        line = line.replace("\0", "\ufffd")
+    return line
 
 
 def batched(rows: Iterable[tuple[int, Sequence[Any]]], names: Sequence[str]) -> Iterator[Batch]:

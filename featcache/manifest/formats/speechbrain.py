@@ -17,6 +17,7 @@ _BLOCK_BYTES = 1 << 20
 """The largest JSON file that is read: all of it is in memory."""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
+_MARKS = {mark: re.compile(rf"[ \t\r\n]*{re.escape(mark)}[ \t\r\n]*") for mark in "{:,"}
 _NESTED = re.compile(r'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*\{')
 _BY_DOLLAR = re.compile(r"\$([\w.]+)|\$\{(\w+)\}")
 _BY_BRACES = re.compile(r"\{(\w+)\}")
@@ -108,7 +109,6 @@ def _entries(source: Source) -> Rows:
 
 def _after(text: str, at: int, mark: str) -> int:
     """Where what follows a mark begins; there may be white space around it."""
-    at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
-    if text[at : at + 1] != mark:
-        raise json.JSONDecodeError(f"Expecting {mark!r}", text, at)
-    return _SPACE.match(text, at + 1).end()  # type: ignore[union-attr]
+    if found := _MARKS[mark].match(text, at):
+        return found.end()
+    raise json.JSONDecodeError(f"Expecting {mark!r}", text, _SPACE.match(text, at).end())  # type: ignore[union-attr]
