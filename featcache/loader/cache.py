@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from featcache.arguments import positions_in
 from featcache.errors import ArgumentError, MissingItemError, StoreError
 from featcache.loader.buffers import Buffers, tensor_in, tensor_of
 from featcache.loader.crop import check_codebooks, check_padding, frames_between
@@ -364,7 +365,7 @@ class Cache:
         except TypeError:
             raise ArgumentError(f"{key!r}: give an id, or a position; batch takes several") from None
         if not -len(self) <= position < len(self):
-            raise IndexError(f"no utterance at {position}: {self.version.path} holds {len(self):,}")
+            raise IndexError(f"no utterance at {position}: {self.version.path} has {len(self):,}")
         return position % len(self)
 
     def _positions(self, keys: Keys) -> NDArray[np.int64]:
@@ -372,17 +373,9 @@ class Cache:
             raise ArgumentError(f"keys is {keys!r}: give a list of ids, or of positions")
         if not isinstance(keys, Sized):
             keys = [*keys]
-        if not len(keys):
-            return np.empty(0, np.int64)
-        if isinstance(next(iter(keys)), str):
+        if len(keys) and isinstance(next(iter(keys)), str):
             return self.find(cast("Iterable[str]", keys))
-        positions = np.asarray(keys)
-        if positions.dtype.kind not in "iu" or positions.ndim != 1:
-            raise ArgumentError(f"keys are {positions.dtype} {list(positions.shape)}: give all ids, or all positions")
-        outside = positions[(positions < -len(self)) | (positions >= len(self))]
-        if len(outside):
-            raise IndexError(f"no utterance at {outside[0]}: {self.version.path} holds {len(self):,}")
-        return positions.astype(np.int64) % len(self)
+        return positions_in("keys", keys, len(self), str(self.version.path), "all ids, or all positions")
 
 
 def _pad(arrays: list[NDArray[Any]], value: float, out: NDArray[Any]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections import UserList
-from collections.abc import Collection, Mapping, Sequence, Sized
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path
@@ -18,10 +19,11 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, default_collate
 
-from featcache.arguments import require_int
+from featcache.arguments import positions_in, require_int
 from featcache.errors import ArgumentError, listing
 from featcache.loader.buffers import Buffers
 from featcache.loader.cache import Cache
+from featcache.loader.columns import take
 from featcache.loader.crop import Crop, Windows
 from featcache.loader.parts import PartsColumn
 from featcache.loader.utterances import DatasetVersion, by_version, caches_by_name, find_utterances
@@ -125,14 +127,12 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         found = find_utterances(caches, manifest, where=where, columns=columns, copies=copies, on_changed=on_changed)
         found, self.skipped = found.without_missing(caches, skip_missing)
         self.dropped: list[str] = []
-        self._epoch = torch.zeros((), dtype=torch.int64)
+        self._epoch = _epoch_in_memory(0, is_shared=crop is not None)
         self._windows: Windows | None = None
         if crop is not None:
             crop = crop if isinstance(crop, Crop) else Crop(frames=crop)
             self._windows = Windows(crop, [each.spec.frame_rate for each in caches.values()])
             found, self.dropped = found.without_short(caches, self._windows)
-            with suppress(RuntimeError):  # without shared memory, workers that live on stay in the epoch they began in
-                self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         self.columns = found.columns
         # A cache's own ids are not pickled with the dataset.
         self._ids = None if found.ids is next(iter(caches.values())).ids else found.ids
@@ -185,6 +185,27 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             lengths = lengths.at_most(most) if isinstance(lengths, PartsColumn) else np.minimum(lengths, most)
         whole: NDArray[np.int64] = lengths
         return whole
+
+    def subset(self, rows: Sequence[int] | NDArray[Any]) -> Self:
+        """The dataset of some rows, in their order: of a fold, for example. Its epoch is set by itself.
+
+        It reads as `torch.utils.data.Subset(dataset, rows)` does, and is a dataset like this one, with `ids`,
+        `lengths`, `columns` and `collate`.
+
+        Args:
+            rows: Positions in the dataset, which may repeat; negative ones count from the end.
+
+        Raises:
+            IndexError: There is no such row.
+            ArgumentError: They are no positions; of a mask, `numpy.flatnonzero` gives them.
+        """
+        at = self._rows(rows)
+        part = copy.copy(self)
+        part._ids = self.ids.take(at)
+        part.columns = {name: take(column, at) for name, column in self.columns.items()}
+        part.versions = [replace(version, positions=version.positions_of(at)) for version in self.versions]
+        part._epoch = _epoch_in_memory(self.epoch, is_shared=self._windows is not None)
+        return part
 
     @property
     def shards(self) -> NDArray[np.uint32]:
@@ -254,17 +275,18 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         firsts, counts = self._windows.ranges(lengths, positions[0], epoch)
         return [FrameRanges(*each) for each in zip(self.versions, positions, firsts, counts, strict=True)]
 
-    def _rows(self, rows: Sequence[int]) -> NDArray[np.int64]:
+    def _rows(self, rows: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
         """Some rows, counted from the first one; int64 `[rows]`. Raises IndexError if there is no such row."""
-        if not isinstance(rows, Sized):
-            raise ArgumentError(f"rows is {rows!r}: give a list of positions in the dataset")
-        at = np.asarray(rows) if len(rows) else np.empty(0, np.int64)
-        if at.dtype.kind not in "iu" or at.ndim != 1:
-            raise ArgumentError(f"rows are {at.dtype} {list(at.shape)}: give a list of positions in the dataset")
-        outside = at[(at < -len(self)) | (at >= len(self))]
-        if len(outside):
-            raise IndexError(f"no row at {outside[0]}: the dataset has {len(self):,} utterances")
-        return at.astype(np.int64) % len(self) if len(at) else at
+        return positions_in("rows", rows, len(self), "the dataset", "a list of positions in the dataset")
+
+
+def _epoch_in_memory(epoch: int, is_shared: bool) -> torch.Tensor:
+    """The number of an epoch; shared with workers if it matters to them."""
+    number = torch.tensor(epoch, dtype=torch.int64, device="cpu")
+    if is_shared:
+        with suppress(RuntimeError):  # without shared memory, workers that live on stay in the epoch they began in
+            number.share_memory_()  # type: ignore[no-untyped-call]
+    return number
 
 
 class Items(UserList[dict[str, Any]]):

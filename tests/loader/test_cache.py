@@ -86,7 +86,7 @@ class TestCache:
     @pytest.mark.parametrize("key", [20, -21, 10**12])
     def test_a_position_outside_is_an_index_error(self, cache, key):
         for read in (cache.__getitem__, lambda key: cache.batch([0, key])):
-            with pytest.raises(IndexError, match=f"no utterance at {key}: .* holds 20"):
+            with pytest.raises(IndexError, match=f"no utterance at {key}: .* has 20"):
                 read(key)
 
     @pytest.mark.parametrize("key", [1.0, None, b"utt-1", slice(2), [1]])
