@@ -23,11 +23,11 @@ from featcache.arguments import positions_in, require_int
 from featcache.errors import ArgumentError, listing
 from featcache.loader.buffers import Buffers
 from featcache.loader.cache import Cache
-from featcache.loader.columns import take
+from featcache.loader.columns import Names, Where, take
 from featcache.loader.crop import Crop, Windows
 from featcache.loader.parts import PartsColumn
-from featcache.loader.utterances import DatasetVersion, by_version, caches_by_name, find_utterances
-from featcache.manifest import Manifest
+from featcache.loader.utterances import DatasetVersion, by_version, caches_by_name, find_utterances, labels_by_column
+from featcache.manifest import Manifest, Table
 from featcache.strings import Strings
 
 __all__ = ["FeatureDataset", "FrameRanges"]
@@ -75,56 +75,71 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     `torch.utils.data.DataLoader(dataset, collate_fn=dataset.collate)` a batch is gathered in one call, straight into
     the padded tensor; `featcache.DataLoader` does this ahead of time.
 
+    The arguments say which utterances there are (`manifest` to `copies`), which columns (`columns`, `classes`), and
+    what is read of their features (`padding_value`, `crop`, `codebooks`).
+
     Args:
         cache: The opened cache; or several, as a dictionary with names of your choice.
-        manifest: A CSV, TSV, JSONL or Parquet file with an `id` for each utterance, in the dataset's order; rows with a
-            path are compared with what was extracted. Without one, the dataset has the (first) cache's utterances.
-            For a corpus, the manifests of its parts, as a pattern or a folder, or that of one part.
-        where: Select the manifest's rows by columns: `{"split": "train"}`; a list of values matches any of them.
-        columns: Names of the manifest's columns to keep; by default all. A mapping also sets their types:
-            `{"speaker": str, "digit": int}`.
+        manifest: A manifest in any of its formats, with an `id` for each utterance, in the dataset's order; or a data
+            frame of pandas or Polars, a table of Arrow, or a list of dictionaries. Rows with a path are compared with
+            what was extracted. Without one, the dataset has the (first) cache's utterances. For a corpus, the paths of
+            the manifests of its parts, as a pattern or a folder, or that of one part.
+        where: Select the manifest's rows by columns: `{"split": "train"}`; a list of values matches any of them. Or
+            by a function that gets each row as a dictionary, `id` and all columns, and says whether to take it.
         skip_missing: Leave out utterances missing from the cache instead of raising an error; `skipped` lists them.
         on_changed: What to do about rows whose features are of another path, start, duration or channel under the same
             id, or of an older file while extracting the new one failed: "error" refuses them, "warn" takes the features
             and gives a `FeatcacheWarning`, "use" takes them.
+        copies: Include all copies that the versions' configs make of each utterance, with the columns `speed` and, if
+            there is noise, `snr` (dB; NaN for clean copies). If false, only the ids in the manifest.
+        columns: Names of the manifest's columns to keep; by default all. A mapping also sets their types:
+            `{"speaker": str, "digit": int}`.
+        classes: The name of a column of labels, or several: they become numbers from 0, in the labels' order as text,
+            and the attribute `classes` has the labels. A mapping gives the labels of each, as that attribute of the
+            training data does for others: `classes=train.classes`.
         padding_value: The value of frames beyond an utterance's end; one for all versions, or a dictionary.
         crop: Read only a window of each utterance; an integer is `Crop(frames=…)`.
         codebooks: Read only this many codebooks, from the first on; with several versions, a dictionary.
-        copies: Include all copies that the versions' configs make of each utterance, with the columns `speed` and, if
-            there is noise, `snr` (dB; NaN for clean copies). If false, only the ids in the manifest.
 
     Attributes:
         cache: As given.
         names: The versions' names; `features` for a single cache.
         versions: The versions, each with the positions of the dataset's utterances in it.
         columns: The columns `[utterances]`, by name.
+        classes: The labels of `classes`, a list for each column: a number stands for the label at that position.
         skipped, dropped: The ids left out because a version lacks them, or because they are shorter than the crop.
 
     Raises:
         MissingItemError: The cache lacks utterances of the manifest; names up to ten, and says how many failed.
         ManifestError: The manifest cannot be read or has errors; or a column is missing, has another type than
-            `columns` says, or a name that items and batches use themselves; or rows are refused, see `on_changed`.
+            `columns` says, labels that `classes` has not, or a name that items and batches use themselves; or rows are
+            refused, see `on_changed`.
         ArgumentError: Other arguments do not fit; or utterances are shorter than a crop with `short="error"`.
     """
 
     def __init__(
         self,
         cache: Cache | Mapping[str, Cache],
-        manifest: str | Path | Manifest | None = None,
+        manifest: str | Path | Manifest | Table | None = None,
         *,
-        where: Mapping[str, object] | None = None,
-        columns: Collection[str] | Mapping[str, type] | None = None,
+        where: Where | None = None,
         skip_missing: bool = False,
         on_changed: Literal["error", "warn", "use"] = "error",
+        copies: bool = True,
+        columns: Names = None,
+        classes: str | Collection[str] | Mapping[str, Sequence[str]] = (),
         padding_value: float | Mapping[str, float] = 0,
         crop: Crop | int | None = None,
         codebooks: int | Mapping[str, int] | None = None,
-        copies: bool = True,
     ) -> None:
         self.cache = cache
         caches = caches_by_name(cache)
         self.names = list(caches)
-        found = find_utterances(caches, manifest, where=where, columns=columns, copies=copies, on_changed=on_changed)
+        labels = labels_by_column(classes)
+        found = find_utterances(
+            caches, manifest, where=where, columns=columns, classes=labels, copies=copies, on_changed=on_changed
+        )
+        found, self.classes = found.with_classes(labels)
         found, self.skipped = found.without_missing(caches, skip_missing)
         self.dropped: list[str] = []
         self._epoch = _epoch_in_memory(0, is_shared=crop is not None)
