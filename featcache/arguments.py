@@ -6,16 +6,12 @@ import math
 import operator
 import os
 import re
-from collections.abc import Sized
 from numbers import Real
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from featcache.errors import ArgumentError
 
-__all__ = ["is_number", "positions_in", "refuse_url", "require_int", "require_number"]
+__all__ = ["is_number", "refuse_url", "require_int", "require_number"]
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 """Matches a URL as text (`s3://bucket`) and as pathlib shortens it (`s3:/bucket`)."""
@@ -41,31 +37,6 @@ def require_int(name: str, value: Any, least: int | None = None) -> int:
             f"{name} is {value!r}: it must be a whole number{'' if least is None else f', {least} or more'}"
         )
     return given
-
-
-def positions_in(name: str, values: Any, count: int, where: str, wanted: str) -> NDArray[np.int64]:
-    """Return positions in a sequence, int64 `[values]`, counted from its beginning.
-
-    Args:
-        name: The argument's name, for messages.
-        values: A sized sequence of whole numbers of Python, numpy or torch; negative ones count from the end.
-        count: The length of the sequence.
-        where: What has the sequence, for messages.
-        wanted: What to give instead, for messages.
-
-    Raises:
-        ArgumentError: The values are not whole numbers, or not in a sequence.
-        IndexError: There is no such position.
-    """
-    if not isinstance(values, Sized):
-        raise ArgumentError(f"{name} is {values!r}: give {wanted}")
-    positions = np.asarray(values) if len(values) else np.empty(0, np.int64)
-    if positions.dtype.kind not in "iu" or positions.ndim != 1:
-        raise ArgumentError(f"{name} are {positions.dtype} {list(positions.shape)}: give {wanted}")
-    outside = positions[(positions < -count) | (positions >= count)]
-    if len(outside):
-        raise IndexError(f"no utterance at {outside[0]}: {where} has {count:,}")
-    return positions.astype(np.int64) % count if len(positions) else positions.astype(np.int64)
 
 
 def require_number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> float:

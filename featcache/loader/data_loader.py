@@ -19,6 +19,7 @@ from featcache.arguments import require_int
 from featcache.device import parse_device
 from featcache.errors import ArgumentError, FeatcacheError, listing
 from featcache.loader.dataset import FeatureDataset
+from featcache.loader.display import Batch
 from featcache.loader.sampler import Batching, BucketBatchSampler
 from featcache.loader.transfers import CudaTransfer, MemoryTransfer
 from featcache.loader.utterances import DatasetVersion, by_version
@@ -220,12 +221,8 @@ class DataLoader:
         columns = {
             name: move(column) if isinstance(column, torch.Tensor) else column for name, column in selected.items()
         }
-        batch: Any = {
-            "ids": ids,
-            "features": self.dataset.named(features),
-            "lengths": self.dataset.named(lengths),
-            **columns,
-        }
+        named = self.dataset.named
+        batch: Any = Batch({"ids": ids, "features": named(features), "lengths": named(lengths), **columns})
         if self.transform is not None:
             with self._transfer.working():
                 batch = self.transform(batch)

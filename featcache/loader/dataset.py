@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, default_collate
 
-from featcache.arguments import positions_in, require_int
+from featcache.arguments import require_int
 from featcache.errors import ArgumentError, listing
 from featcache.loader.buffers import Buffers
 from featcache.loader.cache import Cache
 from featcache.loader.columns import Names, Where, take
-from featcache.loader.crop import Crop, Windows
+from featcache.loader.crop import Crop, Windows, positions_in
+from featcache.loader.display import PICTURE_SECONDS, Batch, card
 from featcache.loader.parts import PartsColumn
 from featcache.loader.utterances import DatasetVersion, by_version, caches_by_name, find_utterances, labels_by_column
 from featcache.manifest import Manifest, Table
@@ -163,6 +164,19 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         columns = f" with {listing(self.columns)}" if self.columns else ""
         return f"FeatureDataset({versions}: {len(self):,} utterances{columns})"
 
+    def _repr_html_(self) -> str:
+        def facts() -> dict[str, object]:
+            labels = {f"classes of {name}": f"{len(found):,}: {listing(found)}" for name, found in self.classes.items()}
+            versions = ", ".join(version.cache.version.path.name for version in self.versions)
+            return {"versions": versions, "utterances": f"{len(self):,}", "columns": listing(self.columns), **labels}
+
+        def first_item() -> NDArray[Any]:
+            first = self.versions[0]
+            position = int(first.positions_of(np.zeros(1, np.int64))[0])
+            return first.cache.item(position, duration=PICTURE_SECONDS, check=True)
+
+        return card("FeatureDataset", facts, first_item)
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "lengths"}
 
@@ -254,19 +268,16 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             frames = [item["features"] if has_one else item["features"][version.name] for item in items]
             features.append(pad_sequence(frames, batch_first=True, padding_value=version.padding_value))
             lengths.append(torch.tensor([len(each) for each in frames], device="cpu"))
-        return {
-            "ids": [item["id"] for item in items],
-            "features": self.named(features),
-            "lengths": self.named(lengths),
-            **default_collate(rest),
-        }
+        ids = [item["id"] for item in items]
+        batch = {"ids": ids, "features": self.named(features), "lengths": self.named(lengths)}
+        return Batch(batch | default_collate(rest))
 
     def batch(self, rows: Sequence[int]) -> dict[str, Any]:
         """The batch of the given rows, gathered straight into padded tensors. Without rows, the batch is empty."""
         versions, ids, columns = self.select(rows, self.epoch)
         features = [ranges.gather() for ranges in versions]
         lengths = [torch.from_numpy(ranges.counts) for ranges in versions]
-        return {"ids": ids, "features": self.named(features), "lengths": self.named(lengths), **columns}
+        return Batch({"ids": ids, "features": self.named(features), "lengths": self.named(lengths), **columns})
 
     def select(self, rows: Sequence[int], epoch: int) -> tuple[list[FrameRanges], list[str], dict[str, Any]]:
         """What a batch of some rows holds in an epoch: the frames of each version, the ids, and the columns."""

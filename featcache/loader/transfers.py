@@ -15,7 +15,7 @@ from featcache.loader.buffers import Buffers
 from featcache.loader.dataset import FrameRanges
 from featcache.quantize import dequantize
 
-__all__ = ["CudaTransfer", "MemoryTransfer", "values_of"]
+__all__ = ["CudaTransfer", "MemoryTransfer", "dequantized"]
 
 _SLACK = 1.25
 """How much more page-locked memory is taken than a batch needs, since batches differ in length."""
@@ -106,7 +106,7 @@ class CudaTransfer:
                 pinned.copied.record(self._stream)
                 if not raw:
                     return features if dtype is None else features.to(dtype)
-                return values_of(features, ranges, dtype, self.move)
+                return dequantized(features, ranges, dtype, self.move)
         finally:
             self._free.put(pinned)
 
@@ -145,7 +145,7 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors_in(each)
 
 
-def values_of(
+def dequantized(
     levels: torch.Tensor,
     ranges: FrameRanges,
     dtype: torch.dtype | None,
