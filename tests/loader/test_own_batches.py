@@ -120,7 +120,6 @@ class TestTransform:
             assert torch.equal(features, batch["features"] + 1)
             assert others["ids"] == batch["ids"]
         assert threading.current_thread() not in threads
-        assert torch.equal(dataset.cache.batch([0])[0], dataset.cache.batch([0])[0])
 
     def test_what_it_raises_reaches_the_loop_at_the_batch(self, dataset):
         def transform(batch):
