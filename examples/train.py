@@ -11,17 +11,14 @@ import featcache
 
 torch.manual_seed(0)
 
-dataset = featcache.FeatureDataset(featcache.open("features/fbank80"), manifest="examples/manifest.csv")
-sampler = featcache.BucketBatchSampler(dataset.lengths, batch_size=4)  # or max_frames=, a limit on padded frames
-batches = featcache.DataLoader(dataset, sampler)  # or device="cuda": pinned, and copied while training runs
-model = torch.nn.Sequential(torch.nn.LayerNorm(80), torch.nn.Linear(80, 1))
+dataset = featcache.FeatureDataset(featcache.open("features/fbank80"), "examples/manifest.csv", classes="voice")
+batches = featcache.DataLoader(dataset, batch_size=4)  # or max_frames=; device="cuda" copies while training runs
+model = torch.nn.Sequential(torch.nn.LayerNorm(80), torch.nn.Linear(80, len(dataset.classes["voice"])))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
 for epoch in range(30):
-    batches.set_epoch(epoch)
     for batch in batches:  # ids, features [batch, frames, 80], lengths [batch], and the manifest's columns
         means = batch["features"].float().sum(dim=1) / batch["lengths"][:, None]
-        is_ben = torch.tensor([[float(voice == "ben")] for voice in batch["voice"]])
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(model(means), is_ben)
+        loss = torch.nn.functional.cross_entropy(model(means), batch["voice"])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

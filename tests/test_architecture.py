@@ -115,7 +115,7 @@ def test_store_knows_no_audio_and_no_extractor_and_the_loader_stands_on_the_stor
 
 
 def test_what_pads_a_batch_knows_nothing_of_what_keeps_utterances_elsewhere_or_of_the_manifest():
-    core = {"shards", "object_shards", "cache", "buffers", "crop"}
+    core = {"shards", "object_shards", "cache", "buffers", "crop", "display"}
     for name in core:
         at_work = without_types(modules()[Path("loader", f"{name}.py")])
         parts = [dotted.split(".") for dotted in imported(at_work) if dotted.startswith("featcache.")]

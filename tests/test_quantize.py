@@ -12,7 +12,7 @@ from make_cache import in_three_shards, make_features, make_version
 
 import featcache
 from featcache.errors import ArgumentError, DamagedError, ExtractorError, StoreError
-from featcache.loader.data_loader import _values_of
+from featcache.loader.transfers import dequantized
 from featcache.quantize import dequantize, quantize, stored_spec
 from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
 from featcache.store.check import check_shard
@@ -254,7 +254,10 @@ class TestCache:
             for found in (cache[name], cache[position], cache.item(name, check=True)):
                 assert found.dtype == np.float32
                 assert np.array_equal(found, values_of(item))
-        assert all(np.array_equal(found, values_of(item)) for found, item in zip(cache, features.values(), strict=True))
+        assert all(
+            np.array_equal(found, values_of(item))
+            for found, item in zip(cache.values(), features.values(), strict=True)
+        )
 
     def test_values_are_an_array_of_your_own(self, cache, features):
         cache["utt-3"][...] = 0
@@ -336,7 +339,7 @@ class TestCache:
         levels = ranges.gather(raw=True)
         assert levels.dtype == torch.uint8
         for dtype in (None, torch.float16):
-            found = _values_of(levels, ranges, dtype, lambda tensor: tensor)
+            found = dequantized(levels, ranges, dtype, lambda tensor: tensor)
             assert torch.equal(found, ranges.gather().to(dtype or torch.float32))
 
     def test_memory_and_copies_hold_levels(self, folder, tmp_path, cache):

@@ -23,7 +23,7 @@ from featcache.store.zarr3 import will_need
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Buffers", "Readahead", "tensor_in", "tensor_of"]
+__all__ = ["Buffers", "Readahead", "pad_into", "tensor_in", "tensor_of"]
 
 _LARGEST_KEPT = 256 << 20
 """Bytes of a batch beyond which its memory is given back: such batches are not those of training."""
@@ -98,6 +98,17 @@ def tensor_in(out: torch.Tensor | Buffers, shape: tuple[int, ...], dtype: np.dty
     if out.numel() < needed:
         raise ArgumentError(f"out has room for {out.numel():,} values: this batch has {needed:,}, {list(shape)}")
     return out.view(-1)[:needed].view(shape)
+
+
+def pad_into(out: NDArray[Any], arrays: list[NDArray[Any]], value: float) -> None:
+    """Copy arrays `[frames, *item_shape]` into `out` `[batch, frames, *item_shape]`, with a value beyond their ends."""
+    padding = np.broadcast_to(np.array(value, out.dtype), out.shape[1:])
+    pieces = []
+    for array in arrays:
+        pieces.append(array)
+        if len(array) < len(padding):
+            pieces.append(padding[len(array) :])
+    np.concatenate(pieces, out=out.reshape(-1, *out.shape[2:]))  # one call: a loop over rows takes longer
 
 
 class Readahead:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import ArgumentError, MissingItemError, StoreError
-from featcache.loader.buffers import Buffers, tensor_in, tensor_of
-from featcache.loader.crop import check_codebooks, check_padding, frames_between
+from featcache.loader.buffers import Buffers, pad_into, tensor_in, tensor_of
+from featcache.loader.crop import check_codebooks, check_padding, frames_between, positions_in
+from featcache.loader.display import PICTURE_SECONDS, card, facts_of, in_a_line
 from featcache.loader.object_shards import open_shards
 from featcache.spec import FeatureSpec
 from featcache.storage.location import Location
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Cache", "Keys"]
 
+_Default = TypeVar("_Default")
+
 Keys: TypeAlias = "Iterable[str] | Iterable[int] | NDArray[Any] | torch.Tensor"
 """Utterances: all by id, or all by position."""
 
@@ -39,9 +41,10 @@ Keys: TypeAlias = "Iterable[str] | Iterable[int] | NDArray[Any] | torch.Tensor"
 class Cache:
     """The utterances of a version, as they were when it was opened.
 
-    A cache is a sequence of arrays that can also be looked up by id: `cache[3]` and `cache["utt-1"]` are arrays, and
-    `"utt-1" in cache` looks for an id. Nothing is read before it is accessed. Open the cache again to see shards that a
-    run has added since. A cache pickled into another process has exactly the same utterances in the same order.
+    A cache is read as a mapping of ids to arrays, in the order of `ids`: `cache["utt-1"]`, `"utt-1" in cache`, `get`,
+    `keys`, `values`, `items`, and a loop over it is one over ids. `cache[3]` is an array by its position. Nothing is
+    read before it is accessed. Open the cache again to see shards that a run has added since. A cache pickled into
+    another process has exactly the same utterances in the same order.
 
     Args:
         version: The version to read.
@@ -60,12 +63,7 @@ class Cache:
     """
 
     def __init__(
-        self,
-        version: Version,
-        *,
-        check: bool = False,
-        shards: Sequence[str] | None = None,
-        tiers: Tiers | None = None,
+        self, version: Version, *, check: bool = False, shards: Sequence[str] | None = None, tiers: Tiers | None = None
     ) -> None:
         self.version = version
         self.check = check
@@ -82,14 +80,11 @@ class Cache:
         return _reopen, (self.version.path, self.check, self.index.shards, self._tiers)
 
     def __repr__(self) -> str:
-        frames, spec = int(self.lengths.sum()), self.spec
-        num_bytes = frames * math.prod(spec.item_shape) * self.version.dtype.itemsize
-        shape = ", ".join(map(str, ("frames", *spec.item_shape)))
-        return (
-            f"Cache({self.version.path.name}: {len(self):,} utterances, {frames / spec.frame_rate / 3600:.2f} h, "
-            f"{num_bytes / 1e9:.3g} GB, {spec.dtype}{' in uint8' * spec.is_quantized} [{shape}] "
-            f"at {spec.frame_rate:g} Hz)"
-        )
+        return f"{type(self).__name__}({self.version.path.name}: {in_a_line(self._facts())})"
+
+    def _repr_html_(self) -> str:
+        title = f"{type(self).__name__} {self.version.path.name}"
+        return card(title, self._facts, lambda: self.item(0, duration=PICTURE_SECONDS, check=True))
 
     def __len__(self) -> int:
         return len(self.index)
@@ -97,11 +92,30 @@ class Cache:
     def __contains__(self, id: object) -> bool:  # noqa: A002
         return isinstance(id, str) and self.index.find_one(id) >= 0
 
-    def __iter__(self) -> Iterator[NDArray[Any]]:
-        return map(self.item, range(len(self)))
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.ids)
 
     def __getitem__(self, key: str | SupportsIndex) -> NDArray[Any]:
         return self.item(key)
+
+    def keys(self) -> Strings:
+        """The ids: `ids`."""
+        return self.ids
+
+    def values(self) -> Iterator[NDArray[Any]]:
+        """The arrays of all utterances, in the order of `ids`, one after the other."""
+        return map(self.item, range(len(self)))
+
+    def items(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Each id with its array, likewise."""
+        return zip(self.ids, self.values(), strict=True)
+
+    def get(self, key: str | SupportsIndex, default: _Default | None = None) -> NDArray[Any] | _Default | None:
+        """The array of an utterance, as `cache[key]`; the default if there is none."""
+        try:
+            return self.item(key)
+        except (MissingItemError, IndexError):
+            return default
 
     @property
     def spec(self) -> FeatureSpec:
@@ -276,7 +290,7 @@ class Cache:
                     dequantize_array(frames, scale, offset, out=row[: len(frames)])
                     row[len(frames) :] = padding_value
             elif frames_of:
-                _pad(frames_of, padding_value, padded.numpy())
+                pad_into(padded.numpy(), frames_of, padding_value)
         return padded
 
     def _gather_checked(
@@ -349,6 +363,9 @@ class Cache:
         """The error for ids that are not here, of `num_wanted` in all; it says whether, and why, they failed."""
         return missing_error(self.version, self.index, self._failures, ids, num_wanted)
 
+    def _facts(self) -> dict[str, str]:
+        return facts_of(self.spec, self.version.dtype, len(self), int(self.lengths.sum()))
+
     @cached_property
     def _failures(self) -> dict[str, Failure]:
         return latest_failures(self.version)
@@ -364,7 +381,7 @@ class Cache:
         except TypeError:
             raise ArgumentError(f"{key!r}: give an id, or a position; batch takes several") from None
         if not -len(self) <= position < len(self):
-            raise IndexError(f"no utterance at {position}: {self.version.path} holds {len(self):,}")
+            raise IndexError(f"no utterance at {position}: {self.version.path} has {len(self):,}")
         return position % len(self)
 
     def _positions(self, keys: Keys) -> NDArray[np.int64]:
@@ -372,28 +389,9 @@ class Cache:
             raise ArgumentError(f"keys is {keys!r}: give a list of ids, or of positions")
         if not isinstance(keys, Sized):
             keys = [*keys]
-        if not len(keys):
-            return np.empty(0, np.int64)
-        if isinstance(next(iter(keys)), str):
+        if len(keys) and isinstance(next(iter(keys)), str):
             return self.find(cast("Iterable[str]", keys))
-        positions = np.asarray(keys)
-        if positions.dtype.kind not in "iu" or positions.ndim != 1:
-            raise ArgumentError(f"keys are {positions.dtype} {list(positions.shape)}: give all ids, or all positions")
-        outside = positions[(positions < -len(self)) | (positions >= len(self))]
-        if len(outside):
-            raise IndexError(f"no utterance at {outside[0]}: {self.version.path} holds {len(self):,}")
-        return positions.astype(np.int64) % len(self)
-
-
-def _pad(arrays: list[NDArray[Any]], value: float, out: NDArray[Any]) -> None:
-    """Copy arrays `[frames, *item_shape]` into `out` `[batch, frames, *item_shape]`, with a value beyond their ends."""
-    padding = np.broadcast_to(np.array(value, out.dtype), out.shape[1:])
-    pieces = []
-    for array in arrays:
-        pieces.append(array)
-        if len(array) < len(padding):
-            pieces.append(padding[len(array) :])
-    np.concatenate(pieces, out=out.reshape(-1, *out.shape[2:]))  # one call: a loop over rows takes longer
+        return positions_in("keys", keys, len(self), str(self.version.path), "all ids, or all positions")
 
 
 def _reopen(path: Location, check: bool, shards: list[str], tiers: Tiers | None) -> Cache:

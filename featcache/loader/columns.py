@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ManifestError, listing
+from featcache.errors import ArgumentError, ManifestError, listing
 from featcache.manifest import Manifest
 from featcache.strings import Strings
 
-__all__ = ["Column", "columns_of", "rows_where", "take"]
+__all__ = ["Column", "Names", "Where", "columns_of", "numbered", "rows_where", "take"]
 
 Column = Strings | NDArray[Any]
 """One value for each utterance: text, float64 or int64."""
+
+Names = Collection[str] | Mapping[str, type] | None
+"""Which columns of a manifest to take, or also their types; None for all."""
+
+Where = Mapping[str, object] | Callable[[dict[str, Any]], object]
+"""Which rows of a manifest to take: values of columns, or a function of a row."""
 
 _RESERVED = ("id", "ids", "features", "lengths")
 """The names that items and batches use themselves."""
@@ -25,26 +31,17 @@ _NUMBER_BYTES = np.frombuffer(b"0123456789+-.eE", np.uint8)
 _CHUNK = 1 << 16
 
 
-def columns_of(manifest: Manifest, names: Collection[str] | Mapping[str, type] | None) -> dict[str, Column]:
+def columns_of(manifest: Manifest, names: Names, texts: Collection[str] = ()) -> dict[str, Column]:
     """A manifest's columns (those of these names), by name.
 
-    A column of the user's own holds numbers if all its values are numbers; with a mapping, it holds what that says:
-    `str`, `int` or `float`.
+    A column of the user's own holds numbers if all its values are numbers, unless it is one of `texts`; with a mapping,
+    it holds what that says: `str`, `int` or `float`.
 
     Raises:
         ManifestError: There is no such column, its name is one that items and batches use themselves, or its values
             are of another type than `names` says.
     """
-    available: dict[str, Column] = {}
-    if len(manifest.paths.blob):
-        available["path"] = manifest.paths
-    if not np.isnan(manifest.start).all():
-        available["start"] = manifest.start
-    if not np.isnan(manifest.duration).all():
-        available["duration"] = manifest.duration
-    if (manifest.channel >= 0).any():
-        available["channel"] = manifest.channel.astype(np.int64)
-    available |= manifest.columns
+    available = _available(manifest)
     selected: dict[str, Column] = {}
     for name in available if names is None else names:
         if name == "id":  # which is there anyway
@@ -57,19 +54,21 @@ def columns_of(manifest: Manifest, names: Collection[str] | Mapping[str, type] |
                 f"{manifest.source}: the column {name!r} would hide the dataset's own: "
                 "rename it, or leave it out of columns="
             )
-        wanted = names[name] if isinstance(names, Mapping) else None
-        selected[name] = _typed(available[name], wanted, f"{manifest.source}: the column {name!r}")
+        selected[name] = _typed(available[name], _wanted(name, names, texts), f"{manifest.source}: the column {name!r}")
     return selected
 
 
-def rows_where(manifest: Manifest, where: Mapping[str, object]) -> NDArray[np.int64]:
+def rows_where(manifest: Manifest, where: Where, names: Names = None, texts: Collection[str] = ()) -> NDArray[np.int64]:
     """The rows whose columns (or `id`) have certain values, or one of several; int64 `[rows]`.
 
-    Values are compared as text, and 3.0 is also 3.
+    Values are compared as text, and 3.0 is also 3. A function gets each row as a dictionary: `id` and all columns, with
+    values as items have them; `names` and `texts` say what types columns have, as for `columns_of`.
 
     Raises:
         ManifestError: There is no such column, no row has such a value, or no row has all of them.
     """
+    if callable(where):
+        return _rows_that_fit(manifest, where, names, texts)
     kept = np.ones(len(manifest), bool)
     for name, value in where.items():
         column = manifest.ids if name == "id" else manifest.columns.get(name)
@@ -93,9 +92,73 @@ def rows_where(manifest: Manifest, where: Mapping[str, object]) -> NDArray[np.in
     return np.flatnonzero(kept)
 
 
+def _rows_that_fit(
+    manifest: Manifest, where: Callable[[dict[str, Any]], object], names: Names, texts: Collection[str]
+) -> NDArray[np.int64]:
+    columns: dict[str, Iterable[Any]] = {"id": manifest.ids}
+    for name, given in _available(manifest).items():
+        column = _typed(given, _wanted(name, names, texts), f"{manifest.source}: the column {name!r}")
+        columns[name] = column if isinstance(column, Strings) else column.tolist()
+    values = zip(*columns.values(), strict=True)
+    kept = [row for row, cells in enumerate(values) if where(dict(zip(columns, cells, strict=True)))]
+    if not kept:
+        raise ManifestError(f"{manifest.source}: where= is true for none of {len(manifest):,} rows")
+    return np.array(kept, np.int64)
+
+
+def numbered(column: Strings, labels: Sequence[str] | None, what: str) -> tuple[NDArray[np.int64], list[str]]:
+    """The number of each label among all labels, int64 `[rows]`, and these: by default those that occur, sorted.
+
+    Args:
+        column: The labels, as text.
+        labels: All labels that there may be.
+        what: The column, for messages.
+
+    Raises:
+        ManifestError: A row has no label, or one that is not among them.
+        ArgumentError: `labels` are not different texts.
+    """
+    if labels is None:
+        labels = sorted(set(column))
+        if labels[:1] == [""]:
+            raise ManifestError(f"{what} is empty in some rows, which have no class: leave them out with where=")
+    elif isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
+        raise ArgumentError(f"classes: {what} has {labels!r}: give a list of labels as text, or classes= of a dataset")
+    numbers = {label: number for number, label in enumerate(labels)}
+    if len(numbers) < len(labels):
+        raise ArgumentError(f"classes: {what} has the same label twice: {listing(map(repr, labels))}")
+    if unknown := sorted(set(column) - numbers.keys()):
+        raise ManifestError(
+            f"{what} has labels that classes= has not: {listing(map(repr, unknown))}; leave these rows out "
+            "with where=, or give the labels of both manifests to both datasets"
+        )
+    return np.fromiter((numbers[label] for label in column), np.int64, len(column)), list(labels)
+
+
 def take(column: Column, rows: NDArray[np.int64]) -> Column:
     """The values of some rows."""
     return column.take(rows) if isinstance(column, Strings) else column[rows]
+
+
+def _available(manifest: Manifest) -> dict[str, Column]:
+    """All columns of a manifest but the ids: those with a meaning to featcache, if they are given, and the others."""
+    available: dict[str, Column] = {}
+    if len(manifest.paths.blob):
+        available["path"] = manifest.paths
+    if not np.isnan(manifest.start).all():
+        available["start"] = manifest.start
+    if not np.isnan(manifest.duration).all():
+        available["duration"] = manifest.duration
+    if (manifest.channel >= 0).any():
+        available["channel"] = manifest.channel.astype(np.int64)
+    return available | manifest.columns
+
+
+def _wanted(name: str, names: Names, texts: Collection[str]) -> type | None:
+    """The type that a column is wanted in, if anything says one."""
+    if name in texts:
+        return str
+    return names.get(name) if isinstance(names, Mapping) else None
 
 
 def _typed(column: Column, wanted: type | None, what: str) -> Column:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from featcache.errors import ArgumentError, StoreError, listing
 from featcache.loader.buffers import Buffers, Readahead
 from featcache.loader.cache import Cache
+from featcache.loader.display import facts_of
 from featcache.loader.parts import OpenPart, Parts, PartsColumn, PartsIds
 from featcache.loader.tiers import Tiers
 from featcache.storage.location import Location
@@ -184,14 +185,6 @@ class Corpus(Cache):
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self._path, self.version.info, self._parts.opened, self.check, self._tiers)
 
-    def __repr__(self) -> str:
-        frames = sum(part.known.frames for part in self._parts.opened)
-        shape = ", ".join(map(str, ("frames", *self.spec.item_shape)))
-        return (
-            f"Corpus({self.version.path.name}: {len(self._parts):,} parts, {len(self):,} utterances, "
-            f"{frames / self.spec.frame_rate / 3600:.2f} h, {self.spec.dtype} [{shape}] at {self.spec.frame_rate:g} Hz)"
-        )
-
     def __getitem__(self, key: Any) -> NDArray[Any]:
         return self.item(key)
 
@@ -221,6 +214,10 @@ class Corpus(Cache):
         """The name of the part that has a position, and the position in it."""
         number, inside = self._parts.locate(self._position(position))
         return self._parts.opened[number].name, inside
+
+    def _facts(self) -> dict[str, str]:
+        frames = sum(part.known.frames for part in self._parts.opened)
+        return {"parts": f"{len(self._parts):,}"} | facts_of(self.spec, self.version.dtype, len(self), frames)
 
     @cached_property
     def _failures(self) -> dict[str, Failure]:

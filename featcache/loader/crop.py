@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -24,7 +24,7 @@ from featcache.arguments import is_number, require_int
 from featcache.errors import ArgumentError, listing
 from featcache.spec import FeatureSpec
 
-__all__ = ["Crop", "Windows", "check_codebooks", "check_padding", "frames_between"]
+__all__ = ["Crop", "Windows", "check_codebooks", "check_padding", "frames_between", "positions_in"]
 
 Where = Literal["random", "start", "center"]
 Short = Literal["pad", "drop", "error"]
@@ -164,6 +164,31 @@ def frames_between(
         wanted = np.maximum(np.rint(durations * rate), durations > 0).astype(np.int64)
         counts = np.minimum(counts, wanted)
     return first, counts
+
+
+def positions_in(name: str, values: Any, count: int, where: str, wanted: str) -> NDArray[np.int64]:
+    """Return positions in a sequence, int64 `[values]`, counted from its beginning.
+
+    Args:
+        name: The argument's name, for messages.
+        values: A sized sequence of whole numbers of Python, numpy or torch; negative ones count from the end.
+        count: The length of the sequence.
+        where: What has the sequence, for messages.
+        wanted: What to give instead, for messages.
+
+    Raises:
+        ArgumentError: The values are not whole numbers, or not in a sequence.
+        IndexError: There is no such position.
+    """
+    if not isinstance(values, Sized):
+        raise ArgumentError(f"{name} is {values!r}: give {wanted}")
+    positions = np.asarray(values) if len(values) else np.empty(0, np.int64)
+    if positions.dtype.kind not in "iu" or positions.ndim != 1:
+        raise ArgumentError(f"{name} are {positions.dtype} {list(positions.shape)}: give {wanted}")
+    outside = positions[(positions < -count) | (positions >= count)]
+    if len(outside):
+        raise IndexError(f"no utterance at {outside[0]}: {where} has {count:,}")
+    return positions.astype(np.int64) % count if len(positions) else positions.astype(np.int64)
 
 
 def check_codebooks(spec: FeatureSpec, codebooks: int | None) -> int | None:

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from queue import SimpleQueue
 from time import perf_counter
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
+from torch.utils.data import Subset
 
 from featcache.arguments import require_int
 from featcache.device import parse_device
-from featcache.errors import ArgumentError, FeatcacheError
-from featcache.loader.buffers import Buffers
-from featcache.loader.dataset import FeatureDataset, FrameRanges
+from featcache.errors import ArgumentError, FeatcacheError, listing
+from featcache.loader.dataset import FeatureDataset
+from featcache.loader.display import Batch
+from featcache.loader.sampler import Batching, BucketBatchSampler
+from featcache.loader.transfers import CudaTransfer, MemoryTransfer
 from featcache.loader.utterances import DatasetVersion, by_version
-from featcache.quantize import dequantize
 
 __all__ = ["DataLoader"]
-
-_SLACK = 1.25
-"""How much more page-locked memory is taken than a batch needs, since batches differ in length."""
 
 
 class DataLoader:
@@ -38,50 +35,69 @@ class DataLoader:
     numeric columns are tensors on the device. On the CPU, a batch's memory is reused once nothing refers to its
     tensors.
 
+    `DataLoader(dataset, batch_size=32)` makes a `BucketBatchSampler` of its own, with everything that it offers: the
+    same batches on every machine, ranks, and exact resume. Its batches are in another order than the dataset, also
+    without shuffling: the longest utterances first. A pass after a whole one is of the next epoch, if `set_epoch` is
+    not called in between.
+
     Random crops follow the sampler's epoch. The loader can be iterated over repeatedly. Simultaneous iterations do not
     affect each other, but `state_dict` and `waited` are those of the latest.
 
     Args:
-        dataset: The dataset to read.
-        sampler: Yields a list of positions in the dataset for each batch: a `BucketBatchSampler`, a
+        dataset: The dataset to read; or a `torch.utils.data.Subset` of one, also of a subset, as `random_split` makes.
+        batch_sampler: Yields a list of positions in the dataset for each batch: a `BucketBatchSampler`, a
             `torch.utils.data.BatchSampler`, or a list of lists.
         device: The device for the batches.
         prefetch: How many batches to prepare while training works on one; with as many threads, at most one per core.
         dtype: Converts features to this dtype, on the device; by default, they keep their stored dtype. With several
             versions, a dictionary by name, or one dtype for all versions that it fits: a float dtype leaves codes as
             they are.
+        transform: Called with each batch as training would get it, on the device and after `dtype`; what it returns is
+            what training gets. The loader's threads call it, up to `prefetch` at once and ahead of training; on a GPU,
+            on the stream of the copies. The batch is its own: it may write to the tensors.
+        batching: Instead of `batch_sampler`, `max_frames` or `batch_size` or both, and `shuffle` (by default true),
+            `seed`, `drop_last`, `rank`, `world_size`, `shards_in_memory` and `parts_in_memory`: the arguments of
+            `BucketBatchSampler`, which describes them.
 
     Attributes:
-        dataset, sampler, device, prefetch: As given.
+        dataset: The dataset, or that of the subset's utterances: `FeatureDataset.subset`.
+        batch_sampler: As given, or the loader's own.
+        device, prefetch, transform: As given.
 
     Raises:
-        ArgumentError: The dataset is not a `FeatureDataset`, or the arguments do not fit it.
+        ArgumentError: The dataset is not a `FeatureDataset`, or the arguments do not fit it or each other.
     """
 
     def __init__(
         self,
-        dataset: FeatureDataset,
-        sampler: Iterable[Iterable[int]],
+        dataset: FeatureDataset | Subset[dict[str, Any]],
+        batch_sampler: Iterable[Iterable[int]] | None = None,
         *,
         device: str | torch.device = "cpu",
         prefetch: int = 2,
         dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
+        transform: Callable[[dict[str, Any]], Any] | None = None,
+        **batching: Unpack[Batching],
     ) -> None:
-        if not isinstance(dataset, FeatureDataset):
+        given: object = batch_sampler
+        if not isinstance(given, Iterable | None):
             raise ArgumentError(
-                f"dataset is a {type(dataset).__name__}: featcache.DataLoader takes a FeatureDataset; "
-                "torch.utils.data.DataLoader takes any"
+                f"batch_sampler is {given!r}: give lists of positions; batch_size= is the limit on rows"
             )
-        if not isinstance(sampler, Iterable):
-            raise ArgumentError(f"sampler is {sampler!r}: give a BucketBatchSampler, or lists of positions")
-        self.dataset = dataset
-        self.sampler = sampler
+        if batch_sampler is not None and batching:
+            raise ArgumentError(f"batch_sampler makes the batches already: leave it out, or {listing(batching)}")
+        self.dataset = _whole(dataset)
+        self._makes_batches = batch_sampler is None
+        self.batch_sampler: Any = _own_sampler(self.dataset, batching) if batch_sampler is None else batch_sampler
+        if not (transform is None or callable(transform)):
+            raise ArgumentError(f"transform is {transform!r}: give a function of a batch")
+        self.transform = transform
         try:
             self.device = parse_device(device)
         except ValueError as error:
             raise ArgumentError(f"device is {device!r}: {error}") from error
         self.prefetch = require_int("prefetch", prefetch, 1)
-        self._dtypes = _dtypes(dataset, dtype)
+        self._dtypes = _dtypes(self.dataset, dtype)
         self._threads = min(self.prefetch, len(os.sched_getaffinity(0)))
         self._transfer = self._new_transfer()
         self._latest = _Progress()
@@ -94,23 +110,22 @@ class DataLoader:
         self._transfer = self._new_transfer()
 
     def __repr__(self) -> str:
-        return f"DataLoader({self.dataset!r}, {self.sampler!r}, device={str(self.device)!r}, prefetch={self.prefetch})"
-
-    @property
-    def batch_sampler(self) -> Iterable[Iterable[int]]:
-        """The sampler, by the name that torch has for one of batches: Lightning asks for it."""
-        return self.sampler
+        settings = f"device={str(self.device)!r}, prefetch={self.prefetch}"
+        return f"DataLoader({self.dataset!r}, {self.batch_sampler!r}, {settings})"
 
     def __len__(self) -> int:
         """How many batches there are, if the sampler knows."""
-        return len(self.sampler)  # type: ignore[arg-type]
+        return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         epoch = getattr(self._with("epoch"), "epoch", None)
+        if self._makes_batches and epoch is not None and epoch == self._latest.finished:
+            epoch += 1
+            self._with("set_epoch").set_epoch(epoch)
         if epoch is not None:
             self.dataset.set_epoch(epoch)
         self._latest = _Progress()
-        return self._batches(iter(self.sampler), self.dataset.epoch, self._latest)
+        return self._batches(iter(self.batch_sampler), self.dataset.epoch, self._latest)
 
     @property
     def waited(self) -> float:
@@ -119,6 +134,7 @@ class DataLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, for new batches and new random crops. An iteration in progress keeps its epoch."""
+        self._latest.finished = None
         sampler = self._with("set_epoch")
         if sampler is not None:
             sampler.set_epoch(epoch)
@@ -145,22 +161,23 @@ class DataLoader:
         except (KeyError, TypeError) as error:
             raise ArgumentError("this is not the state of a DataLoader: give what its state_dict returned") from error
         self._stateful().load_state_dict(inner)
+        self._latest.finished = None
 
     def _with(self, name: str) -> Any:
         """The sampler, or the one that it makes batches of, if it has an attribute; a `BatchSampler` has no epochs."""
-        samplers = (self.sampler, getattr(self.sampler, "sampler", None))
+        samplers = (self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
         return next((sampler for sampler in samplers if hasattr(sampler, name)), None)
 
-    def _new_transfer(self) -> _MemoryTransfer | _CudaTransfer:
+    def _new_transfer(self) -> MemoryTransfer | CudaTransfer:
         num_batches = self.prefetch + 2  # training has one, and holds it while it asks for the next
-        kind = _CudaTransfer if self.device.type == "cuda" else _MemoryTransfer
+        kind = CudaTransfer if self.device.type == "cuda" else MemoryTransfer
         return kind(self.device, num_batches)
 
     def _stateful(self) -> Any:
-        if not hasattr(self.sampler, "load_state_dict"):
-            name = type(self.sampler).__name__
+        if not hasattr(self.batch_sampler, "load_state_dict"):
+            name = type(self.batch_sampler).__name__
             raise ArgumentError(f"the sampler, a {name}, keeps no state: featcache.BucketBatchSampler does")
-        return self.sampler
+        return self.batch_sampler
 
     def _batches(self, batches: Iterator[Iterable[int]], epoch: int, progress: _Progress) -> Iterator[dict[str, Any]]:
         started, process = perf_counter(), os.getpid()
@@ -190,6 +207,7 @@ class DataLoader:
                         raise FeatcacheError("an iteration cannot continue in a forked process: begin a new one there")
                     started = perf_counter()
                     del batch
+                progress.finished = epoch
             finally:
                 for future in ahead:
                     future.cancel()
@@ -203,14 +221,38 @@ class DataLoader:
         columns = {
             name: move(column) if isinstance(column, torch.Tensor) else column for name, column in selected.items()
         }
-        batch = {
-            "ids": ids,
-            "features": self.dataset.named(features),
-            "lengths": self.dataset.named(lengths),
-            **columns,
-        }
-        tensors = [*features, *lengths, *(column for column in columns.values() if isinstance(column, torch.Tensor))]
-        return _BatchUnderWay(batch, tensors, self._transfer.mark())
+        named = self.dataset.named
+        batch: Any = Batch({"ids": ids, "features": named(features), "lengths": named(lengths), **columns})
+        if self.transform is not None:
+            with self._transfer.working():
+                batch = self.transform(batch)
+        return _BatchUnderWay(batch, self._transfer.mark())
+
+
+def _whole(dataset: FeatureDataset | Subset[dict[str, Any]]) -> FeatureDataset:
+    """A dataset by itself, without the subsets of torch around it."""
+    if isinstance(dataset, Subset):
+        whole: Any = dataset.dataset
+        return _whole(whole).subset(dataset.indices)
+    if not isinstance(dataset, FeatureDataset):
+        raise ArgumentError(
+            f"dataset is a {type(dataset).__name__}: featcache.DataLoader takes a FeatureDataset, or a Subset of one; "
+            "torch.utils.data.DataLoader takes any"
+        )
+    return dataset
+
+
+def _own_sampler(dataset: FeatureDataset, batching: Batching) -> BucketBatchSampler:
+    """The sampler of a loader to which none is given."""
+    if unknown := [name for name in batching if name not in Batching.__annotations__]:
+        raise ArgumentError(
+            f"featcache.DataLoader has no {listing(unknown)}: it takes {listing(Batching.__annotations__)}; threads "
+            "make the batches, without workers, and transform= is what changes them"
+        )
+    if not {"max_frames", "batch_size"} & batching.keys():
+        raise ArgumentError("nothing says what the batches are: give batch_size= or max_frames=, or a batch_sampler")
+    shards = dataset.shards if batching.get("shards_in_memory") is not None else None
+    return BucketBatchSampler(dataset.lengths, shards=shards, **batching)
 
 
 def _dtypes(dataset: FeatureDataset, dtype: torch.dtype | Mapping[str, torch.dtype] | None) -> dict[str, torch.dtype]:
@@ -255,23 +297,23 @@ class _Progress:
     """The number of batches that the sampler has given, and training has not received."""
     waited: float = 0.0
     """The seconds that training has waited."""
+    finished: int | None = None
+    """The epoch, once training has received all of it."""
 
 
 @dataclass
 class _BatchUnderWay:
     """A batch that may still be on its way to the device."""
 
-    batch: dict[str, Any]
+    batch: Any
     """The batch as training gets it."""
-    tensors: list[torch.Tensor]
-    """All tensors in it."""
     mark: Any
-    """The transfer's mark after which they are on the device."""
+    """The transfer's mark after which it is on the device."""
 
-    def hand_over(self, transfer: _MemoryTransfer | _CudaTransfer) -> dict[str, Any]:
+    def hand_over(self, transfer: MemoryTransfer | CudaTransfer) -> Any:
         """The batch, ready for the caller's stream; nothing of it is held here any more."""
-        transfer.make_ready(self.mark, self.tensors)
-        batch, self.batch, self.tensors = self.batch, {}, []
+        transfer.make_ready(self.mark, self.batch)
+        batch, self.batch = self.batch, None
         return batch
 
 
@@ -283,116 +325,3 @@ def _rows(batch: Iterable[int]) -> list[int]:
             f"the sampler gives {batch!r}: featcache.DataLoader needs lists of positions; "
             "torch.utils.data.BatchSampler makes them of single positions"
         ) from None
-
-
-class _MemoryTransfer:
-    """Brings batches to CPU memory; to a device that is not CUDA, torch copies them, and waits.
-
-    Safe to use from several threads, as is `_CudaTransfer`, which returns tensors that may still be on their way.
-    """
-
-    def __init__(self, device: torch.device, num_batches: int) -> None:
-        self._device = device
-        self._gathered = Buffers(kept=num_batches)
-        self._converted = Buffers(kept=num_batches)
-
-    def gather(self, ranges: FrameRanges, dtype: torch.dtype | None) -> torch.Tensor:
-        """Gather the padded frames of a batch, and have them copied to the device and converted there."""
-        gathered = ranges.gather(self._gathered)
-        if self._device.type != "cpu":
-            return gathered.to(self._device, dtype)
-        if dtype is None or dtype == gathered.dtype:
-            return gathered
-        count = gathered.numel()
-        room = self._converted.take((max(1, count) * dtype.itemsize,), np.dtype(np.uint8))
-        return torch.from_numpy(room).view(dtype)[:count].view(gathered.shape).copy_(gathered)
-
-    def move(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Have a small tensor copied to the device."""
-        return tensor.to(self._device)
-
-    def mark(self) -> Any:
-        """A mark after everything that this thread has sent on its way."""
-
-    def make_ready(self, mark: Any, tensors: list[torch.Tensor]) -> None:
-        """Have the caller's stream wait for a mark before it uses these tensors."""
-
-
-class _PinnedMemory:
-    """Page-locked memory, and an event after the last copy from it."""
-
-    def __init__(self) -> None:
-        self.copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits does not spin
-        self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
-
-    def take(self, num_bytes: int) -> torch.Tensor:
-        """So many bytes, uint8, that nothing is being copied from any more."""
-        self.copied.synchronize()
-        if len(self._memory) < num_bytes:
-            self._memory = torch.empty(int(num_bytes * _SLACK), dtype=torch.uint8, device="cpu", pin_memory=True)
-        return self._memory[:num_bytes]
-
-
-class _CudaTransfer:
-    """Batches on a GPU, copied from page-locked memory on a stream of their own.
-
-    The allocator must not give a batch's memory to others while the training's stream still works on it, although it
-    was taken on the copies' stream: hence `record_stream`.
-    """
-
-    def __init__(self, device: torch.device, num_batches: int) -> None:
-        # "cuda" is the current device of this thread; in another thread, it would be the first.
-        self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-        with torch.cuda.device(self._device):
-            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._free: SimpleQueue[_PinnedMemory] = SimpleQueue()
-        for _ in range(num_batches):
-            self._free.put(_PinnedMemory())
-
-    def gather(self, ranges: FrameRanges, dtype: torch.dtype | None) -> torch.Tensor:
-        version, counts = ranges.version, ranges.counts
-        cache = version.cache
-        raw = cache.spec.is_quantized  # a quarter of the bytes are copied, and become values on the GPU
-        item_shape = cache.spec.item_shape if version.codebooks is None else (version.codebooks,)
-        num_values = len(counts) * int(counts.max(initial=0)) * math.prod(item_shape)
-        pinned = self._free.get()
-        try:
-            stored_dtype = torch.from_numpy(np.empty(0, cache.version.dtype if raw else cache.spec.dtype)).dtype
-            memory = pinned.take(num_values * stored_dtype.itemsize).view(stored_dtype)
-            stored = ranges.gather(memory, raw)
-            with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-                features = stored.to(self._device, non_blocking=True)
-                pinned.copied.record(self._stream)
-                if not raw:
-                    return features if dtype is None else features.to(dtype)
-                return _values_of(features, ranges, dtype, self.move)
-        finally:
-            self._free.put(pinned)
-
-    def move(self, tensor: torch.Tensor) -> torch.Tensor:
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            # From memory that is not page-locked, the copy would first wait for all others on the stream.
-            return tensor.pin_memory().to(self._device, non_blocking=True)
-
-    def mark(self) -> torch.cuda.Event:
-        event: torch.cuda.Event = self._stream.record_event()
-        return event
-
-    def make_ready(self, mark: torch.cuda.Event, tensors: list[torch.Tensor]) -> None:
-        stream = torch.cuda.current_stream(self._device)
-        stream.wait_event(mark)
-        for tensor in tensors:
-            tensor.record_stream(stream)
-
-
-def _values_of(
-    levels: torch.Tensor,
-    ranges: FrameRanges,
-    dtype: torch.dtype | None,
-    move: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.Tensor:
-    """The values of levels, uint8 `[batch, frames, *item_shape]`, on their device; `move` copies to that."""
-    quantization = move(ranges.version.cache.quantization(ranges.positions))
-    lengths = move(torch.from_numpy(ranges.counts))
-    values_dtype = torch.float32 if dtype is None else dtype
-    return dequantize(levels, quantization, values_dtype, lengths=lengths, padding_value=ranges.version.padding_value)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections import UserList
-from collections.abc import Collection, Mapping, Sequence, Sized
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path
@@ -22,10 +23,12 @@ from featcache.arguments import require_int
 from featcache.errors import ArgumentError, listing
 from featcache.loader.buffers import Buffers
 from featcache.loader.cache import Cache
-from featcache.loader.crop import Crop, Windows
+from featcache.loader.columns import Names, Where, take
+from featcache.loader.crop import Crop, Windows, positions_in
+from featcache.loader.display import PICTURE_SECONDS, Batch, card
 from featcache.loader.parts import PartsColumn
-from featcache.loader.utterances import DatasetVersion, by_version, caches_by_name, find_utterances
-from featcache.manifest import Manifest
+from featcache.loader.utterances import DatasetVersion, by_version, caches_by_name, find_utterances, labels_by_column
+from featcache.manifest import Manifest, Table
 from featcache.strings import Strings
 
 __all__ = ["FeatureDataset", "FrameRanges"]
@@ -73,66 +76,79 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     `torch.utils.data.DataLoader(dataset, collate_fn=dataset.collate)` a batch is gathered in one call, straight into
     the padded tensor; `featcache.DataLoader` does this ahead of time.
 
+    The arguments say which utterances there are (`manifest` to `copies`), which columns (`columns`, `classes`), and
+    what is read of their features (`padding_value`, `crop`, `codebooks`).
+
     Args:
         cache: The opened cache; or several, as a dictionary with names of your choice.
-        manifest: A CSV, TSV, JSONL or Parquet file with an `id` for each utterance, in the dataset's order; rows with a
-            path are compared with what was extracted. Without one, the dataset has the (first) cache's utterances.
-            For a corpus, the manifests of its parts, as a pattern or a folder, or that of one part.
-        where: Select the manifest's rows by columns: `{"split": "train"}`; a list of values matches any of them.
-        columns: Names of the manifest's columns to keep; by default all. A mapping also sets their types:
-            `{"speaker": str, "digit": int}`.
+        manifest: A manifest in any of its formats, with an `id` for each utterance, in the dataset's order; or a data
+            frame of pandas or Polars, a table of Arrow, or a list of dictionaries. Rows with a path are compared with
+            what was extracted. Without one, the dataset has the (first) cache's utterances. For a corpus, the paths of
+            the manifests of its parts, as a pattern or a folder, or that of one part.
+        where: Select the manifest's rows by columns: `{"split": "train"}`; a list of values matches any of them. Or
+            by a function that gets each row as a dictionary, `id` and all columns, and says whether to take it.
         skip_missing: Leave out utterances missing from the cache instead of raising an error; `skipped` lists them.
         on_changed: What to do about rows whose features are of another path, start, duration or channel under the same
             id, or of an older file while extracting the new one failed: "error" refuses them, "warn" takes the features
             and gives a `FeatcacheWarning`, "use" takes them.
+        copies: Include all copies that the versions' configs make of each utterance, with the columns `speed` and, if
+            there is noise, `snr` (dB; NaN for clean copies). If false, only the ids in the manifest.
+        columns: Names of the manifest's columns to keep; by default all. A mapping also sets their types:
+            `{"speaker": str, "digit": int}`.
+        classes: The name of a column of labels, or several: they become numbers from 0, in the labels' order as text,
+            and the attribute `classes` has the labels. A mapping gives the labels of each, as that attribute of the
+            training data does for others: `classes=train.classes`.
         padding_value: The value of frames beyond an utterance's end; one for all versions, or a dictionary.
         crop: Read only a window of each utterance; an integer is `Crop(frames=…)`.
         codebooks: Read only this many codebooks, from the first on; with several versions, a dictionary.
-        copies: Include all copies that the versions' configs make of each utterance, with the columns `speed` and, if
-            there is noise, `snr` (dB; NaN for clean copies). If false, only the ids in the manifest.
 
     Attributes:
         cache: As given.
         names: The versions' names; `features` for a single cache.
         versions: The versions, each with the positions of the dataset's utterances in it.
         columns: The columns `[utterances]`, by name.
+        classes: The labels of `classes`, a list for each column: a number stands for the label at that position.
         skipped, dropped: The ids left out because a version lacks them, or because they are shorter than the crop.
 
     Raises:
         MissingItemError: The cache lacks utterances of the manifest; names up to ten, and says how many failed.
         ManifestError: The manifest cannot be read or has errors; or a column is missing, has another type than
-            `columns` says, or a name that items and batches use themselves; or rows are refused, see `on_changed`.
+            `columns` says, labels that `classes` has not, or a name that items and batches use themselves; or rows are
+            refused, see `on_changed`.
         ArgumentError: Other arguments do not fit; or utterances are shorter than a crop with `short="error"`.
     """
 
     def __init__(
         self,
         cache: Cache | Mapping[str, Cache],
-        manifest: str | Path | Manifest | None = None,
+        manifest: str | Path | Manifest | Table | None = None,
         *,
-        where: Mapping[str, object] | None = None,
-        columns: Collection[str] | Mapping[str, type] | None = None,
+        where: Where | None = None,
         skip_missing: bool = False,
         on_changed: Literal["error", "warn", "use"] = "error",
+        copies: bool = True,
+        columns: Names = None,
+        classes: str | Collection[str] | Mapping[str, Sequence[str]] = (),
         padding_value: float | Mapping[str, float] = 0,
         crop: Crop | int | None = None,
         codebooks: int | Mapping[str, int] | None = None,
-        copies: bool = True,
     ) -> None:
         self.cache = cache
         caches = caches_by_name(cache)
         self.names = list(caches)
-        found = find_utterances(caches, manifest, where=where, columns=columns, copies=copies, on_changed=on_changed)
+        labels = labels_by_column(classes)
+        found = find_utterances(
+            caches, manifest, where=where, columns=columns, classes=labels, copies=copies, on_changed=on_changed
+        )
+        found, self.classes = found.with_classes(labels)
         found, self.skipped = found.without_missing(caches, skip_missing)
         self.dropped: list[str] = []
-        self._epoch = torch.zeros((), dtype=torch.int64)
+        self._epoch = _epoch_in_memory(0, is_shared=crop is not None)
         self._windows: Windows | None = None
         if crop is not None:
             crop = crop if isinstance(crop, Crop) else Crop(frames=crop)
             self._windows = Windows(crop, [each.spec.frame_rate for each in caches.values()])
             found, self.dropped = found.without_short(caches, self._windows)
-            with suppress(RuntimeError):  # without shared memory, workers that live on stay in the epoch they began in
-                self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         self.columns = found.columns
         # A cache's own ids are not pickled with the dataset.
         self._ids = None if found.ids is next(iter(caches.values())).ids else found.ids
@@ -147,6 +163,19 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         versions = ", ".join(version.cache.version.path.name for version in self.versions)
         columns = f" with {listing(self.columns)}" if self.columns else ""
         return f"FeatureDataset({versions}: {len(self):,} utterances{columns})"
+
+    def _repr_html_(self) -> str:
+        def facts() -> dict[str, object]:
+            labels = {f"classes of {name}": f"{len(found):,}: {listing(found)}" for name, found in self.classes.items()}
+            versions = ", ".join(version.cache.version.path.name for version in self.versions)
+            return {"versions": versions, "utterances": f"{len(self):,}", "columns": listing(self.columns), **labels}
+
+        def first_item() -> NDArray[Any]:
+            first = self.versions[0]
+            position = int(first.positions_of(np.zeros(1, np.int64))[0])
+            return first.cache.item(position, duration=PICTURE_SECONDS, check=True)
+
+        return card("FeatureDataset", facts, first_item)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "lengths"}
@@ -186,6 +215,27 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         whole: NDArray[np.int64] = lengths
         return whole
 
+    def subset(self, rows: Sequence[int] | NDArray[Any]) -> Self:
+        """The dataset of some rows, in their order: of a fold, for example. Its epoch is set by itself.
+
+        It reads as `torch.utils.data.Subset(dataset, rows)` does, and is a dataset like this one, with `ids`,
+        `lengths`, `columns` and `collate`.
+
+        Args:
+            rows: Positions in the dataset, which may repeat; negative ones count from the end.
+
+        Raises:
+            IndexError: There is no such row.
+            ArgumentError: They are no positions; of a mask, `numpy.flatnonzero` gives them.
+        """
+        at = self._rows(rows)
+        part = copy.copy(self)
+        part._ids = self.ids.take(at)
+        part.columns = {name: take(column, at) for name, column in self.columns.items()}
+        part.versions = [replace(version, positions=version.positions_of(at)) for version in self.versions]
+        part._epoch = _epoch_in_memory(self.epoch, is_shared=self._windows is not None)
+        return part
+
     @property
     def shards(self) -> NDArray[np.uint32]:
         """The number of the shard that has each utterance in the first version, from 0; uint32 `[utterances]`."""
@@ -218,19 +268,16 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             frames = [item["features"] if has_one else item["features"][version.name] for item in items]
             features.append(pad_sequence(frames, batch_first=True, padding_value=version.padding_value))
             lengths.append(torch.tensor([len(each) for each in frames], device="cpu"))
-        return {
-            "ids": [item["id"] for item in items],
-            "features": self.named(features),
-            "lengths": self.named(lengths),
-            **default_collate(rest),
-        }
+        ids = [item["id"] for item in items]
+        batch = {"ids": ids, "features": self.named(features), "lengths": self.named(lengths)}
+        return Batch(batch | default_collate(rest))
 
     def batch(self, rows: Sequence[int]) -> dict[str, Any]:
         """The batch of the given rows, gathered straight into padded tensors. Without rows, the batch is empty."""
         versions, ids, columns = self.select(rows, self.epoch)
         features = [ranges.gather() for ranges in versions]
         lengths = [torch.from_numpy(ranges.counts) for ranges in versions]
-        return {"ids": ids, "features": self.named(features), "lengths": self.named(lengths), **columns}
+        return Batch({"ids": ids, "features": self.named(features), "lengths": self.named(lengths), **columns})
 
     def select(self, rows: Sequence[int], epoch: int) -> tuple[list[FrameRanges], list[str], dict[str, Any]]:
         """What a batch of some rows holds in an epoch: the frames of each version, the ids, and the columns."""
@@ -254,17 +301,18 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         firsts, counts = self._windows.ranges(lengths, positions[0], epoch)
         return [FrameRanges(*each) for each in zip(self.versions, positions, firsts, counts, strict=True)]
 
-    def _rows(self, rows: Sequence[int]) -> NDArray[np.int64]:
+    def _rows(self, rows: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
         """Some rows, counted from the first one; int64 `[rows]`. Raises IndexError if there is no such row."""
-        if not isinstance(rows, Sized):
-            raise ArgumentError(f"rows is {rows!r}: give a list of positions in the dataset")
-        at = np.asarray(rows) if len(rows) else np.empty(0, np.int64)
-        if at.dtype.kind not in "iu" or at.ndim != 1:
-            raise ArgumentError(f"rows are {at.dtype} {list(at.shape)}: give a list of positions in the dataset")
-        outside = at[(at < -len(self)) | (at >= len(self))]
-        if len(outside):
-            raise IndexError(f"no row at {outside[0]}: the dataset has {len(self):,} utterances")
-        return at.astype(np.int64) % len(self) if len(at) else at
+        return positions_in("rows", rows, len(self), "the dataset", "a list of positions in the dataset")
+
+
+def _epoch_in_memory(epoch: int, is_shared: bool) -> torch.Tensor:
+    """The number of an epoch; shared with workers if it matters to them."""
+    number = torch.tensor(epoch, dtype=torch.int64, device="cpu")
+    if is_shared:
+        with suppress(RuntimeError):  # without shared memory, workers that live on stay in the epoch they began in
+            number.share_memory_()  # type: ignore[no-untyped-call]
+    return number
 
 
 class Items(UserList[dict[str, Any]]):

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -21,12 +21,26 @@ from featcache.errors import ArgumentError
 from featcache.loader.batches import Batches, PartWindows, Rules, make_batches
 from featcache.loader.parts import PartsColumn
 
-__all__ = ["BucketBatchSampler"]
+__all__ = ["Batching", "BucketBatchSampler"]
 
 _MOST_SHARDS = 1 << 24
 
 _TOGETHER = "shards and shards_in_memory go together: give both, shards=dataset.shards, or neither"
 _NO_STATE = "this is not the state of a BucketBatchSampler: give what its state_dict returned"
+
+
+class Batching(TypedDict, total=False):
+    """The arguments of `BucketBatchSampler` besides what the dataset says."""
+
+    max_frames: int | None
+    batch_size: int | None
+    shuffle: bool
+    seed: int
+    rank: int
+    world_size: int
+    drop_last: bool
+    shards_in_memory: int | None
+    parts_in_memory: int | None
 
 
 class BucketBatchSampler(Sampler[list[int]]):

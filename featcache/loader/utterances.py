@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar
@@ -15,20 +15,19 @@ from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError, MissingItemError, listing
 from featcache.loader.cache import Cache
-from featcache.loader.columns import Column, columns_of, rows_where, take
+from featcache.loader.columns import Column, Names, Where, columns_of, numbered, rows_where, take
 from featcache.loader.corpus import Corpus
 from featcache.loader.crop import Windows, check_codebooks, check_padding
-from featcache.manifest import Manifest, read_manifest
+from featcache.manifest import Manifest, manifest_of, read_manifest
 from featcache.manifest.copies import Copies, copies_of
 from featcache.store.corpus import by_part_name, manifests_of_parts
 from featcache.store.join import RowKeys, describe_changed, join_version
 from featcache.strings import Strings
 
-__all__ = ["DatasetVersion", "Utterances", "by_version", "caches_by_name", "find_utterances"]
+__all__ = ["DatasetVersion", "Utterances", "by_version", "caches_by_name", "find_utterances", "labels_by_column"]
 
 _ON_CHANGED = ("error", "warn", "use")
 _Value = TypeVar("_Value")
-_ColumnNames = Collection[str] | Mapping[str, type] | None
 
 
 @dataclass(frozen=True)
@@ -107,6 +106,22 @@ class Utterances:
             )
         return self.without(short)
 
+    def with_classes(self, classes: Mapping[str, Sequence[str] | None]) -> tuple[Utterances, dict[str, list[str]]]:
+        """The utterances with numbers in place of the labels of some columns, and the labels by number, by column.
+
+        Raises:
+            ManifestError: There is no such column of text, or a row has no label, or an unknown one.
+            ArgumentError: Labels are not different texts.
+        """
+        columns, labels = dict(self.columns), {}
+        for name, known in classes.items():
+            column = columns.get(name)
+            if not isinstance(column, Strings):
+                there = listing(repr(name) for name, column in columns.items() if isinstance(column, Strings)) or "none"
+                raise ManifestError(f"{self.source}: no column of text is {name!r}, for classes=; there are {there}")
+            columns[name], labels[name] = numbered(column, known, f"{self.source}: the column {name!r}")
+        return replace(self, columns=columns), labels
+
     def without(self, left_out: NDArray[np.int64]) -> tuple[Utterances, list[str]]:
         """All but some utterances, and the ids of these."""
         if not len(left_out):
@@ -153,12 +168,28 @@ def by_version(
     return dict(value)
 
 
+def labels_by_column(classes: str | Collection[str] | Mapping[str, Sequence[str]]) -> dict[str, Sequence[str] | None]:
+    """The columns of labels that a dataset numbers, each with the labels that there may be, if they are given.
+
+    Raises:
+        ArgumentError: They are not given by name.
+    """
+    if isinstance(classes, str):
+        return {classes: None}
+    if isinstance(classes, Mapping):
+        return dict(classes)
+    if not (isinstance(classes, Collection) and all(isinstance(name, str) for name in classes)):
+        raise ArgumentError(f"classes is {classes!r}: give the name of a column, or labels by column")
+    return dict.fromkeys(classes)
+
+
 def find_utterances(
     caches: Mapping[str, Cache],
-    manifest: str | Path | Manifest | None,
+    manifest: Any,
     *,
-    where: Mapping[str, object] | None,
-    columns: _ColumnNames,
+    where: Where | None,
+    columns: Names,
+    classes: Collection[str],
     copies: bool,
     on_changed: str,
 ) -> Utterances:
@@ -167,10 +198,12 @@ def find_utterances(
     The copies of an utterance are next to each other, each with the columns of its row. The arguments are those of
     `FeatureDataset`, which lists the errors.
     """
-    if not isinstance(manifest, (str, os.PathLike, Manifest, NoneType)):
-        raise ArgumentError(f"manifest is a {type(manifest).__name__}: give a CSV, TSV, JSONL or Parquet file")
-    if where is not None and not isinstance(where, Mapping):
-        raise ArgumentError(f'where is {where!r}: give values of columns, such as {{"split": "train"}}')
+    if isinstance(manifest, os.PathLike):
+        manifest = Path(manifest)
+    if where is not None and not (isinstance(where, Mapping) or callable(where)):
+        raise ArgumentError(
+            f'where is {where!r}: give values of columns, such as {{"split": "train"}}, or a function of a row'
+        )
     if not isinstance(columns, (Collection, NoneType)):
         raise ArgumentError(f"columns is {columns!r}: give a list of names")
     if on_changed not in _ON_CHANGED:
@@ -182,20 +215,24 @@ def find_utterances(
         ids, own_columns = _ids_of_copies(list(caches.values()), copies)
         return Utterances(str(first.version.path), ids, own_columns, _positions(caches, ids))
     if any(isinstance(cache, Corpus) for cache in caches.values()):
-        return _of_parts(caches, manifest, where=where, columns=columns, copies=copies, on_changed=on_changed)
+        settings: dict[str, Any] = {"where": where, "columns": columns, "classes": classes, "copies": copies}
+        return _of_parts(caches, manifest, on_changed=on_changed, **settings)
     if not isinstance(manifest, Manifest):
         carry = columns is None or len(columns) > 0 or bool(where)
-        manifest = read_manifest(manifest, audio=False, carry=carry)
+        if isinstance(manifest, (str, Path)):
+            manifest = read_manifest(manifest, audio=False, carry=carry)
+        else:
+            manifest = manifest_of(manifest, carry=carry)
     if where:
-        manifest = manifest.take(rows_where(manifest, where))
-    ids, all_columns = _with_copies(manifest, columns, list(caches.values()), copies)
+        manifest = manifest.take(rows_where(manifest, where, columns, classes))
+    ids, all_columns = _with_copies(manifest, columns, classes, list(caches.values()), copies)
     if on_changed == "use":
         return Utterances(manifest.source, ids, all_columns, _positions(caches, ids))
     positions = _compared_positions(manifest, RowKeys.of(manifest, ids), caches, on_changed == "error")
     return Utterances(manifest.source, ids, all_columns, positions)
 
 
-def _of_parts(caches: Mapping[str, Cache], manifest: str | Path | Manifest, **settings: Any) -> Utterances:
+def _of_parts(caches: Mapping[str, Cache], manifest: Any, **settings: Any) -> Utterances:
     """The utterances of the manifests of a corpus's parts, each of which is joined with the part of its name.
 
     Raises:
@@ -203,7 +240,7 @@ def _of_parts(caches: Mapping[str, Cache], manifest: str | Path | Manifest, **se
         ManifestError: The manifests' columns are not of the same names and types.
     """
     corpora = {name: cache for name, cache in caches.items() if isinstance(cache, Corpus)}
-    if len(corpora) < len(caches) or isinstance(manifest, Manifest):
+    if len(corpora) < len(caches) or not isinstance(manifest, (str, Path)):
         raise ArgumentError("with a corpus, all versions are corpora, and manifest= is the path of manifests of parts")
     found: list[Utterances] = []
     positions: dict[str, list[NDArray[np.int64]]] = {name: [] for name in caches}
@@ -260,7 +297,7 @@ def _compared_positions(
 
 
 def _with_copies(
-    manifest: Manifest, names: _ColumnNames, caches: Sequence[Cache], copies: bool
+    manifest: Manifest, names: Names, texts: Collection[str], caches: Sequence[Cache], copies: bool
 ) -> tuple[Strings, dict[str, Column]]:
     """The ids and columns of a manifest's utterances, and of the copies that all versions have of them.
 
@@ -278,7 +315,7 @@ def _with_copies(
             f"{manifest.source}: the column {hidden[0]!r} would hide the copies' own: rename it, leave it out of "
             "columns=, or take no copies: copies=False"
         )
-    columns = columns_of(manifest, _without(names, own))
+    columns = columns_of(manifest, _without(names, own), texts)
     if common.are_plain:
         return manifest.ids, columns
     common.refuse_suffixed(manifest.ids, manifest.source)
@@ -328,7 +365,7 @@ def _columns_of_copies(copies: Copies, numbers: NDArray[np.int64]) -> dict[str, 
     return columns
 
 
-def _without(names: _ColumnNames, own: Collection[str]) -> _ColumnNames:
+def _without(names: Names, own: Collection[str]) -> Names:
     """The names without those of copies' columns."""
     if names is None:
         return None

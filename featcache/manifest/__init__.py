@@ -9,6 +9,7 @@ skipped. A manifest may have 10^7 rows: they are read and checked in batches, an
 
 from featcache.manifest.columns import SPELLINGS
 from featcache.manifest.formats import FORMATS
+from featcache.manifest.in_memory import Table, manifest_of
 from featcache.manifest.read import read_manifest
 from featcache.manifest.utterances import CallersUrls, Manifest, Segment, SegmentColumns, Utterance, rows_at_even_steps
 
@@ -19,7 +20,9 @@ __all__ = [
     "Manifest",
     "Segment",
     "SegmentColumns",
+    "Table",
     "Utterance",
+    "manifest_of",
     "read_manifest",
     "rows_at_even_steps",
 ]

@@ -19,7 +19,7 @@ from featcache.manifest.audio_locations import AudioLocation, Url, as_root, is_a
 from featcache.manifest.columns import COLUMNS, SPELLINGS, Column, carried, default_id, path_or_command
 from featcache.manifest.formats import FORMATS, format_of
 from featcache.manifest.formats.lists import BARS
-from featcache.manifest.formats.source import Batch, Faults, Source
+from featcache.manifest.formats.source import Batch, Faults, Reading, Source
 from featcache.manifest.formats.tables import PLAIN
 from featcache.manifest.utterances import Manifest
 from featcache.strings import Strings
@@ -65,7 +65,7 @@ def read_manifest(
             kind = format_of(opened, format)
             if format is None and kind not in PLAIN.values():
                 opened.notes.append(f"read as {kind}")
-            parts, places = _gather(FORMATS[kind].read(opened), opened)
+            parts, places = gather(FORMATS[kind].read(opened), opened)
             if format is not None and not places:
                 opened.faults.raise_first(f"not one row is as --format {format} has them; without it, it is recognised")
     except ManifestError as error:
@@ -74,19 +74,30 @@ def read_manifest(
         inside = getattr(error, "filename", None)
         where = f": {inside}" if isinstance(inside, str) and inside != name else ""
         raise ManifestError(f"{name}{where}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if not places and not opened.faults.count:
-        if kind == "folder" and _is_cache(opened):
-            raise ManifestError(f"{name}: is a cache, not a manifest: give the manifest that it was extracted from")
-        opened.faults.add(0, "there are no audio files below it" if kind == "folder" else "there are no rows")
+    if kind == "folder" and not places and not opened.faults.count and _is_cache(opened):
+        raise ManifestError(f"{name}: is a cache, not a manifest: give the manifest that it was extracted from")
+    return checked_manifest(opened, parts, places, _default_root(opened) if root is None else root, kind)
+
+
+def checked_manifest(
+    reading: Reading, parts: dict[str, list[Any]], places: array[int], root: str | Path, kind: str
+) -> Manifest:
+    """The manifest of what `gather` has returned.
+
+    Raises:
+        ManifestError: There were faults, or two rows have one id.
+    """
+    if not places and not reading.faults.count:
+        reading.faults.add(0, "there are no audio files below it" if kind == "folder" else "there are no rows")
     ids = Strings.concatenate(parts.pop("id"))
-    _find_duplicates(ids, places, opened.faults)
-    opened.faults.raise_if_any()
+    _find_duplicates(ids, places, reading.faults)
+    reading.faults.raise_if_any()
     paths = Strings.concatenate(parts.pop("path"))
-    if allow_commands and re.search(rb"\|", paths.blob.data):
+    if reading.allow_commands and re.search(rb"\|", paths.blob.data):
         trust.allow_commands(path for path in paths if is_command(path))
-    folder: AudioLocation = as_root(str(_default_root(opened) if root is None else root))
+    folder: AudioLocation = as_root(str(root))
     return Manifest(
-        source=name,
+        source=reading.name,
         root=folder if isinstance(folder, Url) else folder.absolute(),
         ids=ids,
         paths=paths,
@@ -95,8 +106,8 @@ def read_manifest(
         channel=np.concatenate(parts.pop("channel")),
         columns={column: Strings.concatenate(parts.pop(column)) for column in list(parts)},
         format=kind,
-        notes=tuple(f"{name}: {note}" for note in opened.notes),
-        placeholders=frozenset(opened.placeholders),
+        notes=tuple(f"{reading.name}: {note}" for note in reading.notes),
+        placeholders=frozenset(reading.placeholders),
     )
 
 
@@ -128,7 +139,7 @@ def _default_root(source: Source) -> str | Path:
     return source.folder / (source.root or "")
 
 
-def _gather(found: Iterable[Batch], source: Source) -> tuple[dict[str, list[Any]], array[int]]:
+def gather(found: Iterable[Batch], source: Reading) -> tuple[dict[str, list[Any]], array[int]]:
     """The flat parts of each column, one for each batch; and the place of each row."""
     parts: dict[str, list[Any]] = {name: [] for name in SPELLINGS}
     row_places = array("q")
@@ -152,7 +163,7 @@ def _gather(found: Iterable[Batch], source: Source) -> tuple[dict[str, list[Any]
     return parts, row_places
 
 
-def _values(column: Column, places: Sequence[int], cells: Mapping[str, Sequence[Any]], source: Source) -> list[Any]:
+def _values(column: Column, places: Sequence[int], cells: Mapping[str, Sequence[Any]], source: Reading) -> list[Any]:
     """The values of a column's cells."""
     if column.name not in cells:
         return [column.not_given] * len(places)

@@ -85,7 +85,7 @@ sys.meta_path.insert(0, Absent())
 import featcache
 from featcache.cli import main
 cache = featcache.open(sys.argv[1], check=True)
-print(sum(len(array) for array in cache) == cache.lengths.sum(), cache.item(cache.ids[0], start=0.1).ndim)
+print(sum(len(array) for array in cache.values()) == cache.lengths.sum(), cache.item(cache.ids[0], start=0.1).ndim)
 for name in ("batch", "adapters.to_hf", *featcache.__all__):
     try:
         cache.batch([0]) if name == "batch" else featcache.adapters.to_hf if "." in name else getattr(featcache, name)

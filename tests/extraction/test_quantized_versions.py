@@ -226,7 +226,7 @@ def test_k_means_takes_values(corpus, scratch):
     cache = extract(corpus.manifest(), config_of(FBANK), scratch, shard_megabytes=float(TINY))
     frames = int(cache.lengths.sum())
     sample = draw_frames(cache.version, open_index(cache.version), frames, np.random.default_rng(0))
-    values = np.concatenate(list(cache))
+    values = np.concatenate(list(cache.values()))
     assert np.array_equal(sample[np.lexsort(sample.T)], values[np.lexsort(values.T)])
     codebook, _ = fit_version(cache.version, 5)
     assert codebook.dtype == "float32"
@@ -234,7 +234,7 @@ def test_k_means_takes_values(corpus, scratch):
 
 def units_of(cache, path):
     """Units of a cache's features: 30 of its frames as centroids."""
-    values = np.concatenate(list(cache))
+    values = np.concatenate(list(cache.values()))
     centroids = values[np.random.default_rng(0).choice(len(values), 30, replace=False)]
     codebook = Codebook(torch.from_numpy(centroids), cache.config, cache.version.info.fingerprint, cache.spec.dtype, {})
     path.write_bytes(codebook.to_bytes())
@@ -249,7 +249,7 @@ def test_units_from_audio_and_from_a_version_are_the_same(source, corpus, scratc
     from_version = extract(corpus.manifest(), config, scratch / "version", source=cache.version.path)
     assert len(from_audio) == len(cache)
     assert stored(from_audio) == stored(from_version)
-    for id_, codes in zip(cache.ids, from_version, strict=True):
+    for id_, codes in from_version.items():
         distances = np.square(cache[id_][:, None].astype(np.float64) - _centroids(tmp_path)).sum(2)
         assert (codes[:, 0] == distances.argmin(1)).mean() > 0.99
 

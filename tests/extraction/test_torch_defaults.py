@@ -11,7 +11,7 @@ from processes import run_script
 import featcache
 from featcache.augment import GaussianNoise, MixEnergies, Mixup, SpecAugment
 from featcache.cmvn import Cmvn, normalize_utterances
-from featcache.loader.data_loader import _PinnedMemory
+from featcache.loader.transfers import _PinnedMemory
 
 AUGMENTATIONS = {
     "mask": SpecAugment(time_warp=3, max_time_fraction=0.37, probability=0.5),

@@ -67,7 +67,7 @@ def told():
 
 
 def read_all(cache, expected):
-    return all(map(np.array_equal, cache, expected))
+    return all(map(np.array_equal, cache.values(), expected))
 
 
 def settle_two(folder, disk):

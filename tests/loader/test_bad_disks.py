@@ -116,7 +116,7 @@ def test_statistics_read_from_the_file(cli, version):
         + """
 from featcache.stats import moments
 cache = featcache.open(sys.argv[1])
-list(cache)
+list(cache.values())
 read = cache._shards._file(2)
 os.truncate(sys.argv[2], 100)
 print(json.dumps([tried(lambda: moments(cache)), tried(lambda: cache.shard_frames(2, 0, 50))]))

@@ -35,7 +35,16 @@ class TestCache:
             for key in (name, position, np.int32(position), np.uint64(position), torch.tensor(position), position - 20):
                 assert cache[key].dtype == array.dtype
                 assert np.array_equal(cache[key], array)
-        assert all(map(np.array_equal, cache, features.values()))
+        assert all(map(np.array_equal, cache.values(), features.values()))
+
+    def test_is_read_as_a_mapping(self, cache, features):
+        assert list(cache) == list(cache.keys()) == [name for name, _ in cache.items()] == list(features)
+        assert all(np.array_equal(array, features[name]) for name, array in cache.items())
+        assert dict(cache).keys() == features.keys()
+        assert np.array_equal(cache.get("utt-3"), features["utt-3"])
+        assert np.array_equal(cache.get(3), features["utt-3"])
+        assert cache.get("utt-30") is None
+        assert cache.get("utt-30", 5) == cache.get(20, 5) == 5
 
     def test_an_array_is_a_view_that_nobody_can_write_to(self, cache):
         array = cache[3]
@@ -86,7 +95,7 @@ class TestCache:
     @pytest.mark.parametrize("key", [20, -21, 10**12])
     def test_a_position_outside_is_an_index_error(self, cache, key):
         for read in (cache.__getitem__, lambda key: cache.batch([0, key])):
-            with pytest.raises(IndexError, match=f"no utterance at {key}: .* holds 20"):
+            with pytest.raises(IndexError, match=f"no utterance at {key}: .* has 20"):
                 read(key)
 
     @pytest.mark.parametrize("key", [1.0, None, b"utt-1", slice(2), [1]])

@@ -45,11 +45,12 @@ def opened(monkeypatch):
 def test_a_corpus_is_the_caches_of_its_parts_one_after_another(folder):
     corpus = featcache.open(folder)
     caches = [featcache.open(folder / f"p{number}") for number in range(4)]
-    whole = [features for cache in caches for features in cache]
+    whole = [features for cache in caches for features in cache.values()]
     assert isinstance(corpus, featcache.Corpus)
     assert corpus.parts == ["p0", "p1", "p2", "p3"]
     assert len(corpus) == len(whole) == 30
-    assert all(np.array_equal(one, other) for one, other in zip(corpus, whole, strict=True))
+    assert all(np.array_equal(one, other) for one, other in zip(corpus.values(), whole, strict=True))
+    assert [*corpus] == [name for name, _ in corpus.items()] == [*corpus.ids]
     assert [*corpus.ids] == [id_ for cache in caches for id_ in cache.ids]
     assert np.array_equal(np.asarray(corpus.lengths), np.concatenate([cache.lengths for cache in caches]))
     assert np.array_equal(corpus["p2", 3], caches[2][3])

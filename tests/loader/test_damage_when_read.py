@@ -29,7 +29,7 @@ class TestDamage:
             lambda: cache.batch([0, 1], check=True),
             lambda: checking[0],
             lambda: checking.batch(["utt-1", "utt-0"]),
-            lambda: list(checking),
+            lambda: list(checking.values()),
         ):
             with pytest.raises(DamagedError, match=rf"utt-0: damaged: .*{shard.name}.*featcache repair {version.path}"):
                 read()
@@ -103,20 +103,20 @@ class TestDamage:
         ],
     )
     def test_an_index_that_is_damaged_or_gone_is_built_again(self, tmp_path, version, harm):
-        expected = list(featcache.open(tmp_path))
+        expected = list(featcache.open(tmp_path).values())
         folder = index_folder(version, version.shard_names())
         harm(folder)
-        assert all(map(np.array_equal, featcache.open(tmp_path), expected))
+        assert all(map(np.array_equal, featcache.open(tmp_path).values(), expected))
         inode = folder.stat().st_ino
-        assert all(map(np.array_equal, featcache.open(tmp_path), expected))
+        assert all(map(np.array_equal, featcache.open(tmp_path).values(), expected))
         assert folder.stat().st_ino == inode  # kept this time
 
     def test_an_index_that_points_elsewhere_is_not_believed(self, tmp_path, version):
-        expected = list(featcache.open(tmp_path))
+        expected = list(featcache.open(tmp_path).values())
         path = index_folder(version, version.shard_names()) / "first_frame.npy"
         for shift in (1, 1000):  # into a neighbour's frames; beyond the shard
             np.save(path, np.load(path) + shift)
-            assert all(map(np.array_equal, featcache.open(tmp_path), expected))
+            assert all(map(np.array_equal, featcache.open(tmp_path).values(), expected))
 
     def test_a_shard_that_ends_before_an_item_is_damage(self, tmp_path, version):
         cache = featcache.open(tmp_path)
@@ -124,7 +124,7 @@ class TestDamage:
         shutil.rmtree(features)
         write_features(features.parent, np.zeros((1, *cache.spec.item_shape), version.dtype))
         with pytest.raises(DamagedError, match=r"ends before frame.*featcache repair"):
-            list(cache)
+            list(cache.values())
 
     def test_a_shard_that_cannot_be_mapped_is_a_store_error(self, tmp_path, version, monkeypatch):
         def map_file(descriptor, num_bytes):

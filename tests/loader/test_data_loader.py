@@ -9,7 +9,14 @@ import pytest
 import torch
 from forking import forked
 from make_cache import make_features, make_version
-from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler, Subset
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DistributedSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
 
 import featcache
 from featcache import BucketBatchSampler, Crop, DataLoader, FeatureDataset
@@ -161,7 +168,7 @@ def test_a_state_is_of_the_epoch_that_the_sampler_is_in(dataset):
     assert loader.state_dict()["sampler"]["parts"][-1]["rounds"] == 3
     batches.close()
     assert loader.state_dict()["sampler"]["parts"][-1]["rounds"] == 3
-    loader.sampler.set_epoch(2)
+    loader.batch_sampler.set_epoch(2)
     assert loader.state_dict()["sampler"]["parts"][-1]["rounds"] == 0
 
 
@@ -215,10 +222,10 @@ def test_what_is_no_position_is_refused(dataset):
     for row in ("utt-1", slice(3), 1.0):
         with pytest.raises(ArgumentError, match="give the position of an utterance"):
             dataset[row]
-    with pytest.raises(IndexError, match="no row at 50: the dataset has 50 utterances"):
+    with pytest.raises(IndexError, match=r"no utterance at 50: the dataset has 50$"):
         dataset[50]
     for row in (50, -51):
-        with pytest.raises(IndexError, match=f"no row at {row}: the dataset has 50 utterances"):
+        with pytest.raises(IndexError, match=f"no utterance at {row}: the dataset has 50$"):
             dataset.batch([row])
     with pytest.raises(ArgumentError, match=r"the sampler gives 3: featcache.DataLoader needs lists of positions"):
         next(iter(DataLoader(dataset, [3, 1])))
@@ -334,18 +341,19 @@ class TestEnds:
         ({"dtype": "float32"}, "dtype is 'float32': give one of torch's, such as torch.float32"),
         ({"dtype": torch.int64}, "dtype is torch.int64, which would cut off fractions: these features are float16"),
         ({"prefetch": 0}, "prefetch is 0: it must be a whole number, 1 or more"),
-        ({"sampler": None}, "sampler is None: give a BucketBatchSampler, or lists of positions"),
+        ({"batch_sampler": 3}, "batch_sampler is 3: give lists of positions; batch_size= is the limit"),
         ({"dtype": {"features": torch.float32}}, "dtype is given by name, but the dataset has one version"),
     ],
 )
 def test_arguments_that_do_not_do_are_refused(dataset, options, what):
     with pytest.raises(ArgumentError, match=what):
-        DataLoader(dataset, **{"sampler": BATCHES, **options})
+        DataLoader(dataset, **{"batch_sampler": BATCHES, **options})
 
 
 def test_takes_nothing_but_a_feature_dataset(dataset):
-    with pytest.raises(ArgumentError, match=r"dataset is a Subset: featcache.DataLoader takes a FeatureDataset"):
-        DataLoader(Subset(dataset, [1]), BATCHES)
+    for other in (Subset(TensorDataset(torch.zeros(3)), [1]), ConcatDataset([dataset, dataset]), [dataset]):
+        with pytest.raises(ArgumentError, match=r"dataset is a \w+: featcache.DataLoader takes a FeatureDataset, or a"):
+            DataLoader(other, BATCHES)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -368,3 +376,14 @@ class TestOnAGpu:
             expected = plain["features"] if dtype is None else plain["features"].to(dtype)
             assert torch.equal(batch["features"].cpu(), expected)
             assert torch.equal(batch["lengths"].cpu(), plain["lengths"])
+
+    def test_a_transform_works_on_the_stream_of_the_copies(self, dataset):
+        sampler = [np.random.default_rng(seed).integers(0, 50, 40).tolist() for seed in range(60)]
+
+        def transform(batch):
+            torch.cuda._sleep(1_000_000)
+            return {"doubled": [2 * batch["features"].float()]}
+
+        for batch, rows in zip(DataLoader(dataset, sampler, device="cuda", transform=transform), sampler, strict=True):
+            torch.cuda._sleep(1_000_000)
+            assert torch.equal(batch["doubled"][0].cpu(), 2 * dataset.batch(rows)["features"].float())

@@ -8,7 +8,7 @@ from make_cache import make_features, make_version
 import featcache
 from featcache import Crop, DataLoader, FeatureDataset
 from featcache.errors import ArgumentError
-from featcache.loader.data_loader import _values_of
+from featcache.loader.transfers import dequantized
 
 BATCHES = [[3, 1, 4], [15, 9], [26], [5, 35, 8, 9, 7], [], [9, 3, 2, 3, 8, 4, 6]]
 
@@ -113,5 +113,5 @@ def test_quantised_features_come_as_values(tmp_path, features):
             assert torch.equal(batch["features"], plain.to(dtype or torch.float32))
     for rows in BATCHES:  # as it is done on a GPU
         (ranges,) = dataset.frame_ranges(np.array(rows, np.int64), 0)
-        values = _values_of(ranges.gather(raw=True), ranges, None, lambda tensor: tensor)
+        values = dequantized(ranges.gather(raw=True), ranges, None, lambda tensor: tensor)
         assert torch.equal(values, dataset.batch(rows)["features"])

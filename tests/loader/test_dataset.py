@@ -55,9 +55,8 @@ class TestFeatureDataset:
     @pytest.mark.parametrize(
         ("options", "what"),
         [
-            ({"manifest": 5}, "manifest is a int: give a CSV, TSV, JSONL or Parquet file"),
-            ({"manifest": [{"id": "utt-1"}]}, "manifest is a list"),
-            ({"where": "train"}, "where is 'train': give values of columns, such as"),
+            ({"manifest": 5}, "manifest is a int: give a file or a folder, a data frame"),
+            ({"where": "train"}, "where is 'train': give values of columns, such as .* or a function of a row"),
             ({"columns": 5}, "columns is 5: give a list of names"),
         ],
     )

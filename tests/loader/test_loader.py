@@ -14,7 +14,7 @@ class TestNeeds:
 
             resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
             cache = featcache.open(sys.argv[1], check=True)  # builds the index
-            arrays = list(cache)
+            arrays = list(cache.values())
             assert len(arrays) == 400
             features, lengths = cache.batch(range(400))
             assert all((row[:len(array)].numpy() == array).all() for row, array in zip(features, arrays))

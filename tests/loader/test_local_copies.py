@@ -36,7 +36,7 @@ def version(slow_folder):
 
 class TestCopying:
     def test_what_is_read_is_copied_and_read_from_the_copy_as_soon_as_it_is_whole(self, slow_folder, version, disk):
-        expected = [array.copy() for array in featcache.open(slow_folder)]
+        expected = [array.copy() for array in featcache.open(slow_folder).values()]
         cache = featcache.open(slow_folder, copy_to=disk)
         assert not disk.exists()  # nothing is copied before it is asked for
         assert read_all(cache, expected)
@@ -79,7 +79,7 @@ class TestCopying:
         cache = featcache.open(slow_folder, copy_to=disk)
         settle(cache)
         assert {path.stat().st_ino for path in copies_in(disk).values()} == inodes
-        assert all(array.any() for array in cache)
+        assert all(array.any() for array in cache.values())
 
     def test_caches_that_differ_in_nothing_but_their_values_do_not_mix(self, tmp_path, disk):
         """One was repaired on another machine, say: the shards' names are the same."""
@@ -96,7 +96,7 @@ class TestCopying:
             settle(cache)
         assert len(copies_in(disk)) == SHARDS + 1
         for cache in caches:
-            assert read_all(cache, featcache.open(cache.version.path))
+            assert read_all(cache, featcache.open(cache.version.path).values())
 
     def test_several_caches_have_one_thread(self, tmp_path, disk, monkeypatch):
         folders = [tmp_path / str(number) for number in range(3)]

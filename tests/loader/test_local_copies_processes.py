@@ -94,13 +94,13 @@ class TestProcesses:
         settle(cache)
         assert parts_in(disk) == []
         assert len(copies_in(disk)) == SHARDS
-        assert read_all(cache, featcache.open(slow_folder))
+        assert read_all(cache, featcache.open(slow_folder).values())
         os.close(read_end)
         os.close(write_end)
 
     def test_killed_at_random_moments_again_and_again(self, slow_folder, version, disk, monkeypatch):
         monkeypatch.setattr(local_copies, "_BLOCK_BYTES", 1000)
-        expected = [array.copy() for array in featcache.open(slow_folder)]
+        expected = [array.copy() for array in featcache.open(slow_folder).values()]
         chance = np.random.default_rng(3)
 
         def train():
@@ -146,7 +146,7 @@ class TestProcesses:
             cache[0]  # from now on, the copies are read
             assert len(mapped(disk)) == 12
             assert mapped(tmp_path / version.path.name) == set()
-            assert read_all(cache, featcache.open(tmp_path))
+            assert read_all(cache, featcache.open(tmp_path).values())
 
         pids = [fork(train) for _ in range(4)]
         assert [join(pid) for pid in pids] == [0, 0, 0, 0]

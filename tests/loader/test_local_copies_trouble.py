@@ -23,7 +23,7 @@ class TestTrouble:
     """Whatever happens to copies: what is read is right, and the user is told once."""
 
     def read_with_one_warning(self, folder, disk, match, **options):
-        expected = [array.copy() for array in featcache.open(folder)]
+        expected = [array.copy() for array in featcache.open(folder).values()]
         cache = featcache.open(folder, copy_to=disk, **options)
         with told() as messages:
             settle(cache)
@@ -117,7 +117,7 @@ class TestTrouble:
         cache = featcache.open(slow_folder, copy_to=disk)
         settle(cache)
         assert path.read_bytes() == chunk(version, name[:12]).read_bytes()
-        assert read_all(cache, featcache.open(slow_folder))
+        assert read_all(cache, featcache.open(slow_folder).values())
 
     def test_a_copy_that_went_bad_is_found_by_checking(self, slow_folder, version, disk):
         settle(featcache.open(slow_folder, copy_to=disk))
@@ -131,7 +131,7 @@ class TestTrouble:
             cache.batch(range(len(cache)), check=True)
 
     def test_the_folder_may_go_at_any_time(self, slow_folder, version, disk):
-        expected = [array.copy() for array in featcache.open(slow_folder)]
+        expected = [array.copy() for array in featcache.open(slow_folder).values()]
         cache = featcache.open(slow_folder, copy_to=disk)
         settle(cache)
         shutil.rmtree(disk)
@@ -149,7 +149,7 @@ class TestTrouble:
         shutil.rmtree(home)
         home.symlink_to(victim)
         (disk / "featcache" / "another-0123456789ab.00c0ffee").symlink_to(victim)
-        expected = [array.copy() for array in featcache.open(slow_folder)]
+        expected = [array.copy() for array in featcache.open(slow_folder).values()]
         cache = featcache.open(slow_folder, copy_to=disk, copy_limit=20_000)
         with told() as messages:
             settle(cache)

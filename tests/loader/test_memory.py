@@ -217,11 +217,11 @@ class TestCache:
 
     def test_a_hit_does_not_look_at_the_disk_any_more(self, tmp_path, version):
         cache = featcache.open(tmp_path, ram="1GB")
-        before = [array.copy() for array in cache]
+        before = [array.copy() for array in cache.values()]
         for name in version.shard_names():
             path = version.shard(name).folder / "features" / "c" / "0" / "0"
             path.write_bytes(bytes(path.stat().st_size))
-        assert all(map(np.array_equal, cache, before))
+        assert all(map(np.array_equal, cache.values(), before))
         batch, lengths = cache.batch(range(len(cache)))
         rows = (row[:length] for row, length in zip(batch, lengths.tolist(), strict=True))
         assert all(map(np.array_equal, rows, before))
@@ -258,7 +258,7 @@ class TestCache:
 
         def read_all():
             for _ in range(5):
-                assert all(map(np.array_equal, cache, plain))
+                assert all(map(np.array_equal, cache.values(), plain.values()))
 
         reader = threading.Thread(target=read)
         reader.start()
@@ -269,7 +269,7 @@ class TestCache:
         finally:
             goes_on = False
             reader.join()
-        assert all(map(np.array_equal, cache, plain))
+        assert all(map(np.array_equal, cache.values(), plain.values()))
 
     def test_pickled_it_starts_empty_with_the_same_limit(self, tmp_path, version):
         cache = featcache.open(tmp_path, ram="60kB", copy_to=tmp_path / "copies", copy_limit="1MB")
@@ -280,7 +280,7 @@ class TestCache:
         again = pickle.loads(data)
         assert again._tiers == cache._tiers == Tiers(60_000, tmp_path / "copies", 1_000_000)
         assert len(again._reader._ram) == 0 < len(cache._reader._ram)
-        assert all(map(np.array_equal, again, cache))
+        assert all(map(np.array_equal, again.values(), cache.values()))
 
     @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's /proc")
     def test_memory_stays_within_the_limit(self):

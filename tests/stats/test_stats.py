@@ -151,7 +151,7 @@ def test_what_was_extracted_again_counts_once(tmp_path):
 def test_quantised_features_count_as_they_are_read(tmp_path, utterances, item_shape):
     features = make_features(utterances, item_shape, "float32", max_frames=PIECE_FRAMES * 2)
     cache = cache_of(tmp_path, features, quantized=True)
-    frames = np.concatenate(list(cache))
+    frames = np.concatenate(list(cache.values()))
     assert frames.dtype == np.float32
     assert not np.array_equal(frames, np.concatenate(list(features.values())))
     stats = moments(cache, threads=2)

@@ -13,7 +13,7 @@ from featcache.stats import usage
 
 def test_codes_are_counted(tmp_path):
     cache = codes_cache(tmp_path)
-    frames = np.concatenate(list(cache))
+    frames = np.concatenate(list(cache.values()))
     for threads in (1, 3):
         found = usage(cache, threads=threads)
         for number, size in enumerate((16, 300)):

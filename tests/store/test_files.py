@@ -67,7 +67,7 @@ def run_everything(cli, plain, cache: Path, there: str) -> dict[str, object]:
         "probe": ("probe", "fbank80", manifest, "-o", cache, "--utterances", "2"),
     }
     with suppress(StoreError):
-        list(featcache.open(cache))
+        list(featcache.open(cache).values())
     return {name: cli(*command) for name, command in commands.items()}
 
 

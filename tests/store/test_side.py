@@ -42,7 +42,7 @@ class TestSide:
                     assert not found.flags.writeable
                 counts.add(len(expected))
         assert {0, 13} <= counts  # none of a short one
-        assert all(map(np.array_equal, cache, features.values()))
+        assert all(map(np.array_equal, cache.values(), features.values()))
 
     def test_goes_with_a_pickled_cache(self, sided, features):
         cache = featcache.open(sided)

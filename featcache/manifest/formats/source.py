@@ -113,31 +113,48 @@ class Faults:
         raise ManifestError("\n".join(message))
 
 
-class Source:
-    """A manifest that is being read, in whatever format.
+class Reading:
+    """A manifest that is being read, in whatever format and from wherever.
+
+    Args:
+        name: The manifest, for messages.
+        audio: Whether paths are required.
+        carry: Whether columns that an `Utterance` does not have are wanted; they may be there even if not.
+        allow_commands: Whether a path may be a command whose output is the audio.
+    """
+
+    notes: list[str]
+    """What the user is to be told about what was read, in the order it was found; added to by the format's reader."""
+    placeholders: set[str]
+    """The names of the placeholders that were found; added to by the format's reader."""
+
+    def __init__(self, name: str, *, audio: bool = True, carry: bool = True, allow_commands: bool = False) -> None:
+        self.name = name
+        self.required: Collection[str] = ("id", "path") if audio else ("id",)
+        self.carry = carry
+        self.allow_commands = allow_commands
+        self.faults = Faults(name)
+        self.notes = []
+        self.placeholders = set()
+
+
+class Source(Reading):
+    """A manifest that is being read from a file, a folder or standard input.
 
     Args:
         source: A file, a folder, or `-` for standard input. A file is opened once, since it may be a pipe.
-        audio: Whether paths are required.
-        carry: Whether columns that an `Utterance` does not have are wanted; they may be there even if not.
+        audio, carry, allow_commands: As for `Reading`.
         values: What stands for placeholders in paths, by name.
-        allow_commands: Whether a path may be a command whose output is the audio.
 
     Raises:
         ManifestError: Standard input is closed.
         OSError: It cannot be opened.
     """
 
-    name: str
-    """The manifest, for messages."""
     folder: Path
     """The folder that relative paths are relative to: the manifest's, or the manifest itself if it is one."""
     root: str | None
     """What relative paths are relative to if the manifest says so; set by the format's reader."""
-    notes: list[str]
-    """What the user is to be told about what was read, in the order it was found; added to by the format's reader."""
-    placeholders: set[str]
-    """The names of the placeholders that were found; added to by the format's reader."""
 
     def __init__(
         self,
@@ -149,18 +166,13 @@ class Source:
         allow_commands: bool = False,
     ) -> None:
         is_stdin = str(source) == "-"
-        self.name = "<stdin>" if is_stdin else str(source)
+        name = "<stdin>" if is_stdin else str(source)
+        super().__init__(name, audio=audio, carry=carry, allow_commands=allow_commands)
         self.path = Path(source)
         self.is_folder = not is_stdin and self.path.is_dir()
         self.folder = self.path if self.is_folder else self.path.parent
-        self.required: Collection[str] = ("id", "path") if audio else ("id",)
-        self.carry = carry
         self.values = values or {}
-        self.allow_commands = allow_commands
-        self.faults = Faults(self.name)
         self.root = None
-        self.notes = []
-        self.placeholders = set()
         self._head = b""
         if is_stdin and sys.stdin is None:
             raise ManifestError("standard input is closed: give a manifest's path, or pipe a manifest in")

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from featcache.errors import counted, listing
 from featcache.manifest.columns import SPELLINGS, meaning_of
 from featcache.manifest.formats.parquet import ParquetTable
-from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Source, lines_of, names_audio
+from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Reading, Source, lines_of, names_audio
 
 _ENDS = {"end", "end_time", "stop", "stop_time"}  # names of columns that are not read in place of a duration
 
@@ -194,7 +194,7 @@ def json_batches(rows: Rows, required: Collection[str], faults: Faults) -> Itera
 
 
 def parquet_batches(
-    table: Table, source: Source, base: int = 0, renamed: Callable[[str], str] = str
+    table: Table, source: Reading, base: int = 0, renamed: Callable[[str], str] = str
 ) -> Iterator[Batch]:
     """The rows of a table in Parquet; as for `table_batches`."""
     given = [renamed(name) for name in table.names]
