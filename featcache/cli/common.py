@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcache.errors import StoreError
+from featcache.errors import ArgumentError, StoreError
 
 if TYPE_CHECKING:
     from featcache.manifest import Manifest
@@ -108,6 +108,19 @@ def refuse_output(path: Path, force: bool) -> None:
         raise StoreError(f"{path}: cannot be written: there is no folder {path.parent}")
     if not os.access(folder, os.W_OK):
         raise StoreError(f"{path}: cannot be written: the folder {path.parent} may not be written")
+
+
+def is_agreed(question: str, yes: bool) -> bool:
+    """Whether what has been said is to be done: by `--yes`, or by who is asked on the terminal.
+
+    Raises:
+        ArgumentError: There is no `--yes`, and nobody can be asked.
+    """
+    if yes:
+        return True
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ArgumentError("nothing has been removed: nobody can be asked here: add --yes, or --dry-run")
+    return click.confirm(question, err=True)
 
 
 _documents: ContextVar[list[Any] | None] = ContextVar("_documents", default=None)

@@ -15,9 +15,30 @@ from featcache.errors import DamagedError
 if TYPE_CHECKING:
     from featcache.storage.location import Location
 
-_COLUMNS = ("version", "utterances", "audio", "features", "failed", "first run", "last run", "what sets it apart")
+_COLUMNS = (
+    "version",
+    "utterances",
+    "audio",
+    "features",
+    "failed",
+    "first run",
+    "last run",
+    "tags",
+    "what sets it apart",
+)
 _TO_THE_RIGHT = {"utterances", "audio", "features", "failed"}
-_FIELDS = ("path", "name", "fingerprint", "distinction", "utterances", "seconds", "bytes", "first_run", "last_run")
+_FIELDS = (
+    "path",
+    "name",
+    "fingerprint",
+    "distinction",
+    "utterances",
+    "seconds",
+    "bytes",
+    "first_run",
+    "last_run",
+    "tags",
+)
 
 
 @click.command(short_help="List the versions of a cache, a line each.")
@@ -52,6 +73,7 @@ def _row(document: dict[str, Any]) -> tuple[str, ...]:
         f"{len(document['failures']):,}",
         (document["first_run"] or "-")[:10],
         (document["last_run"] or "-")[:10],
+        ", ".join(tag["name"] for tag in document["tags"]) or "-",
         ", ".join(document["distinction"]),
     )
 

@@ -16,7 +16,6 @@ from featcache.loader.buffers import Buffers, tensor_in, tensor_of
 from featcache.loader.crop import check_codebooks, check_padding, frames_between
 from featcache.loader.object_shards import open_shards
 from featcache.spec import FeatureSpec
-from featcache.storage.location import Location
 from featcache.store.dequantize import dequantize_array
 from featcache.store.index import open_index
 from featcache.store.join import missing_error
@@ -79,7 +78,7 @@ class Cache:
         self._buffers = Buffers()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.version.path, self.check, self.index.shards, self._tiers)
+        return _reopen, (self.version, self.check, self.index.shards, self._tiers)
 
     def __repr__(self) -> str:
         frames, spec = int(self.lengths.sum()), self.spec
@@ -396,5 +395,5 @@ def _pad(arrays: list[NDArray[Any]], value: float, out: NDArray[Any]) -> None:
     np.concatenate(pieces, out=out.reshape(-1, *out.shape[2:]))  # one call: a loop over rows takes longer
 
 
-def _reopen(path: Location, check: bool, shards: list[str], tiers: Tiers | None) -> Cache:
-    return Cache(Version.open(path), check=check, shards=shards, tiers=tiers)
+def _reopen(version: Version, check: bool, shards: list[str], tiers: Tiers | None) -> Cache:
+    return Cache(version, check=check, shards=shards, tiers=tiers)

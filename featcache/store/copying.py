@@ -35,6 +35,7 @@ from featcache.store.index import index_folder, load_index, open_index
 from featcache.store.runs import record_files, run_names
 from featcache.store.shard import Shard
 from featcache.store.shard_files import ShardFiles
+from featcache.store.tags import read_tags, tag_file
 from featcache.store.version import Version
 
 
@@ -114,6 +115,7 @@ def copy_version(
     if not result.interrupted:
         result.records += _copy_records(version, copy)  # what a run has added to them meanwhile
         result.records += _copy_probes(version, copy)
+        result.records += _copy_tags(version, copy, result)
         result.records += _copy_index(version, copy)
     return result
 
@@ -188,6 +190,19 @@ def _copy_records(version: Version, copy: Version) -> int:
 
 def _copy_probes(version: Version, copy: Version) -> int:
     return _copy_small(version, copy, version.probe_files())
+
+
+def _copy_tags(version: Version, copy: Version, result: Copied) -> int:
+    """Copy the tags whose shards are all there. One of the copy's that has the same name, and is another, stays."""
+    files, held = [], {*copy.shard_names()}
+    own = {tag.name: tag for tag in read_tags(copy)}
+    for tag in read_tags(version):
+        if tag.name in own and own[tag.name].shards != tag.shards:
+            what = f"{tag_file(copy, tag.name)}: is another tag of this name, and stays: that of {version.path} differs"
+            result.problems.append(Problem("tag", what))
+        elif tag.name not in own and held.issuperset(tag.shards):
+            files.append(tag_file(version, tag.name))
+    return _copy_small(version, copy, files)
 
 
 def _copy_index(version: Version, copy: Version) -> int:

@@ -48,6 +48,7 @@ from featcache.store.records import (
     sealed_document,
     write_document,
 )
+from featcache.store.tags import TaggedVersion
 from featcache.store.version import Version
 from featcache.strings import Strings
 
@@ -384,8 +385,10 @@ def latest_failures(version: Version) -> dict[str, Failure]:
 
 
 def standing_failures(version: Version, index: Index) -> dict[str, Failure]:
-    """The failures that stand, by id: of utterances that have no item, or still the one that was to be replaced."""
-    failures = latest_failures(version)
+    """The failures that stand, by id: of utterances that have no item, or still the one that was to be replaced. Of a
+    tag, there are none: what runs have tried is no part of it.
+    """
+    failures = {} if isinstance(version, TaggedVersion) else latest_failures(version)
     run_of: dict[str, str | None] = {}
 
     def is_at(position: int, replaced: ReplacedItem | None) -> bool:

@@ -162,6 +162,7 @@ class Shard:
         self.folder = folder
         self.fingerprint = fingerprint
         self._info: ShardInfo | None = None
+        self._seal = ""
 
     @property
     def name(self) -> str:
@@ -176,10 +177,19 @@ class Shard:
             self._info = self._read_info()
         return self._info
 
+    @property
+    def seal(self) -> str:
+        """The seal of the group's `zarr.json`, eight hex digits. It tells a shard from those that other runs make of
+        the same items, which have the same name: each says which run made it.
+        """
+        _ = self.info
+        return self._seal
+
     def _read_info(self) -> ShardInfo:
         with self._naming_remedy():
             try:
-                info = ShardInfo.of(zarr3.read_group(self.folder))
+                attributes, self._seal = zarr3.read_sealed_group(self.folder)
+                info = ShardInfo.of(attributes)
             except FileNotFoundError as error:
                 raise DamagedError(f"{error.filename}: damaged: the file is missing") from error
             except ValueError as error:

@@ -51,6 +51,7 @@ from featcache.store.runs import (
     run_names,
     standing_failures,
 )
+from featcache.store.tags import TaggedVersion
 from featcache.store.version import Version
 from featcache.strings import Strings
 
@@ -170,7 +171,7 @@ Finding = Unfinished | LostShards | Unrecorded | DamagedRecord
 
 
 def find_unfinished(version: Version, index: Index, *, all_runs: bool = False) -> list[Finding]:
-    """What a version is not known to hold of what its runs were to add, and what it has lost.
+    """What a version is not known to hold of what its runs were to add, and what it has lost. A tag is what it is.
 
     Reads three small files for each run, and what more there is only if something is wrong.
 
@@ -180,7 +181,7 @@ def find_unfinished(version: Version, index: Index, *, all_runs: bool = False) -
         all_runs: Whether to look at all runs, however many there are, and not only at the latest; and to tell if there
             are no records at all.
     """
-    if not (all_runs or _has_records(version)):
+    if isinstance(version, TaggedVersion) or not (all_runs or _has_records(version)):
         return []
     with read_ahead(record_files(version, run_names(version)[-_LATEST if not all_runs else None :])):
         if not _Records(version, index, None if all_runs else _LATEST).findings():

@@ -191,6 +191,9 @@ class Version:
         self.info = info
         self._known_whole: set[str] = set()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Version.open, (self.path,)
+
     @property
     def folder(self) -> Path:
         """Its folder, for what writes, renames or locks.
@@ -452,7 +455,7 @@ class Version:
         """Remove what killed processes have left: in `work/`, and small files that they did not complete."""
         self.sweep_work()
         path = self.desk
-        for folder in (path, path / "shards", path / "probes", *(path / "runs").glob("*/")):
+        for folder in (path, *(path / name for name in ("shards", "probes", "tags")), *(path / "runs").glob("*/")):
             if not folder.is_symlink():
                 sweep_small_files(folder)
 
