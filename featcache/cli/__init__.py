@@ -30,6 +30,7 @@ from featcache.cli.info import info
 from featcache.cli.ls import ls
 from featcache.cli.manifest import manifest
 from featcache.cli.probe import probe
+from featcache.cli.prune import prune
 from featcache.cli.repair import repair
 from featcache.cli.rm import rm
 from featcache.cli.show import show
@@ -147,6 +148,7 @@ for command in (
     diff,
     tag,
     rm,
+    prune,
     show,
     stats,
     copy,

@@ -35,14 +35,14 @@ def claim_shards(version: Version) -> Claim:
     return claim
 
 
-def refuse_beside_runs(version: Version) -> None:
-    """Refuse to take anything away while a run fills the version, as far as this machine can see.
+def refuse_beside_runs(version: Version, own: str = "") -> None:
+    """Refuse to take anything away while a run, besides one of our own, fills the version, as far as can be seen here.
 
     Raises:
         StoreError: Says which run.
     """
     for name in run_names(version):
-        if is_running(version, name):
+        if name != own and is_running(version, name):
             asked = request_of(version, name)
             process = f", process {asked['pid']} on {asked['host']}" if {"pid", "host"} <= asked.keys() else ""
             raise StoreError(f"{version.path}: a run is under way ({name}{process}): nothing is removed beside it")

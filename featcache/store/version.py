@@ -274,7 +274,7 @@ class Version:
     @classmethod
     def _make_folder(cls, path: Path, info: VersionInfo) -> None:
         refuse_links(path, *WRITTEN)
-        _sweep_cache(path.parent)
+        sweep_cache(path.parent)
         try:
             if not (path / "zarr.json").exists():
                 cls._lay_out(path, info)
@@ -471,7 +471,7 @@ class Version:
                     claim.release()
 
 
-def _sweep_cache(cache: Path) -> None:
+def sweep_cache(cache: Path) -> None:
     """Remove incomplete versions that killed processes have left."""
     with suppress(OSError):  # there is no cache yet, or it is read-only
         for name in leftovers(cache, is_being_made):
