@@ -22,7 +22,7 @@ from featcache.errors import ArgumentError, DamagedError, ManifestError, StoreEr
 from featcache.manifest import Manifest
 from featcache.manifest.copies import copies_of, expand
 from featcache.store.damaged import DamagedShard, copy_sound_items
-from featcache.store.files import WRITTEN, is_being_made, refuse_links
+from featcache.store.files import WRITTEN, is_being_made, is_being_written, refuse_links
 from featcache.store.index import Index, open_index
 from featcache.store.leftovers import leftovers
 from featcache.store.removing import claim_shards, refuse_beside_runs, remove_shard
@@ -213,7 +213,8 @@ def _shards_that_go(infos: Mapping[str, ShardInfo], numbers: Mapping[str, list[i
 
 def _left_over(version: Version) -> Iterator[str]:
     of_work = version.folder / "work", lambda name: not name.endswith(".lock")
-    for folder, is_temporary in (of_work, (version.folder.parent, is_being_made)):
+    of_files = ((folder, is_being_written) for folder in version.folders_of_small_files())
+    for folder, is_temporary in (of_work, (version.folder.parent, is_being_made), *of_files):
         with suppress(OSError):
             yield from (str(folder / name) for name in sorted(leftovers(folder, is_temporary)))
 

@@ -454,10 +454,14 @@ class Version:
     def sweep(self) -> None:
         """Remove what killed processes have left: in `work/`, and small files that they did not complete."""
         self.sweep_work()
+        for folder in self.folders_of_small_files():
+            sweep_small_files(folder)
+
+    def folders_of_small_files(self) -> list[Path]:
+        """The folders that such files are in, without those that are links."""
         path = self.desk
-        for folder in (path, *(path / name for name in ("shards", "probes", "tags")), *(path / "runs").glob("*/")):
-            if not folder.is_symlink():
-                sweep_small_files(folder)
+        folders = (path, *(path / name for name in ("shards", "probes", "tags")), *(path / "runs").glob("*/"))
+        return [folder for folder in folders if not folder.is_symlink()]
 
     def sweep_work(self) -> None:
         """Remove everything in `work/` whose process is dead, and that nobody holds a claim on."""
