@@ -66,7 +66,7 @@ def prune(
     is_needed = not all(plan.is_empty for plan in plans)
     done: list[Pruned] = []
     if is_needed and not dry_run:
-        if is_agreed("Remove all this?", yes):
+        if is_agreed("Remove all this?", yes, as_json):
             with stoppable() as stop:
                 done = [
                     take_away(version, plan, wanted, stop=stop) for version, plan in zip(versions, plans, strict=True)

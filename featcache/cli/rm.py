@@ -52,7 +52,7 @@ def rm(path: Location, dry_run: bool, yes: bool, as_json: bool) -> None:
         what = f"{version.path}: {held}, {megabytes(size)} on disk{tagged}"
     if not as_json:
         say(f"{'would remove' if dry_run else 'removes'} {what}")
-    removed = not dry_run and is_agreed("Remove it?", yes)
+    removed = not dry_run and is_agreed("Remove it?", yes, as_json)
     if removed and tag is not None:
         remove_tag(version, tag)
     elif removed:

@@ -36,13 +36,14 @@ def claim_shards(version: Version) -> Claim:
 
 
 def refuse_beside_runs(version: Version, own: str = "") -> None:
-    """Refuse to take anything away while a run, besides one of our own, fills the version, as far as can be seen here.
+    """Refuse to take anything away while a run fills the version, as far as can be seen here; with a run of our own,
+    while one does that has begun after it.
 
     Raises:
         StoreError: Says which run.
     """
     for name in run_names(version):
-        if name != own and is_running(version, name):
+        if name > own and is_running(version, name):
             asked = request_of(version, name)
             process = f", process {asked['pid']} on {asked['host']}" if {"pid", "host"} <= asked.keys() else ""
             raise StoreError(f"{version.path}: a run is under way ({name}{process}): nothing is removed beside it")
@@ -81,16 +82,17 @@ def remove_version(version: Version) -> None:
     refuse_beside_runs(version)
     mark = f".removed-{secrets.token_hex(6)}"
     hidden = folder.with_name(temporary_name(mark))
-    try:
-        folder.rename(hidden)
+    with claim_shards(version):
         try:
-            refuse_beside_runs(Version(hidden, version.info))  # one that has begun a moment ago
-        except StoreError:
-            hidden.rename(folder)
-            raise
-        sync(folder.parent)
-    except OSError as error:
-        raise StoreError(f"{folder}: cannot be removed: {error.strerror}") from error
+            folder.rename(hidden)
+            try:
+                refuse_beside_runs(Version(hidden, version.info))  # one that has begun a moment ago
+            except StoreError:
+                hidden.rename(folder)
+                raise
+            sync(folder.parent)
+        except OSError as error:
+            raise StoreError(f"{folder}: cannot be removed: {error.strerror}") from error
     remove_from_cache(folder.parent, hidden.name)
     if left := [name for name in os.listdir(folder.parent) if name.startswith(mark)]:
         raise StoreError(f"{folder.parent / left[0]}: this is left of {folder.name}, and cannot be removed")

@@ -18,7 +18,7 @@ from typing import Any
 
 from featcache.errors import ArgumentError, DamagedError, StoreError, counted, listing
 from featcache.storage.location import Location
-from featcache.storage.objects import read_ahead
+from featcache.storage.objects import read_ahead, require_put_if_absent
 from featcache.storage.store import store_of
 from featcache.store.fields import fields, mapped, text, whole
 from featcache.store.files import folder_to_write, refuse_links, sync
@@ -152,6 +152,7 @@ def make_tag(version: Version, name: str, shards: Sequence[str], items: int) -> 
             folder_to_write(version.folder, "tags")
             write_document(place, document)
     else:
+        require_put_if_absent(place.parent)
         is_new = store_of(place).put_if_absent(place, sealed_document(document))
     if not is_new:
         raise ArgumentError(
