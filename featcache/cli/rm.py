@@ -8,7 +8,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import is_agreed, megabytes, note, print_json, say
-from featcache.errors import ArgumentError, counted, listing
+from featcache.errors import ArgumentError, DamagedError, counted, listing
 
 if TYPE_CHECKING:
     from featcache.storage.location import Location
@@ -46,7 +46,11 @@ def rm(path: Location, dry_run: bool, yes: bool, as_json: bool) -> None:
     else:
         _refuse_elsewhere(version)
         refuse_beside_runs(version)
-        size, held = version.bytes_on_disk(), counted(len(open_index(version)), "utterance")
+        try:
+            held = counted(len(open_index(version)), "utterance")
+        except DamagedError:
+            held = "damaged"
+        size = version.bytes_on_disk()
         tags = tag_names(version)
         tagged = f"; with the tags {listing(tags)}" if tags else ""
         what = f"{version.path}: {held}, {megabytes(size)} on disk{tagged}"

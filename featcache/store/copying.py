@@ -35,7 +35,7 @@ from featcache.store.index import index_folder, load_index, open_index
 from featcache.store.runs import record_files, run_names
 from featcache.store.shard import Shard
 from featcache.store.shard_files import ShardFiles
-from featcache.store.tags import read_tags, tag_file
+from featcache.store.tags import read_tag, tag_file, tag_names
 from featcache.store.version import Version
 
 
@@ -194,14 +194,18 @@ def _copy_probes(version: Version, copy: Version) -> int:
 
 def _copy_tags(version: Version, copy: Version, result: Copied) -> int:
     """Copy the tags whose shards are all there. One of the copy's that has the same name, and is another, stays."""
-    files, held = [], {*copy.shard_names()}
-    own = {tag.name: tag for tag in read_tags(copy)}
-    for tag in read_tags(version):
-        if tag.name in own and own[tag.name].shards != tag.shards:
-            what = f"{tag_file(copy, tag.name)}: is another tag of this name, and stays: that of {version.path} differs"
-            result.problems.append(Problem("tag", what))
-        elif tag.name not in own and held.issuperset(tag.shards):
-            files.append(tag_file(version, tag.name))
+    files, held, own = [], {*copy.shard_names()}, {*tag_names(copy)}
+    for name in tag_names(version):
+        try:
+            tag = read_tag(version, name)
+            if name in own and read_tag(copy, name).shards != tag.shards:
+                what = f"{tag_file(copy, name)}: is another tag than that of {version.path}, and stays"
+                result.problems.append(Problem("tag", what))
+        except StoreError as error:
+            result.problems.append(Problem("tag", str(error)))
+            continue
+        if name not in own and held.issuperset(tag.shards):
+            files.append(tag_file(version, name))
     return _copy_small(version, copy, files)
 
 

@@ -362,12 +362,14 @@ class _Records:
         """What went with each shard that was pruned: the run that pruned it, the run that had made the items, and how
         many. A shard that is still there was not.
         """
-        latest: dict[str, tuple[str, str, int]] = {}
-        for run in self.runs:
-            for event in run.events():
-                if event.pruned and not self._version.has_shard(event.shard):
-                    latest[event.shard] = run.name, event.made_by or "", event.pruned
-        return [*latest.values()]
+        latest = {
+            event.shard: (run.name, event.made_by or "", event.pruned)
+            for run in self.runs
+            for event in run.events()
+            if event.pruned
+        }
+        there = {*self._version.listed_shards()} if latest else ()
+        return [pruned for shard, pruned in latest.items() if shard not in there]
 
     @cached_property
     def _items_of(self) -> Counter[str]:

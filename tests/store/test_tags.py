@@ -144,6 +144,8 @@ def test_a_copy_has_the_tags_and_keeps_its_own(tagged, tmp_path):
     tag(copy, "paper")
     assert [problem.kind for problem in copy_version(version, tmp_path / "copy").problems] == ["tag"]
     assert len(open_index(at_tag(copy, "paper"))) == 13
+    remove_tag(version, "paper")
+    assert copy_version(version, tmp_path / "copy").problems == []
 
 
 def test_the_index_of_a_tag_stays_and_does_not_displace_the_versions(tmp_path):
