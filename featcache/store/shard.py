@@ -351,8 +351,8 @@ class Shard:
         except DamagedError as error:
             if not store_of(self.folder).exists(self.folder):
                 raise DamagedError(
-                    f"{self.folder}: is no longer there: the version was repaired since it was opened, or somebody has "
-                    "removed this shard: open it again"
+                    f"{self.folder}: is no longer there: the version was repaired or pruned since it was opened, or "
+                    "somebody has removed this shard: open it again"
                 ) from error
             raise DamagedError(error.what, self._version) from error
         except OSError as error:
