@@ -30,11 +30,14 @@ from featcache.cli.info import info
 from featcache.cli.ls import ls
 from featcache.cli.manifest import manifest
 from featcache.cli.probe import probe
+from featcache.cli.prune import prune
 from featcache.cli.repair import repair
+from featcache.cli.rm import rm
 from featcache.cli.show import show
 from featcache.cli.signals import INTERRUPTED, signals_interrupt
 from featcache.cli.stats import stats
 from featcache.cli.streams import standard_streams, stdout_for_results
+from featcache.cli.tag import tag
 from featcache.cli.verify import verify
 from featcache.cli.why import why
 from featcache.errors import FeatcacheError, MissingDependencyError
@@ -154,6 +157,9 @@ for command in (
     ls,
     info,
     diff,
+    tag,
+    rm,
+    prune,
     show,
     why,
     stats,

@@ -204,6 +204,19 @@ def refuse_output(path: Path, force: bool) -> None:
         raise StoreError(f"{path}: cannot be written: the folder {path.parent} may not be written")
 
 
+def is_agreed(question: str, yes: bool, as_json: bool) -> bool:
+    """Whether what has been said is to be done: by `--yes`, or by who is asked on the terminal.
+
+    Raises:
+        ArgumentError: There is no `--yes`, and nobody can be asked; or nothing has been said, because of `--json`.
+    """
+    if yes:
+        return True
+    if as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ArgumentError("nothing has been removed: nobody can be asked here: add --yes, or --dry-run")
+    return click.confirm(question, err=True)
+
+
 _ERRORS = "featcache.errors_as_json"
 
 _JSON_NAMES = {"num_bytes": "bytes"}

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 @click.pass_context
 @for_each_part()
 def copy(ctx: click.Context, path: Location, to: Location, threads: int | None, as_json: bool) -> None:
-    """Copy a cache, or one of its versions, into the cache TO: shards, records of runs, failure ledgers, probes and
-    index. Both may be folders or URLs: s3://bucket/features, gs://…, az://….
+    """Copy a cache, or one of its versions, into the cache TO: shards, records of runs, failure ledgers, probes,
+    tags and index. Both may be folders or URLs: s3://bucket/features, gs://…, az://….
 
     Every byte is checked while it is copied: a damaged shard is named, and not copied. What is there already stays: run
     the same command again to continue a copy that was interrupted, or to add what has been extracted since. Nothing is
@@ -76,10 +76,10 @@ def _print(result: Copied) -> None:
     if result.others:
         say(f"  {counted(result.others, 'shard is', 'shards are')} there that {result.source} does not have")
     for problem in result.problems:
-        say(f"  {problem.message} (shard {problem.shard})")
-    if result.problems:
+        say(f"  {problem.message}" + (f" (shard {problem.shard})" if problem.shard else ""))
+    if damaged := sum(problem.shard is not None for problem in result.problems):
         note(
-            f"{counted(len(result.problems), 'shard is', 'shards are')} damaged, and not copied: "
+            f"{counted(damaged, 'shard is', 'shards are')} damaged, and not copied: "
             f"featcache verify {shlex.quote(result.source)}"
         )
     if result.interrupted:

@@ -87,6 +87,7 @@ def _describe(version: Version) -> dict[str, Any]:
     from featcache.storage.objects import read_ahead
     from featcache.store.index import open_index
     from featcache.store.runs import began, run_names, standing_failures
+    from featcache.store.tags import tags_to_show
     from featcache.store.unfinished import find_unfinished
 
     index = open_index(version)
@@ -113,6 +114,7 @@ def _describe(version: Version) -> dict[str, Any]:
             {"policy": policy, "mismatch": mismatch} for policy, mismatch in sorted(batched, key=str) if policy
         ],
         "probes": list(newest.values()),
+        "tags": tags_to_show(version),
         "unfinished": [{**asdict(run), "message": str(run)} for run in find_unfinished(version, index)],
         "failed": len(failures),
         "failures": failures,
@@ -139,6 +141,11 @@ def _print(document: dict[str, Any], failures: bool) -> None:
     if replaced := document["replaced"]:
         older = counted(replaced, "older item")
         say(f"  among these, {older} of utterances that were extracted again: not read, but not removed")
+    for tag in document["tags"]:
+        say(
+            f"  tag {tag['name']}: "
+            + (tag["fault"] or f"{counted(tag['utterances'], 'utterance')}, {_date(tag['made'])}")
+        )
     for run in document["unfinished"]:
         say(f"  {run['message']}")
     side_arrays = {side["name"]: side for side in spec["side"]}

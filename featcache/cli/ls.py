@@ -15,12 +15,22 @@ from featcache.errors import DamagedError
 if TYPE_CHECKING:
     from featcache.storage.location import Location
 
-_COLUMNS = ("version", "utterances", "audio", "features", "failed", "first run", "last run", "what sets it apart")
+_COLUMNS = (
+    "version",
+    "utterances",
+    "audio",
+    "features",
+    "failed",
+    "first run",
+    "last run",
+    "tags",
+    "what sets it apart",
+)
 _TO_THE_RIGHT = {"utterances", "audio", "features", "failed"}
-_FIELDS = [
+_FIELDS = (
     *("path", "name", "fingerprint", "distinction"),
-    *("utterances", "audio_seconds", "bytes", "failed", "first_run", "last_run"),
-]
+    *("utterances", "audio_seconds", "bytes", "failed", "first_run", "last_run", "tags"),
+)
 
 
 @click.command(short_help="List the versions of a cache, a line each.")
@@ -55,6 +65,7 @@ def _row(document: dict[str, Any]) -> tuple[str, ...]:
         f"{document['failed']:,}",
         (document["first_run"] or "-")[:10],
         (document["last_run"] or "-")[:10],
+        ", ".join(tag["name"] for tag in document["tags"]) or "-",
         ", ".join(document["distinction"]),
     )
 

@@ -119,6 +119,10 @@ version_location = click.argument("path", metavar="CACHE[/VERSION]", type=LOCATI
 _CACHE = _Location(_no_place_for_folder, file_okay=False, path_type=Path)
 
 
+one_version = click.argument("path", metavar="CACHE/VERSION", type=LOCATION)
+"""`CACHE/VERSION`, for every command that takes one version and not all of a cache."""
+
+
 def version_to_compare(name: str) -> Decorator:
     """`CACHE/VERSION` under a name of its own, for a command that takes several."""
     return click.argument(name, metavar="CACHE/VERSION", type=LOCATION)
@@ -281,6 +285,13 @@ def new_manifest(meaning: str, **settings: Any) -> Decorator:
         return command
 
     return decorated
+
+
+dry_run = click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+"""`--dry-run`, for every command that removes something."""
+
+yes = click.option("--yes", is_flag=True, help="Do not ask. Needed where nobody can be asked: not on a terminal.")
+"""`--yes`, for every command that removes something."""
 
 
 def _allow_remote_code(context: click.Context, parameter: click.Parameter, value: bool) -> None:

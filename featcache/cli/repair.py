@@ -11,7 +11,7 @@ from featcache.cli.common import FAILURES_LEFT, as_document, print_json, read_ma
 from featcache.cli.corpora import for_each_part
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.cli.summary import print_summary
-from featcache.errors import counted
+from featcache.errors import counted, listing
 
 if TYPE_CHECKING:
     from featcache.manifest.audio_locations import AudioLocation
@@ -82,6 +82,9 @@ def repair(
                     f"{version.path}: set aside {folder}: this shard belongs to the version {fingerprint[:12]}, which "
                     "has no sound one of its name in this cache: move it there, into shards, or remove it"
                 )
+            if version.tags:
+                are = "tag is" if len(version.tags) == 1 else "tags are"
+                say(f"{version.path}: the {are} no longer whole: {listing(version.tags)}: featcache verify says why")
             if version.records:
                 files = counted(version.records, "record of runs", "records of runs")
                 say(f"{version.path}: {files} mended: what was damaged is gone, featcache verify says what it cost")

@@ -117,16 +117,18 @@ def verify(
     from featcache.health.verify import verify as check
     from featcache.manifest import CallersUrls
     from featcache.store.check import Problem
-    from featcache.store.selection import version_folders
+    from featcache.store.selection import split_tag, version_folders
+    from featcache.store.tags import at_tag
     from featcache.store.version import Version
 
     threads = threads or default_threads()
     wanted = read_manifest(manifest, reading, root=root, carry=False) if manifest else None
     urls = CallersUrls(wanted)
     found: list[tuple[Report, Recomputed | None]] = []
+    path, tag = split_tag(path)
     for folder in version_folders(path):
         try:
-            version = Version.open(folder)
+            version = at_tag(Version.open(folder), tag)
         except DamagedError as error:
             found.append((Report(str(folder), 0, 0, 0, 0, data, [Problem("metadata", error.what)]), None))
             continue
@@ -149,7 +151,7 @@ def verify(
         print_json({"ok": not damaged, "versions": documents})
     else:
         for result, again in found:
-            _print(result, again, manifest and _as_given(manifest, root))
+            _print(result, again, manifest and _as_given(manifest, root), "" if tag is None else f"@{tag}")
     ctx.exit(1 if damaged else 3 if any(result.failed for result, _ in found) else 0)
 
 
@@ -189,8 +191,8 @@ def _as_given(manifest: str, root: AudioLocation | None) -> str:
     return shlex.quote(manifest) + ("" if root is None else f" --root {shlex.quote(str(root))}")
 
 
-def _print(result: Report, again: Recomputed | None, manifest: str | None) -> None:
-    _print_counts(result)
+def _print(result: Report, again: Recomputed | None, manifest: str | None, tag: str) -> None:
+    _print_counts(result, f"{result.path}{tag}")
     problems = [*result.problems, *(again.problems if again else [])]
     for problem in problems[:_SHOWN]:
         where = f" (shard {problem.shard})" if problem.shard else ""
@@ -230,7 +232,7 @@ def _print(result: Report, again: Recomputed | None, manifest: str | None) -> No
         note(f"{counts}: {_extract_again(parse_location('path', result.path), manifest)}")
 
 
-def _print_counts(result: Report) -> None:
+def _print_counts(result: Report, path: str) -> None:
     checked = "every byte read" if result.data else "features not read"
     damaged = len({problem.shard for problem in result.problems if problem.shard and problem.kind != "duplicate"})
     shards = counted(result.shards, "shard") + (
@@ -240,11 +242,11 @@ def _print_counts(result: Report) -> None:
         f"{counted(result.utterances, 'utterance')}, {counted(result.frames, 'frame')}, {megabytes(result.num_bytes)}"
     )
     if not damaged:
-        say(f"{result.path}: {shards}, {sound}; {checked}")
+        say(f"{path}: {shards}, {sound}; {checked}")
     elif damaged < result.shards:
-        say(f"{result.path}: {shards}, {damaged:,} of them damaged; the others hold {sound}; {checked}")
+        say(f"{path}: {shards}, {damaged:,} of them damaged; the others hold {sound}; {checked}")
     else:
-        say(f"{result.path}: {shards}, {'all ' if damaged > 1 else ''}damaged; {checked}")
+        say(f"{path}: {shards}, {'all ' if damaged > 1 else ''}damaged; {checked}")
     if damaged and result.damaged_utterances:
         are = "shard holds" if damaged == 1 else "shards hold"
         say(f"  the damaged {are} {counted(result.damaged_utterances, 'utterance')}: repair keeps the sound ones")

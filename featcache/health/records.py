@@ -8,6 +8,7 @@ from featcache.store.check import Problem
 from featcache.store.index import Index, open_index
 from featcache.store.records import read_document, rewrite_lines, write_document
 from featcache.store.runs import Run, RunRecord, is_running, read_run, record_files, run_names
+from featcache.store.tags import TaggedVersion, check_tags
 from featcache.store.unfinished import (
     DamagedRecord,
     Finding,
@@ -37,8 +38,11 @@ def check_records(
         has_damaged_shards: Whether there are others. How many utterances are missing cannot be told then.
         has_manifest: Whether the version is compared with a manifest, which tells more than a record that is gone.
     """
+    if isinstance(version, TaggedVersion):
+        return [], []
     with read_ahead(record_files(version, run_names(version))):
-        return _check_records(version, index, has_damaged_shards, has_manifest)
+        problems, notes = _check_records(version, index, has_damaged_shards, has_manifest)
+    return [*problems, *(Problem("tag", message) for _, message in check_tags(version))], notes
 
 
 def _check_records(

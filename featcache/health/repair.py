@@ -31,19 +31,19 @@ from featcache.health.verify import Report, verify
 from featcache.manifest import Manifest
 from featcache.manifest.audio_locations import is_command
 from featcache.manifest.copies import expand
-from featcache.storage.location import Location
+from featcache.storage.location import Location, folder_of
 from featcache.storage.objects import require_put_if_absent
 from featcache.store import zarr3
 from featcache.store.check import check_shard
-from featcache.store.commits import remove_shard
 from featcache.store.damaged import DamagedShard, RepairPlan, copy_sound_items, plan_repairs
-from featcache.store.files import WRITTEN, folder_to_write, refuse_links, remove_from_version, sync, write_whole
+from featcache.store.files import WRITTEN, folder_to_write, refuse_links, write_whole
 from featcache.store.index import build_index, open_index
-from featcache.store.locks import Claim
 from featcache.store.records import read_document
+from featcache.store.removing import claim_shards, remove_shard
 from featcache.store.runs import Run, ShardEvent, names_of_runs, run_names
 from featcache.store.selection import select_versions
 from featcache.store.shard import Shard
+from featcache.store.tags import check_tags
 from featcache.store.unfinished import held_before
 from featcache.store.version import Version, VersionInfo, library_versions
 from featcache.strings import Strings
@@ -72,6 +72,8 @@ class Repaired:
     aside: dict[str, str] = field(default_factory=dict)
     """The shards of other versions that were found in this one and that their own versions lack: where each is now, and
     the fingerprint of the version that it belongs to."""
+    tags: list[str] = field(default_factory=list)
+    """The names of the version's tags that are not whole, since shards of theirs were removed or made anew."""
     records: int = 0
     """The number of records of runs that were damaged. What was sound in them is kept; they say that the rest is lost.
     """
@@ -113,21 +115,10 @@ def repair(
         open_index(version, keep=True)  # builds it if it is damaged
         missing = sum(problem.kind == "missing" for problem in found.problems)
         return Repaired(str(path), [], restored, None, missing, records=mend_records(version))
-    with _claim(version):
+    with claim_shards(version):
         repaired = _replace_damaged_shards(version, found, restored, manifest, options, report, stop)
+    repaired = replace(repaired, tags=[name for name, _ in check_tags(version)])
     return repaired if stop.is_set() else replace(repaired, records=mend_records(version))
-
-
-def _claim(version: Version) -> Claim:
-    """The right to repair a version. While it is held, other runs do not remove what is being copied."""
-    try:
-        claim = version.claim("repair")
-        is_ours = claim.take()
-    except OSError as error:
-        raise StoreError(f"{version.path}: cannot be written: {error.strerror}; nothing has been removed") from error
-    if not is_ours:
-        raise StoreError(f"{version.path}: another repair is running: run this one again when it has finished")
-    return claim
 
 
 def _replace_damaged_shards(
@@ -205,23 +196,16 @@ def _take_away(version: Version, shards: Iterable[Shard]) -> dict[str, str]:
     """Remove damaged shards, or set them aside if another version may need them. Returns `Repaired.aside`."""
     aside: dict[str, str] = {}
     for shard in shards:
-        if not isinstance(shard.folder, Path):
-            remove_shard(version, shard.name)
-            continue
         with suppress(FileNotFoundError):  # without locks, another repair may have been faster
             stated, folder = shard.stated_version, shard.folder
-            if folder.is_symlink():
-                folder.unlink()  # what the link leads to stays
-            elif stated in (None, version.info.fingerprint) or _has_sound(version.folder.parent, stated, shard.name):
-                gone = version.work_folder(shard.name)
-                folder.rename(gone)
-                sync(gone.parent)  # else, after a power cut, half of it may be back in its place
-                sync(folder.parent)
-                remove_from_version(version.folder, "work", gone.name)  # a run that has just begun may do it first
+            is_link = isinstance(folder, Path) and folder.is_symlink()
+            is_own = stated in (None, version.info.fingerprint)
+            if is_link or is_own or _has_sound(version.path.parent, str(stated), shard.name):
+                remove_shard(version, shard.name)
             else:
                 place = folder_to_write(version.folder, "aside") / f"{shard.name}.{uuid.uuid4().hex[:8]}"
-                folder.rename(place)
-                aside[str(place)] = stated
+                folder_of(folder).rename(place)
+                aside[str(place)] = str(stated)
     return aside
 
 

@@ -16,7 +16,6 @@ from featcache.loader.crop import check_codebooks, check_padding, frames_between
 from featcache.loader.display import PICTURE_SECONDS, card, facts_of, in_a_line
 from featcache.loader.object_shards import open_shards
 from featcache.spec import FeatureSpec
-from featcache.storage.location import Location
 from featcache.store.dequantize import dequantize_array
 from featcache.store.index import open_index
 from featcache.store.join import missing_error
@@ -77,7 +76,7 @@ class Cache:
         self._buffers = Buffers()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.version.path, self.check, self.index.shards, self._tiers)
+        return _reopen, (self.version, self.check, self.index.shards, self._tiers)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.version.path.name}: {in_a_line(self._facts())})"
@@ -394,5 +393,5 @@ class Cache:
         return positions_in("keys", keys, len(self), str(self.version.path), "all ids, or all positions")
 
 
-def _reopen(path: Location, check: bool, shards: list[str], tiers: Tiers | None) -> Cache:
-    return Cache(Version.open(path), check=check, shards=shards, tiers=tiers)
+def _reopen(version: Version, check: bool, shards: list[str], tiers: Tiers | None) -> Cache:
+    return Cache(version, check=check, shards=shards, tiers=tiers)

@@ -26,6 +26,7 @@ from featcache.storage.objects import REQUESTS
 from featcache.store.corpus import PartVersion, corpus_of, read_parts
 from featcache.store.index import index_folder, open_index
 from featcache.store.selection import select_configured, select_version, version_names
+from featcache.store.tags import at_tag
 from featcache.store.unfinished import find_unfinished
 from featcache.store.version import Version
 
@@ -48,6 +49,7 @@ def open(  # noqa: A001
     name: str | None = None,
     *,
     config: str | Path | _Config | None = None,
+    tag: str | None = None,
     check: bool = False,
     strict: bool = False,
     ram: str | float | None = None,
@@ -62,6 +64,8 @@ def open(  # noqa: A001
         name: The version's name, or its folder's name; not needed if the cache has only one version.
         config: Open the version with this config's fingerprint: a YAML file, a packaged config's name, or a `Config`.
             The first two need the extra `extract`.
+        tag: Open the version as it was when `featcache tag` gave it this name, whatever was added or replaced since.
+            "features/fbank80@paper" does the same.
         check: Whether to compare every utterance that is read with its checksum. Its features are then read, and not
             mapped, so that a disk that fails gives a DamagedError. Without, it may end the process by SIGBUS.
         strict: Whether to refuse an unfinished version instead of warning: one that lacks utterances of a manifest that
@@ -75,7 +79,8 @@ def open(  # noqa: A001
     Raises:
         StoreError: There is no such version, or there are several; lists them, and the config keys that differ. With
             `strict`, also if the version is not finished.
-        DamagedError: The version's metadata is damaged.
+        DamagedError: The version's metadata is damaged; or a shard of the tag is gone. From what is read later, also if
+            it is not the shard that was tagged.
         ConfigError, MissingDependencyError: `config` has errors or cannot be read, or packages for it are missing.
         ArgumentError: A size is invalid, larger than the machine's memory, or less than a shard in an object store; or
             a URL is of no object store.
@@ -89,11 +94,16 @@ def open(  # noqa: A001
     if (found := corpus_of(location)) is not None:
         if found[1] and name is None:
             name = found[1]
+        if tag is not None:
+            raise ArgumentError(
+                f"tag is {tag!r}: {location} is a corpus: open the parts, each of which has its own tags"
+            )
         return _open_corpus(found[0], name, config, check=check, strict=strict, tiers=tiers)
     if config is None:
         version = select_version(location, name)
     else:
         version = select_configured(location, name, config.name, config.fingerprint(), config.resolved())
+    version = at_tag(version, tag)
     cache = Cache(version, check=check, tiers=tiers)
     for run in find_unfinished(version, cache.index, all_runs=strict):
         message = f"{version.path}: {run}"

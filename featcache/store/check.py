@@ -39,8 +39,8 @@ class Problem:
 
     kind: str
     """`metadata`, `structure`, `checksum`, `offsets`, `ids`, `frames`, `non_finite`, `duplicate`, `missing`, `changed`,
-    `source`, `recompute`, `unfinished` (a run has not added all that it was to add), `lost` (shards that were there) or
-    `record` (of what a run did).
+    `source`, `recompute`, `unfinished` (a run has not added all that it was to add), `lost` (shards that were there),
+    `record` (of what a run did) or `tag`.
     """
     message: str
     """What is wrong, and where."""

@@ -325,7 +325,7 @@ def sweep_attempts(version: Version, known: Iterable[str]) -> None:
             _store.delete_folder(place)
 
 
-def remove_shard(version: Version, name: str) -> None:
+def remove_shard_of_objects(version: Version, name: str) -> None:
     """Remove a shard in an object store: first its features, so that nobody completes it again, and its `zarr.json`."""
     place, dimensions = version.path / "shards" / name, 1 + len(version.info.spec.item_shape)
     _store.delete(zarr3.chunk_path(place / "features", dimensions))

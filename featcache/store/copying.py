@@ -37,6 +37,7 @@ from featcache.store.runs import record_files, run_names
 from featcache.store.selection import version_names
 from featcache.store.shard import Shard
 from featcache.store.shard_files import ShardFiles
+from featcache.store.tags import read_tag, tag_file, tag_names
 from featcache.store.version import Version
 
 
@@ -119,6 +120,7 @@ def copy_version(
     if not result.interrupted:
         result.records += _copy_records(version, copy)  # what a run has added to them meanwhile
         result.records += _copy_probes(version, copy)
+        result.records += _copy_tags(version, copy, result)
         result.records += _copy_index(version, copy)
     return result
 
@@ -209,6 +211,23 @@ def _copy_records(version: Version, copy: Version) -> int:
 
 def _copy_probes(version: Version, copy: Version) -> int:
     return _copy_small(version, copy, version.probe_files())
+
+
+def _copy_tags(version: Version, copy: Version, result: Copied) -> int:
+    """Copy the tags whose shards are all there. One of the copy's that has the same name, and is another, stays."""
+    files, held, own = [], {*copy.shard_names()}, {*tag_names(copy)}
+    for name in tag_names(version):
+        try:
+            tag = read_tag(version, name)
+            if name in own and read_tag(copy, name).shards != tag.shards:
+                what = f"{tag_file(copy, name)}: is another tag than that of {version.path}, and stays"
+                result.problems.append(Problem("tag", what))
+        except StoreError as error:
+            result.problems.append(Problem("tag", str(error)))
+            continue
+        if name not in own and held.issuperset(tag.shards):
+            files.append(tag_file(version, name))
+    return _copy_small(version, copy, files)
 
 
 def _copy_index(version: Version, copy: Version) -> int:

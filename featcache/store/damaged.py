@@ -217,7 +217,7 @@ def copy_sound_items(version: Version, damaged: DamagedShard, numbers: Sequence[
     except OSError as error:
         raise StoreError(
             f"{version.path}: cannot be written: {error.strerror}. Nothing has been removed: the sound utterances of "
-            "damaged shards are copied first. Free some space or repair the disk, and run the same command again"
+            f"{damaged.name} are copied first. Free some space or repair the disk, and run the same command again"
         ) from error
 
 

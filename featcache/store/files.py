@@ -192,10 +192,15 @@ def is_being_made(name: str) -> bool:
     return bool(_BEING_MADE.fullmatch(name))
 
 
+def is_being_written(name: str) -> bool:
+    """Whether a file is, by its name, a small one that is not complete yet."""
+    return bool(_SMALL_FILE.fullmatch(name))
+
+
 def sweep_small_files(folder: Path) -> None:
     """Remove small files that killed processes have not completed, as far as that is possible."""
     with suppress(OSError):
-        for name in leftovers(folder, lambda name: bool(_SMALL_FILE.fullmatch(name))):
+        for name in leftovers(folder, is_being_written):
             with suppress(OSError):
                 (folder / name).unlink()
 

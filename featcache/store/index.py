@@ -35,6 +35,7 @@ from featcache.store.files import folder_to_write, publish_folder, remove_from_v
 from featcache.store.index_files import read_arrays, write_array
 from featcache.store.shard import Shard, are_rising
 from featcache.store.shard_items import AllItems, ShardItems, joined_columns, read_items, run_of
+from featcache.store.tags import read_tag, tag_names
 from featcache.store.version import Version
 from featcache.strings import Strings, hash_of
 
@@ -285,7 +286,8 @@ def _save(index: Index, version: Version, folder: Path) -> None:
         remove_from_version(version.folder, "index", folder.name)
         publish_folder(work, folder, written)
         # Training may still have an older index mapped, so the latest few stay.
-        others = [entry for entry in os.scandir(folder.parent) if entry.name != folder.name]
+        tagged = _of_tags(version)
+        others = [entry for entry in os.scandir(folder.parent) if entry.name not in {folder.name, *tagged}]
         by_age = sorted(others, key=lambda entry: entry.stat(follow_symlinks=False).st_mtime_ns)
         for old in by_age[: 1 - _KEPT]:
             remove_from_version(version.folder, "index", old.name)
@@ -299,10 +301,20 @@ def _put(index: Index, version: Version) -> None:
     """
     folder, store = index_folder(version, index.shards), Objects()
     store.put(folder / "index.json", _write(index, version, folder))
-    others = [name for name in store.names(folder.parent) if name != folder.name]
+    tagged = _of_tags(version)
+    others = [name for name in store.names(folder.parent) if name not in {folder.name, *tagged}]
     by_age = sorted(others, key=lambda name: store.last_change(folder.parent / name) or 0.0)
     for old in by_age[: 1 - _KEPT]:
         store.delete_folder(folder.parent / old)
+
+
+def _of_tags(version: Version) -> set[str]:
+    """The names of the indexes of a version's tags, which stay as long as these."""
+    found = set()
+    for name in tag_names(version):
+        with suppress(StoreError):
+            found.add(index_folder(version, read_tag(version, name).shards).name)
+    return found
 
 
 def _write(index: Index, version: Version, folder: Location) -> bytes:

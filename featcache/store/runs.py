@@ -48,6 +48,7 @@ from featcache.store.records import (
     sealed_document,
     write_document,
 )
+from featcache.store.tags import TaggedVersion
 from featcache.store.version import Version
 from featcache.strings import Strings
 
@@ -83,6 +84,9 @@ class Failure(Utterance):
 
 _MESSAGE = 10_000
 """The longest message that is kept of a failure, in characters."""
+
+WITHDRAWN = "withdrawn"
+"""The reason of a record that takes back the earlier ones of its utterance, which is no longer wanted."""
 
 MOST_PARTITIONS = 1_000_000
 """The most partitions that a manifest may be extracted in."""
@@ -121,7 +125,11 @@ _OUTCOME = checks.fields(
 _RUN = checks.fields({}, or_not={"asked": _ASKED, "outcome": optional(_OUTCOME)}, others=_ANYTHING)
 """The record of a run, as far as anybody goes by it."""
 
-_EVENT = checks.fields({"shard": text(), "items": whole()}, or_not={"until": text()}, others=_ANYTHING)
+_EVENT = checks.fields(
+    {"shard": text(), "items": whole()},
+    or_not={"until": text(), "pruned": whole(), "made_by": text()},
+    others=_ANYTHING,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +142,13 @@ class ShardEvent:
     """The number of its items; of a shard that is gone, 0."""
     until: str | None = None
     """None for a shard that was there. Otherwise, what this run and those up to the one of this name have recorded of
-    the shard does not count: repair takes it away, or a whole run over its manifest has made up for it."""
+    the shard does not count: repair or prune takes it away, or a whole run over its manifest has made up for it."""
     entry: str | None = None
     """The name of its entry in `commits/`, if it was committed to an object store."""
+    pruned: int | None = None
+    """The number of utterances that nobody wants any more and that go with the shard; they count once it is gone."""
+    made_by: str | None = None
+    """The run that had made them."""
 
 
 class Run:
@@ -333,7 +345,8 @@ class RunRecord:
         for record in self.shards.records:
             with suppress(ValueError):  # sealed, and odd all the same
                 event = _EVENT(record)
-                yield ShardEvent(event["shard"], event["items"], event.get("until"))
+                known = (event.get(name) for name in ("until", "pruned", "made_by"))
+                yield ShardEvent(event["shard"], event["items"], *known)
 
 
 def read_run(version: Version, name: str) -> RunRecord | None:
@@ -382,12 +395,15 @@ def latest_failures(version: Version) -> dict[str, Failure]:
     """The latest record of every utterance that ever failed, by id; some may have been extracted since."""
     runs = runs_with_failures(version)
     with read_ahead(record_files(version, runs)):
-        return {failure.id: failure for run in runs for failure in failures_of(version, run)}
+        latest = {failure.id: failure for run in runs for failure in failures_of(version, run)}
+    return {id_: failure for id_, failure in latest.items() if failure.reason != WITHDRAWN}
 
 
 def standing_failures(version: Version, index: Index) -> dict[str, Failure]:
-    """The failures that stand, by id: of utterances that have no item, or still the one that was to be replaced."""
-    failures = latest_failures(version)
+    """The failures that stand, by id: of utterances that have no item, or still the one that was to be replaced. Of a
+    tag, there are none: what runs have tried is no part of it.
+    """
+    failures = {} if isinstance(version, TaggedVersion) else latest_failures(version)
     run_of: dict[str, str | None] = {}
 
     def is_at(position: int, replaced: ReplacedItem | None) -> bool:

@@ -12,6 +12,7 @@ from featcache.errors import DamagedError, StoreError, listing
 from featcache.storage.location import Location
 from featcache.storage.store import store_of
 from featcache.store.corpus import CORPUS
+from featcache.store.tags import at_tag
 from featcache.store.version import Version
 
 
@@ -37,6 +38,14 @@ def version_folders(path: Location) -> list[Location]:
     return folders
 
 
+def split_tag(path: Location) -> tuple[Location, str | None]:
+    """The path of a version, and the name of the tag of `features/fbank80@paper`; None if it names no tag."""
+    name, at, tag = path.name.rpartition("@")
+    if not at or store_of(path).exists(path):
+        return path, None
+    return path.parent / name, tag
+
+
 def version_names(path: Location) -> list[str]:
     """The names of the folders of all versions in the cache at `path`; none if there is no such folder."""
     with suppress(OSError):
@@ -60,6 +69,8 @@ def _named(cache: Location, name: str) -> Location:
     if not found:
         _refuse_corpus(cache)
         hint = f"; {cache} holds {listing(folder.name for folder in there)}" if there else ""
+        if split_tag(cache / name)[1] is not None:
+            hint = ": this takes a version, and no tag"
         raise StoreError(f"{cache / name}: there is no such cache folder{hint}")
     return found[0]
 
@@ -93,13 +104,15 @@ def _folders_in(cache: Location) -> list[Location]:
 
 
 def select_versions(path: Location, name: str | None = None) -> list[Version]:
-    """The version at `path` (see `version_folders`), or every version in the cache at `path` that is called `name`.
+    """The version at `path` (see `version_folders`), or every version in the cache at `path` that is called `name`. If
+    the path ends in a tag, as in `features/fbank80@paper`, as it was when it was tagged.
 
     Raises:
-        StoreError: There is no version.
+        StoreError: There is no version, or no such tag.
         DamagedError: The metadata of such a version is damaged.
     """
     versions = []
+    path, tag = split_tag(path)
     for folder in version_folders(path):
         try:
             version = Version.open(folder)
@@ -108,7 +121,7 @@ def select_versions(path: Location, name: str | None = None) -> list[Version]:
                 raise
             continue  # damage in a version that was not asked for
         if name in (None, version.info.name, folder.name):
-            versions.append(version)
+            versions.append(at_tag(version, tag))
     return versions
 
 
@@ -122,7 +135,7 @@ def select_version(cache: Location, name: str | None = None) -> Version:
     if len(versions) == 1:
         return versions[0]
     if not versions:
-        there = [folder.name for folder in version_folders(cache)]
+        there = [folder.name for folder in version_folders(split_tag(cache)[0])]
         raise StoreError(f"{cache}: holds no version called {name!r}; it holds {listing(there)}")
     raise _several(cache, [version.path for version in versions])
 

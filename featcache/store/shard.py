@@ -162,6 +162,7 @@ class Shard:
         self.folder = folder
         self.fingerprint = fingerprint
         self._info: ShardInfo | None = None
+        self._seal = ""
 
     @property
     def name(self) -> str:
@@ -180,15 +181,26 @@ class Shard:
         """Take these bytes for those of the shard's `zarr.json`, which then is not read."""
         self._info = self._read_info(data)
 
+    @property
+    def seal(self) -> str:
+        """The seal of the group's `zarr.json`, eight hex digits. It tells a shard from those that other runs make of
+        the same items, which have the same name: each says which run made it.
+        """
+        _ = self.info
+        return self._seal
+
     def _read_info(self, data: bytes | None = None) -> ShardInfo:
         with self._naming_remedy():
             try:
-                path = self.folder / "zarr.json"
-                info = ShardInfo.of(zarr3.read_group(self.folder) if data is None else zarr3.parse_group(data, path))
+                if data is None:
+                    attributes, self._seal = zarr3.read_sealed_group(self.folder)
+                else:
+                    attributes, self._seal = zarr3.parse_group(data, self.folder / "zarr.json")
+                info = ShardInfo.of(attributes)
             except FileNotFoundError as error:
                 raise DamagedError(f"{error.filename}: damaged: the file is missing") from error
             except ValueError as error:
-                raise DamagedError(f"{path}: damaged: not a shard of format 1: {error}") from error
+                raise DamagedError(f"{self.folder / 'zarr.json'}: damaged: not a shard of format 1: {error}") from error
             stated = info.made_by.get("fingerprint")
             if stated is not None and self.fingerprint not in (None, stated):
                 raise DamagedError(
@@ -338,8 +350,8 @@ class Shard:
         except DamagedError as error:
             if not store_of(self.folder).exists(self.folder):
                 raise DamagedError(
-                    f"{self.folder}: is no longer there: the version was repaired since it was opened, or somebody has "
-                    "removed this shard: open it again"
+                    f"{self.folder}: is no longer there: the version was repaired or pruned since it was opened, or "
+                    "somebody has removed this shard: open it again"
                 ) from error
             raise DamagedError(error.what, self._version) from error
         except OSError as error:

@@ -16,6 +16,9 @@ are looked at.
 The jobs of an array are runs over partitions of a manifest, of which `featcache.store.partitions` says what is missing.
 All of them together are a run over the whole.
 
+What `featcache prune` has taken away of these, because nobody wanted it any more, counts as if it were there: each of
+its records of shards says how many utterances went with the shard.
+
 **What is lost.** A shard that a run has recorded is there, or is superseded by others that are there, or a record says
 that repair took it away, or that a whole run over the same manifest has made up for it. Otherwise it is lost.
 
@@ -27,7 +30,7 @@ own manifest and records it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,6 +54,7 @@ from featcache.store.runs import (
     run_names,
     standing_failures,
 )
+from featcache.store.tags import TaggedVersion
 from featcache.store.version import Version
 from featcache.strings import Strings
 
@@ -170,7 +174,7 @@ Finding = Unfinished | LostShards | Unrecorded | DamagedRecord
 
 
 def find_unfinished(version: Version, index: Index, *, all_runs: bool = False) -> list[Finding]:
-    """What a version is not known to hold of what its runs were to add, and what it has lost.
+    """What a version is not known to hold of what its runs were to add, and what it has lost. A tag is what it is.
 
     Reads three small files for each run, and what more there is only if something is wrong.
 
@@ -180,7 +184,7 @@ def find_unfinished(version: Version, index: Index, *, all_runs: bool = False) -
         all_runs: Whether to look at all runs, however many there are, and not only at the latest; and to tell if there
             are no records at all.
     """
-    if not (all_runs or _has_records(version)):
+    if isinstance(version, TaggedVersion) or not (all_runs or _has_records(version)):
         return []
     with read_ahead(record_files(version, run_names(version)[-_LATEST if not all_runs else None :])):
         if not _Records(version, index, None if all_runs else _LATEST).findings():
@@ -315,7 +319,7 @@ class _Records:
 
     def _done_by(self, run: RunRecord) -> int:
         """How many utterances a run has extracted, or recorded as failed, so that it still counts."""
-        return self._items_of[run.name] + len(self.failed([run])[0])
+        return self._items_since(run.name)[run.name] + len(self.failed([run])[0])
 
     def _after(self, run: RunRecord) -> list[RunRecord]:
         """The later runs over the same manifest."""
@@ -326,22 +330,46 @@ class _Records:
         manifest.
         """
         asked, manifest = run.asked, _manifest_of(run)
-        missing = asked["new"] - (len(self._index) - asked["held"])
+        items = self._items_since(run.name)
+        missing = asked["new"] - (items.total() - asked["held"])
         if isinstance(asked.get("others"), int) and isinstance(asked.get("failed"), int):
-            beside = self.items_beside(manifest) - asked["others"]
+            beside = self.items_beside(manifest, items) - asked["others"]
             # Some of those may have been replaced by this run: then there are fewer, and others are new.
             beside += min(asked["others"], asked.get("replaced", 0))
             failed = len(self.failed(self.over(manifest))[1]) - asked["failed"] if missing + beside > 0 else 0
         else:  # the record of an earlier featcache
-            beside = self.items_beside(manifest, after=run.name)
+            beside = self.items_beside(manifest, items, after=run.name)
             failed = len(self.failed(since)[1]) if missing + beside > 0 else 0
         return int(missing + max(0, beside) - failed)
 
-    def items_beside(self, manifest: ManifestKey, after: str = "") -> int:
+    def items_beside(self, manifest: ManifestKey, items: Mapping[str, int] | None = None, after: str = "") -> int:
         """The number of items that runs over other manifests have made, or runs of which that is not known; only runs
-        later than one of that name.
+        later than one of that name. `items` are how many each has made; by default, those that count.
         """
-        return sum(count for run, count in self._items_of.items() if run > after and self._manifest_of(run) != manifest)
+        items = self._items_of if items is None else items
+        return sum(count for run, count in items.items() if run > after and self._manifest_of(run) != manifest)
+
+    def _items_since(self, run: str) -> Counter[str]:
+        """The number of items that count, or have been pruned after a run began, by the run that made them."""
+        items = Counter(self._items_of)
+        for pruned_by, made_by, count in self._pruned:
+            if pruned_by > run:
+                items[made_by] += count
+        return items
+
+    @cached_property
+    def _pruned(self) -> list[tuple[str, str, int]]:
+        """What went with each shard that was pruned: the run that pruned it, the run that had made the items, and how
+        many. A shard that is still there was not.
+        """
+        latest = {
+            event.shard: (run.name, event.made_by or "", event.pruned)
+            for run in self.runs
+            for event in run.events()
+            if event.pruned
+        }
+        there = {*self._version.listed_shards()} if latest else ()
+        return [pruned for shard, pruned in latest.items() if shard not in there]
 
     @cached_property
     def _items_of(self) -> Counter[str]:
@@ -442,7 +470,7 @@ class _Records:
         """What is missing of what was there once, by the number of items; at most one finding."""
         ended = {_manifest_of(run): at for at, run in enumerate(self.runs) if _is_whole(run) and has_ended_well(run)}
         counts = [
-            (_items_at_end(run), -at, run)
+            (_items_at_end(run) - sum(count for pruned_by, _, count in self._pruned if pruned_by > run.name), -at, run)
             for at, run in enumerate(self.runs)
             if isinstance(run.asked.get("held"), int) and at >= ended.get(_manifest_of(run), 0)
         ]

@@ -191,6 +191,9 @@ class Version:
         self.info = info
         self._known_whole: set[str] = set()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Version.open, (self.path,)
+
     @property
     def folder(self) -> Path:
         """Its folder, for what writes, renames or locks.
@@ -271,7 +274,7 @@ class Version:
     @classmethod
     def _make_folder(cls, path: Path, info: VersionInfo) -> None:
         refuse_links(path, *WRITTEN)
-        _sweep_cache(path.parent)
+        sweep_cache(path.parent)
         try:
             if not (path / "zarr.json").exists():
                 cls._lay_out(path, info)
@@ -451,10 +454,14 @@ class Version:
     def sweep(self) -> None:
         """Remove what killed processes have left: in `work/`, and small files that they did not complete."""
         self.sweep_work()
+        for folder in self.folders_of_small_files():
+            sweep_small_files(folder)
+
+    def folders_of_small_files(self) -> list[Path]:
+        """The folders that such files are in, without those that are links."""
         path = self.desk
-        for folder in (path, path / "shards", path / "probes", *(path / "runs").glob("*/")):
-            if not folder.is_symlink():
-                sweep_small_files(folder)
+        folders = (path, *(path / name for name in ("shards", "probes", "tags")), *(path / "runs").glob("*/"))
+        return [folder for folder in folders if not folder.is_symlink()]
 
     def sweep_work(self) -> None:
         """Remove everything in `work/` whose process is dead, and that nobody holds a claim on."""
@@ -468,7 +475,7 @@ class Version:
                     claim.release()
 
 
-def _sweep_cache(cache: Path) -> None:
+def sweep_cache(cache: Path) -> None:
     """Remove incomplete versions that killed processes have left."""
     with suppress(OSError):  # there is no cache yet, or it is read-only
         for name in leftovers(cache, is_being_made):

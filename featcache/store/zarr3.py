@@ -148,7 +148,12 @@ def group_metadata(attributes: dict[str, Any] | None = None) -> bytes:
 
 
 def read_group(folder: Location) -> dict[str, Any]:
-    """The attributes of a group that `group_metadata` wrote.
+    """The attributes of a group that `group_metadata` wrote; raises as `read_sealed_group` does."""
+    return read_sealed_group(folder)[0]
+
+
+def read_sealed_group(folder: Location) -> tuple[dict[str, Any], str]:
+    """The attributes of a group that `group_metadata` wrote, and its seal, eight hex digits.
 
     Raises:
         FileNotFoundError: There is no group.
@@ -158,8 +163,8 @@ def read_group(folder: Location) -> dict[str, Any]:
     return parse_group(read_bytes(path), path)
 
 
-def parse_group(data: bytes, path: Location) -> dict[str, Any]:
-    """The attributes of a group, from the bytes of its `zarr.json`; `path` is where they were, for messages.
+def parse_group(data: bytes, path: Location) -> tuple[dict[str, Any], str]:
+    """The attributes of a group and its seal, from the bytes of its `zarr.json`, which were at `path`.
 
     Raises:
         DamagedError: They are not what was written.
@@ -167,12 +172,13 @@ def parse_group(data: bytes, path: Location) -> dict[str, Any]:
     document = parse_object(data, path)
     try:
         attributes: dict[str, Any] = document["attributes"]["featcache"]
-        is_sound = is_sealed(data, attributes.pop("checksum"))
+        checksum = attributes.pop("checksum")
+        is_sound = is_sealed(data, checksum)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"{path}: damaged: not the metadata of a featcache group ({error})") from error
     if not is_sound:
         raise DamagedError(f"{path}: damaged: its checksum does not match")
-    return attributes
+    return attributes, checksum
 
 
 def is_plain_group(folder: Location) -> bool:

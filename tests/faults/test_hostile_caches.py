@@ -12,7 +12,7 @@ from corpora import Corpus, speech
 from hostile_caches import EDITS, QUANTISED
 from scratch import scratch_folder
 
-COMMANDS = 10 + 3
+COMMANDS = 11 + 3
 EXIT_CODES = {0, 1, 2, 3}
 QUICK = 8
 """Every so many edits are tried each time; all of them with `-m slow`."""

@@ -22,7 +22,7 @@ from featcache.manifest import read_manifest
 from featcache.store.index import open_index
 from featcache.store.shard import Shard
 
-GONE = "is no longer there: the version was repaired since it was opened"
+GONE = "is no longer there: the version was repaired or pruned since it was opened"
 ROUNDS = 6
 
 

@@ -79,6 +79,7 @@ def _commands(cache: str, manifest: str) -> dict[str, list[str]]:
         "stats": ["stats", cache, "--threads", "1"],
         "repair": ["repair", repaired, "--manifest", manifest, "--threads", "1", "--device", "cpu"],
         "extract": ["extract", manifest, "-o", added, "--threads", "1", "--device", "cpu"],
+        "prune": ["prune", added, "--manifest", manifest, "--yes"],
     }
 
 

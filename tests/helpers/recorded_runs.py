@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from manifests import manifest_of
 from small_shards import item, write
 
+from featcache.manifest import read_manifest
 from featcache.store.index import build_index
+from featcache.store.prune import plan_prune, prune
 from featcache.store.runs import Failure, Run, ShardEvent, standing_failures
 from featcache.store.unfinished import held_before, shards_to_make_up_for, unrecorded_shards
 from featcache.store.version import Version
@@ -37,6 +40,8 @@ class Model:
     asked: set[str] = field(default_factory=set)
     """The manifests that runs were to extract as a whole."""
     jobs: list[Job] = field(default_factory=list)
+    pruned: set[str] = field(default_factory=set)
+    """The ids that nobody has asked for since they were pruned."""
 
     def index(self):
         return build_index(map(self.version.shard, self.version.shard_names()))
@@ -55,6 +60,7 @@ class Model:
         run = Run(self.version, {**asked, **held, "replaced": 0, "only": False}, after=index.runs)
         run.record_shards(unrecorded)
         self.asked.add(manifest)
+        self.pruned.difference_update(ids)
         job = Job(run, manifest, todo, lost, {id_: row for row, id_ in enumerate(ids)})
         self.jobs.append(job)
         return job
@@ -90,6 +96,15 @@ class Model:
         job.run._lock.release()
         self.jobs.remove(job)
 
+    def prune(self, unwanted: set[str]) -> None:
+        """Prune the version of these utterances, unless it would be empty then."""
+        there = {*self.index().ids}
+        if kept := sorted(there - unwanted):
+            path = manifest_of(self.version.path, [(id_, f"{id_}.wav") for id_ in kept], ("id", "path"), "wanted.csv")
+            wanted = read_manifest(path)
+            prune(self.version, plan_prune(self.version, wanted), wanted)
+            self.pruned |= there & unwanted
+
     def whole_run(self, manifest: str) -> Job:
         """A run over a manifest that begins, does it all, and ends well."""
         job = self.begin(manifest)
@@ -108,4 +123,4 @@ class Model:
         index = self.index()
         failed = standing_failures(self.version, index)
         wanted = {id_ for manifest in self.asked for id_ in self.manifests[manifest]}
-        return {id_ for id_ in wanted if index.find_one(id_) < 0 and id_ not in failed}
+        return {id_ for id_ in wanted - self.pruned if index.find_one(id_) < 0 and id_ not in failed}

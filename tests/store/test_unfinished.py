@@ -24,11 +24,13 @@ MANIFESTS = {
     "b.csv": [f"b{number}" for number in range(5)],
     "both.csv": [*(f"a{number}" for number in range(9)), *(f"b{number}" for number in range(5)), "c"],
 }
+EVERY_ID = sorted({id_ for ids in MANIFESTS.values() for id_ in ids})
 ACTIONS = ("step", "step", "fail", "end", "interrupt", "kill", "lose")
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("begin"), st.sampled_from(sorted(MANIFESTS)), st.integers(-(10**9), 10**9)),
         st.tuples(st.sampled_from(ACTIONS), st.integers(0, 3), st.integers(1, 4)),
+        st.tuples(st.just("prune"), st.sets(st.sampled_from(EVERY_ID), max_size=4), st.just(0)),
     ),
     max_size=14,
 )
@@ -45,7 +47,9 @@ def model(version) -> Model:
 
 @given(steps)
 def test_a_version_that_is_not_whole_is_never_accepted_and_one_made_whole_is(sequence):
-    """Runs over manifests that overlap, side by side, by clocks that jump: killed, stopped, ended; with shards lost."""
+    """Runs over manifests that overlap, side by side, by clocks that jump: killed, stopped, ended; with shards lost
+    and utterances pruned.
+    """
     with scratch_folder() as folder, pytest.MonkeyPatch.context() as patch:
         seconds = [0.0]
         set_clock(patch, iter(lambda: seconds[0], None))
@@ -54,6 +58,10 @@ def test_a_version_that_is_not_whole_is_never_accepted_and_one_made_whole_is(seq
             if action == "begin":
                 seconds[0] = number
                 model.begin(which)
+            elif action == "prune":
+                for job in [*model.jobs]:  # beside a run, nothing is pruned
+                    model.kill(job)
+                model.prune(which)
             elif action == "lose":
                 names = model.version.shard_names()
                 if names:

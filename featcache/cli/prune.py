@@ -1,0 +1,106 @@
+"""`featcache prune`: take away what no reader needs."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from featcache.cli import options
+from featcache.cli.common import is_agreed, megabytes, note, print_json, read_manifest, say
+from featcache.cli.corpora import for_each_part
+from featcache.cli.signals import INTERRUPTED, stoppable
+from featcache.errors import DamagedError, counted, listing
+
+if TYPE_CHECKING:
+    from featcache.storage.location import Location
+    from featcache.store.prune import Pruned, PrunePlan
+
+
+@click.command(short_help="Remove what no reader needs: replaced utterances, leftovers.")
+@options.version_location
+@options.manifest("Also remove the utterances that are not in it.")
+@options.manifest_format
+@options.dry_run
+@options.yes
+@options.as_json("Print the result as one JSON document.")
+@click.pass_context
+@for_each_part()
+def prune(
+    ctx: click.Context,
+    path: Location,
+    manifest: str | None,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    reading: dict[str, Any],
+) -> None:
+    """Remove what no reader needs from all versions of a cache, or from one: items of utterances that were extracted
+    again; with --manifest, utterances that it does not have; and what killed processes have left.
+
+    Says first what will be gone, and asks. Utterances that stay keep their bytes: a shard of which some stay is written
+    again with these alone, and then removed. A kill at any moment loses none of them; the same command does the rest.
+    Shards that a tag names stay, and so do damaged shards, which `featcache repair` repairs. A run that is filling the
+    version is not disturbed: then nothing is removed. Who has opened a version before may have to open it again.
+
+    Exits with 1 if a damaged shard was left as it is.
+
+    \b
+    Examples:
+      featcache prune features --dry-run
+      featcache prune features/fbank80 --manifest train.csv
+    """
+    from featcache.store.prune import plan_prune
+    from featcache.store.prune import prune as take_away
+    from featcache.store.selection import version_folders
+    from featcache.store.version import Version
+
+    wanted = read_manifest(manifest, reading, audio=False, carry=False) if manifest else None
+    versions = [Version.open(folder) for folder in version_folders(path)]
+    plans = [plan_prune(version, wanted) for version in versions]
+    if not as_json:
+        for plan in plans:
+            _say(plan, manifest, dry_run)
+    is_needed = not all(plan.is_empty for plan in plans)
+    done: list[Pruned] = []
+    if is_needed and not dry_run:
+        if is_agreed("Remove all this?", yes, as_json):
+            with stoppable() as stop:
+                done = [
+                    take_away(version, plan, wanted, stop=stop) for version, plan in zip(versions, plans, strict=True)
+                ]
+        else:
+            note("nothing has been removed")
+    for pruned in done:
+        if pruned.damaged:
+            shards = counted(len(pruned.damaged), "shard stays", "shards stay")
+            repair = f"featcache repair {shlex.quote(pruned.path)} --manifest MANIFEST, then prune again"
+            note(f"{pruned.path}: {shards} as they are, for damage: {listing(pruned.damaged)}: {repair}")
+    if as_json:
+        print_json({"versions": [asdict(plan) for plan in plans], "pruned": [asdict(pruned) for pruned in done]})
+    interrupted = any(pruned.interrupted for pruned in done)
+    if interrupted:
+        note("interrupted: the same command does the rest")
+    ctx.exit(INTERRUPTED if interrupted else DamagedError.exit_code if any(one.damaged for one in done) else 0)
+
+
+def _say(plan: PrunePlan, manifest: str | None, dry_run: bool) -> None:
+    if plan.is_empty:
+        say(f"{plan.path}: nothing to remove")
+    else:
+        parts = []
+        if plan.older:
+            parts.append(f"{counted(plan.older, 'item')} of utterances that were extracted again")
+        if plan.unwanted:
+            parts.append(f"{counted(plan.unwanted, 'utterance')} not in {manifest}")
+        if plan.leftovers:
+            parts.append(counted(len(plan.leftovers), "leftover") + " of processes that are dead")
+        say(f"{plan.path}: {'would remove' if dry_run else 'removes'} {', '.join(parts)}; {megabytes(plan.num_bytes)}")
+    if plan.rewritten:
+        shards = counted(len(plan.rewritten), "shard is", "shards are")
+        say(f"  {shards} written again with what stays in them, {megabytes(plan.copied_bytes)}")
+    if plan.bound:
+        items, are = counted(plan.bound, "more item"), "stays" if plan.bound == 1 else "stay"
+        say(f"  {items} {are}: of shards that a tag names, or needs: {listing(plan.tags)}")

@@ -1,0 +1,88 @@
+"""`featcache rm`: remove a version, or a tag."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from featcache.cli import options
+from featcache.cli.common import is_agreed, megabytes, note, print_json, say
+from featcache.errors import ArgumentError, DamagedError, counted, listing
+
+if TYPE_CHECKING:
+    from featcache.storage.location import Location
+    from featcache.store.version import Version
+
+
+@click.command(short_help="Remove a version, or a tag.")
+@click.argument("path", metavar="CACHE/VERSION[@TAG]", type=options.LOCATION)
+@options.dry_run
+@options.yes
+@options.as_json("Print the result as one JSON document.")
+def rm(path: Location, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Remove one version of a cache, with its records and its tags; or one of its tags, which removes no features.
+
+    Says first what will be gone, and asks. What is removed is gone for good. A version that a run is filling stays, and
+    so does one in an object store, where nobody can see whether a run on another machine is filling it.
+
+    \b
+    Examples:
+      featcache rm features/fbank80-6f0612afda6c
+      featcache rm features/fbank80@paper --yes
+    """
+    from featcache.store.index import open_index
+    from featcache.store.removing import refuse_beside_runs, remove_version
+    from featcache.store.selection import select_version, split_tag
+    from featcache.store.tags import read_tag, remove_tag, tag_names
+    from featcache.store.version import Version
+
+    place, tag = split_tag(path)
+    version = Version.open(_folder(place)) if tag is None else select_version(place)
+    if tag is not None:
+        if tag not in tag_names(version):
+            read_tag(version, tag)
+        what, size = f"{version.path}@{tag}: the tag; no features", 0
+    else:
+        _refuse_elsewhere(version)
+        refuse_beside_runs(version)
+        try:
+            held = counted(len(open_index(version)), "utterance")
+        except DamagedError:
+            held = "damaged"
+        size = version.bytes_on_disk()
+        tags = tag_names(version)
+        tagged = f"; with the tags {listing(tags)}" if tags else ""
+        what = f"{version.path}: {held}, {megabytes(size)} on disk{tagged}"
+    if not as_json:
+        say(f"{'would remove' if dry_run else 'removes'} {what}")
+    removed = not dry_run and is_agreed("Remove it?", yes, as_json)
+    if removed and tag is not None:
+        remove_tag(version, tag)
+    elif removed:
+        remove_version(version)
+    elif not dry_run:
+        note("nothing has been removed")
+    if as_json:
+        print_json({"path": str(version.path), "tag": tag, "bytes": size, "removed": removed})
+
+
+def _folder(path: Location) -> Location:
+    """The folder of the version that is named; never that of the only version of a cache that is."""
+    from featcache.store.selection import version_folders
+
+    folders = version_folders(path)
+    if folders != [path] and folders[0].parent == path:
+        there = listing(folder.name for folder in folders)
+        raise ArgumentError(f"{path}: is a cache: name the version to remove: {there}")
+    return folders[0]
+
+
+def _refuse_elsewhere(version: Version) -> None:
+    from pathlib import Path
+
+    if not isinstance(version.path, Path):
+        raise ArgumentError(
+            f"{version.path}: is in an object store, where nobody sees whether a run is filling it: remove it with the "
+            "store's own tool"
+        )

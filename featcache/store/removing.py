@@ -1,0 +1,98 @@
+"""What takes shards or versions away: one at a time, never beside a run, and nothing outside the cache."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from featcache.errors import StoreError
+from featcache.store.commits import remove_shard_of_objects
+from featcache.store.files import remove_from_cache, remove_from_version, sync
+from featcache.store.leftovers import temporary_name
+from featcache.store.locks import Claim
+from featcache.store.runs import is_running, request_of, run_names
+from featcache.store.version import Version
+
+
+def claim_shards(version: Version) -> Claim:
+    """The right to take shards away, or to rely on it that nobody does. While it is held, runs do not remove what is
+    being copied.
+
+    Raises:
+        StoreError: Somebody else has it, or the version cannot be written.
+    """
+    try:
+        claim = version.claim("repair")
+        is_ours = claim.take()
+    except OSError as error:
+        raise StoreError(f"{version.path}: cannot be written: {error.strerror}; nothing has been removed") from error
+    if not is_ours:
+        raise StoreError(
+            f"{version.path}: another repair is running, or the version is being tagged or pruned: run this one again "
+            "when it has finished"
+        )
+    return claim
+
+
+def refuse_beside_runs(version: Version, own: str = "") -> None:
+    """Refuse to take anything away while a run fills the version, as far as can be seen here; with a run of our own,
+    while one does that has begun after it.
+
+    Raises:
+        StoreError: Says which run.
+    """
+    for name in run_names(version):
+        if name > own and is_running(version, name):
+            asked = request_of(version, name)
+            process = f", process {asked['pid']} on {asked['host']}" if {"pid", "host"} <= asked.keys() else ""
+            raise StoreError(f"{version.path}: a run is under way ({name}{process}): nothing is removed beside it")
+
+
+def remove_shard(version: Version, name: str) -> None:
+    """Remove a shard. What a link leads to stays.
+
+    Raises:
+        FileNotFoundError: It is not there.
+        OSError: It cannot be removed.
+    """
+    if not isinstance(version.path, Path):
+        remove_shard_of_objects(version, name)
+        return
+    folder = version.path / "shards" / name
+    if folder.is_symlink():
+        folder.unlink()
+        return
+    gone = version.work_folder(name)
+    folder.rename(gone)
+    sync(gone.parent)  # else, after a power cut, half of it may be back in its place
+    sync(folder.parent)
+    remove_from_version(version.path, "work", gone.name)  # a run that has just begun may do it first
+
+
+def remove_version(version: Version) -> None:
+    """Remove a version, with everything in its folder: it is gone at once, by a rename, and then deleted.
+
+    Raises:
+        StoreError: Its folder is a link, a run is under way, or it cannot be removed.
+    """
+    folder = Path(os.path.abspath(version.folder))
+    if folder.is_symlink():
+        raise StoreError(f"{folder}: is a symbolic link to {os.readlink(folder)}: remove that folder, and the link")
+    refuse_beside_runs(version)
+    mark = f".removed-{secrets.token_hex(6)}"
+    hidden = folder.with_name(temporary_name(mark))
+    with claim_shards(version):
+        try:
+            folder.rename(hidden)
+            try:
+                refuse_beside_runs(Version(hidden, version.info))  # one that has begun a moment ago
+            except StoreError:
+                hidden.rename(folder)
+                raise
+            sync(folder.parent)
+        except OSError as error:
+            raise StoreError(f"{folder}: cannot be removed: {error.strerror}") from error
+    remove_from_cache(folder.parent, hidden.name)
+    if left := [name for name in os.listdir(folder.parent) if name.startswith(mark)]:
+        raise StoreError(f"{folder.parent / left[0]}: this is left of {folder.name}, and cannot be removed")

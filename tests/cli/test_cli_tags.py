@@ -1,0 +1,102 @@
+"""`featcache tag`, `rm` and `prune`: what they say, ask and refuse."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from make_cache import add_shard, make_features, make_version
+from manifests import manifest_of
+
+from featcache.cli import main
+from featcache.store.locks import Lock
+from featcache.store.runs import Run
+
+
+def run(*arguments, code=0, **options):
+    found = CliRunner().invoke(main, [str(argument) for argument in arguments], **options)
+    assert found.exit_code == code, found.output
+    return found.output
+
+
+@pytest.fixture
+def version(tmp_path):
+    """Six utterances in two shards, of which two have been replaced."""
+    features = list(make_features(6).items())
+    version = make_version(tmp_path / "features")
+    first = add_shard(version, dict(features[:4]), run="run 1")
+    add_shard(version, dict(features[4:]), row=4, run="run 1")
+    add_shard(
+        version, {"utt-1": features[0][1], "utt-2": features[0][1]}, row=9, supersedes={first: [1, 2]}, run="run 2"
+    )
+    return version
+
+
+def test_a_version_is_tagged_listed_and_read_by_its_tag(version):
+    cache = version.path.parent
+    assert run("tag", cache / "fbank80", "paper") == f"{version.path}@paper: 6 utterances in 3 shards\n"
+    assert "tag paper: 6 utterances" in run("info", cache)
+    assert json.loads(run("ls", cache, "--json"))["versions"][0]["tags"][0]["name"] == "paper"
+    add_shard(version, make_features(3, prefix="more"), row=20, run="run 3")
+    for command in ("verify", "stats"):
+        assert "6 utterances" in run(command, cache / "fbank80@paper")
+    assert "3 only in" in run("diff", cache / "fbank80@paper", cache / "fbank80")
+    assert "is no name for a tag" in run("tag", cache / "fbank80", "a/b", code=2)
+    assert "tags never change" in run("tag", cache / "fbank80", "paper", code=2)
+    assert "it has paper" in run("verify", cache / "fbank80@other", code=1)
+    assert "takes a version, and no tag" in run("index", cache / "fbank80@paper", code=1)
+    assert "9 utterances" in run("rm", cache / "fbank80", "--dry-run")
+    assert "with the tags paper" in run("rm", cache / "fbank80", "--dry-run")
+    assert "removes" in run("rm", f"{cache}@paper", "--yes")
+    assert "has no tag paper" in run("rm", cache / "fbank80@paper", "--yes", code=1)
+
+
+def test_nothing_is_removed_without_a_yes(version, monkeypatch):
+    cache = version.path.parent
+    for command in (("rm", cache / "fbank80"), ("prune", cache)):
+        assert "add --yes, or --dry-run" in run(*command, code=2)
+        before = sorted(version.path.rglob("*"))
+        run(*command, "--dry-run")
+        with monkeypatch.context() as patch:
+            patch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda self: True, raising=False)
+            assert "[y/N]" in (said := run(*command, input="n\n"))
+            assert "nothing has been removed" in said
+        assert sorted(version.path.rglob("*")) == before
+    assert json.loads(run("rm", cache / "fbank80", "--yes", "--json"))["removed"] is True
+    assert list(cache.iterdir()) == []
+
+
+def test_a_whole_cache_and_what_is_no_version_are_not_removed(version, tmp_path):
+    cache = version.path.parent
+    assert f"name the version to remove: {version.path.name}" in run("rm", cache, "--yes", code=2)
+    (tmp_path / "mine" / "shards").mkdir(parents=True)
+    run("rm", tmp_path / "mine", "--yes", code=1)
+    assert (tmp_path / "mine" / "shards").exists()
+    assert version.path.exists()
+
+
+def test_a_version_that_a_run_fills_is_not_removed(version):
+    running = Run(version, {"host": "here", "pid": 7})
+    for command in (("rm", version.path), ("prune", version.path)):
+        assert "a run is under way" in run(*command, "--yes", code=1)
+    assert isinstance(running._lock, Lock)
+    running.finish({})
+    run("rm", version.path, "--yes")
+
+
+def test_prune_says_what_goes_and_what_stays(version, tmp_path):
+    cache = version.path.parent
+    wanted = manifest_of(tmp_path, [(f"utt-{number}", "x.wav") for number in (0, 1, 3)], ("id", "path"))
+    said = run("prune", cache, "--manifest", wanted, "--dry-run")
+    assert f"would remove 2 items of utterances that were extracted again, 3 utterances not in {wanted}" in said
+    assert "2 shards are written again" in said
+    run("tag", cache / "fbank80", "paper")
+    said = run("prune", cache, "--manifest", wanted, "--yes")
+    assert "nothing to remove" in said
+    assert "stay: of shards that a tag names, or needs: paper" in said
+    run("rm", cache / "fbank80@paper", "--yes")
+    done = json.loads(run("prune", cache, "--manifest", wanted, "--yes", "--json"))["pruned"][0]
+    assert (done["removed"], done["rewritten"], done["damaged"]) == (3, 2, [])
+    assert "3 utterances" in run("verify", cache)
+    assert "nothing to remove" in run("prune", cache)

@@ -1,0 +1,97 @@
+"""A prune that is killed at any call loses nothing that stays, and the same command does the rest."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+
+import pytest
+from cache_contents import check, items, only_version
+from processes import Cli
+from promises import CACHE, assert_no_leftovers
+from shim import CHANGES, STEP, Faults, Strike, read_calls
+
+import featcache
+from featcache.store.index import open_index
+from featcache.store.tags import at_tag, make_tag
+
+SAMPLE = 9
+
+
+@pytest.fixture(scope="session")
+def pruning(faulty, small, extraction_of_more, kept):
+    """Four shards, of which one is tagged; the command removes an item that was replaced, and two utterances."""
+    base = kept / "to-prune"
+    shutil.copytree(kept / "extract", base)
+    version = only_version(base)
+    keep = [name for name in open_index(version).shards if "utt-0" in version.shard(name).ids]
+    make_tag(version, "paper", keep, len(open_index(version, keep)))
+    assert faulty(*extraction_of_more.arguments(base)).code == 3
+    manifest = small.manifest([small.rows[number] for number in (0, 1, 2, 5)], "fewer.csv")
+    command = ("prune", CACHE, "--manifest", manifest, "--yes")
+    done = shutil.copytree(base, kept / "pruned")
+    assert run(faulty, command, done).code == 0
+    assert items(base).keys() - items(done).keys()
+    return base, command, outcome(done)
+
+
+def outcome(cache) -> tuple:
+    """The items, those of the tag, and how many the shards hold in all."""
+    version = only_version(cache)
+    tagged = open_index(at_tag(version, "paper"))
+    shards = [version.shard(name).info.items for name in version.shard_names()]
+    return items(cache), [*tagged.ids], tagged.shards, sum(shards)
+
+
+def run(cli: Cli, command, cache, **options):
+    return cli.start(*(cache if part == CACHE else part for part in command), **options).wait()
+
+
+def kill(cli, pruning, trials, strike) -> bool:
+    """One trial; returns whether the command was killed."""
+    base, command, after = pruning
+    before, cache = items(base), trials / "cache"
+    shutil.rmtree(cache, ignore_errors=True)
+    shutil.copytree(base, cache)
+    ended = run(cli, command, cache, faults=Faults(cache, strike))
+    assert ended.code in (-signal.SIGKILL, 0), f"{strike}: {ended}"
+    there = items(cache)
+    assert there.items() <= before.items(), f"{strike}: something is neither as it was nor gone"
+    assert {"utt-0", "utt-2", "utt-5"} <= there.keys(), f"{strike}: {there.keys()}"
+    assert check(cache).problems == [], strike
+    featcache.open(cache, strict=True)
+    again = run(cli, command, cache)
+    assert again.code == 0, f"{strike}: {again}"
+    assert outcome(cache) == after, strike
+    report = check(cache)
+    assert (report.problems, report.failed) == ([], 1), strike
+    featcache.open(cache, strict=True, check=True)
+    assert_no_leftovers(cache, strike)
+    return ended.code == -signal.SIGKILL
+
+
+def count_calls(cli, pruning, trials) -> int:
+    base, command, _ = pruning
+    cache = shutil.copytree(base, trials / "counted")
+    assert run(cli, command, cache, faults=Faults(cache, record=trials / "record")).code == 0
+    return sum(call.kind in CHANGES for call in read_calls(trials / "record"))
+
+
+def test_killed_at_some_calls(faulty, pruning, trials):
+    total = count_calls(faulty, pruning, trials)
+    chance = random.Random(total)
+    killed = 0
+    for number in range(SAMPLE):
+        at = (number * total + chance.randrange(total)) // SAMPLE
+        strike = Strike(at, "kill") if number % 3 else Strike(at * 100 // total, "torn", ["write"])
+        killed += kill(faulty, pruning, trials, strike)
+    assert killed > SAMPLE // 2
+
+
+@pytest.mark.slow
+def test_killed_at_every_call(faulty, pruning, trials, tell):
+    total = count_calls(faulty, pruning, trials)
+    killed = sum(kill(faulty, pruning, trials, Strike(at, "kill")) for at in range(0, total, STEP))
+    tell(f"prune: killed {killed} times, at {total} calls, every {STEP}.")
+    assert killed > total // STEP * 0.9

@@ -1,0 +1,254 @@
+"""Prune takes away what no reader needs, and nothing else: not a bit of what stays, nothing that a tag names."""
+
+from __future__ import annotations
+
+import random
+import uuid
+
+import numpy as np
+import pytest
+from damage import CHUNKS, flip
+from manifests import manifest_of
+from scratch import scratch_folder
+from small_shards import INFO, item, write
+
+from featcache.errors import ArgumentError, DamagedError, ManifestError, StoreError
+from featcache.health.verify import verify
+from featcache.manifest import read_manifest
+from featcache.storage.location import parse_location
+from featcache.store.index import open_index
+from featcache.store.prune import plan_prune, prune
+from featcache.store.removing import remove_version
+from featcache.store.runs import Failure, Run, ShardEvent, standing_failures
+from featcache.store.tags import at_tag, make_tag, read_tags
+from featcache.store.version import Version
+
+
+def manifest(folder, ids):
+    return read_manifest(manifest_of(folder, [(id_, f"{id_}.wav") for id_ in ids], ("id", "path"), "wanted.csv"))
+
+
+def contents(version: Version) -> dict[str, bytes]:
+    """The features of each item that counts, by id."""
+    index, found = open_index(version), {}
+    for position, id_ in enumerate(index.ids):
+        first, count = int(index.first_frame[position]), int(index.num_frames[position])
+        found[id_] = version.shard(index.shards[int(index.shard[position])]).features[first : first + count].tobytes()
+    return found
+
+
+def add(version: Version, ids, run: int, supersedes=None) -> str:
+    """Extract utterances anew, with other values than any before: whatever there is of them is replaced, or what is
+    given.
+    """
+    index = open_index(version)
+    if supersedes is None:
+        supersedes = {}
+        for position in index.find(ids_of(ids)):
+            if position >= 0:
+                place = index.place(int(position))
+                supersedes.setdefault(place.shard, []).append(place.item)
+    rows = [item(id_, path=f"{id_}.wav", mtime_ns=run) for id_ in ids]
+    values = np.random.default_rng(run).random((3 * len(rows), 2), np.float32)
+    return write(version, rows, values, row=run, supersedes=supersedes, run=f"run {run:03}").name
+
+
+def ids_of(ids):
+    from featcache.strings import Strings
+
+    return Strings.of(ids)
+
+
+def tag(version: Version, name: str) -> dict[str, bytes]:
+    index = open_index(version)
+    make_tag(version, name, index.shards, len(index))
+    return contents(at_tag(version, name))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_the_history_what_is_wanted_and_what_is_tagged_stays_bit_for_bit(seed):
+    chance = random.Random(seed)
+    every = [f"u{number}" for number in range(9)]
+    with scratch_folder() as folder:
+        version, tagged = Version.create(folder / "cache", INFO), {}
+        for run in range(chance.randrange(1, 9)):
+            ids = chance.sample(every, chance.randrange(1, 6))
+            # now and then, a run that did not know of the others
+            add(version, ids, run, {} if chance.random() < 0.2 else None)
+            if chance.random() < 0.25:
+                tagged[f"t{run}"] = tag(version, f"t{run}")
+            if chance.random() < 0.3:
+                prune_all(version)
+        before = contents(version)
+        wanted = chance.sample(every, chance.randrange(1, 9)) if chance.random() < 0.7 else None
+        if wanted and not before.keys() & {*wanted}:
+            wanted = None
+        asked = None if wanted is None else manifest(folder, wanted)
+        plan = plan_prune(version, asked)
+        done = prune(version, plan, asked)
+        assert (done.damaged, done.removed) == ((), len(plan.removed) + len(plan.rewritten))
+        after = contents(version)
+        assert {id_: data for id_, data in before.items() if wanted is None or id_ in wanted}.items() <= after.items()
+        if not tagged:
+            assert wanted is None or after.keys() <= {*wanted}
+            assert sum(version.shard(name).info.items for name in version.shard_names()) == len(after)
+        assert len(before.keys() - after.keys()) == plan.unwanted
+        for name, held in tagged.items():
+            assert contents(at_tag(version, name)) == held
+        assert plan_prune(version, asked).is_empty
+        assert [problem for problem in verify(version).problems if problem.kind != "record"] == []
+
+
+def prune_all(version: Version, asked=None):
+    return prune(version, plan_prune(version, asked), asked)
+
+
+def test_an_older_item_of_a_tag_does_not_count_again(tmp_path):
+    """The tagged shard stays, so what replaced its items cannot go as a whole."""
+    version = Version.create(tmp_path, INFO)
+    add(version, ["a", "b"], 1)
+    before = tag(version, "paper")
+    add(version, ["b"], 2)
+    now = contents(version)
+    done = prune_all(version, manifest(tmp_path, ["a"]))
+    assert done.removed == 0
+    assert contents(version) == now
+    assert contents(at_tag(version, "paper")) == before
+
+
+def recorded(version: Version, ids, count=None):
+    """A run over a manifest of these rows, which extracts the first so many of them and dies; by default, all."""
+    asked = {"manifest": "m.csv", "root": "/", "utterances": len(ids), "new": len(ids), "held": 0, "replaced": 0}
+    run = Run(version, {**asked, "others": 0, "failed": 0})
+    done = ids[:count]
+    shard = write(version, [item(id_, path=f"{id_}.wav") for id_ in done], run=run.id)
+    run.record_shards([ShardEvent(shard.name, len(done))])
+    if count is None:
+        run.finish({"extracted": len(ids), "failed": 0, "interrupted": False, "items": len(ids)})
+    else:
+        run._lock.release()
+
+
+def test_what_was_pruned_is_not_missing_and_what_is_missing_stays_so(tmp_path):
+    ids = [f"u{number}" for number in range(9)]
+    version = Version.create(tmp_path / "whole", INFO)
+    recorded(version, ids)
+    prune_all(version, manifest(tmp_path, ids[:6]))
+    assert verify(version).problems == []
+    assert len(contents(version)) == 6
+    version = Version.create(tmp_path / "killed", INFO)
+    recorded(version, ids, 5)
+    (before,) = verify(version).problems
+    assert "4 of the 9 utterances" in before.message
+    prune_all(version, manifest(tmp_path, ids[2:]))
+    assert [problem.message for problem in verify(version).problems] == [before.message]
+
+
+def test_a_record_whose_shard_is_still_there_counts_for_nothing(tmp_path):
+    """As after a kill between the record and the removal."""
+    ids = [f"u{number}" for number in range(9)]
+    version = Version.create(tmp_path, INFO)
+    recorded(version, ids, 5)
+    (before,) = verify(version).problems
+    (name,) = version.shard_names()
+    run = Run(version, {"held": 3, "only": True})
+    run.record_shards([ShardEvent(name, 0, run.id, 2, open_index(version).runs[0])])
+    run._lock.release()
+    assert [problem.message for problem in verify(version).problems] == [before.message]
+
+
+def test_a_failure_that_was_made_up_for_does_not_stand_again(tmp_path):
+    version = Version.create(tmp_path, INFO)
+    Run(version, {}).fail([Failure(id="b", path="b.wav", reason="empty", message="")])
+    add(version, ["a", "b"], 1)
+    prune_all(version, manifest(tmp_path, ["a"]))
+    assert standing_failures(version, open_index(version)) == {}
+
+
+def test_a_damaged_shard_stays_and_what_it_replaces_does_not_count_again(tmp_path):
+    version = Version.create(tmp_path, INFO)
+    first = add(version, ["a", "b", "c"], 1)
+    second = add(version, ["b", "c"], 2)
+    add(version, ["c"], 3)
+    before = contents(version)
+    flip(version.shard(first).folder / CHUNKS["features"], 9)
+    done = prune_all(version)
+    assert done.damaged == (first,)
+    assert done.rewritten == 1
+    assert second not in version.shard_names()
+    now = contents(version)
+    assert {id_: now[id_] for id_ in "bc"} == {id_: before[id_] for id_ in "bc"}
+    assert {problem.shard for problem in verify(version).problems if problem.shard} == {first}
+
+
+def test_a_damaged_column_refuses_all(tmp_path):
+    version = Version.create(tmp_path, INFO)
+    first = add(version, ["a", "b"], 1)
+    add(version, ["b"], 2)
+    flip(version.shard(first).folder / "zarr.json", 100)
+    with pytest.raises(DamagedError, match="featcache repair"):
+        plan_prune(version)
+
+
+def test_nothing_is_removed_beside_a_run_or_after_a_change(tmp_path):
+    version = Version.create(tmp_path, INFO)
+    add(version, ["a", "b"], 1)
+    add(version, ["b"], 2)
+    names, plan = version.shard_names(), plan_prune(version)
+    run = Run(version, {"host": "here", "pid": 12})
+    for remove in (lambda: prune(version, plan), lambda: remove_version(version)):
+        with pytest.raises(StoreError, match=r"a run is under way .*process 12 on here"):
+            remove()
+    run.finish({})
+    with version.claim("repair") as claim:
+        assert claim.take()
+        with pytest.raises(StoreError, match="another repair is running, or the version is being tagged or pruned"):
+            prune(version, plan)
+    assert version.shard_names() == names
+    add(version, ["b"], 3)
+    with pytest.raises(StoreError, match="has changed meanwhile; nothing has been removed"):
+        prune(version, plan)
+    assert {*names} < {*version.shard_names()}
+
+
+def test_a_tag_that_cannot_be_read_refuses_all(tmp_path):
+    version = Version.create(tmp_path, INFO)
+    add(version, ["a", "b"], 1)
+    tag(version, "paper")
+    add(version, ["b"], 2)
+    flip(version.folder / "tags" / "paper.json", 60)
+    with pytest.raises(DamagedError, match=r"paper\.json"):
+        plan_prune(version)
+    with pytest.raises(DamagedError):
+        [*read_tags(version)]
+
+
+def test_another_corpus_manifest_is_refused(tmp_path):
+    version = Version.create(tmp_path, INFO)
+    add(version, ["a"], 1)
+    with pytest.raises(ManifestError, match="has none of the 1 utterance of"):
+        plan_prune(version, manifest(tmp_path, ["x"]))
+
+
+def test_in_an_object_store_it_is_refused_in_one_line():
+    pytest.importorskip("obstore")
+    version = Version.create(parse_location("cache", f"memory://{uuid.uuid4()}/features"), INFO)
+    with pytest.raises(ArgumentError, match="is in an object store"):
+        plan_prune(version)
+
+
+def test_a_version_is_removed_with_everything_and_no_link_is_followed(tmp_path):
+    outside = tmp_path / "outside"
+    (outside / "shards").mkdir(parents=True)
+    (outside / "shards" / "mine").touch()
+    version = Version.create(tmp_path / "cache", INFO)
+    other = Version.create(tmp_path / "cache", INFO, "other-0123456789ab")
+    add(version, ["a"], 1)
+    (version.folder / "aside").symlink_to(outside)
+    link = tmp_path / "cache" / "link-0123456789ab"
+    link.symlink_to(outside)
+    with pytest.raises(StoreError, match="is a symbolic link"):
+        remove_version(Version(link, INFO))
+    remove_version(version)
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == sorted([link.name, other.path.name])
+    assert (outside / "shards" / "mine").exists()
