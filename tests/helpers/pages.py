@@ -43,6 +43,7 @@ INSTALLS = [
     ".venv/bin/ruff check && .venv/bin/ruff format && .venv/bin/mypy",
     ".venv/bin/python scripts/make_docs.py",
     ".venv/bin/pytest",
+    ".venv/bin/mkdocs serve --config-file docs/mkdocs.yml",
 ]
 """Commands that install, check or write the project itself: `.ci/run` does that, and a reader of the tests has."""
 
