@@ -80,6 +80,7 @@ PACKAGES = {
     "README.md": ["transformers"],
     "docs/adapters.md": ["lightning", "speechbrain", "lhotse", "datasets"],
     "docs/extractors.md": ["transformers"],
+    "docs/from-other-tools.md": ["lhotse", "datasets", "torchaudio"],
     "docs/loader.md": ["transformers"],
     "docs/manifest.md": ["lhotse"],
     "docs/stories.md": ["matplotlib", "transformers"],
