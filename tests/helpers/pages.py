@@ -39,13 +39,12 @@ INSTALLS = [
     "pip install '.[extract,models,bench]'",
     "pip install '.[extract,bench]'",
     "pip install '.[bench]'",
-    ".ci/run",
     ".venv/bin/ruff check && .venv/bin/ruff format && .venv/bin/mypy",
     ".venv/bin/python scripts/make_docs.py",
     ".venv/bin/pytest",
     ".venv/bin/mkdocs serve --config-file docs/mkdocs.yml",
 ]
-"""Commands that install, check or write the project itself: `.ci/run` does that, and a reader of the tests has."""
+"""Commands that install, check or write the project itself, which a reader of the tests has done."""
 
 SMALL = {
     "featcache probe encodec24k-6kbps train.csv": "--utterances 2",
