@@ -68,6 +68,7 @@ VARIES = [
     (r"[\d.,]+ [kM]B\b", "BYTES"),
     (r"\b(shard +)[0-9a-f]{12}\b", r"\1NAME"),
     (r"(\d\.\d{3})\d+", r"\1"),
+    (r"(?m)^(run|made by) .*", r"\1 …"),
     (r"  +", "  "),
 ]
 """What of the output differs from one run to the next, and what stands for it in a comparison."""
