@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 from hub_server import environment
-from pages import INSTALLS, PACKAGES, ROOT, SLOW, SMALL, blocks_of, make_reader, pages_in_order
+from pages import ALONE, INSTALLS, PACKAGES, SLOW, SMALL, blocks_of, make_reader, pages_in_order, write_speech
 from processes import commands
 
 from featcache.config import packaged_configs
@@ -59,13 +59,13 @@ def save(model_class, config, folder):
 @pytest.fixture(scope="module")
 def reader(cli, hub, tmp_path_factory):
     folder = tmp_path_factory.mktemp("clone")
-    shutil.copytree(ROOT / "examples", folder / "examples")
     shutil.copytree(hub.folder / "encodec24k", folder / "encodec")
     home = environment(hub, folder / "hub")
     with commands(env=home, modules=MODULES, beside=cli) as shell, pytest.MonkeyPatch.context() as patch:
         assert shell("--version").code == 0
         patch.syspath_prepend(folder)
         made = make_reader(folder, shell.socket)
+        write_speech(folder)
         made.env |= home
         yield made
 
@@ -75,6 +75,12 @@ def reader(cli, hub, tmp_path_factory):
 )
 def test_every_block_of_a_page_runs(reader, page):
     reader.read(page)
+
+
+@pytest.mark.parametrize("page", sorted(ALONE))
+def test_a_page_by_itself_prints_what_it_shows(cli, page, tmp_path):
+    assert cli("--version").code == 0  # which starts its server
+    make_reader(tmp_path, cli.socket).read_alone(page)
 
 
 def test_what_is_not_run_or_made_small_is_on_the_pages():

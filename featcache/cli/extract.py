@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import FAILURES_LEFT, complain, error_document, note, print_json, read_manifest, say
+from featcache.cli.common import (
+    FAILURES_LEFT,
+    complain,
+    error_document,
+    megabytes,
+    note,
+    print_json,
+    read_manifest,
+    say,
+)
 from featcache.cli.corpora import worst
 from featcache.cli.progress import Display, progress_options
 from featcache.cli.signals import INTERRUPTED, stoppable
@@ -340,7 +349,7 @@ def disk_space_notes(cache: Location, num_bytes: float) -> list[str]:
     free = shutil.disk_usage(folder).free
     if num_bytes <= free:
         return []
-    return [f"{cache}: the features take about {num_bytes / 1e9:,.1f} GB, and the disk has {free / 1e9:,.1f} GB free"]
+    return [f"{cache}: the features take about {megabytes(num_bytes)}, and the disk has {megabytes(free)} free"]
 
 
 def _limit_libraries(threads: int | None) -> None:

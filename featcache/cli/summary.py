@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,12 +127,24 @@ def print_summary(summary: Summary) -> None:
             _print_stages(summary)
     if with_failures := [version.path for version in summary.versions if version.failed]:
         where = with_failures[0] if len(with_failures) == 1 else str(Path(with_failures[0]).parent)
+        _print_first_failure(with_failures[0])
         say(f"why utterances failed: featcache info {shlex.quote(where)} --failures")
     left = max(version.missing for version in summary.versions) - summary.elsewhere
     if summary.interrupted and left > 0:
         kept = counted(sum(version.extracted for version in summary.versions), "extracted utterance")
         how = "stopped" if summary.too_many_failures else "interrupted"
         say(f"{how}: {kept} kept, {left:,} left: run the same command again")
+
+
+def _print_first_failure(version: str) -> None:
+    """Print what the latest run recorded first, if anything: most often all have failed for one reason."""
+    from featcache.storage.location import parse_location
+    from featcache.store.runs import failures_of, run_names
+    from featcache.store.version import Version
+
+    opened = Version.open(parse_location("path", version))
+    for failure in islice((failure for run in run_names(opened)[-1:] for failure in failures_of(opened, run)), 1):
+        say(f"the first is {failure.id}: {failure.path}: {failure.message[:200]}")
 
 
 def _outcome(version: VersionSummary, interrupted: bool) -> str:

@@ -155,7 +155,7 @@ def test_a_disk_without_room_is_told_before_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", usage)
     cache = tmp_path / "not" / "yet"
     (line,) = disk_space_notes(cache, 412e9)
-    assert line == f"{cache}: the features take about 412.0 GB, and the disk has 51.3 GB free"
+    assert line == f"{cache}: the features take about 412 GB, and the disk has 51.3 GB free"
     assert disk_space_notes(cache, 51e9) == []
     assert asked == [tmp_path, tmp_path]
 

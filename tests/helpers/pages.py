@@ -12,8 +12,9 @@ import subprocess
 import sys
 import tomllib
 import warnings
-from contextlib import chdir
+from contextlib import chdir, redirect_stdout
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,12 @@ INSTALLS = [
     "pip install '.[extract,models,bench]'",
     "pip install '.[extract,bench]'",
     "pip install '.[bench]'",
-    ".ci/run",
     ".venv/bin/ruff check && .venv/bin/ruff format && .venv/bin/mypy",
     ".venv/bin/python scripts/make_docs.py",
     ".venv/bin/pytest",
+    ".venv/bin/mkdocs serve --config-file docs/mkdocs.yml",
 ]
-"""Commands that install, check or write the project itself: `.ci/run` does that, and a reader of the tests has."""
+"""Commands that install, check or write the project itself, which a reader of the tests has done."""
 
 SMALL = {
     "featcache probe encodec24k-6kbps train.csv": "--utterances 2",
@@ -55,6 +56,23 @@ SMALL = {
 }
 """Commands that take long, with options that make them small."""
 
+ALONE = {"docs/tour.md"}
+"""Pages that begin in a clone without a cache, and whose output is compared with what they show."""
+
+TOUR = "/data/tour"
+"""What stands, in the output that is shown, for the folder where it was printed."""
+
+VARIES = [
+    (r"\d{4}-\d\d-\d\d( \d\d:\d\d(:\d\d)? UTC)?", "DATE"),
+    (r"in [\d.]+ s: [\d,.]+ × real time on \S+, \d+ threads?", "in SECONDS"),
+    (r"[\d.,]+ [kM]B\b", "BYTES"),
+    (r"\b(shard +)[0-9a-f]{12}\b", r"\1NAME"),
+    (r"(\d\.\d{3})\d+", r"\1"),
+    (r"(?m)^(run|made by) .*", r"\1 …"),
+    (r"  +", "  "),
+]
+"""What of the output differs from one run to the next, and what stands for it in a comparison."""
+
 SLOW = {"docs/stories.md"}
 """Pages that take a minute even so."""
 
@@ -62,6 +80,7 @@ PACKAGES = {
     "README.md": ["transformers"],
     "docs/adapters.md": ["lightning", "speechbrain", "lhotse", "datasets"],
     "docs/extractors.md": ["transformers"],
+    "docs/from-other-tools.md": ["lhotse", "datasets", "torchaudio"],
     "docs/loader.md": ["transformers"],
     "docs/manifest.md": ["lhotse"],
     "docs/stories.md": ["matplotlib", "transformers"],
@@ -87,6 +106,8 @@ class Block:
     """What is in the block."""
     lead: str
     """The last line before the block that is not empty."""
+    printed: str | None
+    """What it is said to print: the block of output directly below it."""
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -97,12 +118,13 @@ def blocks_of(page: str) -> list[Block]:
     lines = text_of(page).splitlines()
     fences = [number for number, line in enumerate(lines) if line.startswith("```")]
     assert len(fences) % 2 == 0, f"{page}: a block is not closed"
-    found = []
-    for first, last in zip(fences[::2], fences[1::2], strict=True):
+    found: list[Block] = []
+    for first, last in reversed([*zip(fences[::2], fences[1::2], strict=True)]):
         lead = next((line for line in reversed(lines[:first]) if line.strip()), "")
         text = "".join(f"{line}\n" for line in lines[first + 1 : last])
-        found.append(Block(page, first + 1, lines[first].removeprefix("```"), text, lead))
-    return found
+        below = found[-1] if found and found[-1].language == "text" and found[-1].lead == "```" else None
+        found.append(Block(page, first + 1, lines[first][3:], text, lead, below and below.text))
+    return found[::-1]
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -113,11 +135,18 @@ def blocks(text: str, language: str) -> list[str]:
 def pages_in_order() -> list[str]:
     """All pages, as README leads to them; those that take long come last."""
     every = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} | {"examples/README.md", "CONTRIBUTING.md"}
+    every -= ALONE
     linked = re.findall(r"\]\(([\w/.]+\.md)", text_of("README.md").partition("\n## More")[2])
     return [
         "README.md",
         *sorted(sorted(every), key=lambda page: (page in SLOW, linked.index(page) if page in linked else -1)),
     ]
+
+
+def without_what_varies(output: str) -> str:
+    for pattern, name in VARIES:
+        output = re.sub(pattern, name, output)
+    return output
 
 
 @dataclass
@@ -149,6 +178,16 @@ class Reader:
     def _can_run(self, page: str) -> bool:
         return all(_is_installed(package) for package in PACKAGES.get(page, ()))
 
+    def read_alone(self, page: str) -> None:
+        """Run a page by itself, and compare what its blocks print with what it shows."""
+        self.names[page] = {"__name__": "__page__"}
+        for block in blocks_of(page):
+            output = self._run_block(block).replace(str(self.folder), TOUR)
+            if block.printed is not None:
+                assert without_what_varies(output) == without_what_varies(block.printed), f"{block} prints\n{output}"
+            if entered := re.search(r"&& cd (\w+)\n$", block.text):
+                self.folder /= entered[1]
+
     def _run(self, page: str) -> None:
         for block in blocks_of(page):
             try:
@@ -157,16 +196,17 @@ class Reader:
                 self.failed = f"{block}: {type(error).__name__}: {error}"
                 raise
 
-    def _run_block(self, block: Block) -> None:
+    def _run_block(self, block: Block) -> str:
+        """Run a block; what it prints, on stdout and stderr."""
         if block.language in OUTPUT or ("needs a GPU" in block.text and not torch.cuda.is_available()):
-            return
+            return ""
         run = {"sh": self._run_sh, "python": self._run_python}.get(block.language, self._read_file)
         with chdir(self.folder), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # other packages', which a reader sees and goes on
             warnings.simplefilter("error", FeatcacheWarning)
-            run(block)
+            return run(block)
 
-    def _run_sh(self, block: Block) -> None:
+    def _run_sh(self, block: Block) -> str:
         """Run commands; the exit code is 0, or what the last line says: `# exit code 3`."""
         text = self._here(block.text)
         for command in sorted(INSTALLS, key=len, reverse=True):
@@ -179,18 +219,22 @@ class Reader:
             cwd=self.folder,
             env={**os.environ, **self.env},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             timeout=MOST_SECONDS,
         )
         expected = int(said[1]) if said else 0
-        assert done.returncode == expected, f"{block}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+        assert done.returncode == expected, f"{block}: exit code {done.returncode}\n{done.stdout}"
+        return done.stdout
 
-    def _run_python(self, block: Block) -> None:
+    def _run_python(self, block: Block) -> str:
         code = "\n" * block.line + self._here(block.text)  # so that a traceback has the page's lines
-        exec(compile(code, str(ROOT / block.page), "exec"), self.names[block.page])
+        with redirect_stdout(StringIO()) as printed:
+            exec(compile(code, str(ROOT / block.page), "exec"), self.names[block.page])
+        return printed.getvalue()
 
-    def _read_file(self, block: Block) -> None:
+    def _read_file(self, block: Block) -> str:
         """What a file holds; where the line before it names the file, the reader writes it."""
         text = block.text.replace("<commit>", "0" * 40)
         named = re.findall(r"`([\w.-]+\.(?:yaml|csv|jsonl|toml))`", block.lead)
@@ -201,6 +245,7 @@ class Reader:
             {"yaml": yaml.safe_load, "json": json.loads, "toml": tomllib.loads}[block.language](text)
         if named:
             (self.folder / named[-1]).write_text(text)
+        return ""
 
     def _here(self, text: str) -> str:
         """With the reader's disks in his folder."""
@@ -208,20 +253,20 @@ class Reader:
 
 
 def make_reader(folder: Path, socket: str) -> Reader:
-    """A reader in a folder, whose `featcache` is that of `cli_server.py`."""
+    """A reader in a folder with the examples, whose `featcache` is that of `cli_server.py`."""
     programs = folder / ".venv" / "bin"
     programs.mkdir(parents=True)
     _write_program(programs / "featcache", f"#!{sys.executable} -SE\nSOCKET = {socket!r}\n{_featcache}")
     _write_program(programs / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    shutil.copytree(ROOT / "scripts", folder / "scripts")
-    (folder / "data").mkdir()
-    _write_speech(folder)
+    shutil.copytree(ROOT / "examples", folder / "examples")
     path = os.pathsep.join([str(ROOT), str(TESTS)])
     return Reader(folder, {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": path})
 
 
-def _write_speech(folder: Path) -> None:
-    """The files of his own that pages speak of."""
+def write_speech(folder: Path) -> None:
+    """The rest of the clone, and the files of his own that pages speak of."""
+    shutil.copytree(ROOT / "scripts", folder / "scripts")
+    (folder / "data").mkdir()
     (folder / "audio").mkdir()
     random = np.random.default_rng(0)
     with (folder / "train.csv").open("w", newline="") as file:

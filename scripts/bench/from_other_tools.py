@@ -1,0 +1,135 @@
+"""The blocks of docs/from-other-tools.md, timed as they stand there: one's own loop, Lhotse, Hugging Face, featcache.
+
+    pip install '.[extract,bench]'
+    python scripts/bench/from_other_tools.py [--hours 0.7] [--rounds 3] [--json]
+
+The corpus is that of `extract.py`, FLAC at 16 kHz, 12.3 s on average, in the page cache. Each tool runs in a process of
+its own, pinned to one core, first on 20 utterances, which imports what it needs, and then on all: the block that
+extracts, and the block that makes ten epochs of batches. In each round the tools take turns. Figures are the best of
+the rounds, in CPU seconds of all threads and processes, as the machine may be at work for others; waiting for the disk
+is not in them, and only featcache flushes what it has written. `seconds` are by the clock. Ratios are medians of the
+ratios within a round. Megabytes are those of all files that a tool has written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "from-other-tools.md"
+STEPS = ("extract", "train")
+EPOCHS, WARM = 10, 20
+
+
+def blocks_by_tool() -> dict[str, list[str]]:
+    """The first two blocks of Python of each section that has them."""
+    sections = (section.partition("\n") for section in PAGE.read_text(encoding="utf-8").split("\n## ")[1:])
+    found = {title: re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE) for title, _, text in sections}
+    return {title: blocks[:2] for title, blocks in found.items() if blocks}
+
+
+def run_blocks(tool: str, rows: list[dict[str, str]], folder: Path) -> dict:
+    """Run a tool's blocks in an empty folder."""
+    from clock import timed
+
+    folder.mkdir()
+    with (folder / "train.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["id", "path", "text"])
+        table.writerows([row["id"], row["path"], "what is said"] for row in rows)
+    os.chdir(folder)
+    spent: dict = {}
+    for step, block in zip(STEPS, blocks_by_tool()[tool], strict=True):
+        code = compile(block, f"{tool}, {step}", "exec")
+        taken = timed(lambda code=code: exec(code, {"__name__": "page"}), patience=2.0)
+        spent[step] = {"seconds": taken.seconds, "cpu_seconds": taken.cpu_seconds, "others": taken.others}
+    spent["bytes"] = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return spent
+
+
+def one_tool(tool: str, manifest: Path) -> None:
+    """What the process of one tool does; prints a JSON object."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    with manifest.open(newline="") as file:
+        rows = [row | {"path": str(manifest.parent / row["path"])} for row in csv.DictReader(file)]
+    with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        os.environ |= {"HF_HOME": name, "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+        run_blocks(tool, rows[:WARM], Path(name, "warm"))
+        spent = run_blocks(tool, rows, Path(name, "all"))
+        os.chdir("/")
+    print(json.dumps(spent))
+
+
+def measure(manifest: Path, rounds: int) -> dict[str, list[dict]]:
+    """What each tool spent, round by round."""
+    spent: dict[str, list[dict]] = {tool: [] for tool in blocks_by_tool()}
+    for number in range(rounds):
+        for tool, found in spent.items():
+            print(f"round {number + 1} of {rounds}: {tool}", file=sys.stderr)
+            command = [sys.executable, __file__, "--tool", tool, "--manifest", str(manifest)]
+            found.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
+    return spent
+
+
+def show(spent: dict[str, list[dict]], audio: float, utterances: int) -> None:
+    from clock import median, remark
+
+    ours = spent["featcache"]
+    print(f"{audio / 3600:.2f} h in {utterances:,} files; one core, CPU seconds, best of {len(ours)} rounds\n")
+    print("| | extract, × real time | featcache is | train, utterances/s | featcache is | on disk |")
+    print("|---|---|---|---|---|---|")
+    for tool, rounds in spent.items():
+        extract, train = (min(found[step]["cpu_seconds"] for found in rounds) for step in STEPS)
+        times = [
+            median(
+                [found[step]["cpu_seconds"] / own[step]["cpu_seconds"] for found, own in zip(rounds, ours, strict=True)]
+            )
+            for step in STEPS
+        ]
+        print(
+            f"| {tool} | {audio / extract:,.0f} | {times[0]:.1f} × | {utterances * EPOCHS / train:,.0f} | "
+            f"{times[1]:.1f} × | {rounds[0]['bytes'] / 1e6:,.0f} MB |"
+        )
+    for step in STEPS:
+        best = {tool: min(found[step]["seconds"] for found in rounds) for tool, rounds in spent.items()}
+        print(f"{step}, by the clock: " + ", ".join(f"{tool} {seconds:.2f} s" for tool, seconds in best.items()))
+    print(remark(max(found[step]["others"] for rounds in spent.values() for found in rounds for step in STEPS)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "featcache-corpora"))
+    parser.add_argument("--hours", type=float, default=0.7)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--tool", help=argparse.SUPPRESS)
+    parser.add_argument("--manifest", type=Path, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.tool:
+        one_tool(asked.tool, asked.manifest)
+        return
+    from corpus import make_corpus
+
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    manifest = make_corpus(asked.folder, "long", hours=asked.hours)
+    with manifest.open(newline="") as file:
+        seconds = [float(row["duration"]) for row in csv.DictReader(file)]
+    spent = measure(manifest, asked.rounds)
+    if asked.json:
+        print(json.dumps({"audio_seconds": sum(seconds), "utterances": len(seconds), "spent": spent}, indent=2))
+    else:
+        show(spent, sum(seconds), len(seconds))
+
+
+if __name__ == "__main__":
+    main()

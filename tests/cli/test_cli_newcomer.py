@@ -1,0 +1,119 @@
+"""What a newcomer gets wrong in the first hour: each is one line that says what, where, and mostly what to do."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+import soundfile
+
+from featcache.errors import Reason
+
+MANIFESTS = {
+    "train": "a,tone.wav",
+    "none": "",
+    "twice": "a,tone.wav\na,stereo.wav",
+    "elsewhere": "a,wav/tone.wav",
+    "text": "a,notes.txt",
+    "empty": "a,empty.wav",
+    "short": "a,short.wav",
+}
+CONFIGS = {
+    "key": "name: a\nextractor: fbank\nparams: {num_mel_bin: 40}",
+    "section": "name: a\nextractor: fbank\nparam: {num_mel_bins: 40}",
+    "extractor": "name: a\nextractor: fbnk",
+    "dtype": "name: a\nextractor: fbank\nstore: {dtype: float8}",
+    "unit": "name: a\nextractor: fbank\naudio: {sample_rate: 16 kHz}",
+    "codes": "name: a\nextractor: fbank\nstore: {dtype: uint16}",
+    "indented": "name: a\n  extractor: fbank",
+    "low": "name: fbank80\nextractor: fbank\nparams: {num_mel_bins: 80, low_freq: 40}\nstore: {dtype: float16}",
+}
+
+
+@pytest.fixture(scope="module")
+def home(cli, tmp_path_factory):
+    """A folder with manifests and configs, most of them wrong, and the cache `features` with two versions `fbank80`."""
+    folder = tmp_path_factory.mktemp("home")
+    tone = 0.1 * np.sin(np.arange(8000))
+    soundfile.write(folder / "tone.wav", tone, 8000)  # at another rate than the config's: resampled, and no error
+    soundfile.write(folder / "stereo.wav", np.stack([tone, tone], 1), 16000)
+    soundfile.write(folder / "short.wav", tone[:100], 16000)
+    (folder / "notes.txt").write_text("what was said")
+    (folder / "empty.wav").touch()
+    for name, rows in MANIFESTS.items():
+        (folder / f"{name}.csv").write_text(f"id,path\n{rows}\n")
+    (folder / "channel.csv").write_text("id,path,channel\na,stereo.wav,2\n")
+    (folder / "late.csv").write_text("id,path,start,duration\na,tone.wav,5,1\n")
+    (folder / "soon.csv").write_text("id,path,start\na,tone.wav,soon\n")
+    for name, text in CONFIGS.items():
+        (folder / f"{name}.yaml").write_text(text)
+    for config in ("fbank80", "low.yaml"):
+        assert cli("extract", "train.csv", "-c", config, "--device", "cpu", cwd=folder).code == 0
+    return folder
+
+
+REFUSED = [
+    ("extract trian.csv", 2, "trian.csv: cannot be read: No such file or directory"),
+    ("extract none.csv", 2, "none.csv: 1 error\n  there are no rows"),
+    ("extract twice.csv", 2, "twice.csv: 1 error\n  line 3: id 'a' is already on line 2"),
+    ("extract soon.csv", 2, "soon.csv: 1 error\n  line 2: start is not a number: 'soon'"),
+    ("extract train.csv -c key.yaml", 2, "params.num_mel_bin: there is no such key (did you mean num_mel_bins?)"),
+    ("extract train.csv -c section.yaml", 2, "param: there is no such key (did you mean params?)"),
+    ("extract train.csv -c extractor.yaml", 2, "extractor: there is no 'fbnk'; choose from dac, "),
+    ("extract train.csv -c dtype.yaml", 2, "store.dtype: should be 'float32', 'float16', "),
+    ("extract train.csv -c unit.yaml", 2, 'audio.sample_rate: should be a whole number, not "16 kHz"'),
+    ("extract train.csv -c codes.yaml", 2, "store.dtype: uint16 cannot hold the features of fbank"),
+    ("extract train.csv -c indented.yaml", 2, "config indented.yaml: line 2, column 12: not valid YAML"),
+    ("extract train.csv -c fbank-80", 2, "; the packaged configs are dac16k, "),
+    ("extract train.csv --device gpu", 2, "device 'gpu': not a torch device; use cpu, cuda, or cuda:0 and so on"),
+    ("extract train.csv --device cuda:99", 2, "device 'cuda:99': there is no such device; torch sees "),
+    ("extract train.csv -o notes.txt", 2, "-o: notes.txt is not a folder"),
+    ("verify feature", 1, "feature: there is no such cache folder"),
+    ("info .", 1, ".: holds no version: `featcache extract` creates one"),
+    ("stats features/mfcc13", 1, "; features holds fbank80-"),
+    ("stats features/fbank80", 1, "holds 2 versions: fbank80-2a8b3903b266, "),
+    ("show features/fbank80-2a8b3903b266 b", 1, "'b': no such utterance in features/fbank80-2a8b3903b266, which holds"),
+]
+
+
+@pytest.mark.parametrize(("command", "code", "line"), REFUSED, ids=[command for command, _, _ in REFUSED])
+def test_what_is_refused_is_one_line(cli, home, command, code, line):
+    done = cli(*command.split(), cwd=home)
+    assert (done.code, done.out) == (code, "")
+    assert done.err.startswith("featcache: ")
+    assert line in done.err
+    assert done.err.count("\n") == line.count("\n") + 1
+
+
+FAILED = {
+    "elsewhere": (Reason.FILE_MISSING, "wav/tone.wav: there is no such file: {home}/wav/tone.wav"),
+    "text": (Reason.NOT_AUDIO, "notes.txt: cannot be read as audio: format not recognised"),
+    "empty": (Reason.EMPTY, "empty.wav: the file holds 0 bytes"),
+    "short": (Reason.TOO_SHORT, "short.wav: 100 samples at 16000 Hz are too few for one frame"),
+    "channel": (Reason.NO_SUCH_CHANNEL, "stereo.wav: there is no channel 2: the file has 2, counted from 0"),
+    "late": (Reason.SEGMENT_OUTSIDE, "tone.wav: the segment goes from 5.000 s to 6.000 s, but the file holds 1.000 s"),
+}
+
+
+@pytest.mark.parametrize("name", FAILED)
+def test_what_fails_is_counted_and_the_first_is_shown(cli, home, tmp_path, name):
+    reason, message = FAILED[name]
+    done = cli("extract", f"{name}.csv", "-o", tmp_path / "features", "--device", "cpu", cwd=home)
+    assert done.code == 3
+    assert f"\nfailures: {reason} 1\nthe first is a: {message.format(home=home)}\nwhy " in done.out
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
+def test_a_disk_that_is_full_or_may_not_be_written_is_one_line(home, tmp_path, monkeypatch, number):
+    from click.testing import CliRunner
+
+    from featcache.cli import main
+
+    def refuse(*arguments, **options):
+        raise OSError(number, os.strerror(number), str(tmp_path / "features"))
+
+    monkeypatch.setattr("featcache.store.shard_writer.ShardWriter.commit", refuse)
+    arguments = ["extract", str(home / "train.csv"), "-o", str(tmp_path / "features"), "--device", "cpu"]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 1
+    assert f": cannot be written: {os.strerror(number)}; the shards committed so far are good: " in done.stderr
