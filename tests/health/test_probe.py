@@ -185,7 +185,7 @@ def test_the_command_keeps_what_it_finds_where_it_is_told_to(cli, speech, scratc
     assert kept.code == 0, kept.err
     version = only_version(scratch / "features")
     (document,) = version.probes()
-    assert {**document, "kept": str(version.path.relative_to(scratch))} == kept.json()
+    assert {**document, "path": str(version.path.relative_to(scratch))} == kept.json()
     assert document["fingerprint"] == version.info.fingerprint
     assert document["fastest"]["policy"] in ("single", "equal_length")
     assert cli("extract", speech.manifest(), "-c", config, cwd=scratch).code == 0
