@@ -44,7 +44,8 @@ from featcache.storage.location import Location
 from featcache.store.in_flight import Suspects
 from featcache.store.records import Record
 from featcache.store.runs import Run
-from featcache.store.version import Version, library_versions
+from featcache.store.version import Version
+from featcache.store.version_info import library_versions
 
 _REPORT_SECONDS = 0.5
 

@@ -52,7 +52,8 @@ from featcache.store.in_flight import forget_suspects
 from featcache.store.partitions import digest_of_rows, is_done, shards_to_make_up_for_in
 from featcache.store.runs import Run, ShardEvent
 from featcache.store.unfinished import find_unfinished, held_before, shards_to_make_up_for, unrecorded_shards
-from featcache.store.version import Version, library_versions
+from featcache.store.version import Version
+from featcache.store.version_info import library_versions
 from featcache.strings import Strings
 
 _log = logging.getLogger(__name__)

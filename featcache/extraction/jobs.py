@@ -32,7 +32,8 @@ from featcache.store.index import open_index
 from featcache.store.join import RowKeys
 from featcache.store.runs import Failure, Run, ShardEvent
 from featcache.store.shard_items import read_items
-from featcache.store.version import Version, library_versions
+from featcache.store.version import Version
+from featcache.store.version_info import library_versions
 from featcache.strings import Strings
 
 STAGES = ("decode", "resample", "extract", "write", "wait")

@@ -45,7 +45,8 @@ from featcache.store.selection import select_versions
 from featcache.store.shard import Shard
 from featcache.store.tags import check_tags
 from featcache.store.unfinished import held_before
-from featcache.store.version import Version, VersionInfo, library_versions
+from featcache.store.version import Version
+from featcache.store.version_info import VersionInfo, library_versions
 from featcache.strings import Strings
 
 

@@ -29,7 +29,8 @@ from featcache.store.removing import claim_shards, refuse_beside_runs, remove_sh
 from featcache.store.runs import WITHDRAWN, Run, ShardEvent, latest_failures, run_names
 from featcache.store.shard import ShardInfo
 from featcache.store.tags import read_tags
-from featcache.store.version import Version, library_versions, sweep_cache
+from featcache.store.version import Version, sweep_cache
+from featcache.store.version_info import library_versions
 
 
 @dataclass(frozen=True)
