@@ -14,7 +14,7 @@ from featcache.cli.common import as_document, hours, megabytes, say
 from featcache.errors import counted
 
 if TYPE_CHECKING:
-    from featcache.extraction.extraction import ExtractionPlan
+    from featcache.extraction.plan import ExtractionPlan
     from featcache.extraction.summary import Summary, VersionSummary
     from featcache.extraction.trial import Trial
 

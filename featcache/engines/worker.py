@@ -27,7 +27,6 @@ from featcache.engines.process import Fault
 from featcache.engines.setup import Setup
 from featcache.errors import ConfigError, ExtractorError, StoreError
 from featcache.extraction.batching import choose_batching
-from featcache.extraction.extraction import Options
 from featcache.extraction.jobs import (
     ConcurrentRuns,
     DoneTask,
@@ -38,6 +37,7 @@ from featcache.extraction.jobs import (
     VersionJob,
     made_by,
 )
+from featcache.extraction.plan import Options
 from featcache.extraction.tasks import ShardTask
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.storage.location import Location

@@ -21,9 +21,9 @@ from featcache.audio.content_hash import hash_of_content
 from featcache.config import Config
 from featcache.device import Device
 from featcache.errors import ArgumentError, DamagedError, FeatcacheError, ManifestError, StoreError, listing
-from featcache.extraction.extraction import Options
 from featcache.extraction.failures import would_fail_again
 from featcache.extraction.partition import Partition
+from featcache.extraction.plan import Options
 from featcache.extraction.summary import Summary
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.audio_locations import AudioLocation, Url, as_root

@@ -21,9 +21,10 @@ from featcache.config import Config, recorded_config
 from featcache.device import Device
 from featcache.engines.local import run_locally
 from featcache.errors import DamagedError, FeatcacheError, StoreError, counted, listing
-from featcache.extraction.extraction import Options, plan_extraction, run_extraction
+from featcache.extraction.extraction import run_extraction
 from featcache.extraction.failures import stat_of
 from featcache.extraction.jobs import Progress
+from featcache.extraction.plan import Options, plan_extraction
 from featcache.extraction.summary import Summary
 from featcache.extraction.version_plan import version_info
 from featcache.health.records import mend_records
