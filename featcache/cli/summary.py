@@ -139,7 +139,8 @@ def print_summary(summary: Summary) -> None:
 def _print_first_failure(version: str) -> None:
     """Print what the latest run recorded first, if anything: most often all have failed for one reason."""
     from featcache.storage.location import parse_location
-    from featcache.store.runs import failures_of, run_names
+    from featcache.store.ledger import failures_of
+    from featcache.store.run_records import run_names
     from featcache.store.version import Version
 
     opened = Version.open(parse_location("path", version))

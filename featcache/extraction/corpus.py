@@ -31,7 +31,8 @@ from featcache.storage.location import Location, as_location
 from featcache.storage.store import store_of
 from featcache.store.corpus import Part, PartVersion, is_corpus, read_parts, update_parts
 from featcache.store.index import open_index
-from featcache.store.runs import latest_failures, read_run, run_names
+from featcache.store.ledger import latest_failures
+from featcache.store.run_records import read_run, run_names
 from featcache.store.selection import version_names
 from featcache.store.version import Version
 

@@ -7,7 +7,8 @@ from featcache.storage.objects import read_ahead
 from featcache.store.check import Problem
 from featcache.store.index import Index, open_index
 from featcache.store.records import read_document, rewrite_lines, write_document
-from featcache.store.runs import Run, RunRecord, is_running, read_run, record_files, run_names
+from featcache.store.run_records import RunRecord, is_running, read_run, record_files, run_names
+from featcache.store.runs import Run
 from featcache.store.tags import TaggedVersion, check_tags
 from featcache.store.unfinished import (
     DamagedRecord,

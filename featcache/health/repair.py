@@ -41,7 +41,8 @@ from featcache.store.files import WRITTEN, folder_to_write, refuse_links, write_
 from featcache.store.index import build_index, open_index
 from featcache.store.records import read_document
 from featcache.store.removing import claim_shards, remove_shard
-from featcache.store.runs import Run, ShardEvent, names_of_runs, run_names
+from featcache.store.run_records import ShardEvent, names_of_runs, run_names
+from featcache.store.runs import Run
 from featcache.store.selection import select_versions
 from featcache.store.shard import Shard
 from featcache.store.tags import check_tags

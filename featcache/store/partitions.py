@@ -17,7 +17,7 @@ from typing import Any
 
 from featcache.manifest import Manifest
 from featcache.store.index import Index, build_index, extend_index, latest_index, load_index
-from featcache.store.runs import RunRecord, ShardEvent, read_run, run_names
+from featcache.store.run_records import RunRecord, ShardEvent, read_run, run_names
 from featcache.store.version import Version
 
 

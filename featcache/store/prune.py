@@ -24,9 +24,11 @@ from featcache.manifest.copies import copies_of, expand
 from featcache.store.damaged import DamagedShard, copy_sound_items
 from featcache.store.files import WRITTEN, is_being_made, is_being_written, refuse_links
 from featcache.store.index import Index, open_index
+from featcache.store.ledger import WITHDRAWN, latest_failures
 from featcache.store.leftovers import leftovers
 from featcache.store.removing import claim_shards, refuse_beside_runs, remove_shard
-from featcache.store.runs import WITHDRAWN, Run, ShardEvent, latest_failures, run_names
+from featcache.store.run_records import ShardEvent, run_names
+from featcache.store.runs import Run
 from featcache.store.shard import ShardInfo
 from featcache.store.tags import read_tags
 from featcache.store.version import Version, sweep_cache

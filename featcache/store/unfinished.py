@@ -42,17 +42,16 @@ from featcache.errors import DamagedError, counted, listing
 from featcache.storage.objects import read_ahead
 from featcache.storage.store import store_of
 from featcache.store.index import Index
+from featcache.store.ledger import failures_of, standing_failures
 from featcache.store.partitions import PartitionRows, are_made_up_for, has_ended_well, lacking_partitions
-from featcache.store.runs import (
+from featcache.store.run_records import (
     RunRecord,
     ShardEvent,
-    failures_of,
     is_run_name,
     is_running,
     read_run,
     record_files,
     run_names,
-    standing_failures,
 )
 from featcache.store.tags import TaggedVersion
 from featcache.store.version import Version

@@ -18,7 +18,7 @@ from featcache.extraction.extraction import run_extraction
 from featcache.extraction.failures import FailureLimit
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
-from featcache.store.runs import latest_failures
+from featcache.store.ledger import latest_failures
 
 ONE_EACH = 0.0003
 """MB: a shard size that gives each of the plain utterances a shard of its own, with `odd_extractors`."""

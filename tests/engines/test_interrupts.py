@@ -27,7 +27,7 @@ from featcache.engines.local import run_locally
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
-from featcache.store.runs import latest_failures
+from featcache.store.ledger import latest_failures
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 

@@ -25,7 +25,7 @@ from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import Utterance, read_manifest
 from featcache.stats import moments
 from featcache.store.index import open_index
-from featcache.store.runs import standing_failures
+from featcache.store.ledger import standing_failures
 
 
 @pytest.fixture

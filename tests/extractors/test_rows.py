@@ -31,7 +31,7 @@ from featcache.extraction.plan import Options, plan_extraction
 from featcache.extractors import Clip
 from featcache.manifest import read_manifest
 from featcache.store.index import open_index
-from featcache.store.runs import latest_failures
+from featcache.store.ledger import latest_failures
 
 CPU = torch.device("cpu")
 

@@ -29,7 +29,9 @@ from featcache.store.commits import Entry, sweep_attempts
 from featcache.store.copying import copy_version
 from featcache.store.damaged import DamagedShard
 from featcache.store.index import load_index, open_index
-from featcache.store.runs import Failure, Run, ShardEvent, read_run
+from featcache.store.ledger import Failure
+from featcache.store.run_records import ShardEvent, read_run
+from featcache.store.runs import Run
 from featcache.store.version import Version
 
 pytest.importorskip("obstore")

@@ -17,9 +17,11 @@ from featcache.health.verify import verify
 from featcache.manifest import read_manifest
 from featcache.storage.location import parse_location
 from featcache.store.index import open_index
+from featcache.store.ledger import Failure, standing_failures
 from featcache.store.prune import plan_prune, prune
 from featcache.store.removing import remove_version
-from featcache.store.runs import Failure, Run, ShardEvent, standing_failures
+from featcache.store.run_records import ShardEvent
+from featcache.store.runs import Run
 from featcache.store.tags import at_tag, make_tag, read_tags
 from featcache.store.version import Version
 
