@@ -27,15 +27,9 @@ from featcache.store.commits import sweep_attempts
 from featcache.store.in_flight import forget_suspects
 from featcache.store.partitions import digest_of_rows, is_done, shards_to_make_up_for_in
 from featcache.store.records import Record
-from featcache.store.run_records import ShardEvent
+from featcache.store.run_records import ManifestKey, ShardEvent
 from featcache.store.runs import Run
-from featcache.store.unfinished import (
-    ManifestKey,
-    find_unfinished,
-    held_before,
-    shards_to_make_up_for,
-    unrecorded_shards,
-)
+from featcache.store.unfinished import find_unfinished, held_before, shards_to_make_up_for, unrecorded_shards
 from featcache.store.version import Version
 from featcache.store.version_info import library_versions
 

@@ -22,6 +22,9 @@ from featcache.store.version import Version
 _TIME = "%Y%m%dT%H%M%S.%f"
 _NAME = re.compile(r"\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{4}")
 
+ManifestKey = tuple[str, str]
+"""A manifest, and the folder that its paths are relative to."""
+
 MOST_PARTITIONS = 1_000_000
 """The most partitions that a manifest may be extracted in."""
 
@@ -141,6 +144,11 @@ class RunRecord:
     """What is wrong with `run.json`; None if nothing is, or if repair has noted that its content is lost."""
     is_sealed: bool
     """Whether its ledger is sealed, as far as that is known."""
+
+    @property
+    def manifest(self) -> ManifestKey:
+        """The manifest that it was given."""
+        return str(self.asked.get("manifest")), str(self.asked.get("root"))
 
     @cached_property
     def failures(self) -> Lines:

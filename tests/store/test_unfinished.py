@@ -15,9 +15,10 @@ from scratch import scratch_folder
 from small_shards import INFO, item, write
 
 from featcache.errors import StoreError
+from featcache.store.findings import LostShards, Unfinished, Unrecorded
 from featcache.store.run_records import ShardEvent, run_names
 from featcache.store.runs import Run
-from featcache.store.unfinished import LostShards, Unfinished, Unrecorded, find_unfinished
+from featcache.store.unfinished import find_unfinished
 from featcache.store.version import Version
 
 MANIFESTS = {
