@@ -38,7 +38,8 @@ from featcache.config import Config, config_from
 from featcache.device import Device
 from featcache.engines.local import run_locally
 from featcache.extraction.decoding import decode_all
-from featcache.extraction.extraction import Options, plan_extraction, run_extraction
+from featcache.extraction.extraction import run_extraction
+from featcache.extraction.plan import Options, plan_extraction
 from featcache.extractors import rows
 from featcache.extractors.codec import CodecExtractor
 from featcache.health.compare import ROUNDING

@@ -35,8 +35,8 @@ from featcache.errors import ArgumentError, counted
 if TYPE_CHECKING:
     from featcache.config import Config
     from featcache.extraction.corpus import CorpusSummary
-    from featcache.extraction.extraction import Options
     from featcache.extraction.jobs import Engine
+    from featcache.extraction.plan import Options
     from featcache.extraction.summary import Summary
     from featcache.extraction.version_plan import BuiltConfig
     from featcache.manifest.audio_locations import AudioLocation
@@ -257,7 +257,8 @@ class _Job:
         self, manifest: str | Path, configs: Sequence[Config | BuiltConfig], cache: Location, *, is_part: bool = False
     ) -> _Outcome:
         """Extract a manifest, and print the summary for people."""
-        from featcache.extraction.extraction import plan_extraction, run_extraction
+        from featcache.extraction.extraction import run_extraction
+        from featcache.extraction.plan import plan_extraction
         from featcache.extraction.trial import run_trial
 
         read = read_manifest(str(manifest), self.reading, self.keys, is_part=is_part, carry=False)

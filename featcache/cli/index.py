@@ -48,7 +48,7 @@ def index(path: Location, as_json: bool) -> None:
     from featcache.store.corpus import PartVersion, record_version
     from featcache.store.in_flight import forget_suspects
     from featcache.store.index import load_index, open_index
-    from featcache.store.runs import standing_failures
+    from featcache.store.ledger import standing_failures
     from featcache.store.selection import version_folders
     from featcache.store.unfinished import find_unfinished
     from featcache.store.version import Version

@@ -86,7 +86,8 @@ def _describe(version: Version) -> dict[str, Any]:
 
     from featcache.storage.objects import read_ahead
     from featcache.store.index import open_index
-    from featcache.store.runs import began, run_names, standing_failures
+    from featcache.store.ledger import standing_failures
+    from featcache.store.run_records import began, run_names
     from featcache.store.tags import tags_to_show
     from featcache.store.unfinished import find_unfinished
 
@@ -182,7 +183,8 @@ def _print_csv(path: Location) -> None:
     from featcache.manifest.utterances import SegmentColumns
     from featcache.manifest.write import to_csv
     from featcache.store.index import open_index
-    from featcache.store.runs import manifest_roots, standing_failures
+    from featcache.store.ledger import standing_failures
+    from featcache.store.run_records import manifest_roots
     from featcache.store.selection import select_version
     from featcache.strings import Strings
 

@@ -33,8 +33,8 @@ from featcache.cli.common import (
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from featcache.extraction.extraction import ExtractionPlan
     from featcache.extraction.jobs import Progress
+    from featcache.extraction.plan import ExtractionPlan
 
 _BAR_SECONDS = 0.1
 _MOST_COLUMNS = 110

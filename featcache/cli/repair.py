@@ -57,7 +57,7 @@ def repair(
     Example:
       featcache repair features --manifest train.csv
     """
-    from featcache.extraction.extraction import Options
+    from featcache.extraction.plan import Options
     from featcache.health.repair import repair as repair_version
     from featcache.store.selection import version_folders
 

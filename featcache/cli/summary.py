@@ -14,7 +14,7 @@ from featcache.cli.common import as_document, hours, megabytes, say
 from featcache.errors import counted
 
 if TYPE_CHECKING:
-    from featcache.extraction.extraction import ExtractionPlan
+    from featcache.extraction.plan import ExtractionPlan
     from featcache.extraction.summary import Summary, VersionSummary
     from featcache.extraction.trial import Trial
 
@@ -139,7 +139,8 @@ def print_summary(summary: Summary) -> None:
 def _print_first_failure(version: str) -> None:
     """Print what the latest run recorded first, if anything: most often all have failed for one reason."""
     from featcache.storage.location import parse_location
-    from featcache.store.runs import failures_of, run_names
+    from featcache.store.ledger import failures_of
+    from featcache.store.run_records import run_names
     from featcache.store.version import Version
 
     opened = Version.open(parse_location("path", version))

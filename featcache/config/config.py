@@ -19,7 +19,7 @@ from featcache.config.strict_yaml import load_yaml
 from featcache.errors import ConfigError, listing
 from featcache.manifest.copies import Copies, copies_of
 from featcache.sections import Section
-from featcache.store.version import MOST_NAME_CHARACTERS
+from featcache.store.version_info import MOST_NAME_CHARACTERS
 from featcache.trust import without_downloads
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from featcache.engines.process import OtherProcess
 from featcache.engines.setup import Setup
 from featcache.engines.worker import Died, Event, Message, VersionSetup, WorkerSetup
 from featcache.errors import ConfigError
-from featcache.extraction.extraction import Options
 from featcache.extraction.jobs import Engine, JobGroup, RunControl
+from featcache.extraction.plan import Options
 from featcache.extraction.tasks import ShardTask
 
 ALL = "all"

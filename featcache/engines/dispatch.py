@@ -36,7 +36,7 @@ from featcache.extraction.jobs import DoneTask, JobGroup, Progress, RunControl, 
 from featcache.extraction.tasks import ShardTask
 from featcache.storage.location import absolute
 from featcache.store.in_flight import find_suspects, remove_marks
-from featcache.store.runs import latest_failures
+from featcache.store.ledger import latest_failures
 
 _POLL_SECONDS = 0.2
 _SECONDS_TO_END = 60.0

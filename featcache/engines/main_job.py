@@ -16,10 +16,11 @@ from featcache.engines.local import run_locally
 from featcache.engines.ray import RAY, on_ray
 from featcache.errors import ArgumentError
 from featcache.extraction.corpus import CorpusSummary, extract_parts, plan_corpus
-from featcache.extraction.extraction import SHARD_MEGABYTES, Options, plan_extraction, run_extraction
+from featcache.extraction.extraction import run_extraction
 from featcache.extraction.failures import FailureLimit
 from featcache.extraction.jobs import Engine, Progress
 from featcache.extraction.partition import Partition
+from featcache.extraction.plan import SHARD_MEGABYTES, Options, plan_extraction
 from featcache.extraction.summary import Summary
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest import Manifest, read_manifest

@@ -14,7 +14,8 @@ from featcache.extraction.features import Extracted
 from featcache.extraction.jobs import DoneTask, Progress, RunControl, VersionCounts, VersionJob
 from featcache.extraction.tasks import ShardTask
 from featcache.store.commits import commit_shard
-from featcache.store.runs import Failure, ShardEvent
+from featcache.store.ledger import Failure
+from featcache.store.run_records import ShardEvent
 from featcache.store.shard_writer import ShardWriter
 from featcache.store.version import Version
 

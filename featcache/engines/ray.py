@@ -25,8 +25,8 @@ from featcache.engines.dispatch import dispatch
 from featcache.engines.setup import Setup
 from featcache.engines.worker import Died, Event, Inbox, Message, VersionSetup, WorkerSetup, end_process, work
 from featcache.errors import ArgumentError, ExtractorError, MissingDependencyError
-from featcache.extraction.extraction import Options
 from featcache.extraction.jobs import Engine, JobGroup, RunControl
+from featcache.extraction.plan import Options
 from featcache.extraction.tasks import ShardTask
 
 RAY = "ray"

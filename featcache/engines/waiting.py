@@ -12,7 +12,7 @@ from time import monotonic
 
 from featcache.errors import listing
 from featcache.extraction.jobs import VersionJob
-from featcache.store.runs import is_running, request_of
+from featcache.store.run_records import is_running, request_of
 from featcache.store.version import Version
 
 FIRST_SECONDS = 10.0

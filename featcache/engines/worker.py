@@ -27,7 +27,6 @@ from featcache.engines.process import Fault
 from featcache.engines.setup import Setup
 from featcache.errors import ConfigError, ExtractorError, StoreError
 from featcache.extraction.batching import choose_batching
-from featcache.extraction.extraction import Options
 from featcache.extraction.jobs import (
     ConcurrentRuns,
     DoneTask,
@@ -38,13 +37,15 @@ from featcache.extraction.jobs import (
     VersionJob,
     made_by,
 )
+from featcache.extraction.plan import Options
 from featcache.extraction.tasks import ShardTask
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.storage.location import Location
 from featcache.store.in_flight import Suspects
 from featcache.store.records import Record
 from featcache.store.runs import Run
-from featcache.store.version import Version, library_versions
+from featcache.store.version import Version
+from featcache.store.version_info import library_versions
 
 _REPORT_SECONDS = 0.5
 

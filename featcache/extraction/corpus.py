@@ -21,9 +21,9 @@ from featcache.audio.content_hash import hash_of_content
 from featcache.config import Config
 from featcache.device import Device
 from featcache.errors import ArgumentError, DamagedError, FeatcacheError, ManifestError, StoreError, listing
-from featcache.extraction.extraction import Options
 from featcache.extraction.failures import would_fail_again
 from featcache.extraction.partition import Partition
+from featcache.extraction.plan import Options
 from featcache.extraction.summary import Summary
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.audio_locations import AudioLocation, Url, as_root
@@ -31,7 +31,8 @@ from featcache.storage.location import Location, as_location
 from featcache.storage.store import store_of
 from featcache.store.corpus import Part, PartVersion, is_corpus, read_parts, update_parts
 from featcache.store.index import open_index
-from featcache.store.runs import latest_failures, read_run, run_names
+from featcache.store.ledger import latest_failures
+from featcache.store.run_records import read_run, run_names
 from featcache.store.selection import version_names
 from featcache.store.version import Version
 

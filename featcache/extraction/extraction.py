@@ -1,4 +1,4 @@
-"""The main job: `plan_extraction` says what a manifest and configs need, `run_extraction` has an engine do it."""
+"""Running: `run_extraction` has an engine do what `plan_extraction` has planned, and records what came of it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import logging
 import os
 import socket
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -17,177 +15,25 @@ from time import perf_counter
 
 import numpy as np
 
-from featcache.config import Config
-from featcache.device import Device
-from featcache.errors import ConfigError, StoreError
-from featcache.extraction.audio_files import (
-    missing_file_notes,
-    require_reading,
-    unpacking_notes,
-)
-from featcache.extraction.batching import choose_batching
-from featcache.extraction.failures import FailureLimit
-from featcache.extraction.from_version import SourceVersion, find_source
-from featcache.extraction.held import compare_held, open_held
+from featcache.errors import StoreError
 from featcache.extraction.jobs import ConcurrentRuns, Engine, JobGroup, Progress, RunControl, VersionJob, made_by
-from featcache.extraction.partition import Partition
+from featcache.extraction.plan import ExtractionPlan, group_versions, seconds_per_shard
 from featcache.extraction.summary import Summary, summarize
 from featcache.extraction.tasks import ShardTask, shard_tasks
-from featcache.extraction.version_plan import (
-    BuiltConfig,
-    VersionPlan,
-    new_version_notes,
-    replacement_notes,
-    suspect_notes,
-    version_info,
-)
-from featcache.extraction.wanted_rows import WantedRows, all_rows, rows_of_partition
-from featcache.manifest import Manifest
-from featcache.manifest.copies import Copies
-from featcache.spec import FeatureSpec
-from featcache.storage.location import Location, ObjectPath, as_location
+from featcache.extraction.version_plan import VersionPlan
+from featcache.storage.location import ObjectPath
 from featcache.storage.objects import require_put_if_absent
 from featcache.store.commits import sweep_attempts
 from featcache.store.in_flight import forget_suspects
 from featcache.store.partitions import digest_of_rows, is_done, shards_to_make_up_for_in
-from featcache.store.runs import Run, ShardEvent
+from featcache.store.records import Record
+from featcache.store.run_records import ManifestKey, ShardEvent
+from featcache.store.runs import Run
 from featcache.store.unfinished import find_unfinished, held_before, shards_to_make_up_for, unrecorded_shards
-from featcache.store.version import Version, library_versions
-from featcache.strings import Strings
+from featcache.store.version import Version
+from featcache.store.version_info import library_versions
 
 _log = logging.getLogger(__name__)
-
-SHARD_MEGABYTES = 128.0
-"""The default size of a shard, approximately."""
-
-SHARD_HOURS = 4.0
-"""The most audio in a shard, approximately: what a kill costs."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a run may choose; values do not depend on it."""
-
-    device: str | None = None
-    """`cpu`, `cuda`, `cuda:1`; None for cuda if there is one."""
-    threads: int | None = None
-    """The budget for everything; None for the default of `Device`."""
-    shard_megabytes: float = SHARD_MEGABYTES
-    """The size of a shard, approximately."""
-    retry_failed: bool = False
-    """Try utterances that failed in earlier runs again, whether or not their files have changed."""
-    check_sources: bool = False
-    """Extract utterances again whose file has another size or mtime than before."""
-    replace: bool = False
-    """Extract utterances again whose row names another file than before, however many there are."""
-    source: Location | None = None
-    """A version, or the cache that holds it, whose features are used instead of audio; for `units` only."""
-    batching: str | None = None
-    """How rows are put together: `single`, `equal_length`, `padded`; None for the loosest that is known to be clean."""
-    allow_mismatch: bool = False
-    """Accept that batching even if it was neither declared nor found to be clean."""
-    max_failures: FailureLimit | None = None
-    """How many utterances of a version may fail before the run stops; None for any number."""
-    workers: str | None = None
-    """The devices of the other processes that are to extract, for the record; None if this process does."""
-    allow_mixed_devices: bool = False
-    """Let devices of several models extract, which round differently."""
-    partition: Partition | None = None
-    """The partition of the manifest to extract, as a job of an array; None for all of it. Other jobs do the others: no
-    tasks are claimed, and the index is not built."""
-
-
-@dataclass(frozen=True)
-class ExtractionPlan:
-    """What a run is to do. Nothing has been written yet."""
-
-    manifest: Manifest
-    """The utterances."""
-    cache: Location
-    """The folder, or the place in an object store, that holds the versions."""
-    options: Options
-    """The options of the run."""
-    only: Strings | None
-    """The ids that the run is restricted to; None for no restriction."""
-    device: Device
-    """The device that extracts."""
-    source: SourceVersion | None
-    """The version whose features are used instead of audio; None for audio."""
-    num_utterances: int
-    """The number of utterances of the manifest that the run is about: all, or those of its partition."""
-    versions: Sequence[VersionPlan]
-    """What is to be done for each config's version."""
-    notes: Sequence[str]
-    """Lines that a user should read before the run begins."""
-    started: float
-    """When planning began, as `perf_counter` says it."""
-
-    @property
-    def num_missing(self) -> int:
-        """The number of utterances to extract, over all versions."""
-        return sum(version.num_missing for version in self.versions)
-
-    @property
-    def expected_bytes(self) -> float:
-        """Bytes of features to write, over all versions."""
-        return sum(version.expected_bytes for version in self.versions)
-
-    @property
-    def seconds_to_decode(self) -> float:
-        """Seconds of audio to extract. Copies count; versions that are filled together count once."""
-        return sum(max(version.expected_seconds for version in group) for group in group_versions(self.versions))
-
-
-def plan_extraction(
-    manifest: Manifest,
-    configs: Sequence[Config | BuiltConfig],
-    cache: str | Location,
-    options: Options,
-    only: Strings | None = None,
-    folder: str | None = None,
-) -> ExtractionPlan:
-    """Plan a run: build the extractors, and compare the manifest with what each config's version holds.
-
-    In the whole process, torch gets one thread of its own, and TF32 is turned off: see `Device.configure_torch`.
-
-    Args:
-        manifest: The utterances.
-        configs: One version is filled for each. Files are decoded once for all that lack the same rows. One that was
-            built, for another manifest, is not built again.
-        cache: The folder that holds the versions, or a URL.
-        options: The options of the run.
-        only: Extract these ids, even if there are older items of them, and no others.
-        folder: The name of the folder of the only config's version, if it has been renamed.
-
-    Raises:
-        ConfigError: The device does not exist, or a config does not suit its extractor.
-        ManifestError: The manifest looks like another corpus with the same ids, or none of its files is there; or it
-            has no durations, and is to be extracted in partitions.
-        MissingDependencyError: Files are at URLs, and the package that fetches them is not installed.
-        ArgumentError: A version's folder has been renamed, or the cache's URL is none that can be written to.
-        DamagedError: A version's metadata or columns are damaged.
-    """
-    cache = as_location("cache", cache)
-    _refuse_equal_names(configs)
-    device = Device(options.device, options.threads)
-    started = perf_counter()
-    if options.source is None:
-        require_reading(manifest)
-    device.configure_torch()
-    label = device.label if options.workers is None else ""  # they look for probes of their devices themselves
-    built_configs = [
-        config if isinstance(config, BuiltConfig) else BuiltConfig.build(config, device.torch_device)
-        for config in configs
-    ]
-    source = None if options.source is None else find_source(built_configs, options.source)
-    wanted = _wanted_rows(manifest, built_configs, source, options)
-    versions = [
-        _plan_version(built, wanted[built.config.copies], cache, folder, label, options, only)
-        for built in built_configs
-    ]
-    notes = _notes(versions, manifest, cache, source, only)
-    num_utterances = wanted[built_configs[0].config.copies].num_utterances
-    return ExtractionPlan(manifest, cache, options, only, device, source, num_utterances, versions, notes, started)
 
 
 def run_extraction(
@@ -234,125 +80,6 @@ def run_extraction(
         elapsed_seconds=perf_counter() - plan.started,
         interrupted=interrupted,
     )
-
-
-# Planning
-
-
-def _refuse_equal_names(configs: Sequence[Config | BuiltConfig]) -> None:
-    names = [config.name for config in configs]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"two configs have the same name: {', '.join(sorted(names))}; each names a version")
-
-
-def _wanted_rows(
-    manifest: Manifest, configs: Sequence[BuiltConfig], source: SourceVersion | None, options: Options
-) -> dict[Copies, WantedRows]:
-    """The rows that a version should hold, by the copies that its config makes."""
-    all_copies = dict.fromkeys(built.config.copies for built in configs)
-    if options.partition is None:
-        return {copies: all_rows(manifest, copies, source) for copies in all_copies}
-    # All versions have the same ranges, whatever each lacks: so the jobs of an array agree on them.
-    seconds = _seconds_per_shard([built.spec for built in configs], options.shard_megabytes)
-    return {copies: rows_of_partition(manifest, copies, source, options.partition, seconds) for copies in all_copies}
-
-
-def _plan_version(
-    built: BuiltConfig,
-    wanted: WantedRows,
-    cache: Location,
-    folder: str | None,
-    device_label: str,
-    options: Options,
-    only: Strings | None,
-) -> VersionPlan:
-    """Open a config's version, compare it with the rows that it should hold, and choose how to put rows together."""
-    info = version_info(built.config, built.extractor.spec)
-    path = cache / (folder or info.folder_name)
-    held = open_held(path, wanted)
-    rows = compare_held(
-        built,
-        wanted.manifest,
-        held,
-        only,
-        retry_failed=options.retry_failed,
-        check_sources=options.check_sources,
-        replace_all=options.replace,
-    )
-    probes = [] if held.version is None else held.version.probes()
-    batching = choose_batching(built.extractor, probes, device_label, options.batching, options.allow_mismatch)
-    reasons = Counter(held.failures[wanted.manifest.ids[row]].reason for row in np.flatnonzero(rows.failed).tolist())
-    return VersionPlan(
-        built=built,
-        manifest=wanted.manifest,
-        seconds=wanted.seconds,
-        partition=wanted.partition,
-        ranges=wanted.ranges,
-        info=info,
-        path=path,
-        is_new=held.version is None,
-        index=held.index,
-        rows=rows,
-        batching=batching,
-        failed_before=dict(sorted(reasons.items())),
-        suspects=held.suspects,
-    )
-
-
-def _notes(
-    versions: Sequence[VersionPlan],
-    manifest: Manifest,
-    cache: Location,
-    source: SourceVersion | None,
-    only: Strings | None,
-) -> list[str]:
-    """What a user should read before the run."""
-    notes = []
-    for plan in versions:
-        if (warning := plan.built.extractor.chunk_warning(plan.config.extractor)) is not None:
-            notes.append(f"{plan.config.name}: {warning}")
-    for plan in versions:
-        if plan.is_new:
-            notes += new_version_notes(cache, plan.info)
-        if plan.batching.note is not None:
-            notes.append(f"{plan.config.name}: {plan.batching.note}")
-        notes += suspect_notes(plan)
-    if only is not None:
-        return notes
-    for plan in versions:
-        notes += replacement_notes(plan)
-    lacking = [plan for plan in versions if plan.num_missing]
-    if source is None and lacking:  # the other versions need the same files
-        whole = None if lacking[0].partition is None else manifest
-        notes += missing_file_notes(lacking[0].manifest, lacking[0].rows.missing, whole)
-        notes += unpacking_notes(lacking[0].manifest)
-    return notes
-
-
-# Running
-
-
-def group_versions(versions: Sequence[VersionPlan]) -> list[list[VersionPlan]]:
-    """Group the versions that are filled together: they lack the same rows, and agree on what a GPU may round.
-
-    TF32 is a switch of the whole process, so that nothing else may run while one version switches it on.
-    """
-    groups: list[list[VersionPlan]] = []
-    for version in versions:
-        if not version.num_missing:
-            continue
-        for group in groups:
-            if (
-                group[0].manifest is version.manifest
-                and np.array_equal(group[0].rows.missing, version.rows.missing)
-                and not (version.num_replaced or group[0].num_replaced)
-                and group[0].built.extractor.tf32 == version.built.extractor.tf32
-            ):
-                group.append(version)
-                break
-        else:
-            groups.append([version])
-    return groups
 
 
 def _fill(
@@ -412,50 +139,22 @@ def _tasks(plan: ExtractionPlan, versions: Sequence[VersionPlan]) -> Iterator[Sh
     """The shards of a group, whose versions lack the same rows."""
     first = versions[0]
     sized = versions if first.partition is None else plan.versions
-    seconds = _seconds_per_shard([version.info.spec for version in sized], plan.options.shard_megabytes)
+    seconds = seconds_per_shard([version.info.spec for version in sized], plan.options.shard_megabytes)
     first_row = 0 if first.partition is None else first.partition.first
     return shard_tasks(first.manifest, first.index, first.rows, first.seconds, seconds, first.ranges, first_row)
 
 
-def _seconds_per_shard(specs: Iterable[FeatureSpec], shard_megabytes: float) -> float:
-    """How much audio a shard holds, about, if it is to have features of each of these specs."""
-    largest = max(spec.frame_rate * spec.bytes_per_frame for spec in specs)
-    return min(SHARD_HOURS * 3600, shard_megabytes * 1e6 / largest)
-
-
 def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> VersionJob:
     """Open a version's ledger for this run."""
-    manifest = plan.manifest.source, str(plan.manifest.root)
-    ids, index = planned.manifest.ids, planned.index
-    asked = {
-        "manifest": manifest[0],
-        "root": manifest[1],
-        "new": planned.num_missing - planned.num_replaced,
-        "replaced": planned.num_replaced,
-        "only": plan.only is not None,
-    }
-    if planned.partition is None:
-        held = held_before(version, index, manifest, ids.take(np.flatnonzero(planned.rows.missing)))
-        asked |= {"utterances": len(planned.manifest), "digest": digest_of_rows(planned.manifest)}
-        asked |= {"held": len(index), **held}
-    else:
-        asked |= {"utterances": planned.partition.rows, "part": planned.partition.document()}
-    asked |= {
-        "config": planned.config.resolved(),
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "device": plan.options.workers or str(plan.device.torch_device),
-        "threads": plan.device.threads,
-        "from": None if plan.source is None else str(plan.source.version.path),
-        "made_by": library_versions(),
-    }
+    index = planned.index
+    asked = _asked(plan, planned, version)
     lost: list[ShardEvent] = []
     unrecorded: list[ShardEvent] = []
     if plan.only is None:
         there = planned.rows.present | (planned.rows.replaces >= 0)
-        unrecorded = unrecorded_shards(version, index, ids.take(np.flatnonzero(there)))
+        unrecorded = unrecorded_shards(version, index, planned.manifest.ids.take(np.flatnonzero(there)))
         if planned.partition is None:
-            lost = shards_to_make_up_for(version, index, manifest)
+            lost = shards_to_make_up_for(version, index, _manifest_key(plan))
         else:
             lost = shards_to_make_up_for_in(version, planned.partition)
     run = Run(version, asked, after=index.runs)
@@ -471,3 +170,35 @@ def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> Vers
         lost=lost,
         builds_index=planned.partition is None,
     )
+
+
+def _manifest_key(plan: ExtractionPlan) -> ManifestKey:
+    return plan.manifest.source, str(plan.manifest.root)
+
+
+def _asked(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> Record:
+    """What a run records, when it begins, of what it is to do."""
+    manifest = _manifest_key(plan)
+    ids, index = planned.manifest.ids, planned.index
+    asked: Record = {
+        "manifest": manifest[0],
+        "root": manifest[1],
+        "new": planned.num_missing - planned.num_replaced,
+        "replaced": planned.num_replaced,
+        "only": plan.only is not None,
+    }
+    if planned.partition is None:
+        held = held_before(version, index, manifest, ids.take(np.flatnonzero(planned.rows.missing)))
+        asked |= {"utterances": len(planned.manifest), "digest": digest_of_rows(planned.manifest)}
+        asked |= {"held": len(index), **held}
+    else:
+        asked |= {"utterances": planned.partition.rows, "part": planned.partition.document()}
+    return asked | {
+        "config": planned.config.resolved(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "device": plan.options.workers or str(plan.device.torch_device),
+        "threads": plan.device.threads,
+        "from": None if plan.source is None else str(plan.source.version.path),
+        "made_by": library_versions(),
+    }

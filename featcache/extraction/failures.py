@@ -24,7 +24,7 @@ from featcache.manifest.audio_locations import (
     locate,
     names_container,
 )
-from featcache.store.runs import Failure
+from featcache.store.ledger import Failure
 
 Stamp = tuple[int | None, int | None]
 """A file's size in bytes and its mtime in ns, see `FileStamp`; two Nones if there is no such file."""

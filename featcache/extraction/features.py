@@ -16,7 +16,7 @@ from featcache.errors import AudioError, ExtractorError, Reason, listing
 from featcache.extractors import Clip, Extractor, Params
 from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
-from featcache.store.runs import Failure
+from featcache.store.ledger import Failure
 from featcache.store.shard import Item
 
 

@@ -26,7 +26,7 @@ from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import AudioLocation, Url
-from featcache.store.runs import Failure
+from featcache.store.ledger import Failure
 from featcache.store.shard import Item
 
 

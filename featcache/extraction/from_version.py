@@ -30,7 +30,7 @@ from featcache.store.chunk_file import Chunk
 from featcache.store.dequantize import dequantize_array
 from featcache.store.index import open_index
 from featcache.store.join import RowKeys, item_at, join, what_changed
-from featcache.store.runs import Failure, standing_failures
+from featcache.store.ledger import Failure, standing_failures
 from featcache.store.selection import select_versions
 from featcache.store.shard import Item
 from featcache.store.version import Version

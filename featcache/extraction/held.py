@@ -16,8 +16,8 @@ from featcache.storage.location import Location, ObjectPath
 from featcache.storage.store import store_of
 from featcache.store.in_flight import Suspects, find_suspects
 from featcache.store.index import Index, build_index, open_index
+from featcache.store.ledger import Failure, standing_failures
 from featcache.store.partitions import index_of_partition
-from featcache.store.runs import Failure, standing_failures
 from featcache.store.version import Version
 from featcache.strings import Strings
 

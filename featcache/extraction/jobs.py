@@ -30,9 +30,12 @@ from featcache.manifest.audio_locations import AudioLocation, Url
 from featcache.store.in_flight import Suspects, forget_suspects
 from featcache.store.index import open_index
 from featcache.store.join import RowKeys
-from featcache.store.runs import Failure, Run, ShardEvent
+from featcache.store.ledger import Failure
+from featcache.store.run_records import ShardEvent
+from featcache.store.runs import Run
 from featcache.store.shard_items import read_items
-from featcache.store.version import Version, library_versions
+from featcache.store.version import Version
+from featcache.store.version_info import library_versions
 from featcache.strings import Strings
 
 STAGES = ("decode", "resample", "extract", "write", "wait")

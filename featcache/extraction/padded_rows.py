@@ -24,7 +24,7 @@ from featcache.extractors import Params
 from featcache.extractors.rows import Piece, RowExtractor
 from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION, FeatureSpec
-from featcache.store.runs import Failure
+from featcache.store.ledger import Failure
 from featcache.store.shard import Item
 
 

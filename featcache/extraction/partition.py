@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError
-from featcache.store.runs import MOST_PARTITIONS
+from featcache.store.run_records import MOST_PARTITIONS
 
 _TEXT = re.compile(r"(\d{1,8})/(\d{1,8})", re.ASCII)
 _ARRAY_SIZE = "give --partition I/N with the numbers themselves"

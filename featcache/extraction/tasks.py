@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from featcache.manifest import Manifest, Utterance
 from featcache.store.index import Index, Place
 from featcache.store.join import RowKeys, join
-from featcache.store.runs import Failure
+from featcache.store.ledger import Failure
 
 MAX_ITEMS = 100_000
 """The most utterances in a shard. A megabyte holds many short clips."""

@@ -22,8 +22,9 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.extraction.extraction import ExtractionPlan, group_versions, plan_extraction, run_extraction
+from featcache.extraction.extraction import run_extraction
 from featcache.extraction.jobs import Engine, JobGroup, Progress, RunControl
+from featcache.extraction.plan import ExtractionPlan, group_versions, plan_extraction
 from featcache.extraction.tasks import ShardTask
 from featcache.extraction.version_plan import VersionPlan
 

@@ -30,7 +30,8 @@ from featcache.store.join import differences, item_at
 from featcache.store.partitions import PartitionRows
 from featcache.store.selection import version_folders
 from featcache.store.shard import Item
-from featcache.store.version import Version, VersionInfo, library_versions
+from featcache.store.version import Version
+from featcache.store.version_info import VersionInfo, library_versions
 from featcache.strings import hash_of
 
 _NAMED = 5

@@ -20,7 +20,7 @@ from featcache.health.trials import Alone, Measured, compute_alone, try_batching
 from featcache.manifest import Manifest
 from featcache.manifest.copies import expand
 from featcache.spec import FeatureSpec
-from featcache.store.version import library_versions
+from featcache.store.version_info import library_versions
 
 UTTERANCES = 32
 

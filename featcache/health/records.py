@@ -5,19 +5,13 @@ from __future__ import annotations
 from featcache.errors import counted, listing
 from featcache.storage.objects import read_ahead
 from featcache.store.check import Problem
+from featcache.store.findings import DamagedRecord, Finding, LostShards, Unfinished, Unrecorded
 from featcache.store.index import Index, open_index
 from featcache.store.records import read_document, rewrite_lines, write_document
-from featcache.store.runs import Run, RunRecord, is_running, read_run, record_files, run_names
+from featcache.store.run_records import RunRecord, is_running, read_run, record_files, run_names
+from featcache.store.runs import Run
 from featcache.store.tags import TaggedVersion, check_tags
-from featcache.store.unfinished import (
-    DamagedRecord,
-    Finding,
-    LostShards,
-    Unfinished,
-    Unrecorded,
-    find_unfinished,
-    held_before,
-)
+from featcache.store.unfinished import find_unfinished, held_before
 from featcache.store.version import Version
 from featcache.strings import Strings
 

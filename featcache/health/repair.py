@@ -21,9 +21,10 @@ from featcache.config import Config, recorded_config
 from featcache.device import Device
 from featcache.engines.local import run_locally
 from featcache.errors import DamagedError, FeatcacheError, StoreError, counted, listing
-from featcache.extraction.extraction import Options, plan_extraction, run_extraction
+from featcache.extraction.extraction import run_extraction
 from featcache.extraction.failures import stat_of
 from featcache.extraction.jobs import Progress
+from featcache.extraction.plan import Options, plan_extraction
 from featcache.extraction.summary import Summary
 from featcache.extraction.version_plan import version_info
 from featcache.health.records import mend_records
@@ -40,12 +41,14 @@ from featcache.store.files import WRITTEN, folder_to_write, refuse_links, write_
 from featcache.store.index import build_index, open_index
 from featcache.store.records import read_document
 from featcache.store.removing import claim_shards, remove_shard
-from featcache.store.runs import Run, ShardEvent, names_of_runs, run_names
+from featcache.store.run_records import ShardEvent, names_of_runs, run_names
+from featcache.store.runs import Run
 from featcache.store.selection import select_versions
 from featcache.store.shard import Shard
 from featcache.store.tags import check_tags
 from featcache.store.unfinished import held_before
-from featcache.store.version import Version, VersionInfo, library_versions
+from featcache.store.version import Version
+from featcache.store.version_info import VersionInfo, library_versions
 from featcache.strings import Strings
 
 
@@ -188,7 +191,7 @@ def _record(
         asked |= {"new": len(lacking), **held_before(version, index, key, lacking)}
     run = Run(version, asked, after=index.runs)
     until = max([*run_names(version), run.id])
-    run.record_shards([*copies, *(ShardEvent(name, 0, until) for name in removed)])
+    run.record_shards([*copies, *(ShardEvent(name, 0, until=until) for name in removed)])
     return run
 
 

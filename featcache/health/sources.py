@@ -20,7 +20,7 @@ from featcache.manifest import CallersUrls
 from featcache.manifest.audio_locations import AudioLocation, AudioSource, Command, Member, Url, is_audio_url, locate
 from featcache.store.check import Problem
 from featcache.store.index import Index
-from featcache.store.runs import request_of
+from featcache.store.run_records import request_of
 from featcache.store.shard import Shard
 from featcache.store.version import Version
 

@@ -27,7 +27,7 @@ from featcache.store import zarr3
 from featcache.store.check import Problem, examine_shard
 from featcache.store.columns import COLUMNS
 from featcache.store.index import Index, build_index, index_folder, index_of, load_index
-from featcache.store.runs import Failure, standing_failures
+from featcache.store.ledger import Failure, standing_failures
 from featcache.store.shard import Shard
 from featcache.store.shard_items import DuplicateItem, ShardItems, find_duplicates
 from featcache.store.version import Version

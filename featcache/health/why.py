@@ -15,7 +15,7 @@ from featcache.extraction.audio_files import refuse_other_paths
 from featcache.extraction.version_plan import VersionPlan, file_change
 from featcache.manifest import Segment
 from featcache.store.join import differences
-from featcache.store.runs import standing_failures
+from featcache.store.ledger import standing_failures
 from featcache.store.shard import Item
 from featcache.store.version import Version
 from featcache.strings import Strings

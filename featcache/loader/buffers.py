@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, MissingDependencyError
-from featcache.store.zarr3 import will_need
+from featcache.store.memory_map import will_need
 
 if TYPE_CHECKING:
     import torch

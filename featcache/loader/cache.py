@@ -19,7 +19,7 @@ from featcache.spec import FeatureSpec
 from featcache.store.dequantize import dequantize_array
 from featcache.store.index import open_index
 from featcache.store.join import missing_error
-from featcache.store.runs import Failure, latest_failures
+from featcache.store.ledger import Failure, latest_failures
 from featcache.store.version import Version
 from featcache.strings import Strings
 

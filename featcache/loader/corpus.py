@@ -23,8 +23,9 @@ from featcache.loader.parts import OpenPart, Parts, PartsColumn, PartsIds
 from featcache.loader.tiers import Tiers
 from featcache.storage.location import Location
 from featcache.store.index import Index
-from featcache.store.runs import Failure, latest_failures
-from featcache.store.version import Version, VersionInfo
+from featcache.store.ledger import Failure, latest_failures
+from featcache.store.version import Version
+from featcache.store.version_info import VersionInfo
 from featcache.strings import Strings
 
 __all__ = ["Corpus"]

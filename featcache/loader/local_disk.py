@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from featcache.storage.location import Location
 from featcache.store.locks import Lock, is_held, locked
-from featcache.store.zarr3 import map_file
+from featcache.store.memory_map import map_file
 
 __all__ = ["CopyRefused", "LocalDisk", "PartialCopy"]
 

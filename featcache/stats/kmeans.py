@@ -23,7 +23,8 @@ from featcache.spec import QUANTIZATION, all_finite
 from featcache.store.dequantize import dequantize_array
 from featcache.store.files import write_file
 from featcache.store.index import Index, open_index
-from featcache.store.version import Version, library_versions
+from featcache.store.version import Version
+from featcache.store.version_info import library_versions
 
 FRAMES_PER_UNIT = 1000
 """The default number of frames in the sample for each unit; more hardly lower the inertia of other frames."""

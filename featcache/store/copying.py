@@ -33,7 +33,7 @@ from featcache.store.files import (
     write_whole,
 )
 from featcache.store.index import index_folder, load_index, open_index
-from featcache.store.runs import record_files, run_names
+from featcache.store.run_records import record_files, run_names
 from featcache.store.selection import version_names
 from featcache.store.shard import Shard
 from featcache.store.shard_files import ShardFiles

@@ -31,7 +31,8 @@ from types import TracebackType
 from featcache.errors import DamagedError, Reason, StoreError
 from featcache.store.documents import parse_object, read_bytes
 from featcache.store.index import Index
-from featcache.store.runs import Failure, extracted_by, failures_of, is_running, read_run, runs_with_failures
+from featcache.store.ledger import Failure, extracted_by, failures_of, runs_with_failures
+from featcache.store.run_records import is_running, read_run
 from featcache.store.version import Version
 
 _MARK = "in_flight."

@@ -21,7 +21,8 @@ from featcache.errors import DamagedError, MissingItemError, listing
 from featcache.manifest import Manifest, Segment, SegmentColumns, Utterance, rows_at_even_steps
 from featcache.manifest.audio_locations import AudioSource
 from featcache.store.index import Index
-from featcache.store.runs import Failure, manifest_roots, outdated_items
+from featcache.store.ledger import Failure, outdated_items
+from featcache.store.run_records import manifest_roots
 from featcache.store.shard import Item
 from featcache.store.version import Version
 from featcache.strings import Strings

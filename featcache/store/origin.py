@@ -7,8 +7,9 @@ from typing import Any
 
 from featcache.store.index import open_index
 from featcache.store.join import missing_error
+from featcache.store.ledger import standing_failures
 from featcache.store.records import Record
-from featcache.store.runs import began, request_of, standing_failures
+from featcache.store.run_records import began, request_of
 from featcache.store.shard import Item
 from featcache.store.shard_items import run_of
 from featcache.store.version import Version

@@ -24,12 +24,15 @@ from featcache.manifest.copies import copies_of, expand
 from featcache.store.damaged import DamagedShard, copy_sound_items
 from featcache.store.files import WRITTEN, is_being_made, is_being_written, refuse_links
 from featcache.store.index import Index, open_index
+from featcache.store.ledger import WITHDRAWN, latest_failures
 from featcache.store.leftovers import leftovers
 from featcache.store.removing import claim_shards, refuse_beside_runs, remove_shard
-from featcache.store.runs import WITHDRAWN, Run, ShardEvent, latest_failures, run_names
+from featcache.store.run_records import ShardEvent, run_names
+from featcache.store.runs import Run
 from featcache.store.shard import ShardInfo
 from featcache.store.tags import read_tags
-from featcache.store.version import Version, library_versions, sweep_cache
+from featcache.store.version import Version, sweep_cache
+from featcache.store.version_info import library_versions
 
 
 @dataclass(frozen=True)
@@ -284,8 +287,10 @@ def _prune_shards(
         at = contents.inside[name]
         gone = index.ids.take(at[~contents.is_wanted[at]])
         run.fail(replace(failed[id_], reason=WITHDRAWN, message="pruned") for id_ in gone if id_ in failed)
-        went = (len(gone), str(infos[name].made_by.get("run", ""))) if len(gone) else (None, None)
-        run.record_shards([*events, ShardEvent(name, 0, until, *went)])
+        event = ShardEvent(name, 0, until=until)
+        if len(gone):
+            event = replace(event, pruned=len(gone), made_by=str(infos[name].made_by.get("run", "")))
+        run.record_shards([*events, event])
         with suppress(FileNotFoundError):  # without locks, another prune may have been faster
             remove_shard(version, name)
         removed, rewritten = removed + 1, rewritten + bool(numbers)

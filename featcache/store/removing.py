@@ -11,7 +11,7 @@ from featcache.store.commits import remove_shard_of_objects
 from featcache.store.files import remove_from_cache, remove_from_version, sync
 from featcache.store.leftovers import temporary_name
 from featcache.store.locks import Claim
-from featcache.store.runs import is_running, request_of, run_names
+from featcache.store.run_records import is_running, request_of, run_names
 from featcache.store.version import Version
 
 

@@ -29,10 +29,9 @@ own manifest and records it.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -41,136 +40,28 @@ import numpy as np
 from featcache.errors import DamagedError, counted, listing
 from featcache.storage.objects import read_ahead
 from featcache.storage.store import store_of
+from featcache.store.findings import DamagedRecord, Finding, LostShards, Unfinished, Unrecorded
 from featcache.store.index import Index
+from featcache.store.ledger import failures_of, standing_failures
+from featcache.store.made_items import MadeItems
 from featcache.store.partitions import PartitionRows, are_made_up_for, has_ended_well, lacking_partitions
-from featcache.store.runs import (
+from featcache.store.run_records import (
+    ManifestKey,
     RunRecord,
     ShardEvent,
-    failures_of,
     is_run_name,
     is_running,
     read_run,
     record_files,
     run_names,
-    standing_failures,
 )
 from featcache.store.tags import TaggedVersion
 from featcache.store.version import Version
 from featcache.strings import Strings
 
-_RESTORE = "run the same `featcache extract` again to restore them (or of a copy, the same `featcache copy`)"
-
 _LATEST = 64
 """The number of runs that are looked at, unless all are to be. Few versions have more, and one made by a thousand jobs
 is to open as fast."""
-
-ManifestKey = tuple[str, str]
-"""A manifest, and the folder that its paths are relative to."""
-
-
-@dataclass(frozen=True)
-class Unfinished:
-    """What a version lacks of what a run was to add, or of what was there once."""
-
-    manifest: str
-    """The manifest that the run was given."""
-    utterances: int
-    """The number of utterances in the manifest; or, if some were lost, of items when the run last saw the version."""
-    missing: int
-    """The number of utterances that are neither in the version nor in the failure ledger."""
-    failed: int
-    """The number of utterances in the runs over that manifest whose failure stands; some may have an older item."""
-    is_going_on: bool
-    """Whether the run is still running, as far as can be seen from here."""
-    were_there: bool = False
-    """Whether the missing utterances were there once, and their shards have been removed."""
-    partitions: tuple[str, ...] = ()
-    """The partitions of the manifest, such as `3/8`, that are not known to have been extracted to the end. Then
-    `missing` is the most that may be missing. Empty if the manifest was extracted as a whole."""
-
-    def __str__(self) -> str:
-        if self.were_there:
-            return (
-                f"{self.missing:,} of the {self.utterances:,} utterances that it held are no longer there: shards "
-                f"have been removed; {_RESTORE}"
-            )
-        failed = f", {self.failed:,} failed" if self.failed else ""
-        what = "extraction is running" if self.is_going_on else "extraction was interrupted, or is running elsewhere"
-        if self.partitions:
-            are = "partition {} is not" if len(self.partitions) == 1 else "partitions {} are not"
-            begun = what if self.is_going_on else "interrupted, never begun, or running elsewhere"
-            return (
-                f"of the {self.utterances:,} utterances of {self.manifest}, up to {self.missing:,} are missing{failed}:"
-                f" {are.format(listing(self.partitions))} known to be complete: {begun}; run `featcache extract … "
-                "--partition` again for these, or without it for all that is missing"
-            )
-        return (
-            f"{self.missing:,} of the {self.utterances:,} utterances of {self.manifest} are missing{failed}: {what}; "
-            "run the same `featcache extract` again to add the rest"
-        )
-
-
-@dataclass(frozen=True)
-class LostShards:
-    """Shards that runs over one manifest have recorded, and that are no longer there."""
-
-    manifest: str
-    """The manifest."""
-    shards: list[str]
-    """The names of the shards."""
-    missing: int
-    """The number of utterances that were in them."""
-
-    def __str__(self) -> str:
-        return (
-            f"{counted(self.missing, 'utterance')} of {self.manifest} are no longer there: removed from `shards/`: "
-            f"{listing(self.shards)}; {_RESTORE}"
-        )
-
-
-@dataclass(frozen=True)
-class Unrecorded:
-    """Shards of runs without a record."""
-
-    runs: list[str]
-    """The names of the runs."""
-    shards: list[str]
-    """The names of the shards."""
-    utterances: int
-    """The number of utterances in them."""
-    is_copy: bool
-    """Whether the version has no records at all, as a copy that was made without the folder `runs`."""
-
-    def __str__(self) -> str:
-        if self.is_copy:
-            return "there is no folder `runs`, as in a copy made without it: whether all is there is not known"
-        if not self.shards:
-            return (
-                f"the records of {counted(len(self.runs), 'run')} were damaged ({listing(self.runs)}): what they were "
-                "to add is not known; run the same `featcache extract` again"
-            )
-        return (
-            f"{counted(self.utterances, 'utterance')} in {counted(len(self.shards), 'shard')} were extracted by "
-            f"{counted(len(self.runs), 'run')} of which there is no record in `runs/` ({listing(self.runs)}): whether "
-            "more were to be added, and which failed, is not known; run the same `featcache extract` again"
-        )
-
-
-@dataclass(frozen=True)
-class DamagedRecord:
-    """A run's record that is not what was written."""
-
-    run: str
-    """The run's name."""
-    what: str
-    """What is damaged, and what that costs."""
-
-    def __str__(self) -> str:
-        return self.what
-
-
-Finding = Unfinished | LostShards | Unrecorded | DamagedRecord
-"""A reason why a version may not be whole."""
 
 
 def find_unfinished(version: Version, index: Index, *, all_runs: bool = False) -> list[Finding]:
@@ -208,7 +99,7 @@ def held_before(version: Version, index: Index, manifest: ManifestKey, missing: 
     records = _Records(version, index, None)
     failed = Strings.of(records.failed(records.over(manifest))[1])
     is_new = np.isin(failed.hashes(), missing.hashes())
-    return {"others": records.items_beside(manifest), "failed": int((~is_new).sum())}
+    return {"others": records.made.beside(manifest), "failed": int((~is_new).sum())}
 
 
 def unrecorded_shards(version: Version, index: Index, present: Strings) -> list[ShardEvent]:
@@ -240,7 +131,7 @@ def shards_to_make_up_for(version: Version, index: Index, manifest: ManifestKey)
     """
     records = _Records(version, index, None)
     latest = max((run.name for run in records.runs), default="")
-    return [ShardEvent(shard, 0, latest) for shard in records.lost_by_manifest().get(manifest, ())]
+    return [ShardEvent(shard, 0, until=latest) for shard in records.lost_by_manifest().get(manifest, ())]
 
 
 class _Records:
@@ -261,7 +152,7 @@ class _Records:
         # The latest may all be of the workers of one run, which has begun before them.
         begun_by = {run.asked.get("part_of") for run in self.runs}
         self.runs = self._read(name for name in earlier if name in begun_by) + self.runs
-        self._known = {run.name: run for run in self.runs}
+        self.made = MadeItems(version, index, self.runs)
 
     def _read(self, names: Iterable[str]) -> list[RunRecord]:
         return [run for name in names if (run := read_run(self._version, name)) is not None]
@@ -275,7 +166,7 @@ class _Records:
 
     def over(self, manifest: ManifestKey) -> list[RunRecord]:
         """The runs over a manifest."""
-        return [run for run in self.runs if run.is_known and _manifest_of(run) == manifest]
+        return [run for run in self.runs if run.is_known and run.manifest == manifest]
 
     @cached_property
     def recorded(self) -> set[str]:
@@ -287,7 +178,7 @@ class _Records:
         by_manifest: dict[ManifestKey, list[RunRecord]] = defaultdict(list)
         for run in self.runs:
             if all(isinstance(run.asked.get(key), int) for key in ("utterances", "new", "held")):
-                by_manifest[_manifest_of(run)].append(run)
+                by_manifest[run.manifest].append(run)
         for manifest, runs in reversed(by_manifest.items()):
             last_whole = max((at for at, run in enumerate(runs) if _is_whole(run)), default=0)
             open_runs = [at for at in range(last_whole, len(runs)) if not has_ended_well(runs[at])]
@@ -306,7 +197,7 @@ class _Records:
         by_manifest: dict[ManifestKey, list[RunRecord]] = defaultdict(list)
         for run in self.runs:
             if run.is_known:
-                by_manifest[_manifest_of(run)].append(run)
+                by_manifest[run.manifest].append(run)
         for manifest, runs in by_manifest.items():
             last_whole = max((at for at, run in enumerate(runs) if _is_whole(run)), default=-1)
             if not any(PartitionRows.of(run) for run in runs[last_whole + 1 :]):
@@ -319,72 +210,28 @@ class _Records:
 
     def _done_by(self, run: RunRecord) -> int:
         """How many utterances a run has extracted, or recorded as failed, so that it still counts."""
-        return self._items_since(run.name)[run.name] + len(self.failed([run])[0])
+        return self.made.counts_since(run.name)[run.name] + len(self.failed([run])[0])
 
     def _after(self, run: RunRecord) -> list[RunRecord]:
         """The later runs over the same manifest."""
-        return [other for other in self.over(_manifest_of(run)) if other.name > run.name]
+        return [other for other in self.over(run.manifest) if other.name > run.name]
 
     def _missing_of(self, run: RunRecord, since: Sequence[RunRecord]) -> int:
         """How many utterances are missing of those that a run was to add; `since` are it and later ones over its
         manifest.
         """
-        asked, manifest = run.asked, _manifest_of(run)
-        items = self._items_since(run.name)
+        asked, manifest = run.asked, run.manifest
+        items = self.made.counts_since(run.name)
         missing = asked["new"] - (items.total() - asked["held"])
         if isinstance(asked.get("others"), int) and isinstance(asked.get("failed"), int):
-            beside = self.items_beside(manifest, items) - asked["others"]
+            beside = self.made.beside(manifest, items) - asked["others"]
             # Some of those may have been replaced by this run: then there are fewer, and others are new.
             beside += min(asked["others"], asked.get("replaced", 0))
             failed = len(self.failed(self.over(manifest))[1]) - asked["failed"] if missing + beside > 0 else 0
         else:  # the record of an earlier featcache
-            beside = self.items_beside(manifest, items, after=run.name)
+            beside = self.made.beside(manifest, items, after=run.name)
             failed = len(self.failed(since)[1]) if missing + beside > 0 else 0
         return int(missing + max(0, beside) - failed)
-
-    def items_beside(self, manifest: ManifestKey, items: Mapping[str, int] | None = None, after: str = "") -> int:
-        """The number of items that runs over other manifests have made, or runs of which that is not known; only runs
-        later than one of that name. `items` are how many each has made; by default, those that count.
-        """
-        items = self._items_of if items is None else items
-        return sum(count for run, count in items.items() if run > after and self._manifest_of(run) != manifest)
-
-    def _items_since(self, run: str) -> Counter[str]:
-        """The number of items that count, or have been pruned after a run began, by the run that made them."""
-        items = Counter(self._items_of)
-        for pruned_by, made_by, count in self._pruned:
-            if pruned_by > run:
-                items[made_by] += count
-        return items
-
-    @cached_property
-    def _pruned(self) -> list[tuple[str, str, int]]:
-        """What went with each shard that was pruned: the run that pruned it, the run that had made the items, and how
-        many. A shard that is still there was not.
-        """
-        latest = {
-            event.shard: (run.name, event.made_by or "", event.pruned)
-            for run in self.runs
-            for event in run.events()
-            if event.pruned
-        }
-        there = {*self._version.listed_shards()} if latest else ()
-        return [pruned for shard, pruned in latest.items() if shard not in there]
-
-    @cached_property
-    def _items_of(self) -> Counter[str]:
-        """The number of items that count, by the run that made them."""
-        items: Counter[str] = Counter()
-        counts = np.bincount(self._index.shard, minlength=len(self._index.shards))
-        for run, count in zip(self._index.runs, counts.tolist(), strict=True):
-            items[run] += count
-        return items
-
-    def _manifest_of(self, name: str) -> ManifestKey | None:
-        if name not in self._known and (run := read_run(self._version, name)) is not None:  # it is not of the latest
-            self._known[name] = run
-        run = self._known.get(name)
-        return _manifest_of(run) if run is not None and run.is_known else None
 
     def failed(self, runs: Iterable[RunRecord]) -> tuple[set[str], set[str]]:
         """The ids in the ledgers of some runs whose failure stands, and those of them that have no item."""
@@ -418,7 +265,7 @@ class _Records:
                 if event.until is not None or event.shard in present or run.name <= until.get(event.shard, ""):
                     continue
                 if not self._version.has_shard(event.shard):
-                    lost[_manifest_of(run)][event.shard] = event.items
+                    lost[run.manifest][event.shard] = event.items
         superseded = self._superseded() if lost else {}
         for shards in lost.values():
             for shard in [shard for shard, items in shards.items() if len(superseded.get(shard, ())) >= items]:
@@ -436,7 +283,7 @@ class _Records:
 
     def unrecorded(self) -> Iterator[Unrecorded]:
         """What runs without a record have extracted, and runs whose record is lost; at most one finding."""
-        runs = {run for run in self._items_of if is_run_name(run) and self._manifest_of(run) is None}
+        runs = {run for run in self.made.counts if is_run_name(run) and self.made.manifest_of(run) is None}
         runs |= {run.name for run in self.runs if not run.is_known}
         if not runs:
             return
@@ -448,7 +295,7 @@ class _Records:
         }
         # One that has added nothing which is there: a later run over a whole manifest makes up for it.
         latest = max((run.name for run in self.runs if _is_whole(run) and has_ended_well(run)), default="")
-        runs = {run for run in runs if run in shards.values() or (run not in self._items_of and run > latest)}
+        runs = {run for run in runs if run in shards.values() or (run not in self.made.counts and run > latest)}
         if runs:
             at = [self._index.shards.index(shard) for shard in shards]
             utterances, is_copy = int(np.isin(self._index.shard, at).sum()), not _has_records(self._version)
@@ -468,11 +315,11 @@ class _Records:
 
     def fewer(self) -> Iterator[Unfinished]:
         """What is missing of what was there once, by the number of items; at most one finding."""
-        ended = {_manifest_of(run): at for at, run in enumerate(self.runs) if _is_whole(run) and has_ended_well(run)}
+        ended = {run.manifest: at for at, run in enumerate(self.runs) if _is_whole(run) and has_ended_well(run)}
         counts = [
-            (_items_at_end(run) - sum(count for pruned_by, _, count in self._pruned if pruned_by > run.name), -at, run)
+            (_items_at_end(run) - self.made.num_pruned_since(run.name), -at, run)
             for at, run in enumerate(self.runs)
-            if isinstance(run.asked.get("held"), int) and at >= ended.get(_manifest_of(run), 0)
+            if isinstance(run.asked.get("held"), int) and at >= ended.get(run.manifest, 0)
         ]
         items, at, run = max(counts, default=(0, 0, None), key=lambda count: count[:2])
         if run is None or items <= len(self._index):
@@ -481,16 +328,12 @@ class _Records:
         failed, without_item = self.failed(self.runs[1 - at :])
         missing = items - len(self._index) - len(without_item)
         if missing > 0:
-            yield Unfinished(_manifest_of(run)[0], items, missing, len(failed), False, were_there=True)
+            yield Unfinished(run.manifest[0], items, missing, len(failed), False, were_there=True)
 
 
 def _has_records(version: Version) -> bool:
     runs = version.path / "runs"
     return runs.is_dir() if isinstance(runs, Path) else store_of(runs).exists(runs)
-
-
-def _manifest_of(run: RunRecord) -> ManifestKey:
-    return str(run.asked.get("manifest")), str(run.asked.get("root"))
 
 
 def _is_whole(run: RunRecord) -> bool:

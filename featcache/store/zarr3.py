@@ -8,20 +8,13 @@ Writing such an array takes a JSON file and a stream of bytes. It is done here b
 array, wants a shard's features whole in memory, leaves all-zero chunks out by default, and does not flush to disk.
 Tests check what is written here with zarr-python's reader.
 
-Memory maps are made by the system call itself. Python's `mmap` keeps a duplicate of the file's descriptor while the map
-lives (3.13 is the first that can do without), so a cache of some thousand shards would meet `ulimit -n`. The system
-call needs the descriptor only while it runs.
-
-Sources: the Zarr core specification v3, and the crc32c codec's (zarr-specs.readthedocs.io); POSIX.1-2017, mmap: a map
-keeps its own reference to the file, which closing it does not remove.
+Sources: the Zarr core specification v3, and the crc32c codec's (zarr-specs.readthedocs.io).
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
-import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,6 +32,7 @@ from featcache.storage.location import Location, ObjectPath, folder_of
 from featcache.storage.store import store_of
 from featcache.store.documents import DOCUMENT_BYTES, parse_object, read_bytes
 from featcache.store.fields import fields, listed, one_of, whole
+from featcache.store.memory_map import map_file
 
 CHECKSUM_BYTES = 4
 RESIDUE = 0x48674BC7
@@ -54,13 +48,6 @@ _DIMENSIONS = 16
 _METADATA = fields({"shape": listed(whole(), _DIMENSIONS), "data_type": one_of(DTYPES)}, others=lambda value: value)
 _PIECE_BYTES = 8 << 20
 _NOTHING = np.frombuffer(b"", np.uint8)
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_FAILED = ctypes.c_void_p(-1).value
 
 
 def crc32c(data: NDArray[Any] | bytes, crc: int = 0) -> int:
@@ -329,51 +316,6 @@ def map_array(folder: Path) -> NDArray[Any]:
     with _missing_is_damage(), open_file(folder_of(found.chunk)) as file:
         found.check_size(os.fstat(file.fileno()).st_size)
         return map_file(file.fileno(), found.num_bytes).view(found.dtype).reshape(found.shape)
-
-
-def map_file(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
-    """The first bytes of an open file, memory-mapped and read-only; uint8 `[num_bytes]`.
-
-    The file may be closed at once. It stays mapped while the array, or a view of it, lives.
-
-    Raises:
-        OSError: The file is empty, or the process has too many maps (vm.max_map_count).
-    """
-    address = _libc.mmap(None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
-    if address == _FAILED:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
-    return np.asarray(_Map(address, num_bytes))
-
-
-def will_need(array: NDArray[Any]) -> None:
-    """Have the kernel begin to read an array's part of a mapped file, without waiting for it.
-
-    Copying from cold maps one after another waits for the disk whenever the kernel's own readahead falls short. If all
-    are asked for beforehand, they are read side by side. Arrays that are not mapped, or in memory already, are left
-    alone.
-    """
-    if array.nbytes:
-        address = array.__array_interface__["data"][0]
-        start = address // mmap.PAGESIZE * mmap.PAGESIZE
-        _libc.madvise(start, address + array.nbytes - start, mmap.MADV_WILLNEED)
-
-
-class _Map:
-    """Mapped memory. The arrays over it keep it alive, and it is unmapped after the last one."""
-
-    def __init__(self, address: int, num_bytes: int) -> None:
-        self._range = address, num_bytes
-        is_readonly = True
-        self.__array_interface__: dict[str, Any] = {
-            "version": 3,
-            "shape": (num_bytes,),
-            "typestr": "|u1",
-            "data": (address, is_readonly),
-        }
-
-    def __del__(self, munmap: Any = _libc.munmap) -> None:
-        munmap(*self._range)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from corpus import make_corpus
 
 from featcache.config import load_config
 from featcache.engines.local import run_locally
-from featcache.extraction.extraction import Options, plan_extraction, run_extraction
+from featcache.extraction.extraction import run_extraction
+from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
 
 SERVER = """

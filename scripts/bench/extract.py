@@ -43,8 +43,9 @@ from featcache.config import Config, load_config
 from featcache.device import Device
 from featcache.engines.local import run_locally
 from featcache.extraction.decoding import batches, decode_all
-from featcache.extraction.extraction import Options, plan_extraction, run_extraction
+from featcache.extraction.extraction import run_extraction
 from featcache.extraction.features import compute_clips
+from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import Manifest, Utterance, read_manifest
 from featcache.quantize import stored_spec
 from featcache.store.shard import Item

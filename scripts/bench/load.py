@@ -52,7 +52,8 @@ from featcache.quantize import quantize, stored_spec
 from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.store.shard import Item
 from featcache.store.shard_writer import ShardWriter
-from featcache.store.version import Version, VersionInfo
+from featcache.store.version import Version
+from featcache.store.version_info import VersionInfo
 
 BINS, BATCH, PEERS_HOLD = 80, 64, 1000
 

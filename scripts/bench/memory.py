@@ -26,7 +26,7 @@ from clock import CORES
 from corpus import make_corpus
 
 from featcache.config import load_config
-from featcache.extraction.extraction import Options, plan_extraction
+from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
 
 ROWS = (100_000, 1_000_000)

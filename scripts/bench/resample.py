@@ -65,7 +65,8 @@ from tokenizing import make_weights
 from featcache.audio.resample import to_waveform
 from featcache.config import AudioPolicy, Config, config_from
 from featcache.engines.local import run_locally
-from featcache.extraction.extraction import Options, plan_extraction, run_extraction
+from featcache.extraction.extraction import run_extraction
+from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
 
 PAIRS = ((8000, 24000), (22050, 16000), (44100, 16000))

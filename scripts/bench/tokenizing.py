@@ -39,7 +39,8 @@ import featcache
 from featcache.config import Config, config_from
 from featcache.device import Device
 from featcache.engines.local import run_locally
-from featcache.extraction.extraction import Options, plan_extraction, run_extraction
+from featcache.extraction.extraction import run_extraction
+from featcache.extraction.plan import Options, plan_extraction
 from featcache.extraction.summary import Summary
 from featcache.extractors.codec import CodecExtractor
 from featcache.health.compare import ROUNDING

@@ -33,7 +33,8 @@ import torch
 from featcache import device as device_module
 from featcache.config import Config
 from featcache.engines.local import run_locally
-from featcache.extraction.extraction import Options, plan_extraction, run_extraction
+from featcache.extraction.extraction import run_extraction
+from featcache.extraction.plan import Options, plan_extraction
 from featcache.extractors import Clip, rows
 from featcache.manifest import Manifest, read_manifest
 

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 import featcache
 from featcache.errors import ArgumentError, MissingItemError, StoreError
 from featcache.spec import FeatureSpec
-from featcache.store.version import Version, VersionInfo
+from featcache.store.version import Version
+from featcache.store.version_info import VersionInfo
 
 lhotse = pytest.importorskip("lhotse")
 

@@ -19,7 +19,7 @@ from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_co
 from featcache.audio.decode import Cut, decode
 from featcache.config import load_config
 from featcache.errors import AudioError
-from featcache.extraction.extraction import Options
+from featcache.extraction.plan import Options
 from featcache.manifest import read_manifest
 
 

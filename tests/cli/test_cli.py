@@ -18,7 +18,7 @@ from make_cache import make_version
 
 from featcache import __version__
 from featcache.cli import main
-from featcache.extraction.extraction import SHARD_MEGABYTES
+from featcache.extraction.plan import SHARD_MEGABYTES
 from featcache.spec import SideSpec
 
 COMMANDS = sorted(main.commands)

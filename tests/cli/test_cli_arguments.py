@@ -9,7 +9,7 @@ from make_cache import make_version
 import featcache
 from featcache.config import load_config
 from featcache.errors import ArgumentError, StoreError
-from featcache.extraction.extraction import Options, plan_extraction
+from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
 
 URL = "is a URL: mount or copy what is there, and give a path on this machine"

@@ -7,7 +7,7 @@ from cache_contents import check, items, only_version
 
 from featcache.errors import ArgumentError
 from featcache.extraction.failures import FailureLimit
-from featcache.store.runs import latest_failures
+from featcache.store.ledger import latest_failures
 
 
 def failing(plain, numbers, name="failing.csv", copies=1):

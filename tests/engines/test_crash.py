@@ -23,7 +23,8 @@ from featcache.config import load_config
 from featcache.device import BATCH_SECONDS
 from featcache.engines.local import run_locally
 from featcache.errors import StoreError
-from featcache.extraction.extraction import Options, plan_extraction, run_extraction
+from featcache.extraction.extraction import run_extraction
+from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
 from featcache.store import files, zarr3
 

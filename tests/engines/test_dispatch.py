@@ -14,10 +14,11 @@ from featcache.config import load_config
 from featcache.engines.process import Fault
 from featcache.engines.worker import Died, serve
 from featcache.errors import ConfigError, ExtractorError
-from featcache.extraction.extraction import Options, plan_extraction, run_extraction
+from featcache.extraction.extraction import run_extraction
 from featcache.extraction.failures import FailureLimit
+from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
-from featcache.store.runs import latest_failures
+from featcache.store.ledger import latest_failures
 
 ONE_EACH = 0.0003
 """MB: a shard size that gives each of the plain utterances a shard of its own, with `odd_extractors`."""

@@ -17,7 +17,8 @@ from extractions import run_to_its_end
 from featcache.config import load_config
 from featcache.engines.local import run_locally
 from featcache.errors import DamagedError, StoreError
-from featcache.extraction.extraction import ExtractionPlan, Options, plan_extraction, run_extraction
+from featcache.extraction.extraction import run_extraction
+from featcache.extraction.plan import ExtractionPlan, Options, plan_extraction
 from featcache.manifest import read_manifest
 from featcache.store.locks import Claim
 from featcache.store.selection import select_versions

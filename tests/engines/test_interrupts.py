@@ -24,9 +24,10 @@ from processes import POLL_SECONDS, TESTS, Cli, commands
 from featcache.config import load_config
 from featcache.device import BATCH_SECONDS
 from featcache.engines.local import run_locally
-from featcache.extraction.extraction import Options, plan_extraction, run_extraction
+from featcache.extraction.extraction import run_extraction
+from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
-from featcache.store.runs import latest_failures
+from featcache.store.ledger import latest_failures
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 

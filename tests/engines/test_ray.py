@@ -21,7 +21,7 @@ from test_suspects import crashing, failures, marks
 
 from featcache.engines.ray import _Shape
 from featcache.errors import ArgumentError
-from featcache.extraction.extraction import Options
+from featcache.extraction.plan import Options
 from featcache.manifest import read_manifest
 
 pytest.importorskip("ray")

@@ -16,11 +16,14 @@ from small_shards import item, write
 
 from featcache.config import load_config
 from featcache.engines.local import run_locally
-from featcache.extraction.extraction import Options, plan_extraction, run_extraction
+from featcache.extraction.extraction import run_extraction
+from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
 from featcache.store.in_flight import InFlight, Suspects, find_suspects, forget_suspects
 from featcache.store.index import open_index
-from featcache.store.runs import Failure, Run, latest_failures, run_names
+from featcache.store.ledger import Failure, latest_failures
+from featcache.store.run_records import run_names
+from featcache.store.runs import Run
 from featcache.store.version import Version
 
 ONE_EACH = "0.0003"

@@ -15,7 +15,7 @@ from extractions import TINY, extract_here
 from featcache.audio import members
 from featcache.config import load_config
 from featcache.errors import ManifestError, MissingDependencyError
-from featcache.extraction.extraction import Options
+from featcache.extraction.plan import Options
 from featcache.manifest import read_manifest
 
 

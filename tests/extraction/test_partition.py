@@ -16,7 +16,7 @@ import featcache
 from featcache.errors import ArgumentError, StoreError
 from featcache.extraction.partition import Partition
 from featcache.extraction.tasks import shard_ranges
-from featcache.store.runs import read_run, run_names
+from featcache.store.run_records import read_run, run_names
 
 ONE_EACH = "0.0003"
 """MB: a shard size that gives each clip a shard."""

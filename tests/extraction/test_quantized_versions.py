@@ -15,7 +15,7 @@ import featcache
 from featcache.config import config_from
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
-from featcache.extraction.extraction import Options
+from featcache.extraction.plan import Options
 from featcache.extractors import Clip
 from featcache.extractors.units import Codebook, Units, UnitsParams
 from featcache.health.recompute import recompute

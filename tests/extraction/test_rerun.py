@@ -12,7 +12,7 @@ from extractions import extracted
 
 from featcache.config import load_config
 from featcache.errors import DamagedError
-from featcache.extraction.extraction import Options, plan_extraction
+from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
 
 

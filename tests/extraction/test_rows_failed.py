@@ -20,12 +20,12 @@ from extractions import extract_here, extracted
 import featcache
 from featcache.config import load_config
 from featcache.errors import ManifestError, Reason
-from featcache.extraction.extraction import Options, plan_extraction
 from featcache.extraction.from_version import StoredUtterance, open_source
+from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import Utterance, read_manifest
 from featcache.stats import moments
 from featcache.store.index import open_index
-from featcache.store.runs import standing_failures
+from featcache.store.ledger import standing_failures
 
 
 @pytest.fixture

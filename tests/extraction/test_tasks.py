@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from featcache.extraction.tasks import MAX_ITEMS, compare, shard_ranges, shard_tasks
 from featcache.manifest import Manifest
 from featcache.store.index import Index
-from featcache.store.runs import Failure
+from featcache.store.ledger import Failure
 from featcache.strings import Strings
 
 SECONDS = st.one_of(st.floats(0.01, 40), st.sampled_from([1e-9, 3600.0, 1e12, 1e300]))

@@ -10,8 +10,8 @@ import pytest
 
 from featcache.config import load_config
 from featcache.extraction import trial
-from featcache.extraction.extraction import Options, plan_extraction
 from featcache.extraction.jobs import Progress
+from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
 
 

@@ -25,12 +25,13 @@ from featcache.engines import local
 from featcache.engines.local import run_locally
 from featcache.errors import ExtractorError
 from featcache.extraction import decoding, from_audio
-from featcache.extraction.extraction import Options, plan_extraction, run_extraction
+from featcache.extraction.extraction import run_extraction
 from featcache.extraction.out_of_memory import is_out_of_memory
+from featcache.extraction.plan import Options, plan_extraction
 from featcache.extractors import Clip
 from featcache.manifest import read_manifest
 from featcache.store.index import open_index
-from featcache.store.runs import latest_failures
+from featcache.store.ledger import latest_failures
 
 CPU = torch.device("cpu")
 

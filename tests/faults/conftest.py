@@ -19,7 +19,7 @@ from promises import CACHE, Scenario
 from scratch import scratch_folder
 
 from featcache.store.index import open_index
-from featcache.store.runs import standing_failures
+from featcache.store.ledger import standing_failures
 
 SHARD_SIZE = "0.0012"
 """MB: two of the utterances in a shard."""

@@ -20,7 +20,8 @@ from shim import STEP
 import featcache
 from featcache.errors import FeatcacheError
 from featcache.health.verify import verify
-from featcache.store.runs import latest_failures, request_of
+from featcache.store.ledger import latest_failures
+from featcache.store.run_records import request_of
 
 
 @pytest.fixture(scope="module")

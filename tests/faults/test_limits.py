@@ -10,7 +10,7 @@ import pytest
 from promises import TRIAL_SECONDS, assert_finishes, assert_is_after, assert_old_or_new, version_in
 
 from featcache.errors import Reason
-from featcache.store.runs import latest_failures
+from featcache.store.ledger import latest_failures
 
 FILES = range(3, 40)
 SIZES = (600, 800, 1000, 1200, 1500, 2000)

@@ -17,8 +17,9 @@ import featcache
 from featcache.errors import DamagedError, StoreError
 from featcache.health.records import check_records
 from featcache.store.index import open_index
+from featcache.store.ledger import latest_failures
 from featcache.store.records import read_document, read_lines, write_document
-from featcache.store.runs import latest_failures, read_run, request_of, run_names
+from featcache.store.run_records import read_run, request_of, run_names
 from featcache.store.selection import select_version
 
 RECORDS = ("run.json", "failures.jsonl", "shards.jsonl")

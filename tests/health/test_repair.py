@@ -18,7 +18,7 @@ from corpora import speech
 from damage import CHUNKS, flip, victim
 from make_cache import add_shard
 
-from featcache.extraction.extraction import Options
+from featcache.extraction.plan import Options
 from featcache.health.repair import repair
 from featcache.manifest import read_manifest
 from featcache.store import zarr3

@@ -11,7 +11,7 @@ import pytest
 from cache_contents import check, items, only_version, provenance
 from damage import CHUNKS, flip, victim
 
-from featcache.extraction.extraction import Options
+from featcache.extraction.plan import Options
 from featcache.health.repair import repair
 from featcache.manifest import read_manifest
 from featcache.store.index import open_index

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from real_speech import DATA
 from scratch import scratch_folder
 
-from featcache.extraction.extraction import Options
+from featcache.extraction.plan import Options
 from featcache.health.repair import Repaired, repair
 from featcache.manifest import read_manifest
 from featcache.store.index import open_index

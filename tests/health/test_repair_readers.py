@@ -14,7 +14,7 @@ from damage import flip, victim
 import featcache
 from featcache.cli import main
 from featcache.errors import DamagedError
-from featcache.extraction.extraction import Options
+from featcache.extraction.plan import Options
 from featcache.health.repair import repair
 from featcache.health.verify import verify
 from featcache.loader.cache import Cache

@@ -193,7 +193,8 @@ def shards(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
     from featcache.health.verify import verify
     from featcache.store import zarr3
     from featcache.store.index import open_index
-    from featcache.store.runs import Failure, Run
+    from featcache.store.ledger import Failure
+    from featcache.store.runs import Run
     from featcache.store.version import Version
 
     warnings.simplefilter("ignore", featcache.FeatcacheWarning)

@@ -17,7 +17,8 @@ from featcache.store import zarr3
 from featcache.store.commits import commit_shard
 from featcache.store.shard import Item
 from featcache.store.shard_writer import ShardWriter
-from featcache.store.version import Version, VersionInfo
+from featcache.store.version import Version
+from featcache.store.version_info import VersionInfo
 
 Features = Mapping[str, np.ndarray]
 """Arrays `[frames, *item_shape]` by id."""

@@ -23,7 +23,7 @@ from featcache.errors import FeatcacheWarning, StoreError
 from featcache.health.verify import Report
 from featcache.manifest import read_manifest
 from featcache.store.index import index_folder, load_index, open_index
-from featcache.store.runs import standing_failures
+from featcache.store.ledger import standing_failures
 from featcache.store.selection import version_folders
 from featcache.store.version import Version
 

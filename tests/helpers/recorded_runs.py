@@ -9,8 +9,10 @@ from small_shards import item, write
 
 from featcache.manifest import read_manifest
 from featcache.store.index import build_index
+from featcache.store.ledger import Failure, standing_failures
 from featcache.store.prune import plan_prune, prune
-from featcache.store.runs import Failure, Run, ShardEvent, standing_failures
+from featcache.store.run_records import ShardEvent
+from featcache.store.runs import Run
 from featcache.store.unfinished import held_before, shards_to_make_up_for, unrecorded_shards
 from featcache.store.version import Version
 from featcache.strings import Strings

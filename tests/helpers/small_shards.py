@@ -14,7 +14,8 @@ from featcache.spec import FeatureSpec, SideSpec
 from featcache.store.check import check_shard
 from featcache.store.shard import Item, Shard
 from featcache.store.shard_writer import ShardWriter
-from featcache.store.version import Version, VersionInfo
+from featcache.store.version import Version
+from featcache.store.version_info import VersionInfo
 
 SPEC = FeatureSpec((2,), "float32", 100.0, 160, 16000, "anything")
 INFO = VersionInfo("mine", "0123456789abcdef" * 4, {"name": "mine"}, SPEC, {"featcache": "0"})

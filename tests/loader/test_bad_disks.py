@@ -205,7 +205,7 @@ def test_repair_keeps_what_is_not_on_the_bad_sector(cli, cache, plain, sound, ba
     script = """
 import json, sys
 from pathlib import Path
-from featcache.extraction.extraction import Options
+from featcache.extraction.plan import Options
 from featcache.health.repair import repair
 from featcache.manifest import read_manifest
 done = repair(Path(sys.argv[1]), read_manifest(sys.argv[2]), Options("cpu", 1))

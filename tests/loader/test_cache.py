@@ -12,7 +12,8 @@ from make_cache import add_shard, make_features, make_version, padded_reference
 
 import featcache
 from featcache.errors import ArgumentError, FeatcacheError, MissingItemError, Reason
-from featcache.store.runs import Failure, Run
+from featcache.store.ledger import Failure
+from featcache.store.runs import Run
 from featcache.strings import Strings, hash_of
 
 

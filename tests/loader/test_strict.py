@@ -12,7 +12,9 @@ from pausing import interrupt
 import featcache
 from featcache.errors import FeatcacheWarning, StoreError
 from featcache.store.index import open_index
-from featcache.store.runs import Failure, Run, is_running
+from featcache.store.ledger import Failure
+from featcache.store.run_records import is_running
+from featcache.store.runs import Run
 from featcache.store.unfinished import find_unfinished
 
 ONE_EACH = "0.0003"

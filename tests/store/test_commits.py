@@ -29,7 +29,9 @@ from featcache.store.commits import Entry, sweep_attempts
 from featcache.store.copying import copy_version
 from featcache.store.damaged import DamagedShard
 from featcache.store.index import load_index, open_index
-from featcache.store.runs import Failure, Run, ShardEvent, read_run
+from featcache.store.ledger import Failure
+from featcache.store.run_records import ShardEvent, read_run
+from featcache.store.runs import Run
 from featcache.store.version import Version
 
 pytest.importorskip("obstore")
@@ -135,7 +137,7 @@ class TestCommit:
         run.record_shards([ShardEvent(name, 1, entry=Objects().names(version.path / "commits")[0])])
         Objects().delete(version.path / "shards" / name / "zarr.json")
         assert len(open_index(Version.open(version.path))) == len(FEATURES)  # as recorded: nobody but repair does that
-        run.record_shards([ShardEvent(name, 0, run.id)])
+        run.record_shards([ShardEvent(name, 0, until=run.id)])
         assert len(open_index(Version.open(version.path))) == 0
 
     def test_so_many_requests(self, s3, place):

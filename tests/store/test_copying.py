@@ -24,7 +24,9 @@ from featcache.storage.location import parse_location
 from featcache.storage.store import store_of
 from featcache.storage.stream import open_stream
 from featcache.store.copying import copy_version
-from featcache.store.runs import Failure, Run, ShardEvent
+from featcache.store.ledger import Failure
+from featcache.store.run_records import ShardEvent
+from featcache.store.runs import Run
 from featcache.store.selection import select_version, select_versions, version_folders
 from featcache.store.version import Version
 

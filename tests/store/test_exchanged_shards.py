@@ -15,7 +15,7 @@ from small_shards import INFO, SIDE, SIDED, item, write
 
 import featcache
 from featcache.errors import DamagedError
-from featcache.extraction.extraction import Options
+from featcache.extraction.plan import Options
 from featcache.health.repair import Repaired, repair
 from featcache.health.verify import verify
 from featcache.manifest import read_manifest

@@ -14,8 +14,10 @@ from small_shards import INFO, item, write
 
 from featcache.store import partitions
 from featcache.store.index import build_index, extend_index, open_index
+from featcache.store.ledger import Failure
 from featcache.store.partitions import PartitionRows, index_of_partition, is_done, shards_to_make_up_for_in
-from featcache.store.runs import Failure, Run, ShardEvent
+from featcache.store.run_records import ShardEvent
+from featcache.store.runs import Run
 from featcache.store.unfinished import find_unfinished
 from featcache.store.version import Version
 

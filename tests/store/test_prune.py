@@ -17,9 +17,11 @@ from featcache.health.verify import verify
 from featcache.manifest import read_manifest
 from featcache.storage.location import parse_location
 from featcache.store.index import open_index
+from featcache.store.ledger import Failure, standing_failures
 from featcache.store.prune import plan_prune, prune
 from featcache.store.removing import remove_version
-from featcache.store.runs import Failure, Run, ShardEvent, standing_failures
+from featcache.store.run_records import ShardEvent
+from featcache.store.runs import Run
 from featcache.store.tags import at_tag, make_tag, read_tags
 from featcache.store.version import Version
 
@@ -152,7 +154,7 @@ def test_a_record_whose_shard_is_still_there_counts_for_nothing(tmp_path):
     (before,) = verify(version).problems
     (name,) = version.shard_names()
     run = Run(version, {"held": 3, "only": True})
-    run.record_shards([ShardEvent(name, 0, run.id, 2, open_index(version).runs[0])])
+    run.record_shards([ShardEvent(name, 0, until=run.id, pruned=2, made_by=open_index(version).runs[0])])
     run._lock.release()
     assert [problem.message for problem in verify(version).problems] == [before.message]
 

@@ -14,7 +14,9 @@ from small_shards import INFO, item, write
 
 from featcache.errors import StoreError
 from featcache.store.index import open_index
-from featcache.store.runs import Failure, Run, latest_failures, outdated_items, request_of, standing_failures
+from featcache.store.ledger import Failure, latest_failures, outdated_items, standing_failures
+from featcache.store.run_records import request_of
+from featcache.store.runs import Run
 from featcache.store.version import Version
 
 

@@ -15,8 +15,10 @@ from scratch import scratch_folder
 from small_shards import INFO, item, write
 
 from featcache.errors import StoreError
-from featcache.store.runs import Run, ShardEvent, run_names
-from featcache.store.unfinished import LostShards, Unfinished, Unrecorded, find_unfinished
+from featcache.store.findings import LostShards, Unfinished, Unrecorded
+from featcache.store.run_records import ShardEvent, run_names
+from featcache.store.runs import Run
+from featcache.store.unfinished import find_unfinished
 from featcache.store.version import Version
 
 MANIFESTS = {
@@ -148,7 +150,7 @@ def test_a_shard_that_is_gone_is_named(model):
     assert found(model) == []
 
     repair = Run(model.version, {"only": True})
-    repair.record_shards([ShardEvent(third.name, 0, repair.id)])
+    repair.record_shards([ShardEvent(third.name, 0, until=repair.id)])
     shutil.rmtree(third.folder)
     assert [finding.were_there for finding in found(model) if isinstance(finding, Unfinished)] == [True]
     model.whole_run("a.csv")
