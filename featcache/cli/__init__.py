@@ -69,7 +69,7 @@ class _Commands(click.Group):
             with stdout_for_results(), signals_interrupt():
                 return super().invoke(ctx)
         except click.ClickException as error:
-            print_error("UsageError", error.format_message(), error.exit_code)
+            _print_error("UsageError", error.format_message(), error.exit_code)
             raise  # click prints it
         except FeatcacheError as error:
             _fail(ctx, type(error).__name__, str(error), error.exit_code)
@@ -110,8 +110,15 @@ class _Notes(logging.Handler):
 def _fail(ctx: click.Context, kind: str, message: str, exit_code: int) -> NoReturn:
     """Say what is wrong, and end with that exit code."""
     complain(message)
-    print_error(kind, message, exit_code)
+    _print_error(kind, message, exit_code)
     ctx.exit(exit_code)
+
+
+def _print_error(kind: str, message: str, exit_code: int) -> None:
+    try:
+        print_error(kind, message, exit_code)
+    except OSError:  # it is on stderr, too, and more worth telling than that stdout cannot be written
+        _drop_output()
 
 
 def _drop_output() -> None:

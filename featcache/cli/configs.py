@@ -45,7 +45,7 @@ def configs(name: str | None, path: Location | None, schema: bool) -> None:
 
 
 def _print_packaged(name: str | None) -> None:
-    from featcache.config import packaged_configs
+    from featcache.config.config import packaged_configs, packaged_hint
 
     packaged = packaged_configs()
     if name is None:
@@ -55,7 +55,7 @@ def _print_packaged(name: str | None) -> None:
     elif name in packaged:
         click.echo(packaged[name], nl=False)
     else:
-        raise ConfigError(f"there is no packaged config {name!r}; choose from {', '.join(packaged)}")
+        raise ConfigError(f"there is no packaged config {name!r}; {packaged_hint(name)}")
 
 
 def _print_recorded(path: Location) -> None:

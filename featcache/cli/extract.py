@@ -257,6 +257,7 @@ class _Job:
         self, manifest: str | Path, configs: Sequence[Config | BuiltConfig], cache: Location, *, is_part: bool = False
     ) -> _Outcome:
         """Extract a manifest, and print the summary for people."""
+        from featcache.engines.ray import RAY
         from featcache.extraction.extraction import run_extraction
         from featcache.extraction.plan import plan_extraction
         from featcache.extraction.trial import run_trial
@@ -268,8 +269,9 @@ class _Job:
         if self.dry_run:
             document = plan_document(plan, prints=not self.as_json)
             if self.trial:
+                folder = _shared_folder(cache) if self.options.workers == RAY else None
                 with redirect_stdout(sys.stderr):
-                    trials = run_trial(plan, self.engine)
+                    trials = run_trial(plan, self.engine, folder)
                 document["trial"] = trial_document(trials, self.price, prints=not self.as_json)
             return _Outcome(document, 0, None)
         # Ray prints to standard output, which is for the result.
@@ -335,6 +337,18 @@ def _part_document(name: str, result: CorpusSummary, outcomes: Mapping[str, _Out
     return {"unchanged": False, **outcomes[name].document}
 
 
+def _shared_folder(cache: Location) -> Path:
+    """A folder that the nodes of a cluster share, for a trial: next to the cache, which they share."""
+    if not isinstance(cache, Path):
+        raise ArgumentError("--trial with --engine ray needs a cache in a folder that all nodes share: -o FOLDER")
+    return _existing(cache.absolute().parent)
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the lowest above it that exists."""
+    return next(found for found in (folder.absolute(), *folder.absolute().parents) if found.is_dir())
+
+
 def disk_space_notes(cache: Location, num_bytes: float) -> list[str]:
     """That the disk has no room for what is to be written.
 
@@ -344,10 +358,7 @@ def disk_space_notes(cache: Location, num_bytes: float) -> list[str]:
     """
     if not isinstance(cache, Path):
         return []
-    folder = next((folder for folder in (cache.absolute(), *cache.absolute().parents) if folder.is_dir()), None)
-    if folder is None:
-        return []
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(_existing(cache)).free
     if num_bytes <= free:
         return []
     return [f"{cache}: the features take about {megabytes(num_bytes)}, and the disk has {megabytes(free)} free"]

@@ -208,7 +208,11 @@ def _reading_and_keys(kwargs: dict[str, Any]) -> dict[str, Any]:
 def _as_values(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
     if bad := [one for one in given if not one.partition("=")[0] or "=" not in one]:
         raise ArgumentError(f"--set: {bad[0]!r} is not NAME=VALUE, as data_root=/corpora/librispeech")
-    return dict(one.split("=", 1) for one in given)
+    values = [one.split("=", 1) for one in given]
+    names = [name for name, _ in values]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ArgumentError(f"--set {twice[0]}: it is given twice")
+    return dict(values)
 
 
 _FORMAT = click.option(

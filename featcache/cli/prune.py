@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from featcache.cli import options
-from featcache.cli.common import is_agreed, megabytes, note, print_json, read_manifest, say
+from featcache.cli.common import as_document, is_agreed, megabytes, note, print_json, read_manifest, say
 from featcache.cli.corpora import for_each_part
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.errors import DamagedError, counted, listing
@@ -79,7 +78,8 @@ def prune(
             repair = f"featcache repair {shlex.quote(pruned.path)} --manifest MANIFEST, then prune again"
             note(f"{pruned.path}: {shards} as they are, for damage: {listing(pruned.damaged)}: {repair}")
     if as_json:
-        print_json({"versions": [asdict(plan) for plan in plans], "pruned": [asdict(pruned) for pruned in done]})
+        results = {pruned.path: as_document(pruned) for pruned in done}
+        print_json({"versions": [{**as_document(plan), "pruned": results.get(plan.path)} for plan in plans]})
     interrupted = any(pruned.interrupted for pruned in done)
     if interrupted:
         note("interrupted: the same command does the rest")

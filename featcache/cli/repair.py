@@ -82,9 +82,9 @@ def repair(
                     f"{version.path}: set aside {folder}: this shard belongs to the version {fingerprint[:12]}, which "
                     "has no sound one of its name in this cache: move it there, into shards, or remove it"
                 )
-            if version.tags:
-                are = "tag is" if len(version.tags) == 1 else "tags are"
-                say(f"{version.path}: the {are} no longer whole: {listing(version.tags)}: featcache verify says why")
+            if tags := version.broken_tags:
+                are = "tag is" if len(tags) == 1 else "tags are"
+                say(f"{version.path}: the {are} no longer whole: {listing(tags)}: featcache verify says why")
             if version.records:
                 files = counted(version.records, "record of runs", "records of runs")
                 say(f"{version.path}: {files} mended: what was damaged is gone, featcache verify says what it cost")

@@ -64,7 +64,7 @@ def rm(path: Location, dry_run: bool, yes: bool, as_json: bool) -> None:
     elif not dry_run:
         note("nothing has been removed")
     if as_json:
-        print_json({"path": str(version.path), "tag": tag, "bytes": size, "removed": removed})
+        print_json({"path": str(version.path), "tag": tag, "bytes_on_disk": size, "removed": removed})
 
 
 def _folder(path: Location) -> Location:

@@ -71,9 +71,12 @@ def trial_document(trials: Sequence[Trial], price: float | None, *, prints: bool
             f"a trial of {', '.join(trial.versions)} on {on}: {hours(trial.audio_seconds)} of audio, drawn at random, "
             f"in {trial.elapsed_seconds:.1f} s: {trial.times_real_time:,.0f} × real time{failed}"
         )
-    if prints and trials:
+    if prints and trials and math.isnan(seconds):
+        say("nothing of the sample was extracted, so nobody can say how long all of it would take")
+    elif prints and trials:
         cost = f", and cost {_range(costs[0], costs[1:], '{:,.2f}'.format)}" if price is not None else ""
-        say(f"all of it would take about {_range(seconds, span, hours)}{cost}")
+        far = " (too little was measured to say how far off that is)" if None in span else ""
+        say(f"all of it would take about {_range(seconds, span, hours)}{cost}{far}")
     return {
         "tried": [asdict(trial) for trial in trials],
         "expected_seconds": seconds,
@@ -88,11 +91,8 @@ def _devices(processes: int, model: str) -> str:
 
 
 def _range(expected: float | None, ends: Sequence[float | None], shown: Callable[[float], str]) -> str:
-    if expected is None or math.isnan(expected):
-        return "an unknown time: nothing of the sample was extracted"
-    if None in ends:
-        return f"{shown(expected)} (too little was measured to say how far off that is)"
-    return f"{shown(expected)} ({' to '.join(shown(end) for end in ends if end is not None)})"
+    known = [shown(end) for end in (expected, *ends) if end is not None]
+    return f"{known[0]} ({known[1]} to {known[2]})" if len(known) == 3 else known[0]
 
 
 def summary_document(summary: Summary) -> dict[str, Any]:
@@ -150,6 +150,8 @@ def _print_first_failure(version: str) -> None:
 
 def _outcome(version: VersionSummary, interrupted: bool) -> str:
     if not (version.extracted or version.failed or version.missing or interrupted):
+        if not version.utterances:
+            return "nothing to do: this partition has no utterances"
         if version.utterances == 1:
             return "nothing to do: the utterance is already there"
         return f"nothing to do: all {version.utterances:,} utterances are already there"

@@ -43,7 +43,7 @@ def tag(path: Location, name: str, as_json: bool) -> None:
         made = make_tag(version, name, index.shards, len(index))
     note_unfinished(version)
     if as_json:
-        print_json({"version": str(version.path), "tag": name, "shards": len(made.shards), "utterances": made.items})
+        print_json({"path": str(version.path), "tag": name, "shards": len(made.shards), "utterances": made.items})
         return
     shards = counted(len(made.shards), "shard")
     say(f"{version.path}@{name}: {counted(made.items, 'utterance')} in {shards}")

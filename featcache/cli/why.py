@@ -90,7 +90,7 @@ def why(
         read = read_manifest(manifest, {**reading, "root": root}, loaded.keys, carry=False)
         plan = _plan(loaded, read, versions[0].path.parent, retry_failed=retry_failed, check_sources=check_sources)
         causes = find_causes(plan)
-        document["manifest"] = _describe_plan(plan)
+        document["plan"] = _describe_plan(plan)
     if utterance is not None:
         own = [version for version in versions if version.info.fingerprint == document["fingerprint"]]
         document["utterance"] = _describe_utterance(utterance, own or versions, plan, causes)
@@ -98,7 +98,7 @@ def why(
         _print(document, causes)
         return
     if plan is not None:
-        document["manifest"]["causes"] = [
+        document["plan"]["causes"] = [
             {"why": one.why, "again": one.again, "utterances": len(one.ids), "example": one.example, "ids": [*one.ids]}
             for one in causes
         ]
@@ -147,7 +147,7 @@ def _describe_utterance(
         cause = next((one.why for one in causes if row in one.rows), "")
         status = "there" if plan.rows.present[row] else "failed before, and is not tried again"
         document |= {"row": plan.manifest[row].row(), "status": f"to extract: {cause}" if cause else status}
-    return document | {"missing": None if found else str(missing)}
+    return document | {"message": None if found else str(missing)}
 
 
 def _print(document: dict[str, Any], causes: list[Cause]) -> None:
@@ -159,15 +159,15 @@ def _print(document: dict[str, Any], causes: list[Cause]) -> None:
             say(f"{version['path']}: the version of this config{others}")
         else:
             say(f"{version['path']}: another version: {', '.join(version['differences']) or 'unknown'}{others}")
-    if (found := document.get("manifest")) is not None:
+    if (found := document.get("plan")) is not None:
         _print_plan(found, causes)
     if (one := document.get("utterance")) is not None:
         say()
         if one["row"] is not None:
             cells = ", ".join(f"{name} {value}" for name, value in one["row"].items() if value is not None)
             say_lines({"row": cells, "status": one["status"]})
-        if one["missing"] is not None:
-            say_lines({"missing": one["missing"]})
+        if one["message"] is not None:
+            say_lines({"missing": one["message"]})
         for origin in one["versions"]:
             say_lines(origin_lines(origin))
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -150,7 +151,7 @@ def load_config(source: str | Path, set: Mapping[str, Any] | None = None) -> Con
                 data = file.read(_MOST_BYTES + 1)
             text = data.decode()
         except (OSError, ValueError) as error:  # a path with a NUL; bytes that are not UTF-8
-            hint = "" if Path(source).suffix else f"; the packaged configs are {', '.join(packaged_configs())}"
+            hint = "" if Path(source).suffix else f"; {packaged_hint(str(source))}"
             reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(f"config {source}: cannot be read: {reason}{hint}") from error
         if len(data) > _MOST_BYTES:
@@ -197,8 +198,8 @@ def parse_config(
 def _with_values(document: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """A config's document with other values of these dotted keys."""
     for key, value in values.items():
-        section, _, rest = key.partition(".")
-        if rest:
+        section, dot, rest = key.partition(".")
+        if dot:
             inner = document.get(section)
             value = _with_values(inner if isinstance(inner, dict) else {}, {rest: value})
         document = {**document, section: value}
@@ -291,6 +292,14 @@ def packaged_configs() -> dict[str, str]:
     folder = here / "configs" if (here / "configs").is_dir() else here.parent / "configs"
     paths = sorted(folder.glob("*.yaml"), key=lambda path: path.stem)
     return {path.stem: path.read_text(encoding="utf-8") for path in paths}
+
+
+def packaged_hint(name: str) -> str:
+    """Which packaged config may be meant by a name that none has; of one that is like no other, all names."""
+    packaged = packaged_configs()
+    if alike := get_close_matches(name, packaged, 1):
+        return f"did you mean the packaged config {alike[0]}?"
+    return f"the packaged configs are {', '.join(packaged)}"
 
 
 def _faults_of_copies(augment: AugmentPolicy, audio: AudioPolicy) -> Iterator[str]:

@@ -73,14 +73,19 @@ class Trial:
     """The budget of threads, over all processes."""
 
 
-def run_trial(plan: ExtractionPlan, engine: Engine) -> list[Trial]:
+def run_trial(plan: ExtractionPlan, engine: Engine, folder: Path | None = None) -> list[Trial]:
     """Try each group of versions that are filled together. Nothing is written to the cache.
+
+    Args:
+        plan: What the run would do.
+        engine: The engine of the run.
+        folder: Where the temporary folder is made; None for where the system has them.
 
     Raises:
         StoreError: The temporary folder cannot be written.
         ExtractorError: The extractor broke its contract.
     """
-    return [_try(plan, group, engine) for group in group_versions(plan.versions)]
+    return [_try(plan, group, engine, folder) for group in group_versions(plan.versions)]
 
 
 def sample_rows(planned: VersionPlan, seed: int = 0) -> NDArray[np.int64]:
@@ -92,13 +97,13 @@ def sample_rows(planned: VersionPlan, seed: int = 0) -> NDArray[np.int64]:
     return np.concatenate([rows[start : start + _BLOCK_ROWS] for start in chosen.tolist()])
 
 
-def _try(plan: ExtractionPlan, group: Sequence[VersionPlan], engine: Engine) -> Trial:
+def _try(plan: ExtractionPlan, group: Sequence[VersionPlan], engine: Engine, parent: Path | None) -> Trial:
     """Extract a sample for a group."""
     total = max(version.expected_seconds for version in group)
     sample = plan.manifest.take(sample_rows(group[0]))
     shard_megabytes = min(plan.options.shard_megabytes, _SHARD_MEGABYTES)
     options = replace(plan.options, partition=None, max_failures=None, shard_megabytes=shard_megabytes)
-    with TemporaryDirectory(prefix="featcache-trial-", ignore_cleanup_errors=True) as folder:
+    with TemporaryDirectory(prefix="featcache-trial-", dir=parent, ignore_cleanup_errors=True) as folder:
         trial = plan_extraction(sample, [version.built for version in group], Path(folder), options)
         versions = [
             replace(version, batching=planned.batching) for version, planned in zip(trial.versions, group, strict=True)

@@ -75,7 +75,7 @@ class Repaired:
     aside: dict[str, str] = field(default_factory=dict)
     """The shards of other versions that were found in this one and that their own versions lack: where each is now, and
     the fingerprint of the version that it belongs to."""
-    tags: list[str] = field(default_factory=list)
+    broken_tags: list[str] = field(default_factory=list)
     """The names of the version's tags that are not whole, since shards of theirs were removed or made anew."""
     records: int = 0
     """The number of records of runs that were damaged. What was sound in them is kept; they say that the rest is lost.
@@ -120,7 +120,7 @@ def repair(
         return Repaired(str(path), [], restored, None, missing, records=mend_records(version))
     with claim_shards(version):
         repaired = _replace_damaged_shards(version, found, restored, manifest, options, report, stop)
-    repaired = replace(repaired, tags=[name for name, _ in check_tags(version)])
+    repaired = replace(repaired, broken_tags=[name for name, _ in check_tags(version)])
     return repaired if stop.is_set() else replace(repaired, records=mend_records(version))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pytest
 from pages import text_of
@@ -39,23 +40,32 @@ def keys_of(document, known, prefix=""):
 
 @pytest.fixture(scope="module")
 def home(cli, plain, tmp_path_factory):
-    """A cache with a failure, and manifests of what is in it, of a file that is missing, and of a row that is new."""
+    """A cache with a failure and a tag, and one without; manifests of what is in it, of a file that is missing, of a
+    row that is new, and of some rows.
+    """
     home = tmp_path_factory.mktemp("home")
     rows = [{"id": row["id"], "path": row["path"]} for row in plain.rows]
     plain.manifest([*rows, {"id": "gone", "path": "gone.wav"}], "with-gone.csv")
     plain.manifest(rows, "there.csv")
     plain.manifest([*rows, {"id": "new", "path": "00.wav"}], "with-new.csv")
+    plain.manifest(rows[:2], "few.csv")
     assert cli("extract", plain.folder / "with-gone.csv", "-o", home / "c").code == 3
+    shutil.copytree(home / "c", home / "untagged")
+    assert cli("tag", home / "c", "first").code == 0
     return home
 
 
-MANIFESTS = {"gone": "with-gone", "new": "with-new", "there": "there"}
+MANIFESTS = {"few": "few", "gone": "with-gone", "new": "with-new", "there": "there"}
 COMMANDS = {
     "extract": "extract {gone} -o {home}/again",
     "extract --dry-run": "extract {gone} -o {home}/dry --dry-run --trial --price 2",
     "info": "info {cache}",
     "ls": "ls {cache}",
     "show": "show {cache} utt-03",
+    "tag": "tag {cache} second",
+    "prune": "prune {home}/untagged --manifest {few} --yes",
+    "why": "why {cache} {new} -c fbank80 --id utt-03",
+    "rm": "rm {cache}@first --dry-run",
     "verify": "verify {cache} --manifest {new} --recompute 1",
     "repair": "repair {cache} --manifest {new}",
     "diff": "diff {cache} {cache} --values 1",

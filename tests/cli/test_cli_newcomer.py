@@ -64,7 +64,7 @@ REFUSED = [
     ("extract train.csv -c unit.yaml", 2, 'audio.sample_rate: should be a whole number, not "16 kHz"'),
     ("extract train.csv -c codes.yaml", 2, "store.dtype: uint16 cannot hold the features of fbank"),
     ("extract train.csv -c indented.yaml", 2, "config indented.yaml: line 2, column 12: not valid YAML"),
-    ("extract train.csv -c fbank-80", 2, "; the packaged configs are dac16k, "),
+    ("extract train.csv -c fbank-80", 2, "; did you mean the packaged config fbank80?"),
     ("extract train.csv --device gpu", 2, "device 'gpu': not a torch device; use cpu, cuda, or cuda:0 and so on"),
     ("extract train.csv --device cuda:99", 2, "device 'cuda:99': there is no such device; torch sees "),
     ("extract train.csv -o notes.txt", 2, "-o: notes.txt is not a folder"),

@@ -55,6 +55,8 @@ def test_python_sets_the_same_keys(cli, plain, scratch):
         ),
         ("params.low_freq=yes", "config fbank80: params.low_freq: should be a number, not true"),
         ("params={a: [1", "--set: the value of params: line 1, column 7: not valid YAML"),
+        ("params.=", "config fbank80: params.: there is no such key (there are "),
+        ("data_root=/twice", "--set data_root: it is given twice"),
     ],
 )
 def test_what_nothing_takes_is_refused_in_a_line(cli, plain, table, scratch, setting, words):

@@ -80,8 +80,16 @@ def test_a_reader_that_has_gone_is_told_as_shells_tell_it():
     assert (ended.returncode, ended.stderr) == (141, "")
 
 
-def test_a_full_disk_below_stdout_is_named():
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("configs", "featcache: standard output: No space left on device\n"),
+        ("info nowhere --json", "featcache: nowhere: there is no such cache folder\n"),
+    ],
+)
+def test_a_full_disk_below_stdout_is_named(command, said):
+    """Unless there is an error besides."""
     with open("/dev/full", "w") as stdout:
-        command = [sys.executable, "-m", "featcache", "configs"]
-        ended = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (1, "featcache: standard output: No space left on device\n")
+        words = [sys.executable, "-m", "featcache", *command.split()]
+        ended = subprocess.run(words, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, said)

@@ -96,7 +96,7 @@ def test_prune_says_what_goes_and_what_stays(version, tmp_path):
     assert "nothing to remove" in said
     assert "stay: of shards that a tag names, or needs: paper" in said
     run("rm", cache / "fbank80@paper", "--yes")
-    done = json.loads(run("prune", cache, "--manifest", wanted, "--yes", "--json"))["pruned"][0]
+    done = json.loads(run("prune", cache, "--manifest", wanted, "--yes", "--json"))["versions"][0]["pruned"]
     assert (done["removed"], done["rewritten"], done["damaged"]) == (3, 2, [])
     assert "3 utterances" in run("verify", cache)
     assert "nothing to remove" in run("prune", cache)

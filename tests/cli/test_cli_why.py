@@ -33,7 +33,7 @@ def edited(corpus, name="edited.csv"):
 def causes(cli, made, *options):
     corpus, cache = made
     document = cli("why", cache, edited(corpus), "-c", "fbank80", "--json", *options).json()
-    found = document["manifest"]
+    found = document["plan"]
     assert found["missing"] == sum(one["utterances"] for one in found["causes"])
     return {(one["why"], one["again"]): one["ids"] for one in found["causes"]}, found
 
@@ -87,7 +87,7 @@ def test_it_says_that_a_file_has_changed(cli, made, scratch):
     there = shutil.copytree(corpus.folder, scratch / "corpus", ignore=lambda *_: ["cache"])
     os.utime(there / "3.wav", ns=(1, 1))
     moved = "why", cache, corpus.manifest(), "-c", "fbank80", "--root", there, "--check-sources", "--json"
-    (cause,) = cli(*moved).json()["manifest"]["causes"]
+    (cause,) = cli(*moved).json()["plan"]["causes"]
     assert (cause["why"], cause["again"], cause["example"]) == ("file changed", True, "its file's mtime")
     assert cause["ids"] == [f"u{number}" for number in range(3, 40, 6)]
 

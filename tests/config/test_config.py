@@ -169,13 +169,15 @@ def test_no_text_is_more_than_refused(text):
 
 
 def test_a_file_that_cannot_be_read_is_a_fault(tmp_path):
-    """Gone, a folder, bytes that are no text; and a name that is neither a file nor packaged lists those that are."""
+    """Gone, a folder, bytes that are no text; and of a name, the packaged config that is meant, or all."""
     (tmp_path / "bytes.yaml").write_bytes(b"name: \xff\n")
     for path in (tmp_path / "gone.yaml", tmp_path, tmp_path / "bytes.yaml"):
         with pytest.raises(ConfigError, match="cannot be read"):
             load_config(path)
-    with pytest.raises(ConfigError, match=r"the packaged configs are .*fbank80, .*mfcc13"):
+    with pytest.raises(ConfigError, match=r"; did you mean the packaged config fbank80\?"):
         load_config("fbank81")
+    with pytest.raises(ConfigError, match=r"; the packaged configs are .*fbank80, .*mfcc13"):
+        load_config("my-features")
 
 
 # What a config is

@@ -133,4 +133,4 @@ def test_where_nothing_is_missing_or_all_fails_a_trial_says_so(cli, plain, scrat
     failed = cli("extract", bad, "-o", scratch / "c", "--dry-run", "--trial")
     assert failed.code == 0
     assert "1 utterance of it failed" in failed.out
-    assert "an unknown time: nothing of the sample was extracted" in failed.out
+    assert "nothing of the sample was extracted, so nobody can say how long" in failed.out
