@@ -61,8 +61,8 @@ def columns_of(manifest: Manifest, names: Names, texts: Collection[str] = ()) ->
 def rows_where(manifest: Manifest, where: Where, names: Names = None, texts: Collection[str] = ()) -> NDArray[np.int64]:
     """The rows whose columns (or `id`) have certain values, or one of several; int64 `[rows]`.
 
-    Values are compared as text; 3 is also 3.0, and True also true. A function gets each row as a dictionary: `id` and all columns, with
-    values as items have them; `names` and `texts` say what types columns have, as for `columns_of`.
+    Values are compared as text; 3 is also 3.0, and True also true. A function gets each row as a dictionary: `id` and
+    all columns, with values as items have them; `names` and `texts` say what types columns have, as for `columns_of`.
 
     Raises:
         ManifestError: There is no such column, no row has such a value, or no row has all of them.
