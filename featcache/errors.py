@@ -37,7 +37,9 @@ __all__ = [
     "Reason",
     "StoreError",
     "counted",
+    "hours",
     "listing",
+    "megabytes",
 ]
 
 
@@ -160,3 +162,18 @@ def listing(names: Iterable[str], at_most: int = 10) -> str:
 def counted(count: int, singular: str, plural: str = "") -> str:
     """Count things for a message: `1 shard`, `2,500 shards`; pass `plural` where it takes more than an s."""
     return f"{count:,} {singular if count == 1 else plural or f'{singular}s'}"
+
+
+def megabytes(num_bytes: float) -> str:
+    """Bytes for people: `12.3 MB`, `4.56 GB`."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.3g} {unit}" if num_bytes < 999 * size else f"{num_bytes / size:,.0f} {unit}"
+    return f"{num_bytes / 1e3:.3g} kB"
+
+
+def hours(seconds: float) -> str:
+    """Seconds of audio for people: `3.71 h`, `12.4 min`, `9.7 s`."""
+    if seconds >= 3600:
+        return f"{seconds / 3600:,.2f} h"
+    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.1f} s"

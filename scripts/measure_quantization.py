@@ -49,7 +49,7 @@ def bytes_of(cache: Cache) -> int:
 def differences(cache: Cache, reference: Cache) -> tuple[float, float, float]:
     """The largest, the mean, and the root of the mean square over the standard deviation."""
     apart = np.concatenate([(cache[id_] - reference[id_]).ravel() for id_ in reference.ids]).astype(np.float64)
-    values = np.concatenate([item.ravel() for item in reference]).astype(np.float64)
+    values = np.concatenate([item.ravel() for item in reference.values()]).astype(np.float64)
     return np.abs(apart).max(), np.abs(apart).mean(), np.sqrt(np.square(apart).mean()) / values.std()
 
 

@@ -23,6 +23,8 @@ import click
 
 from featcache import __version__
 from featcache.errors import ArgumentError, StoreError, listing
+from featcache.errors import hours as hours
+from featcache.errors import megabytes as megabytes
 
 if TYPE_CHECKING:
     from featcache.manifest import Manifest
@@ -275,21 +277,6 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_nan(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def megabytes(num_bytes: float) -> str:
-    """Bytes for people: `12.3 MB`, `4.56 GB`."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.3g} {unit}" if num_bytes < 999 * size else f"{num_bytes / size:,.0f} {unit}"
-    return f"{num_bytes / 1e3:.3g} kB"
-
-
-def hours(seconds: float) -> str:
-    """Seconds of audio for people: `3.71 h`, `12.4 min`, `9.7 s`."""
-    if seconds >= 3600:
-        return f"{seconds / 3600:,.2f} h"
-    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.1f} s"
 
 
 def clock(seconds: float) -> str:

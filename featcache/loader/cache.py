@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from featcache.errors import ArgumentError, MissingItemError, StoreError
 from featcache.loader.buffers import Buffers, pad_into, tensor_in, tensor_of
 from featcache.loader.crop import check_codebooks, check_padding, frames_between, positions_in
-from featcache.loader.display import PICTURE_SECONDS, card, facts_of, in_a_line
+from featcache.loader.display import beginning, card, facts_of, in_a_line
 from featcache.loader.object_shards import open_shards
 from featcache.spec import FeatureSpec
 from featcache.store.dequantize import dequantize_array
@@ -83,7 +83,9 @@ class Cache:
 
     def _repr_html_(self) -> str:
         title = f"{type(self).__name__} {self.version.path.name}"
-        return card(title, self._facts, lambda: self.item(0, duration=PICTURE_SECONDS, check=True))
+        return card(
+            title, self._facts, lambda: beginning(self.item(0, check=True), self.spec) if len(self) else np.empty(0)
+        )
 
     def __len__(self) -> int:
         return len(self.index)

@@ -61,8 +61,8 @@ def columns_of(manifest: Manifest, names: Names, texts: Collection[str] = ()) ->
 def rows_where(manifest: Manifest, where: Where, names: Names = None, texts: Collection[str] = ()) -> NDArray[np.int64]:
     """The rows whose columns (or `id`) have certain values, or one of several; int64 `[rows]`.
 
-    Values are compared as text, and 3.0 is also 3. A function gets each row as a dictionary: `id` and all columns, with
-    values as items have them; `names` and `texts` say what types columns have, as for `columns_of`.
+    Values are compared as text; 3 is also 3.0, and True also true. A function gets each row as a dictionary: `id` and
+    all columns, with values as items have them; `names` and `texts` say what types columns have, as for `columns_of`.
 
     Raises:
         ManifestError: There is no such column, no row has such a value, or no row has all of them.
@@ -76,20 +76,28 @@ def rows_where(manifest: Manifest, where: Where, names: Names = None, texts: Col
             there = listing(map(repr, ["id", *manifest.columns]))
             raise ManifestError(f"{manifest.source}: has no column {name!r} for where=; it has {there}")
         values = [*value] if isinstance(value, Iterable) and not isinstance(value, str) else [value]
-        wanted = {str(value) for value in values}
-        wanted |= {str(int(value)) for value in values if isinstance(value, float) and value.is_integer()}
+        wanted = {text for value in values for text in _texts_of(value)}
         if not wanted:
             raise ManifestError(f"{manifest.source}: {name} has an empty list in where=, which matches no row")
         found = np.fromiter((text in wanted for text in column), bool, len(column))
         if not found.any():
             there = listing(map(repr, sorted(set(column))))
-            raise ManifestError(f"{manifest.source}: no row has {name} {listing(sorted(wanted))}; there are {there}")
+            raise ManifestError(f"{manifest.source}: no row has {name} {listing(map(str, values))}; there are {there}")
         kept &= found
     if not kept.any():
         raise ManifestError(
             f"{manifest.source}: no row has all of {', '.join(f'{name} {value}' for name, value in where.items())}"
         )
     return np.flatnonzero(kept)
+
+
+def _texts_of(value: object) -> set[str]:
+    """What a value may be as text in a manifest."""
+    if isinstance(value, (bool, np.bool_)):
+        return {str(value), str(value).lower()}
+    if isinstance(value, (int, np.integer)):
+        return {str(value), f"{value}.0"}
+    return {str(value), str(int(value))} if isinstance(value, float) and value.is_integer() else {str(value)}
 
 
 def _rows_that_fit(
@@ -173,7 +181,8 @@ def _typed(column: Column, wanted: type | None, what: str) -> Column:
         if numbers is not None and (wanted is float or numbers.dtype.kind == "i"):
             return numbers if wanted is int else numbers.astype(np.float64)
         raise ManifestError(f"{what} should be {wanted.__name__}, but not all its values are")
-    raise ManifestError(f"{what} cannot be {wanted!r}: choose str for text columns, int or float for numbers")
+    kind = getattr(wanted, "__name__", wanted)
+    raise ManifestError(f"{what} cannot be {kind}: choose str for text columns, int or float for numbers")
 
 
 def _numbers(column: Strings) -> NDArray[Any] | None:

@@ -25,7 +25,7 @@ from featcache.loader.buffers import Buffers
 from featcache.loader.cache import Cache
 from featcache.loader.columns import Names, Where, take
 from featcache.loader.crop import Crop, Windows, positions_in
-from featcache.loader.display import PICTURE_SECONDS, Batch, card
+from featcache.loader.display import Batch, beginning, card
 from featcache.loader.parts import PartsColumn
 from featcache.loader.utterances import DatasetVersion, by_version, caches_by_name, find_utterances, labels_by_column
 from featcache.manifest import Manifest, Table
@@ -171,9 +171,11 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             return {"versions": versions, "utterances": f"{len(self):,}", "columns": listing(self.columns), **labels}
 
         def first_item() -> NDArray[Any]:
+            if not len(self):
+                return np.empty(0)
             first = self.versions[0]
             position = int(first.positions_of(np.zeros(1, np.int64))[0])
-            return first.cache.item(position, duration=PICTURE_SECONDS, check=True)
+            return beginning(first.cache.item(position, check=True), first.cache.spec)
 
         return card("FeatureDataset", facts, first_item)
 

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.errors import hours, megabytes
 from featcache.spec import FeatureSpec
 
-__all__ = ["PICTURE_SECONDS", "Batch", "card", "facts_of", "in_a_line", "png"]
+__all__ = ["Batch", "beginning", "card", "facts_of", "in_a_line", "png"]
 
-PICTURE_SECONDS = 10.0
+_PICTURE_SECONDS = 10.0
 """How much of an item a picture shows, from its beginning."""
 
 _WIDTH, _HEIGHT = 600, 128
@@ -28,7 +29,6 @@ _WIDTH, _HEIGHT = 600, 128
 
 _LONGEST = 200
 """The most characters of a text that is shown."""
-
 
 _COUNTED = ("parts", "utterances")
 
@@ -47,6 +47,8 @@ class Batch(dict[str, Any]):
         return facts
 
     def _first_item(self) -> NDArray[Any]:
+        if not self["ids"]:
+            return np.empty(0)
         features, lengths = self["features"], self["lengths"]
         if isinstance(features, Mapping):  # of several versions, the first
             features, lengths = next(iter(features.values())), next(iter(lengths.values()))
@@ -61,8 +63,8 @@ def facts_of(spec: FeatureSpec, stored: np.dtype[Any], num_utterances: int, num_
     shape = ", ".join(map(str, ("frames", *spec.item_shape)))
     return {
         "utterances": f"{num_utterances:,}",
-        "duration": f"{num_frames / spec.frame_rate / 3600:.2f} h",
-        "size": f"{num_bytes / 1e9:.3g} GB",
+        "duration": hours(num_frames / spec.frame_rate),
+        "size": megabytes(num_bytes),
         "features": f"{spec.dtype}{' in uint8' * spec.is_quantized} [{shape}] at {spec.frame_rate:g} Hz",
     }
 
@@ -70,6 +72,11 @@ def facts_of(spec: FeatureSpec, stored: np.dtype[Any], num_utterances: int, num_
 def in_a_line(facts: Mapping[str, str]) -> str:
     """Facts as one text."""
     return ", ".join(f"{value} {name}" if name in _COUNTED else value for name, value in facts.items())
+
+
+def beginning(frames: NDArray[Any], spec: FeatureSpec) -> NDArray[Any]:
+    """The frames of an utterance that a picture shows."""
+    return frames[: math.ceil(_PICTURE_SECONDS * spec.frame_rate)]
 
 
 def card(title: str, facts: Callable[[], Mapping[str, object]], picture: Callable[[], NDArray[Any]]) -> str:

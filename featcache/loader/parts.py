@@ -62,8 +62,9 @@ class Parts:
             StoreError: It has changed since the corpus was opened, so that its positions are others.
             DamagedError: It is damaged.
         """
-        cache = self._caches.get(number)
-        return cache or self._caches.setdefault(number, self._open(number))  # or another thread's
+        if number not in self._caches:
+            self._caches.setdefault(number, self._open(number))  # or another thread's
+        return self._caches[number]
 
     def locate(self, position: int) -> tuple[int, int]:
         """The number of the part that has a position, and the position in it."""

@@ -173,4 +173,6 @@ def carried(cell: Any) -> str:
     """A cell of any other column as text: text as it is, dates in ISO 8601, other values as JSON, `null` as nothing."""
     if cell is None or isinstance(cell, str):
         return cell or ""
-    return repr(cell) if type(cell) is float and math.isfinite(cell) else _encode(cell)  # the same, sooner
+    if type(cell) is float and math.isfinite(cell):
+        return repr(cell)  # as JSON, sooner
+    return _encode(cell) if isinstance(cell, (bool, int, float, list, tuple, dict)) else str(cell)

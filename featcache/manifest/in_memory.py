@@ -75,8 +75,9 @@ class _Table:
         rows = getattr(self._table, "iloc", self._table)  # of pandas, a range otherwise means labels
         wanted = [(name, own) for name, own in zip(self.names, self._columns, strict=True) if name in columns]
         for first in range(0, len(self._table), ROWS_PER_BATCH):
-            part = rows[first : first + ROWS_PER_BATCH]
-            yield range(first + 1, first + len(part) + 1), {name: [*map(_plain, part[own])] for name, own in wanted}
+            last = min(first + ROWS_PER_BATCH, len(self._table))
+            part = rows[first:last]
+            yield range(first + 1, last + 1), {name: [*map(_plain, part[own])] for name, own in wanted}
 
 
 def _names(table: Any) -> list[Any] | None:

@@ -88,9 +88,8 @@ class TestCache:
         assert "utt-20" not in cache
 
     def test_its_repr_says_what_it_is(self, cache):
-        hours = cache.lengths.sum() / 100 / 3600
         assert cache.version.path.name in repr(cache)
-        assert f"20 utterances, {hours:.2f} h" in repr(cache)
+        assert f"20 utterances, {cache.lengths.sum() / 100:.1f} s, " in repr(cache)
         assert "float16 [frames, 80] at 100 Hz" in repr(cache)
 
     @pytest.mark.parametrize("key", [20, -21, 10**12])

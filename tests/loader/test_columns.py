@@ -116,7 +116,7 @@ class TestInADataset:
             ({"text": int}, r"train.csv: the column 'text' should be int, but not all its values are"),
             ({"snr": int}, r"the column 'snr' should be int"),
             ({"speaker": float}, r"the column 'speaker' should be float"),
-            ({"digit": list}, r"the column 'digit' cannot be <class 'list'>"),
+            ({"digit": list}, r"the column 'digit' cannot be list: choose str"),
             ({"digits": int}, r"has no column 'digits'; it has 'digit', 'speaker'"),
         ],
     )
@@ -129,8 +129,9 @@ class TestWhere:
     @pytest.fixture
     def manifest(self, tmp_path):
         path = tmp_path / "all.csv"
-        rows = ["utt-3,train,anna,1", "utt-0,test,ben,2", "utt-2,train,ben,3", "elsewhere,dev,ben,3"]
-        path.write_text("id,split,speaker,digit\n" + "\n".join(rows))
+        rows = ["utt-3,train,anna,1,1.0,false", "utt-0,test,ben,2,,true", "utt-2,train,ben,3,1.5,True"]
+        header = "id,split,speaker,digit,score,noisy"
+        path.write_text("\n".join([header, *rows, "elsewhere,dev,ben,3,2.0,"]))
         return path
 
     @pytest.mark.parametrize(
@@ -141,6 +142,8 @@ class TestWhere:
             ({"split": ("train", "test"), "speaker": "ben"}, ["utt-0", "utt-2"]),
             ({"digit": 2}, ["utt-0"]),
             ({"digit": 2.0}, ["utt-0"]),
+            ({"score": 1}, ["utt-3"]),
+            ({"noisy": True}, ["utt-0", "utt-2"]),
             ({"id": ["utt-2", "utt-3"]}, ["utt-3", "utt-2"]),
         ],
     )
@@ -155,7 +158,7 @@ class TestWhere:
         ("where", "what"),
         [
             ({"split": "valid"}, r"all.csv: no row has split valid; there are 'dev', 'test', 'train'"),
-            ({"part": "train"}, r"has no column 'part' for where=; it has 'id', 'split', 'speaker', 'digit'"),
+            ({"part": "train"}, r"has no column 'part' for where=; it has 'id', 'split', 'speaker', 'digit', 'score'"),
             ({"split": "train", "digit": 2}, r"all.csv: no row has all of split train, digit 2"),
             ({"split": []}, r"all.csv: split has an empty list in where=, which matches no row"),
         ],

@@ -2,6 +2,7 @@
 
 import json
 import math
+from datetime import date
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -26,6 +27,7 @@ TABLES = {
     "records of pandas": lambda rows: pandas_frame(rows).convert_dtypes().to_dict("records"),
     "polars": lambda rows: pytest.importorskip("polars").DataFrame(rows, infer_schema_length=None),
     "arrow": lambda rows: pytest.importorskip("pyarrow").Table.from_pylist(rows),
+    "datasets": lambda rows: pytest.importorskip("datasets").Dataset.from_list(rows),
 }
 
 text = st.text(st.characters(exclude_categories=["C"]), min_size=1, max_size=8).filter(
@@ -61,7 +63,7 @@ def test_is_what_the_same_table_in_json_lines_is(tmp_path, make, rows):
 def test_cells_are_what_python_and_numpy_have():
     rows = [
         {"id": np.int64(7), "path": Path("a.wav"), "channel": np.float32(1), "start": math.nan, 3: [1, "b"]},
-        {"id": "b", "score": np.float64(0.1), "words": np.array(["the", "kettle"])},
+        {"id": "b", "score": np.float64(0.1), "words": np.array(["the", "kettle"]), "said": date(2026, 1, 2)},
     ]
     manifest = manifest_of(rows)
     assert list(manifest.ids) == ["7", "b"]
@@ -72,6 +74,7 @@ def test_cells_are_what_python_and_numpy_have():
         "3": ['[1,"b"]', ""],
         "score": ["", "0.1"],
         "words": ["", '["the","kettle"]'],
+        "said": ["", "2026-01-02"],
     }
     assert manifest_of(rows, carry=False).columns == {}
     assert manifest.root == Path.cwd()
