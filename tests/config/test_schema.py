@@ -14,12 +14,12 @@ from featcache.errors import ConfigError
 from featcache.extractors import find, registered
 
 
-@pytest.fixture(scope="module")
-def schema():
-    """As `featcache configs --schema` prints it."""
+@pytest.fixture(scope="module", params=[jsonschema.Draft202012Validator, jsonschema.Draft7Validator])
+def schema(request):
+    """As `featcache configs --schema` prints it, and as editors read it that know no draft after the seventh."""
     printed = json.loads(CliRunner().invoke(cli, ["configs", "--schema"]).stdout)
-    jsonschema.Draft202012Validator.check_schema(printed)
-    return jsonschema.Draft202012Validator(printed)
+    request.param.check_schema(printed)
+    return request.param(printed)
 
 
 def test_packaged_configs_fit(schema):
