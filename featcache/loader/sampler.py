@@ -269,7 +269,7 @@ class _Columns:
 
     def __init__(self, lengths: Any, shards: Any, rules: Rules) -> None:
         if not isinstance(lengths, PartsColumn):
-            raise ArgumentError("parts_in_memory is for a corpus: give lengths=dataset.lengths of a dataset over one")
+            raise ArgumentError("parts_in_memory is for a corpus: give the lengths of a whole dataset over one")
         if not len(lengths):
             raise ArgumentError("lengths is empty: there are no utterances to make batches of")
         if (shards is None) != (rules.shards_in_memory is None) or not isinstance(shards, PartsColumn | None):

@@ -218,11 +218,12 @@ def describe_changed(manifest: Manifest, rows: RowKeys, version: Version, index:
     else:
         what = what_changed(item, utterance, joined.failures.get(first))
     condition = " once what failed is mended" if joined.failures else ""
+    is_table = manifest.source.startswith("<")  # in memory, and not what a command takes
+    again = "Extract these rows again" if is_table else f"`featcache extract {manifest.source} …` extracts them again"
     return (
         f"{manifest.source}: for {len(changed):,} of {len(rows.ids):,} utterances, {version.path} has features of "
         f"another row or file: {listing(rows.ids.take(changed))}; {item.id}: {what}. "
-        f"`featcache extract {manifest.source} …` extracts them again{condition}; or give the manifest that they were "
-        "extracted from"
+        f"{again}{condition}; or give the manifest that they were extracted from"
     )
 
 

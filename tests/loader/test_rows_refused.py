@@ -111,6 +111,8 @@ def test_copies_have_the_row_of_their_utterance(tmp_path):
     wrong = manifest_of(tmp_path, [("a", "a.wav"), ("b", "c.wav")], ("id", "path"), "wrong.csv")
     with pytest.raises(ManifestError, match=r"2 of 4 utterances, .*: b, b_sp0.9; b: path b.wav → c.wav"):
         featcache.FeatureDataset(featcache.open(version.path), wrong)
+    with pytest.raises(ManifestError, match=r"^<list>: .*path a.wav → c.wav\. Extract these rows again; or give"):
+        featcache.FeatureDataset(featcache.open(version.path), [{"id": "a", "path": "c.wav"}])
 
 
 def test_statistics_give_no_speakers_label_to_another_row(tmp_path):
