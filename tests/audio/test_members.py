@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 from containers import COMPRESSORS, compress, write_tables, write_tar
+from forking import fork, join
 from processes import open_files
 
 from featcache.audio import members, tables
@@ -187,6 +188,22 @@ def test_what_could_not_be_made_is_kept_only_if_the_audio_is_at_fault():
         with pytest.raises(OSError, match="disk"):
             kept.get("disk", lambda: fail(OSError("disk")))
     assert [type(error) for error in asked] == [AudioError, OSError, OSError]
+
+
+def test_a_child_makes_what_its_parent_was_making():
+    kept, begun, go_on = Kept(1), threading.Event(), threading.Event()
+
+    def slow():
+        begun.set()
+        go_on.wait()
+
+    thread = threading.Thread(target=kept.get, args=("slow", slow))
+    thread.start()
+    begun.wait()
+    child = fork(lambda: kept.get("slow", lambda: "made"))
+    assert join(child) == 0
+    go_on.set()
+    thread.join()
 
 
 @pytest.fixture
