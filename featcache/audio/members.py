@@ -17,6 +17,7 @@ import gzip
 import io
 import lzma
 import os
+import re
 import stat
 import tempfile
 import zlib
@@ -44,8 +45,8 @@ _PIECE = 4 << 20
 _UNPACKED_PIECE = 64 << 10
 """What is unpacked at a time; with .tar.zst, up to so much before a cut is lost."""
 
-_UNPACKED_BYTES = 16 << 30
-"""Compressed tars that are kept unpacked, unless a single one takes more."""
+_UNPACKED_BYTES, _MOST_UNPACKED = 16 << 30, 128
+"""Compressed tars that are kept unpacked, unless a single one takes more; each is an open file."""
 
 _LEFT_FREE = 1 << 30
 """The bytes of a disk that unpacking leaves free for others."""
@@ -64,7 +65,9 @@ _KINDS: dict[str, type[_Index]] = {
 
 _INDEXES: Kept[_Index] = Kept(_INDEX_BYTES, lambda index: index.num_bytes)
 _LARGE: Kept[Fetched] = Kept(_MOST_LARGE)
-_UNPACKED: Kept[Fetched] = Kept(_UNPACKED_BYTES, lambda unpacked: unpacked.stamp.size)
+_UNPACKED: Kept[Fetched] = Kept(
+    _UNPACKED_BYTES, lambda unpacked: max(unpacked.stamp.size, _UNPACKED_BYTES // _MOST_UNPACKED)
+)
 
 
 def read_member(member: Member) -> Fetched:
@@ -189,63 +192,57 @@ def _zstd(file: io.FileIO) -> Any:
     return arrow.CompressedInputStream(arrow.PythonFile(io.FileIO(file.fileno(), closefd=False), "r"), "zstd")
 
 
-_UNPACKERS: dict[str, Callable[[io.FileIO], Any]] = {
-    ".gz": lambda file: gzip.GzipFile(fileobj=file),
-    ".tgz": lambda file: gzip.GzipFile(fileobj=file),
-    ".bz2": bz2.BZ2File,
-    ".xz": lzma.LZMAFile,
-    ".zst": _zstd,
+_UNPACKERS: dict[str, tuple[bytes, Callable[[io.FileIO], Any]]] = {
+    ".gz": (rb"\x1f\x8b", lambda file: gzip.GzipFile(fileobj=file)),
+    ".tgz": (rb"\x1f\x8b", lambda file: gzip.GzipFile(fileobj=file)),
+    ".bz2": (rb"BZh", bz2.BZ2File),
+    ".xz": (rb"\xfd7zXZ\0", lzma.LZMAFile),
+    ".zst": (rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", _zstd),
 }
-"""What reads a compressed tar as it is when unpacked, by its suffix."""
+"""By the suffix of a compressed tar: an expression for how it begins; and what reads it as it is when unpacked."""
 
 
 def _unpacked(packed: io.FileIO, suffix: str, status: os.stat_result) -> Fetched:
     """A copy of a compressed tar, unpacked; of one that was cut short, what is left."""
-    unpacked: io.FileIO = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (what is returned closes it)
-    try:
-        size = _unpack(_UNPACKERS[suffix](packed), unpacked, max(_ALWAYS_ALLOWED, _MOST_TIMES * status.st_size))
-        if _state(os.fstat(packed.fileno())) != _state(status):
-            raise AudioError(Reason.FILE_UNREADABLE, "the container changed while it was read")
-    except BaseException:
-        unpacked.close()
-        raise
-    return Fetched(FileStamp(size, status.st_mtime_ns), file=unpacked)
+    beginning, unpacker = _UNPACKERS[suffix]
+    if not re.match(beginning, os.pread(packed.fileno(), 8, 0)):
+        raise AudioError(Reason.NOT_AUDIO, "the container is not compressed as its name says")
+    limit = max(_ALWAYS_ALLOWED, _MOST_TIMES * status.st_size)
+    file = kept_on_disk(_unpacked_pieces(unpacker(packed), limit))
+    unpacked = Fetched(FileStamp(os.fstat(file.fileno()).st_size, status.st_mtime_ns), file=file)
+    if _state(os.fstat(packed.fileno())) != _state(status):
+        raise AudioError(Reason.FILE_UNREADABLE, "the container changed while it was read")
+    return unpacked
 
 
-def _unpack(stream: Any, to: io.FileIO, limit: int) -> int:
-    """Copy a stream of at most `limit` bytes to a file. Returns how many there are."""
+def _unpacked_pieces(stream: Any, limit: int) -> Iterator[bytes]:
+    """The bytes of a stream of at most `limit` bytes, as long as they leave others room on the disk."""
     size = 0
-    while piece := _next_piece(stream, is_first=size == 0):
+    while piece := _next_piece(stream):
         size += len(piece)
         if size > limit:
             message = f"the container unpacks to more than {limit:,} bytes, so it is hardly audio: unpack it yourself"
             raise AudioError(Reason.FILE_UNREADABLE, message)
-        if not _has_room(to, len(piece)):
+        if not _has_room(len(piece)):
             _UNPACKED.forget()
-        if not _has_room(to, len(piece)):
+        if not _has_room(len(piece)):
             message = f"{_LEFT_FREE / 1e9:.0f} GB would not be left free there: set TMPDIR to a disk with more room"
             raise AudioError(Reason.FILE_UNREADABLE, f"cannot be unpacked in {tempfile.gettempdir()}: {message}")
-        written = 0
-        while written < len(piece):
-            try:
-                written += to.write(memoryview(piece)[written:])
-            except OSError as error:
-                message = f"cannot be unpacked in {tempfile.gettempdir()}: {error.strerror}"
-                raise AudioError(Reason.FILE_UNREADABLE, message) from error
-    return size
+        yield piece
 
 
-def _has_room(file: io.FileIO, count: int) -> bool:
-    """Whether so many bytes may still be written to the disk of a file."""
-    disk = os.fstatvfs(file.fileno())
+def _has_room(count: int) -> bool:
+    """Whether so many bytes may still be written to the disk of `TMPDIR`."""
+    disk = os.statvfs(tempfile.gettempdir())
     return disk.f_bavail * disk.f_frsize >= _LEFT_FREE + count
 
 
-def _next_piece(stream: Any, is_first: bool) -> bytes:
+def _next_piece(stream: Any) -> bytes:
     """What a stream gives next; nothing at its end, also if it was cut short.
 
     Raises:
-        AudioError: It is damaged: all of it, since checksums stand at the end.
+        AudioError: It is damaged, or compressed in a way that is not read. Nothing of it is used then: checksums stand
+            at the end.
     """
     try:
         data: bytes = stream.read1(_UNPACKED_PIECE)
@@ -257,6 +254,4 @@ def _next_piece(stream: Any, is_first: bool) -> bytes:
             raise
         if "Truncated compressed stream" in str(error):  # Arrow's EOFError
             return b""
-        if is_first:
-            raise AudioError(Reason.NOT_AUDIO, f"the container is not compressed as its name says: {error}") from None
-        raise AudioError(Reason.TRUNCATED, f"the container is damaged: {error}") from None
+        raise AudioError(Reason.TRUNCATED, f"the container cannot be unpacked: {error}") from None

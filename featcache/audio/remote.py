@@ -16,8 +16,9 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote
@@ -185,23 +186,34 @@ class _BrokenOffError(Exception):
     """Fewer bytes have come than were promised."""
 
 
-def kept_on_disk(pieces: Any, size: int) -> io.FileIO:
-    """A file without a name that holds the pieces."""
-    file: io.FileIO = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (the caller closes it)
+def kept_on_disk(pieces: Iterable[Any], size: int | None = None) -> io.FileIO:
+    """A file without a name, on the disk of `TMPDIR`, that holds the pieces; they are `size` bytes, if that is known.
+
+    Raises:
+        AudioError: There is no such disk, or it is full.
+    """
+    with _disk_may_fail():
+        file: io.FileIO = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (the caller closes it)
     try:
         held = 0
         for piece in pieces:
-            try:
+            with _disk_may_fail():
                 held += _write(file, piece)
-            except OSError as error:
-                message = f"cannot be kept in {tempfile.gettempdir()}: {error.strerror}"
-                raise AudioError(Reason.FILE_UNREADABLE, message) from error
-        if held != size:
+        if size is not None and held != size:
             raise _BrokenOffError
     except BaseException:
         file.close()
         raise
     return file
+
+
+@contextmanager
+def _disk_may_fail() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        message = f"a copy cannot be kept in {tempfile.tempdir or 'TMPDIR'}: {error.strerror}"
+        raise AudioError(Reason.FILE_UNREADABLE, message) from error
 
 
 def _write(file: io.FileIO, data: Any) -> int:

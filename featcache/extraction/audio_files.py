@@ -75,17 +75,30 @@ def row_seconds(manifest: Manifest, known: NDArray[np.float64], speed: NDArray[n
     unknown = np.flatnonzero(np.isnan(seconds))
     if not len(unknown):
         return seconds
-    first = manifest.resolve(manifest.paths[int(unknown[0])])
-    probed = unknown[rows_at_even_steps(len(unknown), _FETCHED if isinstance(first, Member) else _PROBED)]
-    if isinstance(first, Member) and is_compressed(first.container):  # the run begins with it, and unpacks it anyway
-        probed = unknown[:_FETCHED]
-    found = each_at_once(probe_seconds, [manifest.resolve(manifest.paths[row]) for row in probed.tolist()])
+    probed, found = _probe_some(manifest, unknown)
     lengths = np.array([math.nan if length is None else length for length in found])
     lengths = (lengths - np.nan_to_num(manifest.start[probed])) / speed[probed]
     usable = lengths > 0
     seconds[unknown] = lengths[usable].mean() if usable.any() else 1.0
     seconds[probed[usable]] = lengths[usable]
     return seconds
+
+
+def _probe_some(manifest: Manifest, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[float | None]]:
+    """Some of these rows, and the length of each one's file by its header."""
+
+    def locations(some: NDArray[np.int64]) -> list[AudioSource]:
+        return [manifest.resolve(manifest.paths[row]) for row in some.tolist()]
+
+    (first,) = locations(rows[:1])
+    if not (isinstance(first, Member) and is_compressed(first.container)):
+        some = rows[rows_at_even_steps(len(rows), _FETCHED if isinstance(first, Member) else _PROBED)]
+        return some, each_at_once(probe_seconds, locations(some))
+    # The run begins with this tar, and unpacks it anyway: here by this thread, which Ctrl-C ends.
+    near = locations(rows[:_FETCHED])
+    inside = [isinstance(location, Member) and location.container == first.container for location in near]
+    some = rows[: len(near)][np.array(inside)]
+    return some, [probe_seconds(location) for location in locations(some)]
 
 
 def with_changed_files(manifest: Manifest, status: RowStatus, index: Index, version: Version) -> RowStatus:

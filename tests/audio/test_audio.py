@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,13 +12,12 @@ from decoded_audio import WHOLE, fault_of, in_seconds, read_whole, samples_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import open_files
+from real_speech import DATA
 
 from featcache.audio import recording
 from featcache.audio.decode import Cut, FileIdentity, decode, probe_seconds
 from featcache.audio.recording import END_TOLERANCE_SECONDS
 from featcache.errors import Reason
-
-DATA = Path(__file__).parents[3] / "shared" / "data"
 
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs the shared speech data")
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 
 import numpy as np
 import pytest
 from containers import COMPRESSORS, compress, write_tables, write_tar
+from forking import fork, join
+from processes import open_files
 
 from featcache.audio import members, tables
 from featcache.audio.kept import Kept
@@ -187,6 +190,22 @@ def test_what_could_not_be_made_is_kept_only_if_the_audio_is_at_fault():
     assert [type(error) for error in asked] == [AudioError, OSError, OSError]
 
 
+def test_a_child_makes_what_its_parent_was_making():
+    kept, begun, go_on = Kept(1), threading.Event(), threading.Event()
+
+    def slow():
+        begun.set()
+        go_on.wait()
+
+    thread = threading.Thread(target=kept.get, args=("slow", slow))
+    thread.start()
+    begun.wait()
+    child = fork(lambda: kept.get("slow", lambda: "made"))
+    assert join(child) == 0
+    go_on.set()
+    thread.join()
+
+
 @pytest.fixture
 def packed(scratch):
     """Makes a compressed tar of members whose bytes do not compress, beginning in the middle of large blocks."""
@@ -213,8 +232,7 @@ def test_compressed_tars(packed, suffix):
     assert content(tar, "1.wav") == values["1.wav"]
     assert refused(tar, "3.wav")[0] == Reason.TRUNCATED
     tar.write_bytes(b"RIFF" + data)
-    assert refused(tar, "0.wav")[0] == Reason.NOT_AUDIO
-    assert "not compressed as its name says" in refused(tar, "0.wav")[1]
+    assert refused(tar, "0.wav") == (Reason.NOT_AUDIO, "the container is not compressed as its name says")
 
 
 @pytest.mark.parametrize("suffix", [".tgz", ".tar.bz2", ".tar.xz"])
@@ -224,12 +242,14 @@ def test_nothing_is_taken_of_a_compressed_tar_whose_checksum_is_wrong(packed, su
     data[-100_000] ^= 1
     tar.write_bytes(data)
     reason, words = refused(tar, "0.wav")
-    assert (reason, words.split(":")[0]) == (Reason.TRUNCATED, "the container is damaged")
+    assert (reason, words.split(":")[0]) == (Reason.TRUNCATED, "the container cannot be unpacked")
 
 
 def test_a_compressed_tar_is_unpacked_once_and_within_bounds(packed, scratch, monkeypatch):
     unpacked = []
-    monkeypatch.setattr(members, "_unpack", lambda *args, real=members._unpack: unpacked.append(args) or real(*args))
+    monkeypatch.setattr(
+        members, "_unpacked", lambda *args, real=members._unpacked: unpacked.append(args) or real(*args)
+    )
     tar, _ = packed(".tgz", {"a.wav": bytes(9_000_000), "b.wav": b"b"})
     threads = [threading.Thread(target=content, args=(tar, name)) for name in ("a.wav", "b.wav") * 4]
     for thread in threads:
@@ -260,6 +280,26 @@ def test_a_compressed_tar_is_unpacked_once_and_within_bounds(packed, scratch, mo
     reason, words = refused(tar, "b.wav")
     assert reason == Reason.FILE_UNREADABLE
     assert words.endswith("would not be left free there: set TMPDIR to a disk with more room")
+
+
+def test_unpacked_tars_do_not_take_all_descriptors(packed, monkeypatch):
+    monkeypatch.setattr(members, "_MOST_UNPACKED", 3)
+    tar, _ = packed(".tgz", {"a.wav": b"a"})
+    for modified in range(3):
+        os.utime(tar, ns=(1, modified))
+        assert content(tar, "a.wav") == b"a"
+    before = len(open_files(tempfile.gettempdir()))
+    for modified in range(3, 9):
+        os.utime(tar, ns=(1, modified))
+        assert content(tar, "a.wav") == b"a"
+    assert len(open_files(tempfile.gettempdir())) == before
+
+
+def test_a_disk_without_a_place_for_copies_is_named(packed, scratch, monkeypatch):
+    tar, _ = packed(".tgz", {"a.wav": b"a"})
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch / "gone"))
+    message = f"a copy cannot be kept in {scratch}/gone: No such file or directory"
+    assert refused(tar, "a.wav") == (Reason.FILE_UNREADABLE, message)
 
 
 def test_archives_of_kaldi(scratch):

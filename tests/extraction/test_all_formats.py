@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
-from pathlib import Path
 
 import numpy as np
 import pytest
 from foreign_manifests import RATE, WRITERS, Clip, archive, dataset, tarred
+from real_speech import DATA
 
 import featcache
 from featcache.manifest import read_manifest
@@ -15,7 +15,7 @@ from featcache.manifest import read_manifest
 PACKED = ["datasets of arrow", "datasets of parquet", "archive", "in a .tar", "in a .tar.gz", "in a .tar.zst"]
 """Forms in which the audio is inside of containers."""
 
-DIGITS = Path(__file__).parents[3] / "shared" / "data" / "fsdd"
+DIGITS = DATA / "fsdd"
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 from cache_contents import items, provenance
 from containers import compress, write_tables, write_tar
 from corpora import Corpus
@@ -15,6 +18,7 @@ from extractions import TINY, extract_here
 from featcache.audio import members
 from featcache.config import load_config
 from featcache.errors import ManifestError, MissingDependencyError
+from featcache.extraction.audio_files import row_seconds
 from featcache.extraction.plan import Options
 from featcache.manifest import read_manifest
 
@@ -139,6 +143,17 @@ def test_containers_at_urls_are_not_read(plain):
 
     said = where_missing("audio_0.tar/a.wav", Url("s3://bucket"))
     assert said == ": s3://bucket/audio_0.tar/a.wav: audio inside containers is read from this machine alone"
+
+
+def test_before_a_run_one_tar_is_unpacked_at_most_and_by_the_thread_that_ctrl_c_ends(plain, scratch, monkeypatch):
+    real, threads = members._unpacked, []
+    monkeypatch.setattr(members, "_unpacked", lambda *args: threads.append(threading.current_thread()) or real(*args))
+    corpus = packed(plain, scratch, "tar.gz")
+    rows = [{**row, "path": f"audio_{number % 2}.tar.gz/{row['path']}"} for number, row in enumerate(plain.rows)]
+    manifest = read_manifest(Corpus(corpus.folder, rows).manifest())
+    seconds = row_seconds(manifest, np.full(12, np.nan), np.ones(12))
+    assert threads == [threading.current_thread()]
+    assert seconds[2] == pytest.approx(soundfile.info(plain.folder / plain.rows[2]["path"]).duration)
 
 
 def test_large_members_are_copied_to_the_disk_once(plain, scratch, monkeypatch):

@@ -1,12 +1,14 @@
-"""Real speech for tests, where it lies beside the checkout; a test that asks for it is skipped elsewhere."""
+"""Real speech for tests: in the folder FEATCACHE_TEST_DATA, or beside the checkout; a test that asks for it is skipped
+where it is in neither."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
+DATA = Path(os.environ.get("FEATCACHE_TEST_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
 
 def sentences(count: int) -> list[tuple[np.ndarray, int]]:

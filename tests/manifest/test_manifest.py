@@ -15,12 +15,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from manifests import faults_of, rows_of
+from real_speech import DATA
 
 from featcache.manifest import SPELLINGS, Utterance, read_manifest
 from featcache.strings import Strings
-
-DATA = Path(__file__).parents[3] / "shared" / "data"
-
 
 # What is read
 

@@ -89,27 +89,32 @@ def _of_supervision(recordings: dict[str, _Audio], supervision: dict[str, Any]) 
     audio = recordings.get(str(supervision["recording_id"]))
     if audio is None:
         raise _NotReadError(f"recording {supervision['recording_id']!r} is not among the recordings")
-    return {**_segment(supervision, audio), **_said(supervision), **_custom(supervision)}
+    row = _with_said(_segment(supervision, audio), supervision)
+    return row | custom if (custom := _custom(supervision)) else row
 
 
 def _of_cut(cut: dict[str, Any]) -> dict[str, Any]:
     if cut.get("type") in ("MixedCut", "PaddingCut") or "recording" not in cut:
         raise _NotReadError(f"{cut.get('type', 'a cut')} without a recording is not read: save its audio first")
     supervisions: Sequence[dict[str, Any]] = cut.get("supervisions") or ()
-    said = _said(supervisions[0]) if len(supervisions) == 1 else _all_said(supervisions)
-    return {**_segment(cut, _audio(cut["recording"])), **said, **_custom(cut)}
+    row = _segment(cut, _audio(cut["recording"]))
+    row = _with_said(row, supervisions[0]) if len(supervisions) == 1 else row | _all_said(supervisions)
+    return row | custom if (custom := _custom(cut)) else row
 
 
-def _said(supervision: dict[str, Any]) -> dict[str, Any]:
-    """What a supervision says that becomes a column."""
-    return {name: supervision[name] for name in _SAID if supervision.get(name) is not None}
+def _with_said(row: dict[str, Any], supervision: dict[str, Any]) -> dict[str, Any]:
+    """The row, which now has what a supervision says that becomes a column."""
+    for name in _SAID:
+        if (value := supervision.get(name)) is not None:
+            row[name] = value
+    return row
 
 
 def _all_said(supervisions: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """The same of several: their texts one after the other, and each speaker once."""
     said: dict[str, list[Any]] = {}
-    for found in map(_said, supervisions):
-        for name, value in found.items():
+    for supervision in supervisions:
+        for name, value in _with_said({}, supervision).items():
             if name == "text" or value not in said.get(name, ()):
                 said.setdefault(name, []).append(value)
     return {name: values[0] if len(values) == 1 else " ".join(values) for name, values in said.items()}

@@ -17,7 +17,8 @@ from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Rea
 
 _ENDS = {"end", "end_time", "stop", "stop_time"}  # names of columns that are not read in place of a duration
 
-_decode = json.JSONDecoder().decode
+_decoder = json.JSONDecoder()
+_JSON_SPACE = " \t\n\r"
 
 Rows = Iterator[tuple[int, Any]]
 """The place of each row; its cells, as a list or by key."""
@@ -155,7 +156,7 @@ def json_rows(lines: Iterable[str], faults: Faults, base: int = 0) -> Rows:
             return
         is_first = False
         try:
-            row = _decode(line)
+            row = _decoded(line)
             if "\\ud" in line or "\\uD" in line:  # such an escape may be half of a surrogate pair, which is no text
                 json.dumps(row, ensure_ascii=False).encode()
         except json.JSONDecodeError as error:
@@ -167,6 +168,16 @@ def json_rows(lines: Iterable[str], faults: Faults, base: int = 0) -> Rows:
                 yield number, row
             else:
                 faults.add(number, f"not a JSON object: {shown(row)}")
+
+
+def _decoded(line: str) -> Any:
+    """What a line of JSON says: what JSONDecoder gives for it, sooner."""
+    text = line.strip(_JSON_SPACE)
+    try:
+        row, end = _decoder.scan_once(text, 0)  # type: ignore[attr-defined]
+    except (StopIteration, ValueError):  # StopIteration: there is no value
+        end = -1
+    return row if end == len(text) else _decoder.decode(line)  # which says what is wrong
 
 
 def json_batches(rows: Rows, required: Collection[str], faults: Faults) -> Iterator[Batch]:
