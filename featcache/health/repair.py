@@ -188,7 +188,7 @@ def _record(
         asked |= {"new": len(lacking), **held_before(version, index, key, lacking)}
     run = Run(version, asked, after=index.runs)
     until = max([*run_names(version), run.id])
-    run.record_shards([*copies, *(ShardEvent(name, 0, until) for name in removed)])
+    run.record_shards([*copies, *(ShardEvent(name, 0, until=until) for name in removed)])
     return run
 
 

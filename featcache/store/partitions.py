@@ -207,7 +207,7 @@ def shards_to_make_up_for_in(version: Version, partition: PartitionRows) -> list
             elif other is not None and other.is_within(partition):
                 recorded[event.shard] = run.name
     gone = [name for name, run in recorded.items() if run > until.get(name, "") and not version.has_shard(name)]
-    return [ShardEvent(name, 0, latest) for name in gone]
+    return [ShardEvent(name, 0, until=latest) for name in gone]
 
 
 def is_done(version: Version, partition: PartitionRows) -> bool:

@@ -284,8 +284,10 @@ def _prune_shards(
         at = contents.inside[name]
         gone = index.ids.take(at[~contents.is_wanted[at]])
         run.fail(replace(failed[id_], reason=WITHDRAWN, message="pruned") for id_ in gone if id_ in failed)
-        went = (len(gone), str(infos[name].made_by.get("run", ""))) if len(gone) else (None, None)
-        run.record_shards([*events, ShardEvent(name, 0, until, *went)])
+        event = ShardEvent(name, 0, until=until)
+        if len(gone):
+            event = replace(event, pruned=len(gone), made_by=str(infos[name].made_by.get("run", "")))
+        run.record_shards([*events, event])
         with suppress(FileNotFoundError):  # without locks, another prune may have been faster
             remove_shard(version, name)
         removed, rewritten = removed + 1, rewritten + bool(numbers)

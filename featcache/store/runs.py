@@ -23,7 +23,7 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -140,6 +140,7 @@ class ShardEvent:
     """The shard's name."""
     items: int
     """The number of its items; of a shard that is gone, 0."""
+    _: KW_ONLY
     until: str | None = None
     """None for a shard that was there. Otherwise, what this run and those up to the one of this name have recorded of
     the shard does not count: repair or prune takes it away, or a whole run over its manifest has made up for it."""
@@ -345,8 +346,8 @@ class RunRecord:
         for record in self.shards.records:
             with suppress(ValueError):  # sealed, and odd all the same
                 event = _EVENT(record)
-                known = (event.get(name) for name in ("until", "pruned", "made_by"))
-                yield ShardEvent(event["shard"], event["items"], *known)
+                known = {name: event.get(name) for name in ("until", "pruned", "made_by")}
+                yield ShardEvent(event["shard"], event["items"], **known)
 
 
 def read_run(version: Version, name: str) -> RunRecord | None:

@@ -240,7 +240,7 @@ def shards_to_make_up_for(version: Version, index: Index, manifest: ManifestKey)
     """
     records = _Records(version, index, None)
     latest = max((run.name for run in records.runs), default="")
-    return [ShardEvent(shard, 0, latest) for shard in records.lost_by_manifest().get(manifest, ())]
+    return [ShardEvent(shard, 0, until=latest) for shard in records.lost_by_manifest().get(manifest, ())]
 
 
 class _Records:

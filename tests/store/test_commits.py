@@ -135,7 +135,7 @@ class TestCommit:
         run.record_shards([ShardEvent(name, 1, entry=Objects().names(version.path / "commits")[0])])
         Objects().delete(version.path / "shards" / name / "zarr.json")
         assert len(open_index(Version.open(version.path))) == len(FEATURES)  # as recorded: nobody but repair does that
-        run.record_shards([ShardEvent(name, 0, run.id)])
+        run.record_shards([ShardEvent(name, 0, until=run.id)])
         assert len(open_index(Version.open(version.path))) == 0
 
     def test_so_many_requests(self, s3, place):

@@ -152,7 +152,7 @@ def test_a_record_whose_shard_is_still_there_counts_for_nothing(tmp_path):
     (before,) = verify(version).problems
     (name,) = version.shard_names()
     run = Run(version, {"held": 3, "only": True})
-    run.record_shards([ShardEvent(name, 0, run.id, 2, open_index(version).runs[0])])
+    run.record_shards([ShardEvent(name, 0, until=run.id, pruned=2, made_by=open_index(version).runs[0])])
     run._lock.release()
     assert [problem.message for problem in verify(version).problems] == [before.message]
 

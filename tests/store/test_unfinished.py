@@ -148,7 +148,7 @@ def test_a_shard_that_is_gone_is_named(model):
     assert found(model) == []
 
     repair = Run(model.version, {"only": True})
-    repair.record_shards([ShardEvent(third.name, 0, repair.id)])
+    repair.record_shards([ShardEvent(third.name, 0, until=repair.id)])
     shutil.rmtree(third.folder)
     assert [finding.were_there for finding in found(model) if isinstance(finding, Unfinished)] == [True]
     model.whole_run("a.csv")
