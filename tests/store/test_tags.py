@@ -191,6 +191,20 @@ def test_odd_tags_are_refused_in_one_line(tmp_path, odd):
     assert verify(version).problems == []
 
 
+def test_of_two_versions_the_one_that_has_the_tag_is_meant(tmp_path):
+    old, new = (make_version(tmp_path, make_features(3), params={"low_freq": hertz}) for hertz in (20.0, 0.0))
+    tag(old, "paper")
+    assert featcache.open(tmp_path, "fbank80", tag="paper").version.path == old.path
+    assert featcache.open(f"{tmp_path}@paper").version.path == old.path
+    with pytest.raises(StoreError, match="has no tag other"):
+        featcache.open(tmp_path, "fbank80", tag="other")
+    with pytest.raises(ArgumentError, match="'' is no name for a tag"):
+        featcache.open(old.path, tag="")
+    tag(new, "paper")
+    with pytest.raises(StoreError, match="holds 2 versions"):
+        featcache.open(tmp_path, "fbank80", tag="paper")
+
+
 def test_files_with_other_names_are_no_tags(tmp_path):
     version = make_version(tmp_path / "cache", make_features(3))
     tag(version, "paper")
