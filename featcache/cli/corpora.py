@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _BY_SEVERITY = (INTERRUPTED, 1, 2, 3, 0)
 _OUTCOMES = {
     1: "failed, or damaged",
-    2: "with wrong manifests",
+    2: "refused",
     3: "with utterances that failed",
     INTERRUPTED: "interrupted",
 }

@@ -26,7 +26,7 @@ from featcache.storage.store import store_of
 from featcache.store import zarr3
 from featcache.store.check import Problem, examine_shard
 from featcache.store.columns import COLUMNS
-from featcache.store.index import Index, build_index, index_folder, index_of, load_index
+from featcache.store.index import Index, build_index, index_folder, index_of, load_index, take_seen_for_whole
 from featcache.store.ledger import Failure, standing_failures
 from featcache.store.shard import Shard
 from featcache.store.shard_items import DuplicateItem, ShardItems, find_duplicates
@@ -120,6 +120,7 @@ def verify(
     checked: dict[str, _CheckedShard] = {}
     stop = stop or threading.Event()
     is_second_look = False
+    take_seen_for_whole(version)
     while True:
         there = version.shard_folders()
         names = [name for name in there if subset is None or subset.has(name)]

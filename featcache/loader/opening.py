@@ -64,8 +64,8 @@ def open(  # noqa: A001
         name: The version's name, or its folder's name; not needed if the cache has only one version.
         config: Open the version with this config's fingerprint: a YAML file, a packaged config's name, or a `Config`.
             The first two need the extra `extract`.
-        tag: Open the version as it was when `featcache tag` gave it this name, whatever was added or replaced since.
-            "features/fbank80@paper" does the same.
+        tag: Open the version as it was when `featcache tag` gave it this name, whatever was added or replaced since;
+            of several versions, the one that has this tag. "features/fbank80@paper" does the same.
         check: Whether to compare every utterance that is read with its checksum. Its features are then read, and not
             mapped, so that a disk that fails gives a DamagedError. Without, it may end the process by SIGBUS.
         strict: Whether to refuse an unfinished version instead of warning: one that lacks utterances of a manifest that
@@ -100,10 +100,10 @@ def open(  # noqa: A001
             )
         return _open_corpus(found[0], name, config, check=check, strict=strict, tiers=tiers)
     if config is None:
-        version = select_version(location, name)
+        version = select_version(location, name, tag)
     else:
         version = select_configured(location, name, config.name, config.fingerprint(), config.resolved())
-    version = at_tag(version, tag)
+        version = at_tag(version, tag)
     cache = Cache(version, check=check, tiers=tiers)
     for run in find_unfinished(version, cache.index, all_runs=strict):
         message = f"{version.path}: {run}"

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError
-from featcache.storage.location import Location
+from featcache.storage.location import Location, ObjectPath
 from featcache.storage.objects import Objects, in_parallel
 from featcache.storage.store import store_of
 from featcache.store import zarr3
@@ -234,6 +234,16 @@ def latest_index(version: Version, names: Sequence[str]) -> Index | None:
                     found.append(shards)
     loaded = (load_index(version, shards) for shards in sorted(found, key=len, reverse=True))
     return next((index for index in loaded if index is not None), None)
+
+
+def take_seen_for_whole(version: Version) -> None:
+    """In an object store, take the shards for committed that a run has recorded, or an index has: without `zarr.json`,
+    such a shard is damaged, and not one that was never completed.
+    """
+    if isinstance(version.path, ObjectPath):
+        version.take_for_whole(recorded_entries(version))
+        if (index := latest_index(version, version.listed_shards())) is not None:
+            version.take_for_whole(index.shards)
 
 
 def extend_index(version: Version, older: Index, newer: Index) -> Index:

@@ -12,7 +12,7 @@ from featcache.errors import DamagedError, StoreError, listing
 from featcache.storage.location import Location
 from featcache.storage.store import store_of
 from featcache.store.corpus import CORPUS
-from featcache.store.tags import at_tag
+from featcache.store.tags import at_tag, tag_names
 from featcache.store.version import Version
 
 
@@ -103,16 +103,19 @@ def _folders_in(cache: Location) -> list[Location]:
     return [cache / name for name in sorted(names) if not name.startswith(".") and _is_version(cache / name)]
 
 
-def select_versions(path: Location, name: str | None = None) -> list[Version]:
-    """The version at `path` (see `version_folders`), or every version in the cache at `path` that is called `name`. If
-    the path ends in a tag, as in `features/fbank80@paper`, as it was when it was tagged.
+def select_versions(path: Location, name: str | None = None, tag: str | None = None) -> list[Version]:
+    """The version at `path` (see `version_folders`), or every version in the cache at `path` that is called `name`.
+
+    With a tag, with which the path may end, as in `features/fbank80@paper`: those of them that have it, as they were
+    when they were tagged.
 
     Raises:
         StoreError: There is no version, or no such tag.
         DamagedError: The metadata of such a version is damaged.
     """
     versions = []
-    path, tag = split_tag(path)
+    path, of_path = split_tag(path)
+    tag = of_path if tag is None else tag
     for folder in version_folders(path):
         try:
             version = Version.open(folder)
@@ -121,17 +124,19 @@ def select_versions(path: Location, name: str | None = None) -> list[Version]:
                 raise
             continue  # damage in a version that was not asked for
         if name in (None, version.info.name, folder.name):
-            versions.append(at_tag(version, tag))
-    return versions
+            versions.append(version)
+    if tag is not None and len(versions) > 1:
+        versions = [version for version in versions if tag in tag_names(version)] or versions
+    return [at_tag(version, tag) for version in versions]
 
 
-def select_version(cache: Location, name: str | None = None) -> Version:
-    """The only version in the cache (that is called `name`).
+def select_version(cache: Location, name: str | None = None, tag: str | None = None) -> Version:
+    """The only version in the cache (that is called `name`); with a tag, the only one that has it, as it was then.
 
     Raises:
         StoreError: There is none, or there are several; the message says how they differ.
     """
-    versions = select_versions(cache, name)
+    versions = select_versions(cache, name, tag)
     if len(versions) == 1:
         return versions[0]
     if not versions:

@@ -9,6 +9,7 @@ by a tag is what was tagged, or a `DamagedError` that names the tag.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from featcache.store.version import Version
 
 FORMAT = 1
 _NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+_FILE = re.compile(rf"({_NAME})\.json")
 _TAG = fields(
     {
         "format": whole(FORMAT, FORMAT),
@@ -163,12 +165,19 @@ def make_tag(version: Version, name: str, shards: Sequence[str], items: int) -> 
 
 
 def tag_names(version: Version) -> list[str]:
-    """The names of a version's tags, sorted."""
-    with suppress(OSError):
-        folder = version.path / "tags"
+    """The names of a version's tags, sorted. Files with other names are no tags.
+
+    Raises:
+        StoreError: The folder of the tags cannot be read, so that nobody knows what they keep.
+    """
+    folder = version.path / "tags"
+    try:
         files = store_of(folder).names(folder)
-        return sorted(file.removesuffix(".json") for file in files if file.endswith(".json") and file[:1] != ".")
-    return []
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot be read: {error.strerror}") from error
+    return sorted(match[1] for file in files if (match := _FILE.fullmatch(file)))
 
 
 def tag_file(version: Version, name: str) -> Location:

@@ -1,4 +1,6 @@
-"""A prune that is killed at any call loses nothing that stays, and the same command does the rest."""
+"""A prune that is killed at any call, or whose machine loses power, loses nothing that stays, and the same command does
+the rest.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import signal
 
 import pytest
 from cache_contents import check, items, only_version
+from power_loss import POLICIES, Disk
 from processes import Cli
 from promises import CACHE, assert_no_leftovers
 from shim import CHANGES, STEP, Faults, Strike, read_calls
@@ -50,25 +53,31 @@ def run(cli: Cli, command, cache, **options):
 
 def kill(cli, pruning, trials, strike) -> bool:
     """One trial; returns whether the command was killed."""
-    base, command, after = pruning
-    before, cache = items(base), trials / "cache"
+    base, command, _ = pruning
+    cache = trials / "cache"
     shutil.rmtree(cache, ignore_errors=True)
     shutil.copytree(base, cache)
     ended = run(cli, command, cache, faults=Faults(cache, strike))
     assert ended.code in (-signal.SIGKILL, 0), f"{strike}: {ended}"
+    assert_goes_on(cli, pruning, cache, strike)
+    return ended.code == -signal.SIGKILL
+
+
+def assert_goes_on(cli, pruning, cache, where) -> None:
+    """What was to stay is there, and the same command does the rest."""
+    base, command, after = pruning
     there = items(cache)
-    assert there.items() <= before.items(), f"{strike}: something is neither as it was nor gone"
-    assert {"utt-0", "utt-2", "utt-5"} <= there.keys(), f"{strike}: {there.keys()}"
-    assert check(cache).problems == [], strike
+    assert there.items() <= items(base).items(), f"{where}: something is neither as it was nor gone"
+    assert {"utt-0", "utt-2", "utt-5"} <= there.keys(), f"{where}: {there.keys()}"
+    assert check(cache).problems == [], where
     featcache.open(cache, strict=True)
     again = run(cli, command, cache)
-    assert again.code == 0, f"{strike}: {again}"
-    assert outcome(cache) == after, strike
+    assert again.code == 0, f"{where}: {again}"
+    assert outcome(cache) == after, where
     report = check(cache)
-    assert (report.problems, report.failed) == ([], 1), strike
+    assert (report.problems, report.failed) == ([], 1), where
     featcache.open(cache, strict=True, check=True)
-    assert_no_leftovers(cache, strike)
-    return ended.code == -signal.SIGKILL
+    assert_no_leftovers(cache, where)
 
 
 def count_calls(cli, pruning, trials) -> int:
@@ -95,3 +104,23 @@ def test_killed_at_every_call(faulty, pruning, trials, tell):
     killed = sum(kill(faulty, pruning, trials, Strike(at, "kill")) for at in range(0, total, STEP))
     tell(f"prune: killed {killed} times, at {total} calls, every {STEP}.")
     assert killed > total // STEP * 0.9
+
+
+@pytest.mark.slow
+def test_many_states_after_a_power_cut(faulty, pruning, trials, tell):
+    base, command, _ = pruning
+    home, record = trials / "home", trials / "record"
+    home.mkdir()
+    cache = shutil.copytree(base, home / "cache")
+    disk = Disk(home)
+    assert run(faulty, command, cache, faults=Faults(home, record=record, data=True)).code == 0
+    disk.play(read_calls(record))
+    assert disk.end > 20
+    first = random.randrange(1 << 32)
+    tell(f"prune: seeds {first} to {first + 99}")
+    for seed in range(first, first + 100):
+        chance = random.Random(seed)
+        moment, policy = chance.randrange(disk.end + 1), chance.choice(POLICIES)
+        shutil.rmtree(home)
+        disk.cut(moment, chance, policy, home)
+        assert_goes_on(faulty, pruning, cache, f"seed {seed}: {policy} at call {moment} of {disk.end}")

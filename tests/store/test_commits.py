@@ -19,7 +19,7 @@ from make_cache import add_shard, make_features, make_version
 from object_stores import any_store
 
 import featcache
-from featcache.errors import StoreError
+from featcache.errors import DamagedError, StoreError
 from featcache.health.verify import verify
 from featcache.storage import clients
 from featcache.storage.location import parse_location
@@ -27,7 +27,7 @@ from featcache.storage.objects import Objects, require_put_if_absent
 from featcache.store import commits
 from featcache.store.commits import Entry, sweep_attempts
 from featcache.store.copying import copy_version
-from featcache.store.damaged import DamagedShard
+from featcache.store.damaged import DamagedShard, plan_repairs
 from featcache.store.index import load_index, open_index
 from featcache.store.ledger import Failure
 from featcache.store.run_records import ShardEvent, read_run
@@ -139,6 +139,22 @@ class TestCommit:
         assert len(open_index(Version.open(version.path))) == len(FEATURES)  # as recorded: nobody but repair does that
         run.record_shards([ShardEvent(name, 0, until=run.id)])
         assert len(open_index(Version.open(version.path))) == 0
+
+    @pytest.mark.parametrize("seen", ["recorded", "indexed"])
+    def test_a_shard_that_has_lost_its_metadata_is_damaged(self, memory, seen):
+        version = make_version(memory, FEATURES)
+        (name,) = version.shard_names()
+        if seen == "recorded":
+            Run(version, {}).record_shards([ShardEvent(name, 12, entry=Objects().names(version.path / "commits")[0])])
+        else:
+            open_index(version, keep=True)
+        Objects().delete(version.path / "shards" / name / "zarr.json")
+        cache = featcache.open(str(memory))
+        with pytest.raises(DamagedError, match=r"zarr\.json: damaged: the file is missing"):
+            cache[next(iter(FEATURES))]
+        version = Version.open(version.path)
+        assert verify(version).damaged_shards == [name]  # so repair brings it back
+        assert [(plan.shard.name, plan.kept) for plan in plan_repairs(version, [name])] == [(name, [])]
 
     def test_so_many_requests(self, s3, place):
         version = make_version(place)

@@ -19,6 +19,7 @@ from featcache.storage.location import parse_location
 from featcache.store import zarr3
 from featcache.store.copying import copy_version
 from featcache.store.index import index_folder, open_index
+from featcache.store.prune import plan_prune
 from featcache.store.selection import select_version, version_folders
 from featcache.store.tags import at_tag, make_tag, remove_tag, tag_file, tag_names
 from featcache.store.version import Version
@@ -75,7 +76,7 @@ def test_a_tag_gives_what_was_current_when_it_was_made(tagged, place):
     assert contents(featcache.open(f"{given}/fbank80@paper")) == contents(by_tag)
     assert contents(pickle.loads(pickle.dumps(by_tag))) == contents(by_tag)
     report = verify(at_tag(version, "paper"))
-    assert (report.problems, report.items, report.shards) == ([], 12, 2)
+    assert (report.problems, report.utterances, report.shards) == ([], 12, 2)
 
 
 def test_a_tag_never_changes_and_can_be_removed(tagged):
@@ -188,6 +189,39 @@ def test_odd_tags_are_refused_in_one_line(tmp_path, odd):
     assert [problem.kind for problem in verify(version).problems] == ["tag"]
     remove_tag(version, "paper")
     assert verify(version).problems == []
+
+
+def test_of_two_versions_the_one_that_has_the_tag_is_meant(tmp_path):
+    old, new = (make_version(tmp_path, make_features(3), params={"low_freq": hertz}) for hertz in (20.0, 0.0))
+    tag(old, "paper")
+    assert featcache.open(tmp_path, "fbank80", tag="paper").version.path == old.path
+    assert featcache.open(f"{tmp_path}@paper").version.path == old.path
+    with pytest.raises(StoreError, match="has no tag other"):
+        featcache.open(tmp_path, "fbank80", tag="other")
+    with pytest.raises(ArgumentError, match="'' is no name for a tag"):
+        featcache.open(old.path, tag="")
+    tag(new, "paper")
+    with pytest.raises(StoreError, match="holds 2 versions"):
+        featcache.open(tmp_path, "fbank80", tag="paper")
+
+
+def test_files_with_other_names_are_no_tags(tmp_path):
+    version = make_version(tmp_path / "cache", make_features(3))
+    tag(version, "paper")
+    for name in ("a b.json", "\x1b[31m.json", "-x.json", ".hidden.json", "paper.json.orig", "é.json"):
+        (version.folder / "tags" / name).touch()
+    assert tag_names(version) == ["paper"]
+    assert verify(version).problems == []
+    assert copy_version(version, tmp_path / "copy").problems == []
+
+
+def test_without_the_folder_of_tags_nobody_knows_what_they_keep(tmp_path):
+    version = make_version(tmp_path, make_features(3))
+    (version.folder / "tags").symlink_to("tags")  # which cannot be read, even by root
+    assert len(featcache.open(tmp_path)) == 3
+    for look in (tag_names, plan_prune, verify):
+        with pytest.raises(StoreError, match="tags: cannot be read: Too many levels of symbolic links"):
+            look(version)
 
 
 def test_tags_are_not_written_through_a_link(tmp_path):
