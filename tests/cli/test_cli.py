@@ -172,8 +172,9 @@ def test_configs_are_listed_and_printed(cli, scratch):
     for name in (line.split()[0] for line in listed.out.splitlines()):
         (scratch / "mine.yaml").write_text(cli("configs", name).out)
         assert (scratch / "mine.yaml").read_text().startswith("# ")
-    unknown = cli("configs", "fbank81")
-    assert unknown.code == 2
+    misspelt, unknown = cli("configs", "fbank81"), cli("configs", "x")
+    assert (misspelt.code, unknown.code) == (2, 2)
+    assert "did you mean the packaged config fbank80?" in misspelt.err
     assert "fbank80, fbank80-lhotse, fbank80-speed" in unknown.err
 
 
