@@ -39,12 +39,13 @@ INSTALLS = [
     "pip install '.[extract,models,bench]'",
     "pip install '.[extract,bench]'",
     "pip install '.[bench]'",
+    ".ci/run",
     ".venv/bin/ruff check && .venv/bin/ruff format && .venv/bin/mypy",
     ".venv/bin/python scripts/make_docs.py",
     ".venv/bin/pytest",
     ".venv/bin/mkdocs serve --config-file docs/mkdocs.yml",
 ]
-"""Commands that install, check or write the project itself, which a reader of the tests has done."""
+"""Commands that install, check or write the project itself; a reader of the tests has done that."""
 
 SMALL = {
     "featcache probe encodec24k-6kbps train.csv": "--utterances 2",
