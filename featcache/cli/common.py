@@ -23,8 +23,6 @@ import click
 
 from featcache import __version__
 from featcache.errors import ArgumentError, StoreError, listing
-from featcache.errors import hours as hours
-from featcache.errors import megabytes as megabytes
 
 if TYPE_CHECKING:
     from featcache.manifest import Manifest

@@ -10,10 +10,10 @@ import click
 from tqdm import tqdm
 
 from featcache.cli import options
-from featcache.cli.common import as_document, default_threads, megabytes, note, print_json, say, terminal_columns
+from featcache.cli.common import as_document, default_threads, note, print_json, say, terminal_columns
 from featcache.cli.corpora import for_each_part
 from featcache.cli.signals import INTERRUPTED, stoppable
-from featcache.errors import counted
+from featcache.errors import counted, megabytes
 
 if TYPE_CHECKING:
     from featcache.storage.location import Location

@@ -20,7 +20,6 @@ from featcache.cli.common import (
     FAILURES_LEFT,
     complain,
     error_document,
-    megabytes,
     note,
     print_json,
     read_manifest,
@@ -30,7 +29,7 @@ from featcache.cli.corpora import worst
 from featcache.cli.progress import Display, progress_options
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.cli.summary import plan_document, print_summary, summary_document, trial_document
-from featcache.errors import ArgumentError, counted
+from featcache.errors import ArgumentError, counted, megabytes
 
 if TYPE_CHECKING:
     from featcache.config import Config

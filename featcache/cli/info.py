@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import complain, describe_fastest, hours, megabytes, note, print_json, say
+from featcache.cli.common import complain, describe_fastest, note, print_json, say
 from featcache.cli.corpora import for_each_part
-from featcache.errors import ArgumentError, DamagedError, counted, listing
+from featcache.errors import ArgumentError, DamagedError, counted, hours, listing, megabytes
 
 if TYPE_CHECKING:
     from featcache.storage.location import Location

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import hours, megabytes, print_json, printable
+from featcache.cli.common import print_json, printable
 from featcache.cli.corpora import for_each_part
 from featcache.cli.info import describe_versions
-from featcache.errors import DamagedError
+from featcache.errors import DamagedError, hours, megabytes
 
 if TYPE_CHECKING:
     from featcache.storage.location import Location

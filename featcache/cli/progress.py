@@ -22,13 +22,13 @@ from featcache.cli.common import (
     FIRST_SECONDS,
     LINE_SECONDS,
     clock,
-    hours,
     keep_log,
     log,
     note,
     print_only_errors,
     terminal_columns,
 )
+from featcache.errors import hours
 
 if TYPE_CHECKING:
     from tqdm import tqdm

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import as_document, is_agreed, megabytes, note, print_json, read_manifest, say
+from featcache.cli.common import as_document, is_agreed, note, print_json, read_manifest, say
 from featcache.cli.corpora import for_each_part
 from featcache.cli.signals import INTERRUPTED, stoppable
-from featcache.errors import DamagedError, counted, listing
+from featcache.errors import DamagedError, counted, listing, megabytes
 
 if TYPE_CHECKING:
     from featcache.storage.location import Location

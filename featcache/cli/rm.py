@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from featcache.cli import options
-from featcache.cli.common import is_agreed, megabytes, note, print_json, say
-from featcache.errors import ArgumentError, DamagedError, counted, listing
+from featcache.cli.common import is_agreed, note, print_json, say
+from featcache.errors import ArgumentError, DamagedError, counted, listing, megabytes
 
 if TYPE_CHECKING:
     from featcache.storage.location import Location

@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from featcache.cli.common import as_document, hours, megabytes, say
-from featcache.errors import counted
+from featcache.cli.common import as_document, say
+from featcache.errors import counted, hours, megabytes
 
 if TYPE_CHECKING:
     from featcache.extraction.plan import ExtractionPlan

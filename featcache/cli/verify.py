@@ -17,7 +17,6 @@ from featcache.cli import options
 from featcache.cli.common import (
     as_document,
     default_threads,
-    megabytes,
     note,
     print_json,
     read_manifest,
@@ -25,7 +24,7 @@ from featcache.cli.common import (
     terminal_columns,
 )
 from featcache.cli.corpora import for_each_part
-from featcache.errors import DamagedError, MissingDependencyError, counted
+from featcache.errors import DamagedError, MissingDependencyError, counted, megabytes
 from featcache.storage.location import parse_location
 
 if TYPE_CHECKING:
