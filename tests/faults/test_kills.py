@@ -9,7 +9,7 @@ import signal
 
 import pytest
 from promises import assert_finishes, assert_is_after, assert_old_or_new
-from shim import CHANGES, STEP, Faults, Strike, read_calls
+from shim import CHANGES, STEP, Faults, Strike, read_calls, spread_kills
 
 SAMPLE = 6
 """Kills of a scenario in CI."""
@@ -36,12 +36,7 @@ def kill(cli, scenario, trials, strike) -> bool:
 def test_killed_at_some_calls(faulty, scenario, trials):
     """Spread over the command, before a call, or in the middle of a write."""
     total = count_calls(faulty, scenario, trials)
-    chance = random.Random(total)
-    killed = 0
-    for number in range(SAMPLE):
-        at = (number * total + chance.randrange(total)) // SAMPLE
-        strike = Strike(at, "kill") if number % 3 else Strike(at * 100 // total, "torn", ["write"])
-        killed += kill(faulty, scenario, trials, strike)
+    killed = sum(kill(faulty, scenario, trials, strike) for strike in spread_kills(total, SAMPLE))
     assert killed > SAMPLE // 2
 
 

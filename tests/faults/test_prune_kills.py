@@ -13,7 +13,7 @@ from cache_contents import check, items, only_version
 from power_loss import POLICIES, Disk
 from processes import Cli
 from promises import CACHE, assert_no_leftovers
-from shim import CHANGES, STEP, Faults, Strike, read_calls
+from shim import CHANGES, STEP, Faults, Strike, read_calls, spread_kills
 
 import featcache
 from featcache.store.index import open_index
@@ -89,12 +89,7 @@ def count_calls(cli, pruning, trials) -> int:
 
 def test_killed_at_some_calls(faulty, pruning, trials):
     total = count_calls(faulty, pruning, trials)
-    chance = random.Random(total)
-    killed = 0
-    for number in range(SAMPLE):
-        at = (number * total + chance.randrange(total)) // SAMPLE
-        strike = Strike(at, "kill") if number % 3 else Strike(at * 100 // total, "torn", ["write"])
-        killed += kill(faulty, pruning, trials, strike)
+    killed = sum(kill(faulty, pruning, trials, strike) for strike in spread_kills(total, SAMPLE))
     assert killed > SAMPLE // 2
 
 

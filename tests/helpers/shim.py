@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,14 @@ class Strike:
     """The errno of `error` and `lost`."""
     times: int = 1
     """How many calls, from that one on; -1 for all."""
+
+
+def spread_kills(total: int, count: int) -> Iterator[Strike]:
+    """Kills spread over a command of so many calls: two before a call, and every third in the middle of a write."""
+    chance = random.Random(total)
+    for number in range(count):
+        at = (number * total + chance.randrange(total)) // count
+        yield Strike(at, "kill") if number % 3 else Strike(at * 100 // total, "torn", ["write"])
 
 
 @dataclass(frozen=True)
