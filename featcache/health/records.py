@@ -8,7 +8,7 @@ from featcache.store.check import Problem
 from featcache.store.findings import DamagedRecord, Finding, LostShards, Unfinished, Unrecorded
 from featcache.store.index import Index, open_index
 from featcache.store.records import read_document, rewrite_lines, write_document
-from featcache.store.run_records import RunRecord, is_running, read_run, record_files, run_names
+from featcache.store.run_records import RunRecord, is_running, read_runs, record_files, run_names
 from featcache.store.runs import Run
 from featcache.store.tags import TaggedVersion, check_tags
 from featcache.store.unfinished import find_unfinished, held_before
@@ -52,7 +52,7 @@ def _check_records(
             notes.append(str(finding))
         else:
             problems.append(Problem(_kind_of(finding), f"{version.path}: {finding}"))
-    for run in _read_all(version):
+    for run in read_runs(version):
         if lost := run.lost("shards"):
             where = f" (line {listing(map(str, run.shards.damaged))})" if run.shards.damaged else ""
             message = (
@@ -79,7 +79,7 @@ def mend_records(version: Version) -> int:
         StoreError: They cannot be written.
     """
     mended = 0
-    for run in _read_all(version):
+    for run in read_runs(version):
         if is_running(version, run.name):  # it may be writing
             continue
         lost = {kind: run.lost(kind) for kind in ("failures", "shards")}
@@ -106,7 +106,3 @@ def _note_lost_failures(version: Version, run: RunRecord, count: int) -> None:
     held = held_before(version, index, manifest, Strings.of([]))
     asked |= {"new": count, "replaced": 0, "held": len(index), **held, "only": True, "mended": run.name}
     Run(version, asked, after=index.runs).finish({"extracted": 0, "failed": 0, "interrupted": True})
-
-
-def _read_all(version: Version) -> list[RunRecord]:
-    return [run for name in run_names(version) if (run := read_run(version, name)) is not None]

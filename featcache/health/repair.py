@@ -37,7 +37,7 @@ from featcache.storage.objects import require_put_if_absent
 from featcache.store import zarr3
 from featcache.store.check import check_shard
 from featcache.store.damaged import DamagedShard, RepairPlan, copy_sound_items, plan_repairs
-from featcache.store.files import WRITTEN, folder_to_write, refuse_links, write_whole
+from featcache.store.files import WRITTEN, folder_to_write, refuse_links, write_file
 from featcache.store.index import build_index, open_index
 from featcache.store.records import read_document
 from featcache.store.removing import claim_shards, remove_shard
@@ -279,7 +279,7 @@ def restore_metadata(path: Location) -> bool:
     group = path / "shards" / "zarr.json"
     is_group_damaged = not zarr3.is_plain_group(path / "shards")
     if is_group_damaged:
-        write_whole(group, zarr3.group_metadata())
+        write_file(group, zarr3.group_metadata())
     with suppress(DamagedError):  # the version's own file is damaged too: it is restored below
         Version.open(path)
         return is_group_damaged
@@ -296,7 +296,7 @@ def restore_metadata(path: Location) -> bool:
         extractor = config.build(torch.device("cpu"))
         info = version_info(config, extractor.spec)
         if path.name == info.folder_name or _state_one(path, info):
-            write_whole(path / "zarr.json", zarr3.group_metadata(info.attributes()))
+            write_file(path / "zarr.json", zarr3.group_metadata(info.attributes()))
             return True
     fault = f" ({faults[0]})" if faults else ""
     raise StoreError(

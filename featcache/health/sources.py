@@ -123,7 +123,7 @@ def notes_on_sources(findings: SourceFindings) -> Iterator[str]:
 
 def root_of(shard: Shard, version: Version) -> AudioLocation:
     """What the paths of a shard's items are relative to, by the record of the run that extracted them."""
-    root = request_of(version, shard.info.made_by.get("run", "")).get("root", ".")
+    root = request_of(version, shard.run).get("root", ".")
     return Url(root) if is_audio_url(root) else Path(root)
 
 

@@ -43,12 +43,14 @@ class Column:
 
     def metadata(self, length: int) -> bytes:
         """The `zarr.json` of the array with that many entries."""
-        return zarr3.array_metadata((length, *self.entry_shape), np.dtype(self.dtype), self._dimensions, self.fill)
+        return self._metadata(length, self._dimensions, self.fill)
 
     def is_metadata(self, checksum: str | None, length: int) -> bool:
         """Whether a `zarr.json` of that checksum is the array's with that many entries, in a form of any time."""
-        first = zarr3.first_array_metadata((length, *self.entry_shape), np.dtype(self.dtype))
-        return any(zarr3.hex_crc32c(form) == checksum for form in (self.metadata(length), first))
+        return any(zarr3.hex_crc32c(form) == checksum for form in (self.metadata(length), self._metadata(length, None)))
+
+    def _metadata(self, length: int, dimensions: list[str] | None, fill: int = 0) -> bytes:
+        return zarr3.array_metadata((length, *self.entry_shape), np.dtype(self.dtype), dimensions, fill)
 
     @property
     def _dimensions(self) -> list[str]:

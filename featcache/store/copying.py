@@ -30,7 +30,7 @@ from featcache.store.files import (
     publish_folder,
     refuse_links,
     remove_from_version,
-    write_whole,
+    write_file,
 )
 from featcache.store.index import index_folder, load_index, open_index
 from featcache.store.run_records import record_files, run_names
@@ -254,7 +254,7 @@ def _copy_small(version: Version, copy: Version, files: list[Location]) -> int:
                 folder_to_write(copy.folder, parents.parts[0])
                 refuse_links(copy.folder, str(parents))
                 make_folders(place.parent)
-            write_whole(place, data)
+            write_file(place, data)
             copied += 1
     return copied
 

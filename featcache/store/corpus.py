@@ -24,8 +24,8 @@ from featcache.errors import ArgumentError, DamagedError, StoreError
 from featcache.storage.location import Location
 from featcache.storage.objects import Objects
 from featcache.storage.store import store_of
-from featcache.store.fields import any_text, fields, listed, mapped, text, whole
-from featcache.store.files import make_folders, write_whole
+from featcache.store.fields import any_text, anything, fields, listed, mapped, text, whole
+from featcache.store.files import make_folders, write_file
 from featcache.store.index import Index, index_folder, latest_index
 from featcache.store.locks import Claim
 from featcache.store.records import read_document, sealed_document
@@ -54,7 +54,7 @@ _PART = fields(
     }
     | {"hash": _HASH, "versions": mapped(text(at_most=255), _VERSION)}
 )
-_CORPUS = fields({"format": whole(FORMAT, FORMAT), "parts": listed(_PART, _MOST_PARTS)}, others=lambda value: value)
+_CORPUS = fields({"format": whole(FORMAT, FORMAT), "parts": listed(_PART, _MOST_PARTS)}, others=anything)
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def update_parts(corpus: Location, change: Callable[[dict[str, Part]], None]) ->
                 claim.take(wait=True)
                 before, after = _changed(corpus, change)
                 if after != before:
-                    write_whole(corpus / CORPUS, _document(after))
+                    write_file(corpus / CORPUS, _document(after))
                 return after
         store = Objects()
         for attempt in range(_ATTEMPTS):

@@ -68,16 +68,6 @@ def read_lines(path: Location, at_most: int = LINE_BYTES) -> Iterator[bytes]:
             yield line
 
 
-def read_object(path: Location) -> dict[str, Any]:
-    """The JSON object that a regular file holds.
-
-    Raises:
-        DamagedError: It is not a regular file, or no JSON object within the bounds of this module.
-        OSError: It is missing, or cannot be read.
-    """
-    return parse_object(read_bytes(path), path)
-
-
 def parse_object(data: bytes, where: object) -> dict[str, Any]:
     """Parse the JSON object that a file, or a line of one, holds; `where` names it in messages.
 

@@ -42,12 +42,15 @@ _SMALL_FILE = re.compile(r"\..+\.jsonl?(\.[\w-]+)?\.[0-9a-f]{8}")
 """The name of a small file before it is complete."""
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a small file so that it appears whole or not at all, also after a power cut.
+def write_file(path: Location, data: bytes) -> None:
+    """Write a small file, here or in an object store, so that it appears whole or not at all, also after a power cut.
 
     Raises:
         StoreError: It cannot be written. If there was a file of this name, it is still there.
     """
+    if not isinstance(path, Path):
+        store_of(path).put(path, data)
+        return
     temporary = name_beside(path)
     try:
         with temporary.open("wb") as file:
@@ -60,18 +63,6 @@ def write_file(path: Path, data: bytes) -> None:
         with suppress(OSError):  # it was never made, or the disk is read-only by now
             temporary.unlink()
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
-
-
-def write_whole(location: Location, data: bytes) -> None:
-    """Write a small file so that it appears whole or not at all, in a folder or an object store.
-
-    Raises:
-        StoreError: It cannot be written. If there was one of this name, it is still there.
-    """
-    if isinstance(location, Path):
-        write_file(location, data)
-    else:
-        store_of(location).put(location, data)
 
 
 def publish_folder(folder: Path, place: Path, written: Mapping[str, int]) -> bool:

@@ -31,7 +31,7 @@ from types import TracebackType
 from featcache.errors import DamagedError, Reason, StoreError
 from featcache.store.documents import parse_object, read_bytes
 from featcache.store.index import Index
-from featcache.store.ledger import Failure, extracted_by, failures_of, runs_with_failures
+from featcache.store.ledger import Failure, failures_of, runs_with_failures
 from featcache.store.run_records import is_running, read_run
 from featcache.store.version import Version
 
@@ -173,7 +173,7 @@ def _begun_with(version: Version, run: str) -> str:
 def _has_item_since(version: Version, index: Index, id_: str, run: str) -> bool:
     """Whether this run or a later one, by their names, has extracted the utterance."""
     position = index.find_one(id_)
-    return position >= 0 and extracted_by(version, index.place(position).shard) >= run
+    return position >= 0 and version.shard(index.place(position).shard).run >= run
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from featcache.store.fields import MOST
 from featcache.store.files import folder_to_write, publish_folder, remove_from_version
 from featcache.store.index_files import read_arrays, write_array
 from featcache.store.shard import Shard, are_rising
-from featcache.store.shard_items import AllItems, ShardItems, joined_columns, read_items, run_of
+from featcache.store.shard_items import AllItems, ShardItems, joined_columns, read_items
 from featcache.store.tags import read_tag, tag_names
 from featcache.store.version import Version
 from featcache.strings import Strings, hash_of
@@ -217,7 +217,7 @@ def index_of(shards: Iterable[ShardItems]) -> Index:
         columns = {name: column[keep] for name, column in columns.items()}
         by_hash = np.argsort(id_hash, kind="stable")
     names = [shard.name for shard in items.shards]
-    runs = [run_of(shard) for shard in items.shards]
+    runs = [shard.run for shard in items.shards]
     return Index(names, runs, ids, **columns, id_hash=id_hash[by_hash], by_hash=by_hash.astype(np.uint32))
 
 
@@ -367,7 +367,7 @@ def _runs_of(version: Version, names: Iterable[str]) -> list[str]:
     runs = []
     for name in names:
         try:
-            runs.append(run_of(version.shard(name)))
+            runs.append(version.shard(name).run)
         except (StoreError, OSError):
             runs.append("")
     return runs

@@ -106,7 +106,7 @@ def standing_failures(version: Version, index: Index) -> dict[str, Failure]:
             return False
         if place.shard not in run_of:
             try:
-                run_of[place.shard] = extracted_by(version, place.shard)
+                run_of[place.shard] = version.shard(place.shard).run
             except DamagedError:  # until it is repaired, nothing tells whether the failure still stands
                 run_of[place.shard] = None
         return run_of[place.shard] in (replaced.run, None)
@@ -168,11 +168,6 @@ def _failure_of(record: Record) -> Failure:
     return Failure(**{**known, "replaces": None if replaced is None else ReplacedItem(**replaced)})
 
 
-def extracted_by(version: Version, shard: str) -> str:
-    """The name of the run that extracted a shard's items, which repair keeps; empty if the shard does not say."""
-    return str(version.shard(shard).info.made_by.get("run", ""))
-
-
 def _hex(row_hash: int) -> str:
     return f"{row_hash:016x}"
 
@@ -183,6 +178,6 @@ def _with_replaced(version: Version, failures: Iterable[Failure], replaces: Mapp
     for failure in failures:
         if (place := replaces.get(failure.id)) is not None:
             if place.shard not in run_of:
-                run_of[place.shard] = extracted_by(version, place.shard)
+                run_of[place.shard] = version.shard(place.shard).run
             failure = replace(failure, replaces=ReplacedItem(run_of[place.shard], _hex(place.row_hash)))
         yield failure

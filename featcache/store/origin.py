@@ -11,7 +11,6 @@ from featcache.store.ledger import standing_failures
 from featcache.store.records import Record
 from featcache.store.run_records import began, request_of
 from featcache.store.shard import Item
-from featcache.store.shard_items import run_of
 from featcache.store.version import Version
 
 
@@ -64,12 +63,11 @@ def origin_of(version: Version, utterance: str) -> Origin:
     place = index.place(position)
     shard = version.shard(place.shard)
     (item,) = shard.items([place.item])
-    run = run_of(shard)
     return Origin(
         shard=shard.name,
         item=item,
-        run=run,
-        asked=request_of(version, run) if run else {},
+        run=shard.run,
+        asked=request_of(version, shard.run) if shard.run else {},
         made_by=shard.info.made_by,
         superseded=_superseded(version, shard.name, utterance),
     )

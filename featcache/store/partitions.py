@@ -17,7 +17,7 @@ from typing import Any
 
 from featcache.manifest import Manifest
 from featcache.store.index import Index, build_index, extend_index, latest_index, load_index
-from featcache.store.run_records import RunRecord, ShardEvent, read_run, run_names
+from featcache.store.run_records import RunRecord, ShardEvent, not_missed_until, read_runs
 from featcache.store.version import Version
 
 
@@ -178,7 +178,7 @@ def _index_of_partition(version: Version, partition: PartitionRows) -> Index:
     names = version.shard_names()
     if (index := load_index(version, names)) is not None:
         return index
-    runs = _runs(version)
+    runs = read_runs(version)
     partitions = partitions_of(runs)
     elsewhere = {
         event.shard
@@ -194,27 +194,16 @@ def _index_of_partition(version: Version, partition: PartitionRows) -> Index:
 
 def shards_to_make_up_for_in(version: Version, partition: PartitionRows) -> list[ShardEvent]:
     """The shards of a partition that are lost when a run over it begins, which makes up for them if it ends well."""
-    runs = _runs(version)
-    partitions = partitions_of(runs)
+    runs = read_runs(version)
+    partitions, until = partitions_of(runs), not_missed_until(runs)
     latest = max((run.name for run in runs), default="")
-    until: dict[str, str] = {}
-    recorded: dict[str, str] = {}
-    for run in runs:
-        other = partitions.get(run.name)
-        for event in run.events():
-            if event.until is not None:
-                until[event.shard] = max(event.until, until.get(event.shard, ""))
-            elif other is not None and other.is_within(partition):
-                recorded[event.shard] = run.name
+    inside = [run for run in runs if run.name in partitions and partitions[run.name].is_within(partition)]
+    recorded = {event.shard: run.name for run in inside for event in run.events() if event.until is None}
     gone = [name for name, run in recorded.items() if run > until.get(name, "") and not version.has_shard(name)]
     return [ShardEvent(name, 0, until=latest) for name in gone]
 
 
 def is_done(version: Version, partition: PartitionRows) -> bool:
     """Whether runs that have ended well have recorded all rows of a partition."""
-    done = [rows for run in _runs(version) if has_ended_well(run) and (rows := _rows_of(run)) is not None]
+    done = [rows for run in read_runs(version) if has_ended_well(run) and (rows := _rows_of(run)) is not None]
     return not _rows_outside([partition], done) and (partition.first < partition.end or partition in done)
-
-
-def _runs(version: Version) -> list[RunRecord]:
-    return [run for name in run_names(version) if (run := read_run(version, name)) is not None]

@@ -17,7 +17,7 @@ from typing import Any
 from featcache.errors import DamagedError, StoreError
 from featcache.storage.location import Location
 from featcache.store import documents, zarr3
-from featcache.store.files import sync, write_whole
+from featcache.store.files import sync, write_file
 
 Record = dict[str, Any]
 
@@ -40,7 +40,7 @@ def write_document(location: Location, document: Record) -> None:
     Raises:
         StoreError: It cannot be written. If there was one of this name, it is still there.
     """
-    write_whole(location, sealed_document(document))
+    write_file(location, sealed_document(document))
 
 
 def sealed_document(document: Record) -> bytes:
@@ -123,7 +123,7 @@ class LinesWriter:
     def flush(self) -> None:
         """Write what has not been written."""
         if self._written < len(self._lines):
-            write_whole(self._location, b"".join(self._lines))
+            write_file(self._location, b"".join(self._lines))
             self._written = len(self._lines)
 
 
@@ -133,7 +133,7 @@ def rewrite_lines(location: Location, records: Iterable[Record]) -> None:
     Raises:
         StoreError: It cannot be written. The file that was there still is.
     """
-    write_whole(location, b"".join(_sealed_lines(records)))
+    write_file(location, b"".join(_sealed_lines(records)))
 
 
 def _sealed_lines(records: Iterable[Record]) -> list[bytes]:

@@ -14,7 +14,7 @@ from featcache.errors import DamagedError, StoreError
 from featcache.storage.location import Location
 from featcache.storage.store import store_of
 from featcache.store import fields as checks
-from featcache.store.fields import any_text, mapped, optional, text, whole
+from featcache.store.fields import any_text, anything, mapped, optional, text, whole
 from featcache.store.locks import is_held
 from featcache.store.records import Lines, Record, read_document, read_lines
 from featcache.store.version import Version
@@ -28,7 +28,6 @@ ManifestKey = tuple[str, str]
 MOST_PARTITIONS = 1_000_000
 """The most partitions that a manifest may be extracted in."""
 
-_ANYTHING: checks.Check = lambda value: value  # noqa: E731
 _PATH = optional(any_text(1 << 16, "[^\0]*"))
 _COUNT = optional(whole())
 _PARTITION = dict.fromkeys(("first", "end", "rows", "number"), whole()) | {"count": whole(1, MOST_PARTITIONS)}
@@ -42,18 +41,18 @@ _ASKED = checks.fields(
         "manifest": _PATH,
         **dict.fromkeys(("utterances", "new", "replaced", "held", "others", "failed"), _COUNT),
     },
-    others=_ANYTHING,
+    others=anything,
 )
 _OUTCOME = checks.fields(
-    {}, or_not={"extracted": _COUNT, "items": _COUNT, "lines": mapped(text(), whole())}, others=_ANYTHING
+    {}, or_not={"extracted": _COUNT, "items": _COUNT, "lines": mapped(text(), whole())}, others=anything
 )
-_RUN = checks.fields({}, or_not={"asked": _ASKED, "outcome": optional(_OUTCOME)}, others=_ANYTHING)
+_RUN = checks.fields({}, or_not={"asked": _ASKED, "outcome": optional(_OUTCOME)}, others=anything)
 """The record of a run, as far as anybody goes by it."""
 
 _EVENT = checks.fields(
     {"shard": text(), "items": whole()},
     or_not={"until": text(), "pruned": whole(), "made_by": text()},
-    others=_ANYTHING,
+    others=anything,
 )
 
 
@@ -189,23 +188,42 @@ def read_run(version: Version, name: str) -> RunRecord | None:
     """What a run, by its name, has recorded; None if there is nothing."""
     folder = version.path / "runs" / name
     path = folder / "run.json"
+    document: Record = {"lost": True}
+    fault: str | None = None
     try:
         document = _RUN(read_document(path))
-        asked, outcome = document.get("asked", {}), document.get("outcome") if document.get("finished") else None
+    except FileNotFoundError:
+        if not any(store_of(folder).exists(folder / f"{kind}.jsonl") for kind in ("failures", "shards")):
+            return None
+        fault = f"{path}: damaged: the file is missing"
     except ValueError as error:
         fault = f"{path}: damaged: not the record of a run: {error}"
-        return RunRecord(name, folder, {}, None, False, fault, False)
-    except FileNotFoundError:
-        if not any(_is_there(folder / f"{kind}.jsonl") for kind in ("failures", "shards")):
-            return None
-        return RunRecord(name, folder, {}, None, False, f"{path}: damaged: the file is missing", False)
     except DamagedError as error:
-        return RunRecord(name, folder, {}, None, False, error.what, False)
-    return RunRecord(name, folder, asked, outcome, not document.get("lost"), None, "sealed" in document)
+        fault = error.what
+    return RunRecord(
+        name,
+        folder,
+        asked=document.get("asked", {}),
+        outcome=document.get("outcome") if document.get("finished") else None,
+        is_known=not document.get("lost"),
+        fault=fault,
+        is_sealed="sealed" in document,
+    )
 
 
-def _is_there(location: Location) -> bool:
-    return store_of(location).exists(location)
+def read_runs(version: Version, names: Iterable[str] | None = None) -> list[RunRecord]:
+    """What runs, by their names, have recorded; by default all of the version's, the earliest first."""
+    names = run_names(version) if names is None else names
+    return [run for name in names if (run := read_run(version, name)) is not None]
+
+
+def not_missed_until(runs: Iterable[RunRecord]) -> dict[str, str]:
+    """The latest `ShardEvent.until` that runs have recorded of each shard that has one."""
+    until: dict[str, str] = {}
+    for event in (event for run in runs for event in run.events()):
+        if event.until is not None:
+            until[event.shard] = max(event.until, until.get(event.shard, ""))
+    return until
 
 
 def is_running(version: Version, run: str) -> bool:
@@ -223,7 +241,5 @@ def manifest_roots(version: Version) -> set[str]:
 
 def request_of(version: Version, run: str) -> Record:
     """What a run was to do, by its name; empty if there is no record of it."""
-    try:
-        return dict(_RUN(read_document(version.path / "runs" / run / "run.json")).get("asked", {}))
-    except (FileNotFoundError, DamagedError, ValueError):
-        return {}
+    record = read_run(version, run)
+    return {} if record is None else record.asked

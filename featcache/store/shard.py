@@ -19,6 +19,7 @@ from featcache.storage.store import store_of
 from featcache.store import zarr3
 from featcache.store.chunk_file import Chunk, open_chunk, reading_error
 from featcache.store.columns import COLUMNS, side_names
+from featcache.store.documents import read_bytes
 from featcache.store.fields import any_of, fields, listed, mapped, number, optional, text, whole
 from featcache.strings import Strings
 
@@ -192,15 +193,13 @@ class Shard:
     def _read_info(self, data: bytes | None = None) -> ShardInfo:
         with self._naming_remedy():
             try:
-                if data is None:
-                    attributes, self._seal = zarr3.read_sealed_group(self.folder)
-                else:
-                    attributes, self._seal = zarr3.parse_group(data, self.folder / "zarr.json")
+                path = self.folder / "zarr.json"
+                attributes, self._seal = zarr3.parse_group(read_bytes(path) if data is None else data, path)
                 info = ShardInfo.of(attributes)
             except FileNotFoundError as error:
                 raise DamagedError(f"{error.filename}: damaged: the file is missing") from error
             except ValueError as error:
-                raise DamagedError(f"{self.folder / 'zarr.json'}: damaged: not a shard of format 1: {error}") from error
+                raise DamagedError(f"{path}: damaged: not a shard of format 1: {error}") from error
             stated = info.made_by.get("fingerprint")
             if stated is not None and self.fingerprint not in (None, stated):
                 raise DamagedError(
@@ -208,6 +207,11 @@ class Shard:
                     f"({str(self.fingerprint)[:12]})"
                 )
             return info
+
+    @property
+    def run(self) -> str:
+        """The name of the run that extracted the items, which repair keeps; empty if the shard does not say."""
+        return str(self.info.made_by.get("run", ""))
 
     @property
     def stated_version(self) -> str | None:

@@ -116,17 +116,12 @@ class AllItems:
             return []
         pairs, last = [], dict[str, int]()
         shard = np.repeat(np.arange(len(self.shards)), self.counts)
-        run = [run_of(shard) for shard in self.shards]  # the order of their names is an order in time
+        run = [shard.run for shard in self.shards]  # the order of their names is an order in time
         for position in sorted({*order[same].tolist(), *order[same + 1].tolist()}, key=lambda at: (run[shard[at]], at)):
             if (earlier := last.get(self.ids[position])) is not None:
                 pairs.append((earlier, position))
             last[self.ids[position]] = position
         return pairs
-
-
-def run_of(shard: Shard) -> str:
-    """The name of the run that extracted a shard's items; empty if it does not say."""
-    return str(shard.info.made_by.get("run", ""))
 
 
 def joined_columns(parts: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:

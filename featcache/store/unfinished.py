@@ -51,7 +51,8 @@ from featcache.store.run_records import (
     ShardEvent,
     is_run_name,
     is_running,
-    read_run,
+    not_missed_until,
+    read_runs,
     record_files,
     run_names,
 )
@@ -148,14 +149,11 @@ class _Records:
         self._index = index
         names = run_names(version)
         earlier, late = (names[:-latest], names[-latest:]) if latest else ([], names)
-        self.runs = self._read(late)
+        self.runs = read_runs(version, late)
         # The latest may all be of the workers of one run, which has begun before them.
         begun_by = {run.asked.get("part_of") for run in self.runs}
-        self.runs = self._read(name for name in earlier if name in begun_by) + self.runs
+        self.runs = read_runs(version, [name for name in earlier if name in begun_by]) + self.runs
         self.made = MadeItems(version, index, self.runs)
-
-    def _read(self, names: Iterable[str]) -> list[RunRecord]:
-        return [run for name in names if (run := read_run(self._version, name)) is not None]
 
     def findings(self) -> list[Finding]:
         """Why the version may not be whole."""
@@ -253,12 +251,7 @@ class _Records:
 
     def lost_by_manifest(self) -> dict[ManifestKey, dict[str, int]]:
         """The shards that are lost, and how many items each held, by the manifest of the run that recorded them."""
-        until: dict[str, str] = {}
-        for run in self.runs:
-            for event in run.events():
-                if event.until is not None:
-                    until[event.shard] = max(event.until, until.get(event.shard, ""))
-        present = {*self._index.shards}
+        until, present = not_missed_until(self.runs), {*self._index.shards}
         lost: dict[ManifestKey, dict[str, int]] = defaultdict(dict)
         for run in self.runs:
             for event in run.events():

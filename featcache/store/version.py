@@ -33,7 +33,7 @@ from featcache.storage.store import store_of
 from featcache.store import zarr3
 from featcache.store.chunk_file import reading_error
 from featcache.store.documents import parse_object, read_bytes
-from featcache.store.fields import Check, fields, listed, number, optional, text
+from featcache.store.fields import anything, fields, listed, number, optional, text
 from featcache.store.files import (
     WRITTEN,
     folder_to_write,
@@ -56,7 +56,6 @@ from featcache.store.version_info import FORMAT, VersionInfo
 _T = TypeVar("_T")
 
 _SHARD_NAME = re.compile("[0-9a-f]{12}")
-_ANYTHING: Check = lambda value: value  # noqa: E731
 _TRIAL = {"policy": text(), "precision": text(), "error": optional(text())}
 _FASTEST = {"policy": text(), "precision": text(), "times_real_time": number(0)}
 _SHARE = optional(number(0, 1))
@@ -65,10 +64,10 @@ _PROBE = fields(
     or_not={
         "device": text(),
         "date": text(),
-        "fastest": optional(fields(_FASTEST, others=_ANYTHING)),
-        "measured": listed(fields(_TRIAL, or_not={"disturbed": _SHARE, "mismatch": _SHARE}, others=_ANYTHING), 1000),
+        "fastest": optional(fields(_FASTEST, others=anything)),
+        "measured": listed(fields(_TRIAL, or_not={"disturbed": _SHARE, "mismatch": _SHARE}, others=anything), 1000),
     },
-    others=_ANYTHING,
+    others=anything,
 )
 """What a probe has measured, as far as others than the one who looks at it use it."""
 
@@ -288,13 +287,11 @@ class Version:
         """
         sealed = zarr3.seal({"probe": document, "checksum": zarr3.UNSEALED})
         place = self.path / "probes" / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}Z-{secrets.token_hex(2)}.json"
-        if not isinstance(place, Path):
-            store_of(place).put(place, sealed)
-            return
-        try:
-            folder_to_write(self.folder, "probes")
-        except OSError as error:
-            raise StoreError(f"{self.path / 'probes'}: cannot be written: {error.strerror}") from error
+        if isinstance(place, Path):
+            try:
+                folder_to_write(self.folder, "probes")
+            except OSError as error:
+                raise StoreError(f"{self.path / 'probes'}: cannot be written: {error.strerror}") from error
         write_file(place, sealed)
 
     def probes(self) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from featcache.errors import ExtractorError
 from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
 from featcache.store import zarr3
 from featcache.store.columns import SIDE_NAME, check_side_specs
-from featcache.store.fields import Check, fields, listed, mapped, number, one_of, optional, text, whole
+from featcache.store.fields import anything, fields, listed, mapped, number, one_of, optional, text, whole
 
 FORMAT = 1
 MOST_NAME_CHARACTERS = 232
@@ -23,12 +23,11 @@ MOST_NAME_CHARACTERS = 232
 _FRAME_VALUES = 1 << 22
 _CODES = 1 << 24
 _SHAPE = listed(whole(1, _FRAME_VALUES), 8)
-_ANYTHING: Check = lambda value: value  # noqa: E731
 _NOISE = {"manifest": text(), "snr": listed(number(-1000, 1000), 100), "seed": whole(0, 2**64)}
 _AUGMENT = fields(
     {},
-    or_not={"speed": listed(number(0.01, 100), 100), "noise": optional(fields(_NOISE, others=_ANYTHING))},
-    others=_ANYTHING,
+    or_not={"speed": listed(number(0.01, 100), 100), "noise": optional(fields(_NOISE, others=anything))},
+    others=anything,
 )
 _SIDE = {"name": text(SIDE_NAME), "item_shape": _SHAPE, "dtype": one_of(zarr3.DTYPES), "units": text()}
 _VERSION = fields(
@@ -36,7 +35,7 @@ _VERSION = fields(
         "format": whole(FORMAT, FORMAT),
         "name": text("[A-Za-z0-9][A-Za-z0-9._-]*", at_most=MOST_NAME_CHARACTERS),
         "fingerprint": text("[0-9a-f]{64}"),
-        "config": fields({}, or_not={"extractor": text(), "augment": optional(_AUGMENT)}, others=_ANYTHING),
+        "config": fields({}, or_not={"extractor": text(), "augment": optional(_AUGMENT)}, others=anything),
         "spec": fields(
             {
                 "item_shape": _SHAPE,

@@ -31,7 +31,7 @@ from featcache.storage.folder import open_file
 from featcache.storage.location import Location, ObjectPath, folder_of
 from featcache.storage.store import store_of
 from featcache.store.documents import DOCUMENT_BYTES, parse_object, read_bytes
-from featcache.store.fields import fields, listed, one_of, whole
+from featcache.store.fields import anything, fields, listed, one_of, whole
 from featcache.store.memory_map import map_file
 
 CHECKSUM_BYTES = 4
@@ -45,7 +45,7 @@ UNSEALED = "00000000"
 """Stands for the checksum of a document that `seal` is to seal."""
 
 _DIMENSIONS = 16
-_METADATA = fields({"shape": listed(whole(), _DIMENSIONS), "data_type": one_of(DTYPES)}, others=lambda value: value)
+_METADATA = fields({"shape": listed(whole(), _DIMENSIONS), "data_type": one_of(DTYPES)}, others=anything)
 _PIECE_BYTES = 8 << 20
 _NOTHING = np.frombuffer(b"", np.uint8)
 
@@ -72,54 +72,30 @@ def chunk_path(folder: _P, num_dimensions: int) -> _P:
 
 
 def array_metadata(
-    shape: tuple[int, ...], dtype: np.dtype[Any], dimension_names: Sequence[str], fill: int = 0
+    shape: tuple[int, ...], dtype: np.dtype[Any], dimension_names: Sequence[str] | None, fill: int = 0
 ) -> bytes:
     """The `zarr.json` of a one-chunk array. A chunk's sizes are at least 1, even if the array's are 0.
 
-    Where a chunk is missing, stock Zarr reads the fill value: NaN in arrays of floats, `fill` in others.
+    Where a chunk is missing, stock Zarr reads the fill value: NaN in arrays of floats, `fill` in others. With None for
+    the names, it is as the first featcache wrote it: without names, and with a fill value of 0.
     """
-    return _array_metadata(
-        shape,
-        dtype,
-        chunk_key_encoding={"name": "default"},  # whose separator a flipped bit cannot change
-        fill_value="NaN" if dtype.kind == "f" else fill,
-        dimension_names=list(dimension_names),
-    )
-
-
-def first_array_metadata(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """The `zarr.json` of a one-chunk array as the first featcache wrote it: with a fill value of 0, without names."""
-    return _array_metadata(
-        shape,
-        dtype,
-        chunk_key_encoding={"name": "default", "configuration": {"separator": "/"}},
-        fill_value=0.0 if dtype.kind == "f" else 0,
-    )
-
-
-def _array_metadata(
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    *,
-    chunk_key_encoding: dict[str, Any],
-    fill_value: int | float | str,
-    dimension_names: list[str] | None = None,
-) -> bytes:
+    is_first, is_float = dimension_names is None, dtype.kind == "f"
     endian = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
-    return _to_json(
-        {
-            "zarr_format": 3,
-            "node_type": "array",
-            "shape": list(shape),
-            "data_type": dtype.name,
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [max(1, size) for size in shape]}},
-            "chunk_key_encoding": chunk_key_encoding,
-            "fill_value": fill_value,
-            "codecs": [{"name": "bytes", **endian}, {"name": "crc32c"}],
-            "attributes": {},
-        }
-        | ({} if dimension_names is None else {"dimension_names": dimension_names})
-    )
+    separator = (
+        {"configuration": {"separator": "/"}} if is_first else {}
+    )  # the default, which no flipped bit can change
+    document = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(shape),
+        "data_type": dtype.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [max(1, size) for size in shape]}},
+        "chunk_key_encoding": {"name": "default", **separator},
+        "fill_value": (0.0 if is_first else "NaN") if is_float else fill,
+        "codecs": [{"name": "bytes", **endian}, {"name": "crc32c"}],
+        "attributes": {},
+    }
+    return _to_json(document if dimension_names is None else {**document, "dimension_names": [*dimension_names]})
 
 
 def group_metadata(attributes: dict[str, Any] | None = None) -> bytes:
@@ -135,23 +111,17 @@ def group_metadata(attributes: dict[str, Any] | None = None) -> bytes:
 
 
 def read_group(folder: Location) -> dict[str, Any]:
-    """The attributes of a group that `group_metadata` wrote; raises as `read_sealed_group` does."""
-    return read_sealed_group(folder)[0]
-
-
-def read_sealed_group(folder: Location) -> tuple[dict[str, Any], str]:
-    """The attributes of a group that `group_metadata` wrote, and its seal, eight hex digits.
+    """The attributes of a group that `group_metadata` wrote.
 
     Raises:
         FileNotFoundError: There is no group.
         DamagedError: The file is not what was written.
     """
-    path = folder / "zarr.json"
-    return parse_group(read_bytes(path), path)
+    return parse_group(read_bytes(folder / "zarr.json"), folder / "zarr.json")[0]
 
 
 def parse_group(data: bytes, path: Location) -> tuple[dict[str, Any], str]:
-    """The attributes of a group and its seal, from the bytes of its `zarr.json`, which were at `path`.
+    """The attributes of a group, and its seal in hex, from the bytes of its `zarr.json`, which were at `path`.
 
     Raises:
         DamagedError: They are not what was written.
