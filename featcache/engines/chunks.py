@@ -34,12 +34,7 @@ class Chunk:
 
 
 class Chunks:
-    """Deals tasks to workers; each is done once, or poison.
-
-    Args:
-        tasks: The tasks, taken as they are wanted.
-        workers: The number of workers that there are at first.
-    """
+    """Deals tasks, taken as they are wanted, to so many workers; each is done once, or poison."""
 
     def __init__(self, tasks: Iterator[ShardTask], workers: int) -> None:
         self._tasks = tasks
@@ -84,15 +79,10 @@ class Chunks:
         del self._held[worker]
 
     def died(self, worker: int, done: Set[str], counts: bool = True) -> Sequence[ShardTask]:
-        """Take back the chunk of a worker that has died.
+        """Take back the chunk of a worker that has died, but for the tasks that it has `done` of it, by their names.
 
-        Args:
-            worker: The worker.
-            done: The names of the tasks that it has done of its chunk.
-            counts: Whether the chunk may be the cause. A worker that was preempted says nothing of its chunk.
-
-        Returns:
-            Tasks that are poison, at most one.
+        The death `counts` if the chunk may be the cause: not that of a worker that was preempted. Returns tasks that
+        are poison, at most one.
         """
         chunk = self._held.pop(worker, None)
         if chunk is None:

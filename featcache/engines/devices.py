@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 
 import torch
@@ -86,7 +87,8 @@ class _Processes:
         """Start a process."""
         device, environment = _alone(self._devices[worker])
         self._processes[worker] = OtherProcess(_MAIN, environment)
-        self.send(worker, WorkerSetup.of(self._options, setup, versions, device, self._shares[worker]))
+        options = replace(self._options, device=device, threads=self._shares[worker])
+        self.send(worker, WorkerSetup(setup, versions, options))
 
     def send(self, worker: int, message: Message) -> None:
         """Send a message; of a process that has died, `wait` tells."""

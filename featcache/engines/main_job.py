@@ -34,11 +34,8 @@ _log = logging.getLogger(__name__)
 
 
 def choose_engine(name: str, options: Options) -> tuple[Engine, Options]:
-    """The engine of that name, and the options to plan with: if other processes extract, this one plans on the CPU.
-
-    Args:
-        name: `local`, `ray`, or `ray://host:port`.
-        options: The options of the run; `device` may name several devices of this machine: `all`, `cuda:0,cuda:2`.
+    """The engine `local`, `ray` or `ray://host:port`, and the options to plan with: if other processes extract, this
+    one plans on the CPU. In the options of a run, `device` may name several of this machine: `all`, `cuda:0,cuda:2`.
 
     Raises:
         ArgumentError: There is no such engine, or it takes no such device.

@@ -105,16 +105,12 @@ class _VersionShard:
 
 
 class OpenShard:
-    """A task in progress. Not thread-safe.
+    """A task in progress, without what other runs have extracted. Not thread-safe.
 
-    Args:
-        task: The task, without what other runs have extracted.
-        claims: The claims on it, if any, held until it is committed or abandoned. If this raises, the caller closes
-            them.
-        jobs: The versions that get the shard.
+    The claims on it, if any, are held until it is committed or abandoned. If this raises, the caller closes them.
 
     Raises:
-        StoreError: The cache cannot be written.
+        StoreError: From every method, if the cache cannot be written.
     """
 
     def __init__(self, task: ShardTask, claims: ExitStack, jobs: Sequence[VersionJob]) -> None:
@@ -140,11 +136,7 @@ class OpenShard:
         return [shard.job.counts for shard in self._shards]
 
     def append(self, part: Iterable[Extracted], progress: Progress) -> None:
-        """Write what each version gets from a part of a batch, and count it.
-
-        Raises:
-            StoreError: The cache cannot be written.
-        """
+        """Write what each version gets from a part of a batch, and count it."""
         seconds: dict[str, float] = {}  # of each utterance, whichever version has it
         for shard, extracted in zip(self._shards, part, strict=True):
             with _writing(shard.job.version):
@@ -161,9 +153,6 @@ class OpenShard:
         """Record the failures, make the shards visible, count them, and release the task.
 
         What has not been appended is no part of the shards, and still to be done.
-
-        Raises:
-            StoreError: The cache cannot be written.
         """
         for shard in self._shards:
             job, writer = shard.job, shard.writer

@@ -23,18 +23,16 @@ from featcache.errors import FeatcacheError
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SECONDS_TO_END = 10.0
 
-_BY_MESSAGE = {
-    kind.__name__: kind for kind in (errors.ArgumentError, errors.ConfigError, errors.ExtractorError, errors.StoreError)
+_BY_MESSAGE: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (errors.ArgumentError, errors.ConfigError, errors.ExtractorError, errors.StoreError, MemoryError)
 }
 """Errors that are made from their message alone."""
 
 
 class OtherProcess:
-    """Starts another process, which is to serve `connection`.
-
-    Args:
-        main: The name of the function that it calls, as `package.module:function`, with its end of the connection.
-        environment: Its environment; None for that of this process.
+    """Starts another process, which is to serve `connection`: it calls the function `main`, given by its name as
+    `package.module:function`, with its end of the connection. Its environment is by default that of this process.
 
     Raises:
         OSError: It cannot be started.
@@ -73,10 +71,8 @@ class OtherProcess:
         return self._process.pid
 
     def end(self, seconds: float = _SECONDS_TO_END) -> str:
-        """Close the connection, and wait for the end; kill it if it does not come within so many seconds.
-
-        Returns:
-            How it ended: a signal's name, or its exit code.
+        """Close the connection, and wait for the end; kill it if it does not come within so many seconds. Returns how
+        it ended: a signal's name, or its exit code.
         """
         self.connection.close()
         try:
@@ -99,26 +95,19 @@ class Fault:
     @classmethod
     def of(cls, error: BaseException) -> Fault:
         """What passes of an error."""
-        expected = isinstance(error, FeatcacheError | MemoryError)
-        text = str(error) if expected else "".join(traceback.format_exception(error))
-        return cls(text, next((name for name, kind in _BY_MESSAGE.items() if isinstance(error, kind)), _name(error)))
+        if not isinstance(error, FeatcacheError | MemoryError):
+            return cls("".join(traceback.format_exception(error)), type(error).__name__)
+        kinds = (name for name, kind in _BY_MESSAGE.items() if isinstance(error, kind))
+        return cls(str(error), next(kinds, errors.ExtractorError.__name__))
 
     def error(self) -> Exception:
         """The error, or one with the same exit code that says the same."""
-        if self.kind in _BY_MESSAGE:
-            return _BY_MESSAGE[self.kind](self.message)
-        return MemoryError(self.message) if self.kind == MemoryError.__name__ else RuntimeError(self.message)
+        return _BY_MESSAGE.get(self.kind, RuntimeError)(self.message)
 
     @property
     def last_line(self) -> str:
         """The last line of the message, which says what happened where there is a traceback."""
         return self.message.strip().rpartition("\n")[2]
-
-
-def _name(error: BaseException) -> str:
-    if isinstance(error, FeatcacheError):
-        return errors.ExtractorError.__name__
-    return MemoryError.__name__ if isinstance(error, MemoryError) else type(error).__name__
 
 
 def kills_for_memory() -> int:

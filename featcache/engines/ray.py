@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic, sleep
 from typing import Any
 
@@ -44,12 +44,10 @@ _DRAINED = 3
 
 
 def on_ray(name: str, options: Options) -> Engine:
-    """An engine that runs on Ray.
+    """An engine that runs on Ray; `options` are those that the run is planned with.
 
-    Args:
-        name: `ray`, for the cluster that this process is connected to, that `RAY_ADDRESS` names, or that this machine
-            is in; if there is none, one is started, and ended after the run. `ray://host:port` for Ray Client.
-        options: The options that the run is planned with.
+    The name `ray` is for the cluster that this process is connected to, that `RAY_ADDRESS` names, or that this machine
+    is in; if there is none, one is started, and ended after the run. `ray://host:port` is for Ray Client.
 
     Raises:
         ArgumentError: The device is not one that Ray chooses.
@@ -106,12 +104,8 @@ class _Shape:
     def of(cls, nodes: Sequence[dict[str, float]], options: Options) -> _Shape:
         """An actor for each GPU if there are any; otherwise for every so many cores.
 
-        Args:
-            nodes: The resources of each node, as Ray counts them.
-            options: `device` may forbid GPUs or ask for them; `threads` is the budget of an actor.
-
-        Raises:
-            ArgumentError: The cluster has no GPU, or no node with so many cores.
+        `nodes` are the resources of each node, as Ray counts them. In the options, `device` may forbid GPUs or ask for
+        them; `threads` is the budget of an actor.
         """
         gpus = [node for node in nodes if node.get("GPU", 0) >= 1]
         if options.device == "cuda" and not gpus:
@@ -146,7 +140,7 @@ class _Actors:
 
     def start(self, worker: int, setup: Setup, versions: Sequence[VersionSetup]) -> None:
         """Have Ray start an actor, if it does not do so by itself, and send the setup."""
-        shape, options = self._shape, self._options
+        shape = self._shape
         if worker not in self._actors:
             self._actors[worker] = (
                 self._ray.remote(_Actor)
@@ -159,8 +153,8 @@ class _Actors:
                 )
                 .remote()
             )
-        message = WorkerSetup.of(options, setup, versions, shape.device, shape.threads)
-        self._setups[worker] = pickle.dumps(message)
+        options = replace(self._options, device=shape.device, threads=shape.threads)
+        self._setups[worker] = pickle.dumps(WorkerSetup(setup, versions, options))
         self._tries[worker] = 0
         self._begin(worker)
 

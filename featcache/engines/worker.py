@@ -75,33 +75,10 @@ class WorkerSetup:
     """The configs, and where the audio is."""
     versions: Sequence[VersionSetup]
     """The version of each config."""
-    device: str
-    """The device, as the worker sees it."""
-    threads: int
-    """Its budget."""
-    batching: str | None
-    """How rows are to be put together; None for the loosest that is known to be clean on its device."""
-    allow_mismatch: bool
-    """Accept that batching even if it was neither declared nor found to be clean."""
-    takes_claims: bool
-    """Whether other runs may be given the same tasks; see `RunControl`."""
+    options: Options
+    """The options of the run, with the worker's own device, as it sees it, and budget of threads."""
     featcache: str = __version__
     """The version of featcache that planned."""
-
-    @classmethod
-    def of(
-        cls, options: Options, setup: Setup, versions: Sequence[VersionSetup], device: str, threads: int
-    ) -> WorkerSetup:
-        """What a worker with that device and budget needs, under the options of the run."""
-        return cls(
-            setup,
-            versions,
-            device,
-            threads,
-            options.batching,
-            options.allow_mismatch,
-            takes_claims=options.partition is None,
-        )
 
 
 @dataclass(frozen=True)
@@ -283,10 +260,10 @@ class _Worker:
                 f"{socket.gethostname()}: has featcache {__version__}, and the run was planned by {setup.featcache}: "
                 "install the same everywhere"
             )
-        self.device = Device(setup.device, setup.threads)
+        self.device = Device(setup.options.device, setup.options.threads)
         self.device.use_nearby_cores()
         self._setup, self._stop, self._send = setup.setup, stop, send
-        self._takes_claims = setup.takes_claims
+        self._takes_claims = setup.options.partition is None
         configs, self._source = setup.setup.build(self.device)
         self.jobs = [_begin(setup, self.device, *pair) for pair in zip(configs, setup.versions, strict=True)]
         self._totals = [VersionCounts() for _ in self.jobs]
@@ -329,7 +306,8 @@ def _begin(setup: WorkerSetup, device: Device, built: BuiltConfig, planned: Vers
             f"{planned.path}: on {socket.gethostname()}, the config {built.name} has the fingerprint "
             f"{fingerprint[:12]}: its extractor or its weights are not the same there"
         )
-    batching = choose_batching(built.extractor, version.probes(), device.label, setup.batching, setup.allow_mismatch)
+    options, probes = setup.options, version.probes()
+    batching = choose_batching(built.extractor, probes, device.label, options.batching, options.allow_mismatch)
     if batching.note is not None:
         logging.getLogger(__name__).info("%s: %s", built.name, batching.note)
     built.extractor.use_batching(batching.batching)

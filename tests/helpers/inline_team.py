@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from featcache.engines import worker as workers
 from featcache.engines.dispatch import dispatch
 from featcache.engines.worker import Died, End, Ended, Ready, Stop, Work, WorkerSetup
+from featcache.extraction.plan import Options
 
 
 class InlineTeam:
@@ -37,7 +38,7 @@ class InlineTeam:
 
     def start(self, worker, setup, versions):
         self.started.append(worker)
-        whole = WorkerSetup(setup, versions, "cpu", 1, None, False, takes_claims=True)
+        whole = WorkerSetup(setup, versions, Options("cpu", 1))
         made = workers._Worker(whole, self._stop, lambda event: self._events.append((worker, event)))
         self._workers[worker] = made
         label = self._labels[worker] if self._labels else "cpu"
