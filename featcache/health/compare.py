@@ -91,12 +91,7 @@ class Difference:
 def compare(found: ClipResult, reference: ClipResult, rounding: float = ROUNDING) -> Difference:
     """Compare a clip's result with a reference of the same shape.
 
-    Codes without latents are mismatched wherever they differ.
-
-    Args:
-        found: The result.
-        reference: The reference.
-        rounding: How much a frame may differ by rounding, relative to its norm.
+    A frame may differ by `rounding`, relative to its norm. Codes without latents are mismatched wherever they differ.
     """
     is_float = reference.features.is_floating_point()
     frames = len(reference.features)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError
 from featcache.loader.cache import Cache
@@ -57,11 +55,8 @@ class VersionDiff:
 
 
 def diff(first: Cache, second: Cache, values: int = 0) -> VersionDiff:
-    """Compare two versions.
-
-    Args:
-        first, second: The versions, opened.
-        values: How many utterances that both have of the same rows are read and compared, drawn at random.
+    """Compare two versions; `values` is how many utterances that both have of the same rows are read and compared,
+    drawn at random.
 
     Raises:
         ArgumentError: Their values are asked for, and have other shapes, or are codes in one of them only.
@@ -117,12 +112,8 @@ def _compare(first: Cache, second: Cache, ids: Iterable[str]) -> ValuesDiff:
             if unequal > most:
                 most, worst = unequal, id_
         else:
-            difference = _largest(a, b)
+            difference = float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max(initial=0.0))
             identical += a.dtype == b.dtype and a.tobytes() == b.tobytes()
             if difference > largest:
                 largest, worst = difference, id_
     return ValuesDiff(utterances, identical, other_lengths, largest, worst, codes, differing)
-
-
-def _largest(a: NDArray[Any], b: NDArray[Any]) -> float:
-    return float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max(initial=0.0))

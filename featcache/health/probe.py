@@ -106,14 +106,10 @@ def probe(
     utterances: int = UTTERANCES,
     report: Callable[[str], object] = lambda what: None,
 ) -> Probe:
-    """Measure what batching and precision do to a config's values.
+    """Measure what batching and precision do to a config's values, on a device.
 
-    Args:
-        config: The config, as for extraction.
-        manifest: The manifest, whose utterances are sampled over the whole range of their lengths.
-        device: The device to measure on.
-        utterances: The number of utterances to sample.
-        report: Called with the name of each precision, before it is measured.
+    So many of the manifest's utterances are sampled, over the whole range of their lengths. `report` is called with the
+    name of each precision, before it is measured.
 
     Raises:
         ConfigError: The extractor cannot be built.
@@ -170,11 +166,7 @@ def _build(config: Config, device: Device, params: Params) -> Extractor[Params]:
 
 
 def _build_rows(config: Config, device: Device, params: Params) -> RowExtractor[Params]:
-    """Build an extractor that takes rows.
-
-    Raises:
-        ConfigError: It takes none with these parameters.
-    """
+    """Build an extractor that takes rows with these parameters."""
     extractor = _build(config, device, params).as_row_extractor()
     if extractor is None:
         raise ConfigError(f"config {config.name}: {config.extractor} takes rows only with some parameters")

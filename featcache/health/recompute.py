@@ -41,15 +41,15 @@ _TOLERANCE = {"float16": 2.0**-8, "float32": 1e-4}
 """How far floats may differ by rounding, relative if they are above 1; for float16, four units in the last place."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Recomputed:
     """How utterances that were extracted again compare with what is stored."""
 
     utterances: int
     """The number of utterances."""
-    identical: int
+    identical: int = 0
     """The number of utterances that are the same bit for bit."""
-    largest_difference: float
+    largest_difference: float = 0.0
     """The largest difference of a float."""
     codes: int = 0
     """The number of codes compared; 0 for float features."""
@@ -80,9 +80,7 @@ def recompute(
     config = recorded_config(version.info.config, str(version.path))
     device.configure_torch()
     waveform_maker, extractor = WaveformMaker.of(config.audio, config.augment), config.build(device.torch_device)
-    largest = 0.0
-    identical = codes = differing = tied = 0
-    problems = []
+    result = Recomputed(len(positions))
     for position in positions:
         shard = version.shard(index.shards[int(index.shard[position])])
         number = int(index.item[position])
@@ -92,43 +90,54 @@ def recompute(
             shard.open_features().read(first, int(index.num_frames[position])),
             shard.side(QUANTIZATION, check=True).item(number) if version.info.spec.is_quantized else None,
         )
+        kind, faults = "recompute", []
         try:
             folder = root or root_of(shard, version)
             _refuse_foreign_url(locate(folder, item.path), urls)
             clip = SampledClip(item.id, decode_waveform(item, folder, waveform_maker))
             again = _extract_again(clip, version.info.spec, extractor, shard, device)
         except DoesNotFitError:
-            message = f"{item.id}: {item.path}: cannot be extracted again: it does not fit on {device.label}"
-            problems.append(Problem("recompute", message, shard.name, item.id))
-            continue
+            faults = [f"{item.path}: cannot be extracted again: it does not fit on {device.label}"]
         except AudioError as error:
-            problems.append(Problem("source", f"{item.id}: {item.path}: {error.reason}: {error}", shard.name, item.id))
-            continue
-        faults = []
-        codes += 0 if stored.is_float else stored.array.size
-        if again.to_bytes() == stored.to_bytes():
-            identical += 1
-        elif again.array.shape != stored.array.shape:
-            faults.append(f"it has shape {list(again.array.shape)} and not {list(stored.array.shape)}")
-        elif stored.is_float:
-            difference = largest_difference(again.values, stored.values)
-            largest = max(largest, difference)
-            if not largest_difference(again.values, stored.values, again.step(stored)) <= _tolerance(stored.values):
-                faults.append(f"it differs by {difference:.3g}")  # also if it is NaN
+            kind, faults = "source", [f"{item.path}: {error.reason}: {error}"]
         else:
-            unequal = again.array != stored.array
-            ties = int(unequal[_tied(extractor, again, stored, device)].sum())
-            differing, tied = differing + int(unequal.sum()), tied + ties
-            if wrong := int(unequal.sum()) - ties:
-                faults.append(f"{wrong} of {stored.array.size} codes differ by more than rounding")
-        for name, array in again.side.items():
-            there = shard.side(name, check=True).item(number)
-            if array.shape != there.shape or not largest_difference(array, there) <= _tolerance(there):
-                faults.append(f"its {name} differ")
-        for fault in faults:
-            message = f"{item.id}: extracted again from {item.path}, {fault}{_devices(shard, device)}"
-            problems.append(Problem("recompute", message, shard.name, item.id))
-    return Recomputed(len(positions), identical, largest, codes, differing, tied, problems)
+            unlike = _count(again, stored, result, extractor, device) + _unlike_side_arrays(again, shard, number)
+            faults = [f"extracted again from {item.path}, {fault}{_devices(shard, device)}" for fault in unlike]
+        result.problems += [Problem(kind, f"{item.id}: {fault}", shard.name, item.id) for fault in faults]
+    return result
+
+
+def _count(
+    again: _Features, stored: _Features, result: Recomputed, extractor: Extractor[Params], device: Device
+) -> list[str]:
+    """Add to the result how an utterance compares; returns how it differs by more than rounding, if it does."""
+    result.codes += 0 if stored.is_float else stored.array.size
+    if again.to_bytes() == stored.to_bytes():
+        result.identical += 1
+        return []
+    if again.array.shape != stored.array.shape:
+        return [f"it has shape {list(again.array.shape)} and not {list(stored.array.shape)}"]
+    if stored.is_float:
+        difference = largest_difference(again.values, stored.values)
+        result.largest_difference = max(result.largest_difference, difference)
+        is_rounded = largest_difference(again.values, stored.values, again.step(stored)) <= _tolerance(stored.values)
+        return [] if is_rounded else [f"it differs by {difference:.3g}"]  # also if it is NaN
+    unequal = again.array != stored.array
+    differing, ties = int(unequal.sum()), int(unequal[_tied(extractor, again, stored, device)].sum())
+    result.differing += differing
+    result.tied += ties
+    wrong = differing - ties
+    return [f"{wrong} of {stored.array.size} codes differ by more than rounding"] if wrong else []
+
+
+def _unlike_side_arrays(again: _Features, shard: Shard, number: int) -> list[str]:
+    """Which side arrays of an item differ by more than rounding."""
+    there = {name: shard.side(name, check=True).item(number) for name in again.side}
+    return [
+        f"its {name} differ"
+        for name, array in again.side.items()
+        if array.shape != there[name].shape or not largest_difference(array, there[name]) <= _tolerance(there[name])
+    ]
 
 
 def _refuse_foreign_url(location: AudioSource, urls: CallersUrls | None) -> None:
@@ -172,11 +181,7 @@ class _Features:
 def _extract_again(
     clip: SampledClip, spec: FeatureSpec, extractor: Extractor[Params], shard: Shard, device: Device
 ) -> _Features:
-    """Extract an item alone, in a batch of the shape that it was extracted in, or in a smaller one that fits.
-
-    Raises:
-        AudioError: It cannot be extracted, or does not fit on the device.
-    """
+    """Extract an item alone, in a batch of the shape that it was extracted in, or in a smaller one that fits."""
     row_extractor = extractor.as_row_extractor()
     if row_extractor is None:
         retry = OutOfMemoryRetry(extractor, [len(clip.waveform)], device)

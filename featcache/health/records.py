@@ -26,11 +26,8 @@ def check_records(
 ) -> tuple[list[Problem], list[str]]:
     """What is wrong according to the records of runs, and what is worth knowing and no damage.
 
-    Args:
-        version: The version.
-        index: The items in sound shards.
-        has_damaged_shards: Whether there are others. How many utterances are missing cannot be told then.
-        has_manifest: Whether the version is compared with a manifest, which tells more than a record that is gone.
+    The index has the items in sound shards; if there are others, it cannot be told how many utterances are missing. A
+    manifest that the version is compared with tells more than a record that is gone.
     """
     if isinstance(version, TaggedVersion):
         return [], []
@@ -70,10 +67,8 @@ def _kind_of(finding: Finding) -> str:
 
 
 def mend_records(version: Version) -> int:
-    """Remove from the records of runs what is damaged. The records say what has been lost by that.
-
-    Returns:
-        The number of files that were mended.
+    """Remove from the records of runs what is damaged; returns from how many files. The records say what has been lost
+    by that.
 
     Raises:
         StoreError: They cannot be written.

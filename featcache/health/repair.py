@@ -213,11 +213,7 @@ def _take_away(version: Version, shards: Iterable[Shard]) -> dict[str, str]:
 
 
 def _refuse_other_versions(version: Version, plans: Iterable[RepairPlan]) -> None:
-    """Refuse to repair a version in an object store that has shards which another version may need.
-
-    Raises:
-        StoreError: Says which.
-    """
+    """Refuse to repair a version in an object store that has shards which another version may need."""
     for shard in (plan.shard for plan in plans):
         stated = shard.stated_version
         if stated not in (None, version.info.fingerprint) and not _has_sound(version.path.parent, stated, shard.name):
@@ -255,12 +251,7 @@ def _count_in_no_shard(found: Report, plans: Iterable[RepairPlan]) -> int:
 
 
 def _config_for(version: Version, options: Options) -> Config:
-    """The config for extracting damaged utterances.
-
-    Raises:
-        StoreError: The utterances would go into another version.
-        ConfigError: The config names an extractor that is not registered, or its weights are not here.
-    """
+    """The config for extracting damaged utterances, which must go into the same version."""
     config = recorded_config(version.info.config, str(version.path))
     # The stored utterances were within the first run's limit, so no limit is needed.
     config = replace(config, audio=config.audio.model_copy(update={"max_seconds": None}))

@@ -72,16 +72,10 @@ def check_sources(
     report: Callable[[], object],
     stopped: Callable[[], bool],
 ) -> SourceFindings:
-    """Compare the audio files of items with what they were.
+    """Compare the audio files of the items that count in some sound shards with what they were, as `wanted`.
 
-    Args:
-        version: The version.
-        index: The items that count.
-        shards: The names of the shards whose items are looked at; they are sound.
-        wanted: How to compare.
-        threads: The number of threads that hash files.
-        report: Called after each shard.
-        stopped: Called now and then; once it returns True, the rest is not looked at.
+    So many threads hash files. `report` is called after each shard. Once `stopped`, which is called now and then,
+    returns True, the rest is not looked at.
     """
     hashes, unknown, not_asked = ContentHashes(), 0, 0
     faulty: dict[tuple[AudioSource, str], list[str]] = {}

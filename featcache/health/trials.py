@@ -90,12 +90,9 @@ def try_batchings(
     precision: str,
     reference: Alone | None = None,
 ) -> tuple[list[Measured], Alone]:
-    """Measure the batchings that an extractor declares, and in fp32 the others too.
+    """Measure the batchings that an extractor declares, and in fp32 the others too; and compute the clips alone.
 
-    `reference` holds the results in fp32; it is None if this precision is fp32.
-
-    Returns:
-        What was measured for each batching, and the results of the clips alone.
+    `reference` holds the results alone in fp32; it is None if this precision is fp32.
     """
     declared = declared_batchings(extractor)
     measured: list[Measured] = []
@@ -220,8 +217,7 @@ def _compute_batches(
 ) -> tuple[list[ClipResult], float]:
     """Compute batches: as many at once as extraction does, or with `alone` one after the other.
 
-    Returns:
-        The results of the wanted clips, in the order of their numbers, and seconds of audio per second.
+    The results of the wanted clips are in the order of their numbers; beside them, seconds of audio per second.
     """
 
     def compute_batch(batch: _Batch) -> dict[int, ClipResult]:

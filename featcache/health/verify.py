@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -189,7 +190,9 @@ def _report(
     else:
         notes += _notes_on_subset(subset, len(checked), len(there))
         try:
-            index = _whole_index(version, there)
+            index = load_index(version, there)
+            if index is None:
+                index = build_index(map(version.shard, there))
         except DamagedError as error:
             problems.append(Problem("metadata", error.what))
             notes.append("without that shard, it was not looked at what is missing, changed or failed")
@@ -200,17 +203,10 @@ def _report(
         problems += of_records
         notes += notes_on_records
     failures = {} if index is None else standing_failures(version, index)
-    failed = len(failures)
-    surplus = 0
+    failed, surplus = len(failures), 0
     if manifest is not None and index is not None:
-        manifest = expand(manifest, copies_of(version.info.config))
-        todo = compare(manifest, index, failures)
-        failed = int(todo.failed.sum())
-        surplus = len(index) - int((todo.present | (todo.replaces >= 0)).sum())
-        problems += _lacking(manifest, todo.missing & (todo.replaces < 0), "missing", "is in no shard")
-        older = todo.replaces >= 0
-        problems += _lacking(manifest, older & ~todo.failed, "changed", "its row is not the one that was extracted")
-        problems += _failed(manifest, older & todo.failed, failures)
+        lacking, failed, surplus = _against(expand(manifest, copies_of(version.info.config)), index, failures)
+        problems += lacking
     inside = {shard.name for shard in sound}
     result = Report(
         path=str(version.path),
@@ -249,7 +245,7 @@ def _check_shards(
         shard = version.shard(name)
         if stopped():
             return _CheckedShard(shard, [], None)
-        with read_ahead(shard.files(column.name for column in COLUMNS)):
+        with read_ahead(shard.files(COLUMNS)):
             return _CheckedShard(shard, *examine_shard(shard, version.info.spec, data, stopped))
 
     limits = {"async.concurrency": threads, "threading.max_workers": threads}
@@ -269,10 +265,6 @@ def _check_shards(
 def _start_zarr() -> None:
     """Have zarr-python start the thread in which it reads. If it cannot, its next call would wait for that thread for
     ever; so nothing else calls it meanwhile.
-
-    Raises:
-        MemoryError: There is no memory for another thread.
-        StoreError: Too many files are open.
     """
     descriptors: list[int] = []
     try:  # the thread's event loop needs three, and leaves a traceback where there are fewer
@@ -282,25 +274,11 @@ def _start_zarr() -> None:
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    could = True
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), suppress(RuntimeError):
         warnings.simplefilter("ignore")  # of the coroutine that then is never awaited
-        try:
-            zarr.open_group({}, mode="w")
-        except RuntimeError:
-            could = False
-    if not could:
-        raise MemoryError("can't start new thread")
-
-
-def _whole_index(version: Version, names: list[str]) -> Index:
-    """The index of all shards, though not all were looked at.
-
-    Raises:
-        DamagedError: It has to be built, and a shard's metadata or columns are damaged.
-    """
-    index = load_index(version, names)
-    return build_index(map(version.shard, names)) if index is None else index
+        zarr.open_group({}, mode="w")
+        return
+    raise MemoryError("can't start new thread")
 
 
 def _count_inside(index: Index, shards: Collection[str]) -> int:
@@ -383,6 +361,18 @@ def _notes_on_probes(version: Version) -> Iterator[str]:
     there = len(version.probe_files())
     if damaged := there - len(version.probes()):
         yield f"{version.path / 'probes'}: damaged: {damaged} of {counted(there, 'record')}: they count for nothing"
+
+
+def _against(manifest: Manifest, index: Index, failures: Mapping[str, Failure]) -> tuple[list[Problem], int, int]:
+    """What a version lacks of a manifest, how many of its utterances have failed, and how many are not in it."""
+    todo = compare(manifest, index, failures)
+    is_older = todo.replaces >= 0
+    problems = [
+        *_lacking(manifest, todo.missing & ~is_older, "missing", "is in no shard"),
+        *_lacking(manifest, is_older & ~todo.failed, "changed", "its row is not the one that was extracted"),
+        *_failed(manifest, is_older & todo.failed, failures),
+    ]
+    return problems, int(todo.failed.sum()), len(index) - int((todo.present | is_older).sum())
 
 
 def _lacking(manifest: Manifest, rows: NDArray[np.bool_], kind: str, what: str) -> Iterator[Problem]:

@@ -60,10 +60,8 @@ def examine_shard(
 ) -> tuple[list[Problem], ShardItems | None]:
     """Find what is wrong in a shard; if it is nothing, its items for an index, so that nobody reads its columns again.
 
-    Args:
-        shard, spec: The shard, and the spec of its version.
-        data: Whether to read every byte of the features; else only metadata and columns.
-        stopped: Called now and then; once it returns True, the rest is not looked at.
+    Without `data`, only metadata and columns are read, and not the features. Once `stopped`, which is called now and
+    then, returns True, the rest is not looked at.
 
     Raises:
         StoreError: The shard may not be read.
@@ -209,10 +207,10 @@ def _check_items(items: ShardItems, spec: FeatureSpec, arrays: Mapping[str, NDAr
     per_sample = spec.frame_rate / spec.sample_rate
     expected = np.maximum(num_samples, spec.padded_to) * per_sample
     for item in np.flatnonzero(np.abs(num_frames - expected) > spec.frame_length * per_sample + 2).tolist():
-        message = (
-            f"{ids[item]}: {num_frames[item]} frames for {int(num_samples[item]) / spec.sample_rate:.3f} s of audio"
+        seconds = int(num_samples[item]) / spec.sample_rate
+        yield Problem(
+            "frames", f"{ids[item]}: {num_frames[item]} frames for {seconds:.3f} s of audio", shard, ids[item]
         )
-        yield Problem("frames", message, shard, ids[item])
 
 
 def _check_features(shard: Shard, arrays: Mapping[str, NDArray[Any]], stopped: Callable[[], bool]) -> Iterator[Problem]:
@@ -247,9 +245,8 @@ def _check_features(shard: Shard, arrays: Mapping[str, NDArray[Any]], stopped: C
             elif not all_finite(data.view(features.dtype)):
                 yield Problem("non_finite", f"{ids[item]}: features are NaN or infinite", shard.name, ids[item])
     if is_clean and crc != stored:
-        yield Problem(
-            "checksum", f"{shard.folder / 'features'}: damaged: the array's checksum does not match", shard.name
-        )
+        message = f"{shard.folder / 'features'}: damaged: the array's checksum does not match"
+        yield Problem("checksum", message, shard.name)
 
 
 def _pieces(file: Any, array: NDArray[Any]) -> Iterator[NDArray[Any]]:

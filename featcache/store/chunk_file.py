@@ -83,12 +83,9 @@ def checked_blocks(chunk: Location, num_bytes: int, version: Location | None = N
 
 
 class Chunk(ABC):
-    """The chunk of an array. Safe to use from several threads.
+    """The chunk of an array of some shape and dtype, little endian. Safe to use from several threads.
 
-    Args:
-        path: Its file.
-        shape, dtype: The array's shape, and its dtype, little endian.
-        version: The place of the version, which messages name as what is to be repaired.
+    Messages name `version` as what is to be repaired.
 
     Raises:
         DamagedError: From every method: the file ends too early, or the disk cannot read it.
@@ -180,11 +177,7 @@ class ChunkObject(Chunk):
         out[...] = entries
 
     def check_ends(self, firsts: Sequence[int], counts: Sequence[int]) -> None:
-        """Refuse stretches of entries beyond the end: memory is asked for by what there is.
-
-        Raises:
-            DamagedError: Says where the chunk ends.
-        """
+        """Refuse stretches of entries beyond the end, by a DamagedError: memory is asked for by what there is."""
         last = max((first + count for first, count in zip(firsts, counts, strict=True)), default=0)
         if last > self.shape[0]:
             raise self._ends_before(last)

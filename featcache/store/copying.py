@@ -75,12 +75,8 @@ def copy_version(
 ) -> Copied:
     """Copy a version into a cache, under the name of its folder: whatever of it is not there yet.
 
-    Args:
-        version: The version.
-        cache: The cache to copy to, which need not exist.
-        threads: How many shards are copied at once.
-        report: Called after each shard.
-        stop: Once it is set, no more shards are begun.
+    The cache need not exist. As many shards as there are `threads` are copied at once; `report` is called after each,
+    and no more are begun once `stop` is set.
 
     Raises:
         ArgumentError: The cache is a corpus, or where the version is.
@@ -119,7 +115,7 @@ def copy_version(
         result.interrupted = stop.is_set()
     if not result.interrupted:
         result.records += _copy_records(version, copy)  # what a run has added to them meanwhile
-        result.records += _copy_probes(version, copy)
+        result.records += _copy_small(version, copy, version.probe_files())
         result.records += _copy_tags(version, copy, result)
         result.records += _copy_index(version, copy)
     return result
@@ -142,22 +138,14 @@ def copy_parts_list(corpus: Location, to: Location) -> None:
 
 
 def _refuse_inside(version: Version, cache: Location) -> None:
-    """Refuse to copy a version to where it is, or into itself.
-
-    Raises:
-        ArgumentError: The cache is the version's own, or inside the version.
-    """
+    """Refuse to copy a version to where it is, or into itself."""
     given, path = (str(place.resolve() if isinstance(place, Path) else place) for place in (cache, version.path))
     if given == path.rpartition("/")[0] or f"{given}/".startswith(f"{path}/"):
         raise ArgumentError(f"{cache}: is where {version.path} is: give another cache to copy to")
 
 
 def _create(version: Version, cache: Location) -> Version:
-    """The version at the copy's place, with metadata, and without shards if it is new.
-
-    Raises:
-        StoreError: There is one of another fingerprint.
-    """
+    """The version at the copy's place, with metadata, and without shards if it is new."""
     name = version.path.name
     if name in ("", ".."):  # of a path that ends so
         name = version.info.folder_name
@@ -168,12 +156,7 @@ def _create(version: Version, cache: Location) -> Version:
 
 
 def _copy_shard(shard: Shard, version: Version, copy: Version) -> int:
-    """Copy a shard; returns how many bytes.
-
-    Raises:
-        DamagedError: It is not what was written, and there is no copy of it.
-        StoreError: It cannot be read or written.
-    """
+    """Copy a shard; returns how many bytes. If it is not what was written, there is no copy of it."""
     files = ShardFiles(shard, version.info.spec)
     with read_ahead(files.small()):
         if isinstance(copy.path, Path):
@@ -205,12 +188,7 @@ def _into_folder(files: ShardFiles, copy: Version) -> int:
 
 def _copy_records(version: Version, copy: Version) -> int:
     """Copy the records of runs that are new, or have changed; returns how many."""
-    files = list(record_files(version, run_names(version)))
-    return _copy_small(version, copy, files)
-
-
-def _copy_probes(version: Version, copy: Version) -> int:
-    return _copy_small(version, copy, version.probe_files())
+    return _copy_small(version, copy, [*record_files(version, run_names(version))])
 
 
 def _copy_tags(version: Version, copy: Version, result: Copied) -> int:

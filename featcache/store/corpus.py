@@ -219,8 +219,7 @@ def record_version(version: Version, known: PartVersion) -> None:
 def manifests_of_parts(given: Sequence[str | Path]) -> dict[str, Path] | None:
     """The manifests of parts, by the names of the parts; None if what is given is one manifest, and no corpus.
 
-    Args:
-        given: Paths of manifests; or patterns as in a shell, of which each may stand for any number of them.
+    Paths of manifests are given, or patterns as in a shell, of which each may stand for any number of them.
 
     Raises:
         ArgumentError: Two parts would have the same name, a name is not one for a folder, nothing fits a pattern, or

@@ -126,12 +126,9 @@ def any_of(*checks: Check) -> Check:
 
 
 def fields(needed: Mapping[str, Check], *, or_not: Mapping[str, Check] = {}, others: Check | None = None) -> Check:
-    """An object with some fields, each of which passes its check.
+    """An object with the `needed` fields, and maybe those of `or_not`, each of which passes its check.
 
-    Args:
-        needed: The fields that must be there.
-        or_not: Those that may be.
-        others: The check of any other field; None to allow no other.
+    `others` is the check of any other field; None to allow no other.
     """
 
     def check(value: Any) -> dict[str, Any]:

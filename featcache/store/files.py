@@ -66,15 +66,10 @@ def write_file(path: Location, data: bytes) -> None:
 
 
 def publish_folder(folder: Path, place: Path, written: Mapping[str, int]) -> bool:
-    """Flush a folder with everything in it, and rename it to `place`.
+    """Flush a folder with everything in it, and rename it to `place`, on the same file system.
 
-    Args:
-        folder: The folder.
-        place: Where it is to be, on the same file system.
-        written: The size of each file that was written in it, by the path in the folder.
-
-    Returns:
-        Whether it was renamed. If not, there is another folder at `place`, and both stay.
+    `written` are the sizes of all files that were written in it, by their paths in the folder. Returns whether it was
+    renamed: if not, there is another folder at `place`, and both stay.
 
     Raises:
         StoreError: A file is not there any more, or has another size.

@@ -26,7 +26,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 
 from featcache.errors import DamagedError, Reason, StoreError
 from featcache.store.documents import parse_object, read_bytes
@@ -47,11 +46,7 @@ class InFlight:
     """The marks of one run, to be used as a context manager.
 
     They are removed when the `with` block ends, except by a MemoryError: the next run is then to know what was in
-    flight.
-
-    Args:
-        folders: The run's folders, one in each version that it fills.
-        workers: The number of workers, each with marks of its own.
+    flight. `folders` are the run's, one in each version that it fills; each worker has marks of its own.
 
     Raises:
         StoreError: The marks cannot be written.
@@ -78,9 +73,7 @@ class InFlight:
             raise StoreError(f"{error.filename}: cannot be written: {error.strerror}") from error
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._close(forget=not (self._is_kept or isinstance(error, MemoryError)))
 
     def keep(self, reason: str) -> None:
@@ -128,23 +121,19 @@ class Suspects:
 def find_suspects(
     version: Version, failures: Mapping[str, Failure], living: Set[str] = frozenset(), dead: Set[str] = frozenset()
 ) -> Suspects:
-    """The utterances that dead runs had in flight, and those that crashed before.
+    """The utterances that dead runs had in flight, and those that crashed before, by the latest `failures`.
 
-    Args:
-        version: The version.
-        failures: The latest records, by id.
-        living: Runs that are known to be running, by their names. Of others, their locks tell.
-        dead: Runs that are known to have died.
+    `living` runs are known to be running, by their names, and `dead` ones to have died; of others, their locks tell.
     """
     suspects = {id_ for id_, failure in failures.items() if failure.reason == Reason.CRASHED}
     has_crashed = bool(suspects)
     killed, apart = set[str](), Counter[str]()
     for run in _dead_runs(version, living, dead):
         marks = list(_marks(run))
-        ids = {id_ for mark in marks for id_ in mark.ids}
+        ids = {id_ for ids, _ in marks for id_ in ids}
         suspects |= ids if has_crashed or _was_fatal(run) else ids & killed
         killed |= ids
-        apart.update({id_ for mark in marks if mark.apart for id_ in mark.ids})
+        apart.update({id_ for ids, is_apart in marks if is_apart for id_ in ids})
     fatal = frozenset(id_ for id_, count in apart.items() if count >= _FATAL_APART)
     return Suspects(frozenset(suspects), fatal)
 
@@ -156,7 +145,7 @@ def forget_suspects(version: Version, index: Index) -> None:
     committed does: its mark was cleared, and a power cut has brought it back.
     """
     for run in _dead_runs(version):
-        ids = {id_ for mark in _marks(run) for id_ in mark.ids}
+        ids = {id_ for ids, _ in _marks(run) for id_ in ids}
         since = _begun_with(version, run.name) if ids else run.name
         ids -= {id_ for id_ in ids if _has_item_since(version, index, id_, since)}
         later = [name for name in runs_with_failures(version) if name >= since] if ids else []
@@ -176,12 +165,6 @@ def _has_item_since(version: Version, index: Index, id_: str, run: str) -> bool:
     return position >= 0 and version.shard(index.place(position).shard).run >= run
 
 
-@dataclass(frozen=True)
-class _Mark:
-    ids: list[str]
-    apart: bool
-
-
 def remove_marks(version: Version, run: str) -> None:
     """Remove the marks of a run, by its name, whose end says nothing about what was in flight."""
     _remove_marks(version.desk / "runs" / run)
@@ -198,11 +181,12 @@ def _dead_runs(version: Version, living: Set[str] = frozenset(), dead: Set[str] 
     return [folder for folder in folders if not folder.is_symlink() and is_dead(folder.name)]
 
 
-def _marks(run: Path) -> Iterator[_Mark]:
+def _marks(run: Path) -> Iterator[tuple[list[str], bool]]:
+    """The ids of the utterances of each mark, and whether they were extracted apart."""
     for path in sorted(run.glob(f"{_MARK}*")):
         with suppress(OSError, DamagedError, KeyError, TypeError):  # it is cleared, or not as we write it
             document = parse_object(read_bytes(path).partition(b"\n")[0], path)
-            yield _Mark([str(id_) for id_ in document["ids"]], bool(document["apart"]))
+            yield [str(id_) for id_ in document["ids"]], bool(document["apart"])
 
 
 def _was_fatal(run: Path) -> bool:

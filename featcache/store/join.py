@@ -134,9 +134,7 @@ def find_other_files(
     equal.
 
     Args:
-        manifest, version, index: The manifest, the version and its index.
-        rows: Numbers of rows, int64 `[n]`.
-        positions: The positions of their items in the index, int64 `[n]`.
+        rows, positions: Numbers of rows, int64 `[n]`, and the positions of their items in the index, int64 `[n]`.
         sizes_of: Asks servers and containers for the sizes of files, in bytes; None to leave out what is not a file of
             this machine by itself.
 
@@ -204,11 +202,7 @@ def _differs(old: Path, new: Path) -> bool:
 
 
 def describe_changed(manifest: Manifest, rows: RowKeys, version: Version, index: Index, joined: Joined) -> str:
-    """A message about the changed rows, of which there is at least one: which, how the first differs, what to do.
-
-    Raises:
-        DamagedError: The shard of the first one is not what was written.
-    """
+    """A message about the changed rows, of which there is at least one: which, how the first differs, what to do."""
     changed = np.flatnonzero(joined.is_changed)
     first, copies = int(changed[0]), len(rows.ids) // len(manifest)
     item = item_at(version, index, int(joined.positions[first]))

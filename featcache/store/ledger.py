@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 
 from featcache.errors import DamagedError
@@ -98,18 +99,19 @@ def standing_failures(version: Version, index: Index) -> dict[str, Failure]:
     tag, there are none: what runs have tried is no part of it.
     """
     failures = {} if isinstance(version, TaggedVersion) else latest_failures(version)
-    run_of: dict[str, str | None] = {}
+
+    @cache
+    def run_of(shard: str) -> str | None:
+        try:
+            return version.shard(shard).run
+        except DamagedError:  # until it is repaired, nothing tells whether the failure still stands
+            return None
 
     def is_at(position: int, replaced: ReplacedItem | None) -> bool:
         place = index.place(position)
         if replaced is None or replaced.row_hash != _hex(place.row_hash):
             return False
-        if place.shard not in run_of:
-            try:
-                run_of[place.shard] = version.shard(place.shard).run
-            except DamagedError:  # until it is repaired, nothing tells whether the failure still stands
-                run_of[place.shard] = None
-        return run_of[place.shard] in (replaced.run, None)
+        return run_of(place.shard) in (replaced.run, None)
 
     positions = index.find(Strings.of(failures)).tolist()
     return {
@@ -148,7 +150,13 @@ def ledger_lines(version: Version, failures: Iterable[Failure], replaces: Mappin
     Raises:
         DamagedError: The shard of such an item is not what was written.
     """
-    return [*map(_record, _with_replaced(version, failures, replaces))]
+    run_of = cache(lambda shard: version.shard(shard).run)
+    lines = []
+    for failure in failures:
+        if (place := replaces.get(failure.id)) is not None:
+            failure = replace(failure, replaces=ReplacedItem(run_of(place.shard), _hex(place.row_hash)))
+        lines.append(_record(failure))
+    return lines
 
 
 def _record(failure: Failure) -> Record:
@@ -170,14 +178,3 @@ def _failure_of(record: Record) -> Failure:
 
 def _hex(row_hash: int) -> str:
     return f"{row_hash:016x}"
-
-
-def _with_replaced(version: Version, failures: Iterable[Failure], replaces: Mapping[str, Place]) -> Iterator[Failure]:
-    """The failures, each with the item that stays in the version nevertheless."""
-    run_of: dict[str, str] = {}
-    for failure in failures:
-        if (place := replaces.get(failure.id)) is not None:
-            if place.shard not in run_of:
-                run_of[place.shard] = version.shard(place.shard).run
-            failure = replace(failure, replaces=ReplacedItem(run_of[place.shard], _hex(place.row_hash)))
-        yield failure

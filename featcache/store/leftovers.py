@@ -70,7 +70,7 @@ class Owner:
         except (ProcessLookupError, OverflowError):
             return False
         except OSError:  # it is another user's
-            return True
+            pass
         return True
 
 
@@ -80,11 +80,8 @@ def temporary_name(what: str) -> str:
 
 
 def leftovers(folder: Path, is_temporary: Callable[[str], bool]) -> list[str]:
-    """The names in a folder of what killed processes have left there.
-
-    Args:
-        folder: The folder.
-        is_temporary: Whether a name is one that is given there to what is being written.
+    """The names in a folder of what killed processes have left there; `is_temporary` tells which names are given there
+    to what is being written.
 
     Raises:
         OSError: The folder cannot be read.
@@ -129,11 +126,7 @@ def _changes(path: Path) -> Iterator[float]:
 
 
 class _Clock:
-    """The clock of a folder's file system, which is asked when it is needed.
-
-    Raises:
-        OSError: The folder cannot be written.
-    """
+    """The clock of a folder's file system, which is asked when it is needed, by writing there."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
 __all__ = ["Claim", "Lock", "is_held", "locked", "why_not_shared"]
 
@@ -25,12 +24,7 @@ _opening = threading.RLock()
 
 class Lock:
     """An open file or folder, to be locked with `take` until `release`, until nobody refers to it, or until the process
-    ends.
-
-    Args:
-        path: The file to lock.
-        flags: How to open it, as for `os.open`.
-        is_inherited: Whether forked children hold the lock too, until the last of them ends.
+    ends; `flags` are for `os.open`. If it is inherited, forked children hold the lock too, until the last of them ends.
 
     Raises:
         OSError: The file cannot be opened.
@@ -144,9 +138,7 @@ class Claim:
     def __enter__(self) -> Claim:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
@@ -163,12 +155,8 @@ _LOCAL = {
 def why_not_shared(file: Path, mounts: str | None = None) -> str | None:
     """Why locks do not keep two runs apart on the file system of a file, as far as can be seen; None if they do.
 
-    Two descriptors of one file must not both get its lock, not even in one process. Whether machines see each other's
-    locks, only the mount's options tell.
-
-    Args:
-        file: A file that may be locked for a moment; nobody else may lock it.
-        mounts: What is mounted where, as in `/proc/self/mountinfo`, which is read by default.
+    Two descriptors of one file must not both get its lock, not even in one process; nobody else may lock it meanwhile.
+    Whether machines see each other's locks, only the mount's options tell, by default those of `/proc/self/mountinfo`.
 
     Raises:
         OSError: The file cannot be opened, or locking it fails for another reason than that there are no locks.

@@ -16,10 +16,7 @@ from featcache.store.version import Version
 class MadeItems:
     """The items of a version, by the runs that made them.
 
-    Args:
-        version: The version.
-        index: Its items.
-        runs: What its runs have recorded, as far as it has been read; others are read when they are asked for.
+    `runs` is what its runs have recorded, as far as it has been read; others are read when they are asked for.
     """
 
     def __init__(self, version: Version, index: Index, runs: Sequence[RunRecord]) -> None:

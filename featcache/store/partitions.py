@@ -96,9 +96,8 @@ class LackingPartitions:
 def lacking_partitions(runs: Sequence[RunRecord], done_by: Callable[[RunRecord], int]) -> LackingPartitions | None:
     """What the latest array of jobs over a manifest has not extracted; None if nothing.
 
-    Args:
-        runs: All runs over the manifest, in their order.
-        done_by: How many utterances a run has extracted, or recorded as failed.
+    `runs` are all runs over the manifest, in their order; `done_by` says how many utterances one of them has extracted,
+    or recorded as failed.
     """
     newest = next((partition for run in reversed(runs) if (partition := PartitionRows.of(run)) is not None), None)
     if newest is None:

@@ -143,10 +143,8 @@ def _sealed_lines(records: Iterable[Record]) -> list[bytes]:
 def read_lines(path: Location, sealed: bool) -> Lines:
     """What `append_lines` wrote; nothing if there is no file.
 
-    Args:
-        path: The file.
-        sealed: Whether every line must be sealed. Otherwise lines without a seal count, and what is no record is
-            passed over, as in the ledgers of an earlier featcache.
+    If not every line must be `sealed`, lines without a seal count, and what is no record is passed over, as in the
+    ledgers of an earlier featcache.
 
     Raises:
         DamagedError: The file cannot be read.

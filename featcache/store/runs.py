@@ -38,13 +38,9 @@ from featcache.store.version import Version
 class Run:
     """One run's folder in a version, with a record of what it is asked to do. All of it is on disk once this returns.
 
-    `id` is its name. `folder` is its folder on this machine, which is locked, and takes the marks of what is in flight.
-    The records are in it too, unless the version is in an object store.
-
-    Args:
-        version: The version.
-        asked: What the run is to do, for `request_of`.
-        after: Names of runs that were there earlier, besides those in the version's folder.
+    `id` is its name, which sorts after those of all runs that are there, and after the names in `after`. `folder` is
+    its folder on this machine, which is locked, and takes the marks of what is in flight. The records are in it too,
+    unless the version is in an object store.
 
     Raises:
         StoreError: From every method, if it cannot be written.

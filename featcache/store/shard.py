@@ -18,7 +18,7 @@ from featcache.storage.location import Location, folder_of
 from featcache.storage.store import store_of
 from featcache.store import zarr3
 from featcache.store.chunk_file import Chunk, open_chunk, reading_error
-from featcache.store.columns import COLUMNS, side_names
+from featcache.store.columns import COLUMNS, Column, side_names
 from featcache.store.documents import read_bytes
 from featcache.store.fields import any_of, fields, listed, mapped, number, optional, text, whole
 from featcache.strings import Strings
@@ -147,11 +147,8 @@ class SideArray:
 
 class Shard:
     """A committed shard. Opening it reads nothing. The group's attributes are read once; every other property reads
-    its array whenever it is asked for.
-
-    Args:
-        folder: The shard's folder, or the place of what would be in it.
-        fingerprint: The fingerprint of the version that it must belong to; None to read it whatever it belongs to.
+    its array whenever it is asked for. If the shard states another version's fingerprint than the given one, nothing is
+    read of it; with None, it is read whatever it belongs to.
 
     Raises:
         DamagedError: From every property and method but `stated_version`, if the files are not what was written, or
@@ -280,13 +277,13 @@ class Shard:
         entries = self.column(entries_name) if check else self._entries(entries_name)
         return SideArray(entries, self._offsets(offsets_name, len(entries)))
 
-    def files(self, columns: Iterable[str]) -> Iterator[Location]:
+    def files(self, columns: Iterable[Column]) -> Iterator[Location]:
         """The files of some columns, and the shard's own metadata."""
         yield self.folder / "zarr.json"
-        for name in columns:
-            array = self.folder / name
+        for column in columns:
+            array = self.folder / column.name
             yield array / "zarr.json"
-            yield zarr3.chunk_path(array, 1 + len(_BY_NAME[name].entry_shape))
+            yield zarr3.chunk_path(array, 1 + len(column.entry_shape))
 
     def form(self, name: str) -> zarr3.Form | None:
         """What an array besides the features must be, by its name; None for the entries of side arrays."""

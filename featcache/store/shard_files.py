@@ -34,12 +34,8 @@ class ShardFiles:
 
     def small(self) -> Iterator[Location]:
         """All but the features' chunk."""
-        yield self.shard.folder / "zarr.json"
-        for name, column in self._columns.items():
-            array = self.shard.folder / name
-            yield array / "zarr.json"
-            if name != "features":
-                yield zarr3.chunk_path(array, 1 + len(column.entry_shape))
+        yield self.shard.folder / "features" / "zarr.json"
+        yield from self.shard.files(column for name, column in self._columns.items() if name != "features")
 
     def arrays(self) -> Iterator[tuple[str, Blocks]]:
         """The path of each file of an array in the shard's folder, and what reads it."""

@@ -26,11 +26,8 @@ SideData = Mapping[str, tuple[NDArray[Any], Sequence[int]]]
 
 
 class ShardWriter:
-    """Writes one shard into `folder`, item by item; `commit` makes it visible.
-
-    Args:
-        folder: A folder in a version's `work/` that does not exist yet.
-        spec: The version's.
+    """Writes one shard of a version into `folder`, which is in its `work/` and does not exist yet, item by item;
+    `commit` makes it visible.
 
     Raises:
         OSError: From every method, if the disk is full or broken.
@@ -78,14 +75,10 @@ class ShardWriter:
         num_frames: Sequence[int],
         side: Mapping[str, tuple[NDArray[Any], Sequence[int]]] = {},
     ) -> None:
-        """Add items.
+        """Add items, and the data that they have of every side array of the version.
 
-        Args:
-            items: The items.
-            features: The frames of all of them, one item after another: `[frames, *item_shape]` of the stored dtype,
-                C-contiguous.
-            num_frames: The number of frames of each item.
-            side: The items' data for every side array of the version.
+        Their features are one item after another, each of `num_frames`: `[frames, *item_shape]` of the stored dtype,
+        C-contiguous.
 
         Raises:
             ExtractorError: The data is not what the version holds. Nothing has been added.
@@ -115,21 +108,16 @@ class ShardWriter:
         made_by: Mapping[str, Any],
         attempt: str = "",
     ) -> str:
-        """Write the columns, flush everything to disk, and rename the folder to `shards/<name>`.
+        """Write the columns, flush everything to disk, and rename the folder to `shards/<name>`; returns the name.
 
         If another run has committed a shard of the very same items already, that shard stays.
 
         Args:
             shards: The version's folder of shards.
             sample_rate: The sample rate of the extractor's input, in Hz.
-            row: The manifest row of the first item.
-            supersedes: Items of other shards that these replace, by the shard's name.
-            made_by: What is recorded with the shard; `fingerprint` is its version's.
+            row, supersedes, made_by: Recorded with the shard; see `ShardInfo`.
             attempt: Tells this attempt to make the shard from others, which get other names; empty if the name is to
                 follow from the items alone.
-
-        Returns:
-            The shard's name.
 
         Raises:
             StoreError: There is a shard of other items, or of another version, under this name; or something has
@@ -223,11 +211,7 @@ class _SideArrays:
         self._offsets = {name: [0] for name in self._specs}
 
     def check(self, side: SideData, num_items: int) -> None:
-        """Refuse data of some items that has another name, dtype, shape or number of entries than the specs say.
-
-        Raises:
-            ExtractorError: Says what is different.
-        """
+        """Refuse data of some items that has another name, dtype, shape or number of entries than the specs say."""
         if side.keys() != self._specs.keys():
             raise ExtractorError(f"side arrays are {_named(side)}; this version's are {_named(self._specs)}")
         for name, (entries, counts) in side.items():

@@ -68,13 +68,8 @@ is to open as fast."""
 def find_unfinished(version: Version, index: Index, *, all_runs: bool = False) -> list[Finding]:
     """What a version is not known to hold of what its runs were to add, and what it has lost. A tag is what it is.
 
-    Reads three small files for each run, and what more there is only if something is wrong.
-
-    Args:
-        version: The version.
-        index: Its items.
-        all_runs: Whether to look at all runs, however many there are, and not only at the latest; and to tell if there
-            are no records at all.
+    Reads three small files for each run, and what more there is only if something is wrong. Only the latest runs are
+    looked at; with `all_runs`, all, however many there are, and it tells if there are no records at all.
     """
     if isinstance(version, TaggedVersion) or not (all_runs or _has_records(version)):
         return []
@@ -91,11 +86,7 @@ def find_unfinished(version: Version, index: Index, *, all_runs: bool = False) -
 def held_before(version: Version, index: Index, manifest: ManifestKey, missing: Strings) -> dict[str, int]:
     """What a run over a manifest records, when it begins, besides how many items there are.
 
-    Args:
-        version: The version.
-        index: Its items as the run was planned with.
-        manifest: The run's manifest.
-        missing: The ids of the rows that it is to add.
+    The index is what the run was planned with, and `missing` are the ids of the rows that it is to add.
     """
     records = _Records(version, index, None)
     failed = Strings.of(records.failed(records.over(manifest))[1])
@@ -106,10 +97,7 @@ def held_before(version: Version, index: Index, manifest: ManifestKey, missing: 
 def unrecorded_shards(version: Version, index: Index, present: Strings) -> list[ShardEvent]:
     """The shards that no run has recorded and all of whose items are in a manifest; a run over it is to record them.
 
-    Args:
-        version: The version.
-        index: Its items.
-        present: The ids of the manifest's rows of which there are items.
+    `present` are the ids of the manifest's rows of which there are items.
     """
     recorded = _Records(version, index, None).recorded
     unknown = [name for name in index.shards if name not in recorded]
@@ -125,10 +113,7 @@ def unrecorded_shards(version: Version, index: Index, present: Strings) -> list[
 def shards_to_make_up_for(version: Version, index: Index, manifest: ManifestKey) -> list[ShardEvent]:
     """The shards that are lost when a run over a whole manifest begins, which makes up for them if it ends well.
 
-    Args:
-        version: The version.
-        index: Its items as the run was planned with.
-        manifest: The run's manifest.
+    The index is what the run was planned with.
     """
     records = _Records(version, index, None)
     latest = max((run.name for run in records.runs), default="")
@@ -136,13 +121,7 @@ def shards_to_make_up_for(version: Version, index: Index, manifest: ManifestKey)
 
 
 class _Records:
-    """What the runs of a version have recorded, held against what it holds.
-
-    Args:
-        version: The version.
-        index: Its items.
-        latest: How many runs to look at; None for all.
-    """
+    """What the latest runs of a version have recorded, or all if `latest` is None, held against what it holds."""
 
     def __init__(self, version: Version, index: Index, latest: int | None) -> None:
         self._version = version

@@ -253,10 +253,7 @@ def write_array(folder: Path, array: NDArray[Any], metadata: bytes) -> None:
 def read_array(folder: Location, form: Form | None = None, metadata: bytes | None = None) -> tuple[NDArray[Any], int]:
     """Read an array: its values, and the checksum that is stored with them. They are not compared.
 
-    Args:
-        folder: The array's folder.
-        form: What the array must be; None for anything.
-        metadata: The bytes of its `zarr.json`, if they have been read.
+    It must be of that `form`, if there is one; `metadata` are the bytes of its `zarr.json`, if they have been read.
 
     Raises:
         DamagedError: A file is missing, its size is wrong, its metadata is not what format 1 writes, or the array is
