@@ -134,11 +134,8 @@ class Config:
 
 
 def load_config(source: str | Path, set: Mapping[str, Any] | None = None) -> Config:  # noqa: A002
-    """Read a config from a YAML file, or a packaged one by its name.
-
-    Args:
-        source: The file, or the name.
-        set: Values that take the place of the config's, by their dotted keys: `{"params.num_mel_bins": 40}`.
+    """Read a config from a YAML file, or a packaged one by its name; values by their dotted keys are `set` in it, as
+    `{"params.num_mel_bins": 40}`.
 
     Raises:
         ConfigError: The file cannot be read, or has faults; the message lists all of them.
@@ -175,17 +172,7 @@ def parse_config(
     folder: Path | None = None,
     set: Mapping[str, Any] | None = None,  # noqa: A002
 ) -> Config:
-    """Validate a config's YAML text.
-
-    Args:
-        text: The YAML.
-        source: The config's name in messages.
-        folder: The folder that relative paths are relative to; None for the current folder.
-        set: Values that take the place of the config's, by their dotted keys.
-
-    Raises:
-        ConfigError: The config has faults; the message lists all of them, each with its dotted path.
-    """
+    """Validate a config's YAML text, in which values by their dotted keys are `set`; see `config_from`."""
     try:
         loaded = load_yaml(text)
     except ValueError as error:
@@ -209,10 +196,7 @@ def _with_values(document: dict[str, Any], values: Mapping[str, Any]) -> dict[st
 def config_from(document: dict[str, Any], source: str = _NAMELESS, folder: Path | None = None) -> Config:
     """Validate a user's config, given as plain values. This imports the extractor that the config names.
 
-    Args:
-        document: The sections of the config.
-        source: The config's name in messages.
-        folder: The folder that relative paths are relative to; None for the current folder.
+    In messages, the config is called `source`. Relative paths are relative to `folder`, or to the current one.
 
     Raises:
         ConfigError: The config has faults; the message lists all of them, each with its dotted path.
@@ -260,10 +244,6 @@ def recorded_config(document: Any, source: str = _NAMELESS) -> Config:
 
     A cache is data, whoever made it. So only registered extractors are imported, unless `--trust-remote-code` says
     otherwise, and weights are only looked for on this machine, now and whenever the config is used.
-
-    Args:
-        document: The sections of the config.
-        source: The config's name in messages.
 
     Raises:
         ConfigError: The config names an extractor that is not registered, or has faults; the message lists all of them,

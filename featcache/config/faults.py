@@ -27,13 +27,8 @@ _LONGEST = 40  # characters of a value in a message
 def faults_of(
     error: ValidationError, document: Any, model: type[BaseModel], above: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Describe each fault of a document in one line.
-
-    Args:
-        error: The error that the validation raised.
-        document: The document that was validated.
-        model: The model that validated it.
-        above: The path of the document in the config, part by part.
+    """Describe each fault of a document, which its model has found, in one line; `above` is the path of the document in
+    the config, part by part.
     """
     wanted: dict[str, list[str]] = {}  # by path, since a union has a fault for each of its alternatives
     values: dict[str, Any] = {}

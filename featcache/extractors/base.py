@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
-from pydantic import SerializerFunctionWrapHandler, ValidationInfo, model_serializer
+from pydantic import AfterValidator, SerializerFunctionWrapHandler, ValidationInfo, model_serializer
 
 from featcache.errors import ConfigError
 from featcache.sections import Section
@@ -74,7 +74,7 @@ class Params(Section):
 
 
 def absolute_path(value: str, info: ValidationInfo) -> str:
-    """The absolute path of a parameter that names a file or folder; for pydantic's validators.
+    """The absolute path of a parameter that names a file or folder.
 
     A relative path is relative to the config file. If there is no such file, the value is returned unchanged: it may be
     a hub's id.
@@ -83,6 +83,9 @@ def absolute_path(value: str, info: ValidationInfo) -> str:
     path = Path((info.context or {}).get("folder") or "", os.path.expanduser(value))
     return str(path.resolve()) if value and path.exists() else value
 
+
+LocalPath = Annotated[str, AfterValidator(absolute_path)]
+"""A parameter that names a file or folder."""
 
 P = TypeVar("P", bound=Params)
 

@@ -50,12 +50,7 @@ class CodecExtractor(ModelExtractor[C]):
     """The model's codebooks that are wanted. A subclass sets them in `__init__`, or has its own `quantize`."""
 
     def _load_model(self, name: str, model_class: str) -> Any:
-        """The model, of a class of transformers such as `EncodecModel`. `name` is the extractor's, for messages.
-
-        Raises:
-            ConfigError: The weights cannot be loaded, or the audio is not at the model's rate.
-            MissingDependencyError: transformers is not installed.
-        """
+        """The model, of a class of transformers such as `EncodecModel`. `name` is the extractor's, for messages."""
         found = weights.transformers_class(model_class, f"the extractor {name}")
         model = weights.load(found, weights.locate(self.params.weights, self.params.revision), self.device)
         self.require_sample_rate(getattr(model.config, "sampling_rate", None) or model.config.sample_rate)

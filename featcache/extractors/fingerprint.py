@@ -16,15 +16,12 @@ _MOST_REVISIONS = 100
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
-    """SHA-256, in hex, of everything that decides the values of a config, and of nothing else, as canonical JSON.
+    """SHA-256, in hex, of everything that decides a resolved config's values, and of nothing else, as canonical JSON.
 
     It covers the extractor and its revision, its parameters with defaults filled in (but without parameters that were
     added later, while they have their defaults), the content of its weights, the audio policy, the copies and the
     content of their noise, and the stored dtype. Options of the run, such as batch size, threads, shard size, paths and
     the device, are not part of it.
-
-    Args:
-        config: The resolved config, as a version keeps it: plain values, with every default filled in.
 
     Raises:
         ConfigError: There is no such extractor, or its weights cannot be loaded.

@@ -84,11 +84,7 @@ H = TypeVar("H", bound=HiddenStatesParams)
 
 
 class LayerChoice:
-    """The hidden states that the parameters choose.
-
-    Args:
-        params: The parameters that choose them.
-        num_layers: The number of the model's transformer layers.
+    """The hidden states that the parameters choose, of a model with so many transformer layers.
 
     Raises:
         ConfigError: The model does not have one of the layers.
@@ -156,17 +152,9 @@ class HiddenStates(ModelExtractor[H]):
     _epsilon: float | None
 
     def _set_encoder(self, encoder: Encoder, layers: LayerChoice, size: int, name: str, epsilon: float | None) -> None:
-        """Take a model, and set the attributes that depend on it.
+        """Take a model whose hidden states have `size` dimensions, and set the attributes that depend on it.
 
-        Args:
-            encoder: The model.
-            layers: The layers that are wanted.
-            size: The dimensions of a hidden state.
-            name: The model's name, for people.
-            epsilon: The number added to the variance if the model wants normalised waveforms; else None.
-
-        Raises:
-            ConfigError: The chunks do not fit the model.
+        If the model wants normalised waveforms, `epsilon` is what is added to the variance; else it is None.
         """
         self._encoder, self._layers, self._epsilon = encoder, layers, epsilon
         encoder.layers = encoder.layers[: layers.needed]

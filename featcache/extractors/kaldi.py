@@ -145,11 +145,8 @@ class _Kaldi(FrameExtractor[K]):
         return noise.mul_(self._params.dither / self._params.waveform_scale).to(frames.device)
 
     def _windowed(self, frames: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`ProcessWindow` in `feature-window.cc`.
-
-        Returns:
-            Frames `[B, N]`, scaled, windowed and zero-padded; and with `use_energy` their log energies `[B]`. The
-            given frames `[B, L]`, in [-1, 1], are overwritten.
+        """`ProcessWindow` in `feature-window.cc`: frames `[B, N]`, scaled, windowed and zero-padded; and with
+        `use_energy` their log energies `[B]`. The given frames `[B, L]`, in [-1, 1], are overwritten.
         """
         if self._params.remove_dc_offset:
             frames -= frames.mean(dim=1, keepdim=True)

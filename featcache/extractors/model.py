@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from typing import ClassVar, Literal, TypeVar
 
 import torch
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from featcache import weights
 from featcache.device import Tf32, get_tf32, set_tf32
 from featcache.errors import ConfigError
-from featcache.extractors.base import Params, absolute_path
+from featcache.extractors.base import LocalPath, Params
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 
 LONGEST_SECONDS = 120.0
@@ -49,7 +49,7 @@ class ModelParams(Params):
 
     locations: ClassVar[frozenset[str]] = frozenset({"weights", "revision"})
 
-    weights: str
+    weights: LocalPath
     """A folder written by `save_pretrained`, a file in such a folder, or a Hugging Face model id. A relative path is
     relative to the config file. The fingerprint includes the content of the weights, not their location."""
     revision: str | None = None
@@ -59,11 +59,6 @@ class ModelParams(Params):
     `bf16` and `fp16` use torch's autocast. All except fp32 change values: `featcache probe` says how much."""
     chunk: Chunk | None = None
     """Cut long clips into overlapping chunks. Without it, long clips fail."""
-
-    @field_validator("weights")
-    @classmethod
-    def _absolute(cls, value: str, info: ValidationInfo) -> str:
-        return absolute_path(value, info)
 
 
 M = TypeVar("M", bound=ModelParams)

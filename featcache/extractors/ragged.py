@@ -77,18 +77,10 @@ def steps_after(lengths: Length, convs: Iterable[nn.Conv1d]) -> Length:
 def conv1d(
     conv: nn.Conv1d, x_RCT: torch.Tensor, lengths: torch.Tensor, padding: Padding, activation: Activation | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A convolution of each row, padded at its own ends; the module's own padding is not used.
+    """A convolution of each row, padded at its own ends: `[R, C', T']`, and the new lengths `[R]`.
 
-    Args:
-        conv: The module whose weights, stride, dilation and groups are used.
-        x_RCT: The rows, `[R, C, T]`.
-        lengths: Their lengths, int64 `[R]`.
-        padding: The padding of each row.
-        activation: A function that is applied to the rows first. It costs no extra pass over memory, since rows are
-            copied anyway to be padded.
-
-    Returns:
-        `[R, C', T']`, and the new lengths `[R]`.
+    The module's own padding is not used. The activation is applied to the rows first, without an extra pass over
+    memory, since rows are copied anyway to be padded.
     """
     nothing_to_add = not (padding.left or padding.right or (padding.whole_strides and conv.stride[0] > 1))
     if not nothing_to_add or activation:
@@ -166,9 +158,6 @@ def zero_padded_conv1d(
     """A convolution of each row that pads with zeros by itself: `conv1d` without a copy.
 
     In `x_RCT`, the columns after each row's end that the convolution looks at are overwritten.
-
-    Returns:
-        `[R, C', T']`, and the new lengths `[R]`.
     """
     padding = own_padding(conv)
     zero_after_(x_RCT, lengths, padding.right)

@@ -64,12 +64,7 @@ class SpeechTokenizer(CodecExtractor[SpeechTokenizerParams]):
 
 
 def _load(located: weights.Located) -> Any:
-    """Build the package's model from its weights, on the CPU, as `featcache.weights.load` builds one of transformers.
-
-    Raises:
-        ConfigError: config.json is missing or another model's, or the weights do not fit it.
-        MissingDependencyError: The package speechtokenizer is not installed.
-    """
+    """Build the package's model from its weights, on the CPU, as `weights.load` builds one of transformers."""
     model_class = _model_class()
     config, tensors = weights.read_json(located, "config.json"), weights.state_dict(located)
     if not config:

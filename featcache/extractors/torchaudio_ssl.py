@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from featcache import weights
 from featcache.errors import ConfigError, MissingDependencyError, listing
+from featcache.extractors.base import LocalPath
 from featcache.extractors.hidden_states import HiddenStates, HiddenStatesParams, LayerChoice
 from featcache.extractors.wav2vec2 import Wav2Vec2, WavLMAttention
 
@@ -26,7 +27,7 @@ class TorchaudioSSLParams(HiddenStatesParams):
     bundle: str
     """The model's name in `torchaudio.pipelines`: HUBERT_BASE, WAV2VEC2_XLSR_300M, WAVLM_LARGE … It decides how the
     model is built, and whether waveforms are normalised to zero mean and unit variance."""
-    weights: str = ""
+    weights: LocalPath = ""
     """A file with the bundle's weights. Default: the file that torchaudio has downloaded into torch hub's cache.
     featcache does not download it."""
     revision: None = None

@@ -24,6 +24,7 @@ from featcache.extractors.base import (
     Batching,
     Clip,
     Extractor,
+    LocalPath,
     Params,
     absolute_path,
     find,
@@ -43,17 +44,12 @@ class UnitsParams(Params):
 
     locations: ClassVar[frozenset[str]] = frozenset({"weights", "features"})
 
-    weights: str
+    weights: LocalPath
     """The file written by `featcache fit-kmeans`, with the centroids and the config of the features that they were
     fitted to. A relative path is relative to the config file."""
     features: dict[str, str] = Field(default_factory=dict)
     """The location of the weights of those features, if it has changed since the centroids were fitted: `weights` and
     `revision`, as in their config. The content must be the same."""
-
-    @field_validator("weights")
-    @classmethod
-    def _absolute(cls, value: str, info: ValidationInfo) -> str:
-        return absolute_path(value, info)
 
     @field_validator("features")
     @classmethod
@@ -216,9 +212,8 @@ class _RowsOfClips(RowExtractor[Params]):
 def _resolved_config(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
     """The resolved config of the features, with the present location of their weights.
 
-    Raises:
-        ConfigError: The config makes other features than those that the centroids were fitted to; or it names an
-            extractor that is not registered, since it comes from the cache that they were fitted to.
+    It is refused if it makes other features than those that the centroids were fitted to; or names an extractor that is
+    not registered, since it comes from the cache that they were fitted to.
     """
     config, what = codebook.config, f"params.weights: {params.weights}"
     extractor = config["extractor"]
@@ -337,11 +332,8 @@ class Nearest:
 
     Frames are compared in blocks of one shape, so that a frame's code does not depend on the frames around it (see
     `featcache.extractors.frames`). Distances are `|x|² - 2xc + |c|²`, after the centroids' mean was subtracted from
-    both: if features are far from zero, float32 would have few digits left for the differences.
-
-    Args:
-        centroids: The centroids, float32 `[k, D]`.
-        device: The device to compute on.
+    both: if features are far from zero, float32 would have few digits left for the differences. Centroids are float32
+    `[k, D]`.
     """
 
     def __init__(self, centroids: torch.Tensor, device: torch.device) -> None:
@@ -354,14 +346,7 @@ class Nearest:
         self._rows = BLOCK_ROWS[device.type]
 
     def __call__(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Find the nearest centroids.
-
-        Args:
-            features: Frames, float `[N, D]`, on the device.
-
-        Returns:
-            The codes, int64 `[N]`, and the squared distances, float32 `[N]`.
-        """
+        """The codes, int64 `[N]`, and the squared distances, float32 `[N]`, of frames, float `[N, D]`."""
         codes = features.new_empty(len(features), dtype=torch.int64)
         distances = features.new_empty(len(features), dtype=torch.float32)
         for first in range(0, len(features), self._rows):

@@ -219,16 +219,9 @@ def _errors_in_one_line(model: HubModel, is_listing: bool) -> Iterator[None]:
 
 
 def to_one_line_error(error: Exception, model: HubModel, is_listing: bool) -> FeatcacheError | None:
-    """The error to raise for an error of huggingface_hub, of its HTTP library, or of the file system.
-
-    Args:
-        error: What was raised.
-        model: What was to be downloaded.
-        is_listing: Whether the hub was being asked which files there are; else files were being downloaded.
-
-    Returns:
-        A ConfigError if the config or the environment has to change, an ExtractorError if the same may work at another
-        time, and None if the error is a bug.
+    """The error to raise for an error of huggingface_hub, of its HTTP library, or of the file system: a ConfigError if
+    the config or the environment has to change, an ExtractorError if the same may work at another time; None if the
+    error is a bug. It was raised while the hub was asked which files there are, or while they were downloaded.
     """
     what = f"params.weights: {model.name}"
     if not model.endpoint.startswith(("http://", "https://")):
