@@ -66,10 +66,7 @@ def require_reading(manifest: Manifest) -> None:
 def row_seconds(manifest: Manifest, known: NDArray[np.float64], speed: NDArray[np.float64]) -> NDArray[np.float64]:
     """The duration of each row in seconds, float64 `[rows]`; unknown ones are the mean of some files' headers.
 
-    Args:
-        manifest: The rows.
-        known: The durations that are known, float64 `[rows]`; NaN for the others.
-        speed: The speed that each row's recording gets, float64 `[rows]`.
+    `known` has NaN for durations that are not known, and `speed` is what each row's recording gets; float64 `[rows]`.
     """
     seconds = known.copy()
     unknown = np.flatnonzero(np.isnan(seconds))

@@ -194,10 +194,6 @@ def extract_parts(
 class _PartRun:
     """The run over one part of a corpus: whether there is anything to do, and what to record afterwards.
 
-    Args:
-        plan: The plan of the corpus.
-        name: The name of the part, one of the plan's.
-
     Raises:
         ManifestError: The manifest cannot be read.
     """
@@ -244,11 +240,7 @@ class _PartRun:
         return found
 
     def record(self, summary: Summary) -> None:
-        """Record what the part's versions hold, after a run over it; of those that lack nothing.
-
-        Raises:
-            StoreError: It cannot be written.
-        """
+        """Record what the part's versions hold, after a run over it; of those that lack nothing."""
         complete = {}
         for one in summary.versions:
             if not (summary.interrupted or one.missing):

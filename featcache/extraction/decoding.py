@@ -52,10 +52,8 @@ class WorkerTimes:
 class AudioMemory:
     """Limits the decoded audio that all workers hold. Small recordings are not counted.
 
-    A recording of more than `SMALL_BYTES` waits until there is room for it, or no other such recording is held.
-
-    Args:
-        limit: Bytes of large recordings that all workers may hold together.
+    A recording of more than `SMALL_BYTES` waits until there is room for it in what all workers may hold together, or no
+    other such recording is held.
     """
 
     def __init__(self, limit: int = 2 << 30) -> None:
@@ -123,11 +121,6 @@ def batches(
 
     Copies of an utterance stay together, and so do rows that cut the same file if it can only be decoded from its
     start.
-
-    Args:
-        utterances: The task's utterances.
-        seconds: How long each of them lasts.
-        batch_seconds: How long a batch should last.
     """
     first, filled, left = 0, 0.0, sum(seconds)
     for i, utterance in enumerate(utterances):
@@ -201,12 +194,7 @@ def parts(decoding: Iterator[Decoded], part_seconds: float, times: WorkerTimes) 
 
 
 class Waveforms:
-    """The waveforms of a part of a batch, made once for each way of making them.
-
-    Args:
-        part: The decoded utterances.
-        times: Gets the seconds that making waveforms takes.
-    """
+    """The waveforms of a part of a batch, made once for each way of making them; `times` gets the seconds it takes."""
 
     def __init__(self, part: Sequence[Decoded], times: WorkerTimes) -> None:
         self.part = part

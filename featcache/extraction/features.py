@@ -113,8 +113,7 @@ def without_non_finite(
     """Drop items with NaN or infinity, which a cast may have made.
 
     Args:
-        stored: The features of items one after the other, `[sum(num_frames), *item_shape]`.
-        num_frames: The number of frames of each item.
+        stored, num_frames: The features of items one after the other, `[sum(num_frames), *item_shape]`.
         dtype: The dtype of the features when they are read, for the message.
         parameters: The scale and offset of each quantised item, `[items, 2, *item_shape]`, which show it instead.
 

@@ -179,12 +179,8 @@ class ConcurrentRuns:
     """What other runs have added to a version since this run was planned.
 
     It looks for new shards now and then, the more rarely the longer that takes. What another run has added since the
-    last look is extracted again, and dropped when it is committed.
-
-    Args:
-        version: The version.
-        planned: The names of the shards that there were when the tasks were planned.
-        clock: Seconds, for the intervals.
+    last look is extracted again, and dropped when it is committed. `planned` are the names of the shards that there
+    were when the tasks were planned.
     """
 
     def __init__(self, version: Version, planned: Iterable[str], clock: Callable[[], float] = perf_counter) -> None:
@@ -271,11 +267,7 @@ class VersionJob:
         return counts
 
     def finish(self, interrupted: bool) -> None:
-        """Record the outcome; if the run came to its end, build the index first, so that training opens it at once.
-
-        Raises:
-            StoreError: The outcome cannot be written.
-        """
+        """Record the outcome; if the run came to its end, build the index first, so that training opens it at once."""
         outcome = asdict(self.counts)
         if not interrupted:
             if self.builds_index:

@@ -71,16 +71,8 @@ class RowResult:
 class PendingRows:
     """What one version gets from a part of a batch, while its rows are computed.
 
-    Not thread-safe: the caller sees to it that one thread at a time calls `finish`.
-
-    Args:
-        extractor: The extractor.
-        spec: The spec of the stored features.
-        items: The utterances.
-        waveforms: The waveform of each utterance, `[num_samples]`.
-        failures: The utterances of the part that have failed before.
-        fail: Makes the failure of an utterance, by its number in `items`.
-        resampled: What `Extracted.resampled` is.
+    Not thread-safe: the caller sees to it that one thread at a time calls `finish`. Each item has a waveform,
+    `[num_samples]`; other utterances of the part have failed before. `fail` makes the failure of an item by its number.
     """
 
     rows: list[Row]
@@ -186,8 +178,7 @@ class PendingRows:
 class RowQueue:
     """Rows of several batches that wait until there are enough of one padded length to compute them. Not thread-safe.
 
-    Args:
-        device: The device that will compute them; its type decides how many rows make a batch.
+    The type of the device that will compute them decides how many rows make a batch.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -217,11 +208,7 @@ class RowQueue:
         return self._full.popleft() if self._full else None
 
     def take_oldest(self, batch: int | None = None) -> list[Row] | None:
-        """Take the rows that wait with the oldest row, though they do not fill a batch.
-
-        Args:
-            batch: Take them only if the oldest row is of this batch.
-        """
+        """Take the rows that wait with the oldest row, if that is of this batch, though they do not fill a batch."""
         key = min(self._oldest, key=self._oldest.__getitem__, default=None)
         if key is None or batch not in (None, self._oldest[key]):
             return None

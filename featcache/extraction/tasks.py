@@ -85,13 +85,9 @@ def compare(
     failures: Mapping[str, Failure],
     is_unchanged: Callable[[Failure], bool] = lambda _: True,
 ) -> RowStatus:
-    """Compare a manifest with what a version holds.
+    """Compare the rows of a manifest that a version should hold with what it holds, and its standing failures, by id.
 
-    Args:
-        manifest: The rows that the version should hold.
-        index: The items that the version holds.
-        failures: The standing failures, by id.
-        is_unchanged: Whether the file of a failed utterance is still the one that failed. Otherwise it is tried again.
+    `is_unchanged` says whether the file of a failed utterance is still the one that failed; else it is tried again.
     """
     joined = join(index, RowKeys.of(manifest), failures)
     present = (joined.positions >= 0) & ~joined.is_changed
@@ -122,9 +118,7 @@ def shard_tasks(
     """The shards to make, as far as possible in the manifest's order.
 
     Args:
-        manifest: The rows that the version should hold.
-        index: The items that the version holds.
-        status: What it holds and lacks of the rows.
+        manifest, index, status: The rows that the version should hold, its items, and what it lacks of the rows.
         seconds: The durations of the rows, known or estimated; they decide only which shard a row is in.
         seconds_per_shard: How much audio a shard holds, about.
         ranges: If the rows are a partition of a manifest: the number of the range of the whole that each is in.

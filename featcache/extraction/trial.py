@@ -74,12 +74,8 @@ class Trial:
 
 
 def run_trial(plan: ExtractionPlan, engine: Engine, folder: Path | None = None) -> list[Trial]:
-    """Try each group of versions that are filled together. Nothing is written to the cache.
-
-    Args:
-        plan: What the run would do.
-        engine: The engine of the run.
-        folder: Where the temporary folder is made; None for where the system has them.
+    """Try each group of versions that are filled together. Nothing is written to the cache, but to a temporary folder,
+    which is made in `folder`; None for where the system has them.
 
     Raises:
         StoreError: The temporary folder cannot be written.
