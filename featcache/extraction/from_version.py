@@ -25,7 +25,7 @@ from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.copies import copies_of
 from featcache.spec import QUANTIZATION
 from featcache.storage.location import Location
-from featcache.store import zarr3
+from featcache.store.checksums import crc32c
 from featcache.store.chunk_file import Chunk
 from featcache.store.dequantize import dequantize_array
 from featcache.store.index import open_index
@@ -109,7 +109,7 @@ class SourceVersion:
     def _stored(self, utterance: Utterance, position: int, features: NDArray[Any]) -> StoredUtterance:
         index = self._index
         shard, number = self._shard(int(index.shard[position])), int(index.item[position])
-        if zarr3.crc32c(features) != shard.crc32c[number]:
+        if crc32c(features) != shard.crc32c[number]:
             raise DamagedError(
                 f"{utterance.id}: damaged: its features in {self.version.path} are not what was written",
                 self.version.path,

@@ -26,6 +26,7 @@ from featcache.errors import DamagedError, FeatcacheWarning, StoreError
 from featcache.loader.local_disk import CopyRefused, LocalDisk, PartialCopy
 from featcache.storage.location import folder_of
 from featcache.store import zarr3
+from featcache.store.checksums import crc32c
 from featcache.store.version import Version
 
 __all__ = ["LocalCopies", "LocalCopy"]
@@ -190,7 +191,7 @@ def _copy(source: Path, num_bytes: int, part: PartialCopy) -> None:
         part.reserve()
         crc = 0
         for data in _blocks(source, num_bytes):
-            crc = zarr3.crc32c(np.frombuffer(data, np.uint8), crc)
+            crc = crc32c(np.frombuffer(data, np.uint8), crc)
             part.write(data)
         if crc != zarr3.RESIDUE:
             raise DamagedError(f"{source}: damaged: its checksum does not match")

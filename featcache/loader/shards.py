@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from featcache.errors import DamagedError, StoreError, listing
 from featcache.loader.buffers import Readahead
 from featcache.spec import QUANTIZATION
-from featcache.store import zarr3
+from featcache.store.checksums import crc32c
 from featcache.store.chunk_file import Chunk, open_chunk, reading_error
 from featcache.store.index import Index
 from featcache.store.shard import Shard, SideArray
@@ -154,7 +154,7 @@ class Shards:
             with self._reading(shard):
                 self._checksums[number] = shard.column("crc32c")
         checksums = self._checksums[number]
-        if zarr3.crc32c(frames) != checksums[self._item(position, len(checksums))]:
+        if crc32c(frames) != checksums[self._item(position, len(checksums))]:
             copy = self._copy_paths.get(number)
             where = copy or shard.folder
             what = f"{self.index.ids[position]}: damaged: its features in {where} are not what was written"

@@ -6,7 +6,6 @@ import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from io import FileIO
 from typing import Any
 
@@ -20,6 +19,7 @@ from featcache.manifest import SegmentColumns
 from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
 from featcache.storage.stream import open_stream
 from featcache.store import zarr3
+from featcache.store.checksums import combined_crc32c, crc32c, hex_crc32c
 from featcache.store.chunk_file import reading_error
 from featcache.store.columns import FEATURES, SIDE_COLUMNS, Column, columns_of, side_names
 from featcache.store.documents import read_bytes
@@ -28,9 +28,6 @@ from featcache.store.shard_items import ShardItems
 from featcache.strings import Strings
 
 _PIECE_BYTES = 1 << 20
-
-_POLYNOMIAL = 0x82F63B78  # of CRC-32C, reflected
-_BYTES = np.arange(256, dtype=np.uint32)
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,7 @@ def _check_structure(shard: Shard, spec: FeatureSpec, arrays: dict[str, NDArray[
     for name, column in columns_of(spec, info.metadata).items():
         try:
             metadata = read_bytes(shard.folder / name / "zarr.json")
-            if zarr3.hex_crc32c(metadata) != info.metadata.get(name):
+            if hex_crc32c(metadata) != info.metadata.get(name):
                 message = f"{shard.folder / name}/zarr.json: damaged: its checksum does not match"
                 yield Problem("metadata", message, shard.name)
                 continue
@@ -108,7 +105,7 @@ def _check_structure(shard: Shard, spec: FeatureSpec, arrays: dict[str, NDArray[
                 array = np.broadcast_to(np.zeros((), found.dtype), found.shape)  # of that form; nothing is read
             else:
                 array, checksum = zarr3.read_array(shard.folder / name, shard.form(name), metadata)
-                if zarr3.crc32c(array) != checksum:
+                if crc32c(array) != checksum:
                     message = f"{shard.folder / name}: damaged: its checksum does not match"
                     yield Problem("checksum", message, shard.name)
                     continue
@@ -225,7 +222,7 @@ def _check_features(shard: Shard, arrays: Mapping[str, NDArray[Any]], stopped: C
         for piece in _pieces(file, features):
             if stopped():
                 return
-            crc = zarr3.crc32c(piece, crc)
+            crc = crc32c(piece, crc)
             is_finite = is_finite and all_finite(piece)
         stored = int.from_bytes(file.read(zarr3.CHECKSUM_BYTES), "little")
         if is_finite and crc == stored == combined_crc32c(expected, num_bytes):
@@ -238,7 +235,7 @@ def _check_features(shard: Shard, arrays: Mapping[str, NDArray[Any]], stopped: C
                 return
             data = np.empty(size, np.uint8)
             _fill(file, data.data)
-            if zarr3.crc32c(data) != int(expected[item]):
+            if crc32c(data) != int(expected[item]):
                 message = f"{ids[item]}: damaged: the checksum of its features does not match"
                 yield Problem("checksum", message, shard.name, ids[item])
                 is_clean = False
@@ -268,55 +265,3 @@ def _fill(file: Any, view: memoryview) -> None:
     """Read until a piece of memory is full; one call may read less. If the file ends before, the rest stays."""
     while view and (got := file.readinto(view)):
         view = view[got:]
-
-
-def combined_crc32c(crcs: NDArray[np.uint32], num_bytes: NDArray[np.int64]) -> int:
-    """The CRC-32C of a whole from those of its parts, without reading the bytes again.
-
-    To a CRC's state, another zero byte is a linear map over GF(2). So the CRC of A followed by B is the CRC of A, taken
-    through as many zero bytes as B has, exclusive or the CRC of B.
-
-    Source: Mark Adler's `crc32_combine` in zlib's `crc32.c`; the polynomial is that of RFC 3720.
-    """
-    states = crcs.astype(np.uint32)
-    following = num_bytes.sum() - np.cumsum(num_bytes)
-    for map_of_digit in _zero_bytes():
-        states = _through(map_of_digit, following % 16, states)
-        following //= 16
-        # Those with equally many zero bytes still to come go on as one.
-        first = np.flatnonzero(np.diff(following, prepend=-1))
-        states, following = np.bitwise_xor.reduceat(states, first), following[first]
-        if not following.any():
-            break
-    return int(np.bitwise_xor.reduce(states))
-
-
-@cache
-def _zero_bytes() -> list[NDArray[Any]]:
-    """For each hexadecimal digit of a number of zero bytes, the lowest first, the maps of its 16 values.
-
-    A map is uint32 `[4, 256]`: the image of each byte of a state, by the byte's place.
-    """
-    crcs: NDArray[Any] = _BYTES
-    for _ in range(8):
-        crcs = (crcs >> 1) ^ np.where(crcs & 1, np.uint32(_POLYNOMIAL), np.uint32(0))
-    once = np.stack([crcs, _BYTES, _BYTES << 8, _BYTES << 16])
-    none = np.stack([_BYTES << 8 * place for place in range(4)])
-    digits = []
-    for _ in range(16):
-        maps = [none]
-        for _ in range(16):
-            maps.append(_through(once[None], 0, maps[-1]))
-        once = maps.pop()
-        digits.append(np.stack(maps))
-    return digits
-
-
-def _through(maps: NDArray[Any], which: Any, states: NDArray[Any]) -> NDArray[Any]:
-    """Take states, uint32 of any shape, each through one of some maps, `[maps, 4, 256]`; `which` says which."""
-    images, first = maps.reshape(-1), np.asarray(which * 1024)
-    octets = np.ascontiguousarray(states, "<u4").view(np.uint8).reshape(*states.shape, 4)
-    result: NDArray[Any] = images.take(first + octets[..., 0])
-    for place in (1, 2, 3):
-        result ^= images.take(first + 256 * place + octets[..., place])
-    return result

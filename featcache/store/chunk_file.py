@@ -23,6 +23,7 @@ from featcache.storage.location import Location
 from featcache.storage.store import store_of
 from featcache.storage.stream import open_stream
 from featcache.store import zarr3
+from featcache.store.checksums import crc32c
 
 _BLOCK_BYTES = 4 << 20
 _CHECKED_BYTES = 1 << 20
@@ -74,7 +75,7 @@ def checked_blocks(chunk: Location, num_bytes: int, version: Location | None = N
                 count = file.readinto(block.data) or 0
             if not count:
                 break
-            crc, left = zarr3.crc32c(block[:count], crc), left - count
+            crc, left = crc32c(block[:count], crc), left - count
             if not left and crc != zarr3.RESIDUE:
                 break
             yield block[:count].data

@@ -13,6 +13,7 @@ import numpy as np
 from featcache.errors import ExtractorError, listing
 from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
 from featcache.store import zarr3
+from featcache.store.checksums import hex_crc32c
 
 SIDE_NAME = "[a-z][a-z0-9_]*"
 """The names that side arrays may have, as a pattern."""
@@ -47,7 +48,7 @@ class Column:
 
     def is_metadata(self, checksum: str | None, length: int) -> bool:
         """Whether a `zarr.json` of that checksum is the array's with that many entries, in a form of any time."""
-        return any(zarr3.hex_crc32c(form) == checksum for form in (self.metadata(length), self._metadata(length, None)))
+        return any(hex_crc32c(form) == checksum for form in (self.metadata(length), self._metadata(length, None)))
 
     def _metadata(self, length: int, dimensions: list[str] | None, fill: int = 0) -> bytes:
         return zarr3.array_metadata((length, *self.entry_shape), np.dtype(self.dtype), dimensions, fill)

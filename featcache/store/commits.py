@@ -33,7 +33,8 @@ from featcache.storage.location import ObjectPath
 from featcache.storage.objects import Objects, read_ahead
 from featcache.storage.store import store_of
 from featcache.store import zarr3
-from featcache.store.documents import DOCUMENT_BYTES, parse_object
+from featcache.store.checksums import hex_crc32c
+from featcache.store.documents import DOCUMENT_BYTES, UNSEALED, is_sealed, parse_object, seal
 from featcache.store.fields import fields, mapped, text, whole
 from featcache.store.files import remove_from_version
 from featcache.store.records import read_lines
@@ -98,10 +99,10 @@ class Entry:
             "zarr_json": self.zarr_json,
             "files": dict(self.files),
             "columns": {name: len(self.columns[name]) for name in _COLUMNS},
-            "crc32c": zarr3.hex_crc32c(payload),
-            "checksum": zarr3.UNSEALED,
+            "crc32c": hex_crc32c(payload),
+            "checksum": UNSEALED,
         }
-        return zarr3.seal(document, indent=None) + b"\n" + payload
+        return seal(document, indent=None) + b"\n" + payload
 
     @classmethod
     def read(cls, place: ObjectPath) -> Entry:
@@ -115,14 +116,14 @@ class Entry:
         line, _, payload = data.partition(b"\n")
         document = parse_object(line, place)
         try:
-            if not zarr3.is_sealed(line, document.pop("checksum")):
+            if not is_sealed(line, document.pop("checksum")):
                 raise ValueError("its checksum does not match")
             known = _ENTRY(document)
             lengths = [known["columns"][name] for name in _COLUMNS]
             ends = np.cumsum(
                 [length * np.dtype(dtype).itemsize for length, dtype in zip(lengths, _COLUMNS.values(), strict=True)]
             )
-            if int(ends[-1]) != len(payload) or zarr3.hex_crc32c(payload) != known["crc32c"]:
+            if int(ends[-1]) != len(payload) or hex_crc32c(payload) != known["crc32c"]:
                 raise ValueError("its checksum does not match")
             columns, begin = {}, 0
             for (name, dtype), end in zip(_COLUMNS.items(), ends.tolist(), strict=True):

@@ -229,7 +229,7 @@ def manifests_of_parts(given: Sequence[str | Path]) -> dict[str, Path] | None:
     is_several = len(given) > 1
     for one in map(str, given):
         files = [Path(one)]
-        if _is_pattern(one):
+        if glob.has_magic(one) and not Path(one).exists():
             files = sorted(map(Path, glob.glob(one, recursive=True)))
             is_several = True
             if not files:
@@ -272,7 +272,3 @@ def part_name(manifest: Path) -> str:
     if manifest.is_dir():
         return manifest.resolve().name
     return (manifest.with_suffix("") if manifest.suffix.lower() == ".gz" else manifest).stem
-
-
-def _is_pattern(text: str) -> bool:
-    return glob.has_magic(text) and not Path(text).exists()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from featcache.storage.location import Location
 from featcache.storage.store import store_of
 from featcache.store import zarr3
 from featcache.store.check import check_columns
+from featcache.store.checksums import crc32c
 from featcache.store.columns import Column, columns_of
 from featcache.store.commits import Committed, commit_shard
 from featcache.store.documents import read_bytes
@@ -72,7 +73,7 @@ class DamagedShard(Shard):
         array = np.frombuffer(data, dtype, length * math.prod(entry_shape)).reshape(length, *entry_shape)
         self._check_form(name, length)
         checksum = data[array.nbytes :]
-        if checksum != zarr3.crc32c(array).to_bytes(zarr3.CHECKSUM_BYTES, "little"):
+        if checksum != crc32c(array).to_bytes(zarr3.CHECKSUM_BYTES, "little"):
             raise DamagedError(f"{chunk}: damaged: its checksum does not match")
         return array
 
@@ -112,7 +113,7 @@ class DamagedShard(Shard):
             if len(data) < size:
                 continue
             features = np.frombuffer(data, dtype).reshape(-1, *self._spec.item_shape)
-            if zarr3.crc32c(features) == checksums[number] and all_finite(features):
+            if crc32c(features) == checksums[number] and all_finite(features):
                 yield number, features
 
     def _most_bytes(self, name: str, entry_bytes: int) -> int:
@@ -165,7 +166,8 @@ def plan_repairs(
     opened = {name: _open(version.shard(name), version.info.spec) for name in damaged if name in names}
     index = load_index(version, names)
     if index is None:
-        index = build_index(_readable(version, names, opened))
+        shards = (opened[name][0] if name in opened else version.shard(name) for name in names)
+        index = build_index(shard for shard in shards if shard.name not in opened or isinstance(shard, DamagedShard))
     plans = []
     for name, (shard, faulty) in opened.items():
         if stopped():
@@ -228,11 +230,6 @@ def _open(shard: Shard, spec: FeatureSpec) -> tuple[Shard, set[str]]:
         return damaged, damaged.check()
     except (DamagedError, OSError):
         return shard, set()
-
-
-def _readable(version: Version, names: Sequence[str], opened: Mapping[str, tuple[Shard, set[str]]]) -> list[Shard]:
-    shards = [opened[name][0] if name in opened else version.shard(name) for name in names]
-    return [shard for shard in shards if shard.name not in opened or isinstance(shard, DamagedShard)]
 
 
 def _plan(shard: Shard, faulty: set[str], index: Index, name: str) -> RepairPlan:

@@ -1,4 +1,6 @@
-"""Reads the files of a cache that are JSON. A cache may come from a stranger, so nothing in such a file is trusted.
+"""The files of a cache that are JSON: read within bounds, and sealed when they are written.
+
+A cache may come from a stranger, so nothing in such a file is trusted.
 
 Only regular files are opened: a pipe in place of one would wait for its writer for ever, and a device never ends.
 Before a document is parsed, its size, its depth, and the number of its lists and objects are bounded: so none takes
@@ -14,16 +16,20 @@ from collections.abc import Iterator
 from io import BufferedReader
 from typing import Any, Never
 
-from featcache.errors import DamagedError
+from featcache.errors import DamagedError, StoreError
 from featcache.storage.location import Location
 from featcache.storage.store import store_of
 from featcache.storage.stream import open_stream
+from featcache.store.checksums import hex_crc32c
 
 DOCUMENT_BYTES = 32 << 20
 """The largest document. A shard that replaces two million items of other shards comes near it."""
 
 LINE_BYTES = 4 << 20
 """The longest line of a file that has a document on each."""
+
+UNSEALED = "00000000"
+"""Stands for the checksum of a document that `seal` is to seal."""
 
 _DEPTH = 64
 """How deep lists and objects are nested at most; those that featcache writes, less than ten."""
@@ -98,3 +104,35 @@ def _refuse_too_deep(text: str) -> None:
 
 def _refuse_constant(name: str) -> Never:
     raise ValueError(f"{name} is no JSON")
+
+
+def to_json(value: dict[str, Any], indent: int | None = 2) -> bytes:
+    """A document as the files of a cache hold it."""
+    return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False).encode(
+        errors="backslashreplace"  # a path may hold bytes that are not UTF-8: as JSON's escapes they come back
+    )
+
+
+def seal(document: dict[str, Any], indent: int | None = 2) -> bytes:
+    """A document as JSON, in which the last `"checksum": "00000000"` is replaced by the CRC-32C of these bytes.
+
+    Raises:
+        StoreError: It is larger than what is read.
+    """
+    unsealed = to_json(document, indent)
+    if len(unsealed) > DOCUMENT_BYTES:
+        what = f"metadata of {len(unsealed):,} bytes cannot be stored, since at most {DOCUMENT_BYTES:,} are read"
+        raise StoreError(f"{what}: extract with a smaller --shard-size")
+    head, mark, tail = unsealed.rpartition(_entry(UNSEALED))
+    assert mark
+    return head + _entry(hex_crc32c(unsealed)) + tail
+
+
+def is_sealed(data: bytes, checksum: str) -> bool:
+    """Whether `data` is what `seal` gave, by the checksum that was found in it."""
+    head, mark, tail = data.rpartition(_entry(checksum))
+    return bool(mark) and hex_crc32c(head + _entry(UNSEALED) + tail) == checksum
+
+
+def _entry(checksum: str) -> bytes:
+    return f'"checksum": "{checksum}"'.encode()

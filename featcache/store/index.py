@@ -27,9 +27,8 @@ from featcache.errors import DamagedError, StoreError
 from featcache.storage.location import Location, ObjectPath
 from featcache.storage.objects import Objects, in_parallel
 from featcache.storage.store import store_of
-from featcache.store import zarr3
 from featcache.store.commits import recorded_entries
-from featcache.store.documents import parse_object, read_bytes
+from featcache.store.documents import UNSEALED, is_sealed, parse_object, read_bytes, seal
 from featcache.store.fields import MOST
 from featcache.store.files import folder_to_write, publish_folder, remove_from_version
 from featcache.store.index_files import read_arrays, write_array
@@ -333,7 +332,7 @@ def _write(index: Index, version: Version, folder: Location) -> bytes:
     arrays |= {name: getattr(index, name) for name in _ARRAYS}
     document = {"fingerprint": version.info.fingerprint, "shards": index.shards, "runs": index.runs}
     checksums = {name: write_array(folder / f"{name}.npy", array) for name, array in arrays.items()}
-    return zarr3.seal({**document, "crc32c": checksums, "checksum": zarr3.UNSEALED})
+    return seal({**document, "crc32c": checksums, "checksum": UNSEALED})
 
 
 def load_index(version: Version, names: Sequence[str]) -> Index | None:
@@ -344,7 +343,7 @@ def load_index(version: Version, names: Sequence[str]) -> Index | None:
     try:
         data = read_bytes(folder / "index.json")
         document = parse_object(data, folder / "index.json")
-        if not zarr3.is_sealed(data, document["checksum"]) or document["fingerprint"] != version.info.fingerprint:
+        if not is_sealed(data, document["checksum"]) or document["fingerprint"] != version.info.fingerprint:
             return None
         if sorted(document["shards"]) != sorted(names):
             return None

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from featcache.storage.location import Location, folder_of
 from featcache.storage.store import store_of
 from featcache.storage.stream import open_stream
-from featcache.store import zarr3
+from featcache.store.checksums import crc32c, hex_crc32c
 
 _BLOCK_BYTES = 1 << 20
 _PUT_ENTRIES = 1 << 20
@@ -35,7 +35,7 @@ def write_array(location: Location, array: NDArray[Any]) -> str:
             yield from (array[at : at + _PUT_ENTRIES].view(np.uint8).data for at in range(0, len(array), _PUT_ENTRIES))
 
         store_of(location).put_blocks(location, blocks)
-    return f"{zarr3.crc32c(array, zarr3.crc32c(np.frombuffer(header, np.uint8))):08x}"
+    return f"{crc32c(array, crc32c(np.frombuffer(header, np.uint8))):08x}"
 
 
 def _header(array: NDArray[Any]) -> bytes:
@@ -58,7 +58,7 @@ def read_arrays(folder: Location, checksums: Mapping[str, str]) -> dict[str, NDA
         return {name: _map(folder_of(path)) for name, path in paths.items()}
     with ThreadPoolExecutor(len(paths)) as pool:
         files = dict(zip(paths, pool.map(_fetch, paths.values()), strict=True))
-    if any(zarr3.hex_crc32c(data) != checksums[name] for name, data in files.items()):
+    if any(hex_crc32c(data) != checksums[name] for name, data in files.items()):
         return None
     return {name: _loaded(data) for name, data in files.items()}
 
@@ -94,5 +94,5 @@ def _checksum(path: Location) -> str:
     crc, block = 0, np.empty(_BLOCK_BYTES, np.uint8)
     with open_stream(path) as file:
         while got := file.readinto(block.data):
-            crc = zarr3.crc32c(block[:got], crc)
+            crc = crc32c(block[:got], crc)
     return f"{crc:08x}"

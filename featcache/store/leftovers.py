@@ -26,7 +26,7 @@ from dataclasses import astuple, dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-from featcache.store import zarr3
+from featcache.store.checksums import hex_crc32c
 
 _DAY_SECONDS = 86400.0
 _TEMPORARY = re.compile(r"(?P<what>.+?)(\.(?P<owner>\w+-[0-9a-f]{8}-\d+-\d+-\d+))?\.[0-9a-f]{8}")
@@ -154,7 +154,7 @@ def _owner(pid: int) -> Owner:
 
 def _host() -> str:
     name = os.uname().nodename
-    return re.sub(r"\W", "_", name, flags=re.ASCII)[:_HOST_CHARACTERS] + "_" + zarr3.hex_crc32c(name.encode())
+    return re.sub(r"\W", "_", name, flags=re.ASCII)[:_HOST_CHARACTERS] + "_" + hex_crc32c(name.encode())
 
 
 def _boot() -> str:

@@ -1,7 +1,7 @@
 """Sealed records: JSON documents, and files of one record a line, to which lines are only ever added.
 
 A flipped bit in JSON may leave JSON. So every document and every line ends with a seal of its own, the key `checksum`;
-see `zarr3.seal`. What an earlier featcache wrote has no seals. A flip in the key `checksum` does not make a sealed
+see `documents.seal`. What an earlier featcache wrote has no seals. A flip in the key `checksum` does not make a sealed
 document look like one of those: it says `"sealed": true` too, and the document of a run speaks for its lines.
 """
 
@@ -16,7 +16,8 @@ from typing import Any
 
 from featcache.errors import DamagedError, StoreError
 from featcache.storage.location import Location
-from featcache.store import documents, zarr3
+from featcache.store import documents
+from featcache.store.documents import UNSEALED, is_sealed, seal
 from featcache.store.files import sync, write_file
 
 Record = dict[str, Any]
@@ -45,7 +46,7 @@ def write_document(location: Location, document: Record) -> None:
 
 def sealed_document(document: Record) -> bytes:
     """A document as it is written."""
-    return zarr3.seal({"sealed": True, **document, "checksum": zarr3.UNSEALED})
+    return seal({"sealed": True, **document, "checksum": UNSEALED})
 
 
 def read_document(path: Location) -> Record:
@@ -137,7 +138,7 @@ def rewrite_lines(location: Location, records: Iterable[Record]) -> None:
 
 
 def _sealed_lines(records: Iterable[Record]) -> list[bytes]:
-    return [zarr3.seal({**record, "checksum": zarr3.UNSEALED}, indent=None) + b"\n" for record in records]
+    return [seal({**record, "checksum": UNSEALED}, indent=None) + b"\n" for record in records]
 
 
 def read_lines(path: Location, sealed: bool) -> Lines:
@@ -194,4 +195,4 @@ def _parse(line: bytes) -> Record | None:
 
 def _is_sealed(data: bytes, record: Record) -> bool:
     checksum = record.get("checksum")
-    return isinstance(checksum, str) and zarr3.is_sealed(data, checksum)
+    return isinstance(checksum, str) and is_sealed(data, checksum)

@@ -17,6 +17,7 @@ from featcache.spec import FeatureSpec
 from featcache.storage.location import Location, folder_of
 from featcache.storage.store import store_of
 from featcache.store import zarr3
+from featcache.store.checksums import crc32c
 from featcache.store.chunk_file import Chunk, open_chunk, reading_error
 from featcache.store.columns import COLUMNS, Column, side_names
 from featcache.store.documents import read_bytes
@@ -265,7 +266,7 @@ class Shard:
         self._require_own()
         with self._naming_remedy():
             array, checksum = zarr3.read_array(self.folder / name, self.form(name))
-            if zarr3.crc32c(array) != checksum:
+            if crc32c(array) != checksum:
                 raise DamagedError(f"{self.folder / name}: damaged: its checksum does not match")
         return array
 

@@ -11,6 +11,7 @@ from featcache.storage.location import Location, ObjectPath
 from featcache.storage.objects import in_parallel
 from featcache.storage.store import store_of
 from featcache.store import zarr3
+from featcache.store.checksums import hex_crc32c
 from featcache.store.chunk_file import checked_blocks, reading_error
 from featcache.store.columns import columns_of
 from featcache.store.documents import read_bytes
@@ -46,7 +47,7 @@ class ShardFiles:
                 path = str(found.chunk).removeprefix(f"{folder}/")
                 yield path, partial(checked_blocks, found.chunk, found.num_bytes + zarr3.CHECKSUM_BYTES)
             metadata = _read_document(folder / name / "zarr.json")
-            if zarr3.hex_crc32c(metadata) != self.shard.info.metadata.get(name):
+            if hex_crc32c(metadata) != self.shard.info.metadata.get(name):
                 raise DamagedError(f"{folder / name / 'zarr.json'}: damaged: its checksum does not match")
             yield f"{name}/zarr.json", _one_block(metadata)
 

@@ -16,6 +16,7 @@ from featcache.errors import ExtractorError, StoreError, listing
 from featcache.manifest import SegmentColumns
 from featcache.spec import FeatureSpec, SideSpec
 from featcache.store import zarr3
+from featcache.store.checksums import crc32c, hex_crc32c
 from featcache.store.columns import COLUMNS, columns_of, side_names
 from featcache.store.files import publish_folder, remove_from_version
 from featcache.store.shard import Item, Shard, ShardInfo
@@ -94,7 +95,7 @@ class ShardWriter:
         start = 0
         for item, count in zip(items, num_frames, strict=True):
             self._items.append(item)
-            self._crcs.append(zarr3.crc32c(features[start : start + count]))
+            self._crcs.append(crc32c(features[start : start + count]))
             self._offsets.append(self._offsets[-1] + count)
             start += count
 
@@ -143,7 +144,7 @@ class ShardWriter:
             digest=digest_of(self._items, supersedes, made_by.get("attempt")),
             row=row,
             supersedes=dict(supersedes),
-            metadata={name: zarr3.hex_crc32c(data) for name, data in metadata.items()},
+            metadata={name: hex_crc32c(data) for name, data in metadata.items()},
             made_by=made_by,
         )
         group = zarr3.group_metadata(asdict(info))

@@ -32,7 +32,7 @@ from featcache.storage.objects import REQUESTS
 from featcache.storage.store import store_of
 from featcache.store import zarr3
 from featcache.store.chunk_file import reading_error
-from featcache.store.documents import parse_object, read_bytes
+from featcache.store.documents import UNSEALED, is_sealed, parse_object, read_bytes, seal
 from featcache.store.fields import anything, fields, listed, number, optional, text
 from featcache.store.files import (
     WRITTEN,
@@ -285,7 +285,7 @@ class Version:
             StoreError: It cannot be written, or `probes/` is a link.
             ValueError: The document holds NaN or infinity, which JSON does not have.
         """
-        sealed = zarr3.seal({"probe": document, "checksum": zarr3.UNSEALED})
+        sealed = seal({"probe": document, "checksum": UNSEALED})
         place = self.path / "probes" / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}Z-{secrets.token_hex(2)}.json"
         if isinstance(place, Path):
             try:
@@ -304,7 +304,7 @@ class Version:
             with suppress(OSError, DamagedError, ValueError, KeyError, TypeError):
                 data = read_bytes(path)
                 record = parse_object(data, path)
-                if zarr3.is_sealed(data, record["checksum"]):
+                if is_sealed(data, record["checksum"]):
                     documents.append(_PROBE(record["probe"]))
         return documents
 

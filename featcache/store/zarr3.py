@@ -13,7 +13,6 @@ Sources: the Zarr core specification v3, and the crc32c codec's (zarr-specs.read
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -22,15 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import crc32c as icrar
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import DamagedError, StoreError
+from featcache.errors import DamagedError
 from featcache.storage.folder import open_file
 from featcache.storage.location import Location, ObjectPath, folder_of
 from featcache.storage.store import store_of
-from featcache.store.documents import DOCUMENT_BYTES, parse_object, read_bytes
+from featcache.store.checksums import crc32c
+from featcache.store.documents import UNSEALED, is_sealed, parse_object, read_bytes, seal, to_json
 from featcache.store.fields import anything, fields, listed, one_of, whole
 from featcache.store.memory_map import map_file
 
@@ -41,26 +40,10 @@ RESIDUE = 0x48674BC7
 DTYPES = ("float16", "float32", "float64", "uint8", "uint16", "uint32", "uint64", "int32", "int64")
 """What `data_type` may be in format 1."""
 
-UNSEALED = "00000000"
-"""Stands for the checksum of a document that `seal` is to seal."""
-
 _DIMENSIONS = 16
 _METADATA = fields({"shape": listed(whole(), _DIMENSIONS), "data_type": one_of(DTYPES)}, others=anything)
 _PIECE_BYTES = 8 << 20
 _NOTHING = np.frombuffer(b"", np.uint8)
-
-
-def crc32c(data: NDArray[Any] | bytes, crc: int = 0) -> int:
-    """CRC-32C (RFC 3720) of bytes or of an array's, continued from `crc`; the array is C-contiguous.
-
-    From 32 KiB on, other threads run meanwhile.
-    """
-    return int(icrar.crc32c(data, crc))
-
-
-def hex_crc32c(data: bytes) -> str:
-    """CRC-32C of bytes, as eight hex digits."""
-    return f"{crc32c(data):08x}"
 
 
 _P = TypeVar("_P", Path, ObjectPath, Location)
@@ -95,7 +78,7 @@ def array_metadata(
         "codecs": [{"name": "bytes", **endian}, {"name": "crc32c"}],
         "attributes": {},
     }
-    return _to_json(document if dimension_names is None else {**document, "dimension_names": [*dimension_names]})
+    return to_json(document if dimension_names is None else {**document, "dimension_names": [*dimension_names]})
 
 
 def group_metadata(attributes: dict[str, Any] | None = None) -> bytes:
@@ -105,7 +88,7 @@ def group_metadata(attributes: dict[str, Any] | None = None) -> bytes:
     digits set to `0`. JSON itself has no protection against a flipped bit.
     """
     if attributes is None:
-        return _to_json({"zarr_format": 3, "node_type": "group", "attributes": {}})
+        return to_json({"zarr_format": 3, "node_type": "group", "attributes": {}})
     unsealed = {**attributes, "checksum": UNSEALED}
     return seal({"zarr_format": 3, "node_type": "group", "attributes": {"featcache": unsealed}})
 
@@ -148,27 +131,6 @@ def is_plain_group(folder: Location) -> bool:
         return read_bytes(folder / "zarr.json") == group_metadata()
     except (FileNotFoundError, DamagedError):
         return False
-
-
-def seal(document: dict[str, Any], indent: int | None = 2) -> bytes:
-    """A document as JSON, in which the last `"checksum": "00000000"` is replaced by the CRC-32C of these bytes.
-
-    Raises:
-        StoreError: It is larger than what is read.
-    """
-    unsealed = _to_json(document, indent)
-    if len(unsealed) > DOCUMENT_BYTES:
-        what = f"metadata of {len(unsealed):,} bytes cannot be stored, since at most {DOCUMENT_BYTES:,} are read"
-        raise StoreError(f"{what}: extract with a smaller --shard-size")
-    head, mark, tail = unsealed.rpartition(_entry(UNSEALED))
-    assert mark
-    return head + _entry(hex_crc32c(unsealed)) + tail
-
-
-def is_sealed(data: bytes, checksum: str) -> bool:
-    """Whether `data` is what `seal` gave, by the checksum that was found in it."""
-    head, mark, tail = data.rpartition(_entry(checksum))
-    return bool(mark) and hex_crc32c(head + _entry(UNSEALED) + tail) == checksum
 
 
 @dataclass(frozen=True)
@@ -348,13 +310,3 @@ def _missing_is_damage() -> Iterator[None]:
         yield
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DamagedError(f"{error.filename}: damaged: the file is missing") from error
-
-
-def _to_json(value: dict[str, Any], indent: int | None = 2) -> bytes:
-    return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False).encode(
-        errors="backslashreplace"  # a path may hold bytes that are not UTF-8: as JSON's escapes they come back
-    )
-
-
-def _entry(checksum: str) -> bytes:
-    return f'"checksum": "{checksum}"'.encode()

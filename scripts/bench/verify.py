@@ -28,8 +28,9 @@ from corpus import KINDS
 from load import BINS, make_version
 
 from featcache.health.verify import verify
+from featcache.store.checksums import crc32c
 from featcache.store.version import Version
-from featcache.store.zarr3 import chunk_path, crc32c
+from featcache.store.zarr3 import chunk_path
 
 FRAME_BYTES = 2 * BINS
 SHARD_BYTES = 128e6

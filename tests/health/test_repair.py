@@ -22,6 +22,7 @@ from featcache.extraction.plan import Options
 from featcache.health.repair import repair
 from featcache.manifest import read_manifest
 from featcache.store import zarr3
+from featcache.store.checksums import crc32c
 from featcache.store.columns import columns_of
 
 
@@ -139,7 +140,7 @@ def add_hollow_shard(cache: Path) -> Path:
     metadata["features"] = forms["features"].metadata(frames)
     (shard.folder / "features" / "zarr.json").write_bytes(metadata["features"])
     os.truncate(shard.folder / CHUNKS["features"], frames * 80 * 2 + zarr3.CHECKSUM_BYTES)
-    checksums = {name: f"{zarr3.crc32c(np.frombuffer(data, np.uint8)):08x}" for name, data in metadata.items()}
+    checksums = {name: f"{crc32c(np.frombuffer(data, np.uint8)):08x}" for name, data in metadata.items()}
     info = replace(shard.info, frames=frames, metadata={**shard.info.metadata, **checksums})
     (shard.folder / "zarr.json").write_bytes(zarr3.group_metadata(asdict(info)))
     return shard.folder / CHUNKS["features"]

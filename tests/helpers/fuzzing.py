@@ -191,7 +191,8 @@ def shards(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
     import featcache
     import featcache.loader
     from featcache.health.verify import verify
-    from featcache.store import zarr3
+    from featcache.store.checksums import crc32c, hex_crc32c
+    from featcache.store.documents import UNSEALED
     from featcache.store.index import open_index
     from featcache.store.ledger import Failure
     from featcache.store.runs import Run
@@ -228,7 +229,7 @@ def shards(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
         """With the checksum right, wherever the document has it."""
         unsealed = json.dumps(document).encode()
         head, mark, tail = unsealed.rpartition(b'"checksum": "00000000"')
-        return head + f'"checksum": "{zarr3.hex_crc32c(unsealed)}"'.encode() + tail if mark else unsealed
+        return head + f'"checksum": "{hex_crc32c(unsealed)}"'.encode() + tail if mark else unsealed
 
     spoilt: list[Path] = []
     index = Path(version.path.name, "index")
@@ -247,13 +248,13 @@ def shards(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
             is_group = path.name == "zarr.json" and b'"checksum"' in data
             odd = mutated_values(document["attributes"]["featcache"] if is_group else document, chance)
             if isinstance(odd, dict) and "checksum" in odd:
-                odd["checksum"] = zarr3.UNSEALED
+                odd["checksum"] = UNSEALED
             if is_group:
                 document["attributes"]["featcache"] = odd
             data = sealed(document if is_group else odd)
         elif path.name in ("0",) and chance.random() < 0.7:
             data = mutated(data[:-4], chance)
-            data += zarr3.crc32c(np.frombuffer(data, np.uint8)).to_bytes(4, "little")
+            data += crc32c(np.frombuffer(data, np.uint8)).to_bytes(4, "little")
         else:
             data = mutated(data, chance)
         path.write_bytes(data)

@@ -13,6 +13,8 @@ import numpy as np
 from cache_contents import only_version
 
 from featcache.store import zarr3
+from featcache.store.checksums import hex_crc32c
+from featcache.store.documents import UNSEALED, seal
 from featcache.store.index import index_folder
 
 Edit = Callable[[Path], None]
@@ -53,14 +55,14 @@ def reseal(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     attributes = zarr3.read_group(folder)
     change(attributes)
     document = {"zarr_format": 3, "node_type": "group", "attributes": {"featcache": attributes}}
-    attributes["checksum"] = zarr3.UNSEALED
+    attributes["checksum"] = UNSEALED
     write_sealed(folder / "zarr.json", json.dumps(document, indent=2).encode())
 
 
 def write_sealed(path: Path, unsealed: bytes) -> None:
     head, mark, tail = unsealed.rpartition(b'"checksum": "00000000"')
     assert mark
-    path.write_bytes(head + f'"checksum": "{zarr3.hex_crc32c(unsealed)}"'.encode() + tail)
+    path.write_bytes(head + f'"checksum": "{hex_crc32c(unsealed)}"'.encode() + tail)
 
 
 def put(path: Path, kind: str) -> None:
@@ -129,7 +131,7 @@ def as_array(name: str, what: str, make: Callable[[np.ndarray], np.ndarray]) -> 
         array = make(old.copy())
         metadata = zarr3.array_metadata(array.shape, array.dtype, [f"dim_{axis}" for axis in range(array.ndim)])
         zarr3.write_array(shard / name, array, metadata)
-        reseal(shard, lambda it: it["metadata"].update({name: zarr3.hex_crc32c(metadata)}))
+        reseal(shard, lambda it: it["metadata"].update({name: hex_crc32c(metadata)}))
 
     edit(f"{name}: {what}", apply)
 
@@ -143,7 +145,7 @@ def as_metadata(name: str, what: str, change: Callable[[dict[str, Any]], None]) 
         change(document)
         data = json.dumps(document).encode()
         (shard / name / "zarr.json").write_bytes(data)
-        reseal(shard, lambda it: it["metadata"].update({name: zarr3.hex_crc32c(data)}))
+        reseal(shard, lambda it: it["metadata"].update({name: hex_crc32c(data)}))
 
     edit(f"{name}'s zarr.json: {what}", apply)
 
@@ -159,8 +161,8 @@ def in_index(name: str, what: str, make: Callable[[np.ndarray], np.ndarray | byt
         else:
             np.save(folder / f"{name}.npy", made, allow_pickle=True)
         document = json.loads((folder / "index.json").read_bytes())
-        document["crc32c"][name] = zarr3.hex_crc32c((folder / f"{name}.npy").read_bytes())
-        document["checksum"] = zarr3.UNSEALED
+        document["crc32c"][name] = hex_crc32c((folder / f"{name}.npy").read_bytes())
+        document["checksum"] = UNSEALED
         write_sealed(folder / "index.json", json.dumps(document).encode())
 
     edit(f"index: {name} {what}", apply)
@@ -197,7 +199,7 @@ def in_run(what: str, change: Callable[[dict[str, Any]], Any]) -> None:
 def as_probe(what: str, document: Any) -> None:
     def apply(cache: Path) -> None:
         (version_folder(cache) / "probes").mkdir(exist_ok=True)
-        sealed = zarr3.seal({"probe": document, "checksum": zarr3.UNSEALED})
+        sealed = seal({"probe": document, "checksum": UNSEALED})
         (version_folder(cache) / "probes" / "20260101T000000.000000Z-0000.json").write_bytes(sealed)
 
     edit(f"probe: {what}", apply)

@@ -14,6 +14,7 @@ from small_shards import INFO, SIDED, SPEC, item, problems, write
 
 from featcache.errors import DamagedError
 from featcache.store import zarr3
+from featcache.store.checksums import hex_crc32c
 from featcache.store.columns import columns_of
 from featcache.store.version import Version
 
@@ -116,6 +117,6 @@ def test_sealed_metadata_in_a_form_that_nobody_knows_is_sound_if_it_says_the_sam
     path = shard.folder / "features" / "zarr.json"
     document = json.loads(path.read_bytes()) | {"data_type": data_type, "fill_value": 1, "attributes": {"later": True}}
     path.write_text(json.dumps(document))
-    metadata = shard.info.metadata | {"features": zarr3.hex_crc32c(path.read_bytes())}
+    metadata = shard.info.metadata | {"features": hex_crc32c(path.read_bytes())}
     (shard.folder / "zarr.json").write_bytes(zarr3.group_metadata(asdict(replace(shard.info, metadata=metadata))))
     assert problems(version, version.shard(shard.name)) == found

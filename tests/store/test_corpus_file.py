@@ -13,9 +13,9 @@ from make_corpus import make_corpus
 
 from featcache.errors import ArgumentError, DamagedError
 from featcache.storage.location import parse_location
-from featcache.store import zarr3
 from featcache.store.copying import copy_parts_list, copy_version
 from featcache.store.corpus import CORPUS, Part, by_part_name, part_name, read_parts, update_parts
+from featcache.store.documents import UNSEALED, seal
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_what_is_no_corpus_is_refused(tmp_path, name, value):
     folder = make_corpus(tmp_path / "corpus", [1], [1])
     document = json.loads((folder / CORPUS).read_bytes())
     document["parts"][0][name] = value
-    (folder / CORPUS).write_bytes(zarr3.seal({**document, "checksum": zarr3.UNSEALED}))
+    (folder / CORPUS).write_bytes(seal({**document, "checksum": UNSEALED}))
     with pytest.raises(DamagedError, match=r"corpus\.json: damaged: .*; remove it, and run `featcache extract`"):
         read_parts(folder)
 

@@ -15,7 +15,8 @@ from small_shards import INFO, item, write
 
 import featcache
 from featcache.health.verify import verify
-from featcache.store import zarr3
+from featcache.store.checksums import crc32c
+from featcache.store.documents import UNSEALED, seal
 from featcache.store.index import Index, build_index, index_folder, load_index, open_index
 from featcache.store.shard_writer import ShardWriter
 from featcache.store.version import Version
@@ -115,12 +116,12 @@ def reseal(folder, name):
     """Have `index.json` say that the array's file is as it was written."""
     document = json.loads((folder / "index.json").read_text())
     data = np.frombuffer((folder / f"{name}.npy").read_bytes(), np.uint8)
-    document["crc32c"][name] = f"{zarr3.crc32c(data):08x}"
+    document["crc32c"][name] = f"{crc32c(data):08x}"
     write_document(folder, document)
 
 
 def write_document(folder, document):
-    (folder / "index.json").write_bytes(zarr3.seal({**document, "checksum": zarr3.UNSEALED}))
+    (folder / "index.json").write_bytes(seal({**document, "checksum": UNSEALED}))
 
 
 def test_the_index_of_another_version_is_not_believed(scratch):

@@ -16,8 +16,8 @@ import featcache
 from featcache.errors import ArgumentError, DamagedError, StoreError
 from featcache.health.verify import verify
 from featcache.storage.location import parse_location
-from featcache.store import zarr3
 from featcache.store.copying import copy_version
+from featcache.store.documents import UNSEALED, seal
 from featcache.store.index import index_folder, open_index
 from featcache.store.prune import plan_prune
 from featcache.store.selection import select_version, version_folders
@@ -170,11 +170,11 @@ def test_odd_tags_are_refused_in_one_line(tmp_path, odd):
     tag(version, "paper")
     place = tag_file(version, "paper")
     document = json.loads(place.read_bytes())
-    document["checksum"] = zarr3.UNSEALED
+    document["checksum"] = UNSEALED
     if odd == "another version's":
-        place.write_bytes(zarr3.seal({**document, "fingerprint": "0" * 64}))
+        place.write_bytes(seal({**document, "fingerprint": "0" * 64}))
     elif odd == "a shard elsewhere":
-        place.write_bytes(zarr3.seal({**document, "shards": {"../../other": "00000000"}}))
+        place.write_bytes(seal({**document, "shards": {"../../other": "00000000"}}))
     elif odd == "a pipe":
         place.unlink()
         os.mkfifo(place)
