@@ -54,7 +54,8 @@ def fit_kmeans(
     from time import perf_counter
 
     from featcache.device import Device
-    from featcache.stats.kmeans import fit_version, write_codebook
+    from featcache.stats.kmeans import fit_version
+    from featcache.store.files import write_file
     from featcache.store.selection import select_version
 
     refuse_output(output, force)
@@ -66,7 +67,7 @@ def fit_kmeans(
     codebook, fit = fit_version(
         version, k, seed=seed, frames=frames, device=used.torch_device, threads=1 if used.is_cuda else used.threads
     )
-    write_codebook(codebook, output)
+    write_file(output, codebook.to_bytes())
     document = {
         "path": str(version.path),
         "output": str(output),

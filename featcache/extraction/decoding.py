@@ -28,6 +28,9 @@ _SMALLEST = 8
 SMALL_BYTES = 64 << 20
 """Decoded audio that a worker may hold without reserving it."""
 
+_LARGE_BYTES = 2 << 30
+"""Bytes of large recordings that all workers may hold together."""
+
 _DECODED_FROM_START = frozenset({".mp3", ".ogg", ".opus", ".m4a", ".aac", ".mp4", ".webm", ".amr", ".wma"})
 
 
@@ -52,12 +55,10 @@ class WorkerTimes:
 class AudioMemory:
     """Limits the decoded audio that all workers hold. Small recordings are not counted.
 
-    A recording of more than `SMALL_BYTES` waits until there is room for it in what all workers may hold together, or no
-    other such recording is held.
+    A recording of more than `SMALL_BYTES` waits until there is room for it, or no other such recording is held.
     """
 
-    def __init__(self, limit: int = 2 << 30) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._used = 0
         self._changed = threading.Condition()
 
@@ -73,7 +74,7 @@ class AudioMemory:
                 with self._changed:
                     self._used -= held
                     self._changed.notify_all()
-                    self._changed.wait_for(lambda: not wanted or not self._used or self._used + wanted <= self._limit)
+                    self._changed.wait_for(lambda: not wanted or not self._used or self._used + wanted <= _LARGE_BYTES)
                     self._used += wanted
                     held = wanted
 

@@ -29,35 +29,30 @@ def check_records(
     The index has the items in sound shards; if there are others, it cannot be told how many utterances are missing. A
     manifest that the version is compared with tells more than a record that is gone.
     """
+    problems, notes = list[Problem](), list[str]()
     if isinstance(version, TaggedVersion):
-        return [], []
+        return problems, notes
     with read_ahead(record_files(version, run_names(version))):
-        problems, notes = _check_records(version, index, has_damaged_shards, has_manifest)
+        for finding in find_unfinished(version, index, all_runs=True):
+            match finding:
+                case Unfinished(is_going_on=True):
+                    notes.append(str(finding))
+                case Unfinished() if has_damaged_shards:
+                    pass
+                case Unrecorded(is_copy=is_copy) if has_manifest or is_copy:
+                    notes.append(str(finding))
+                case _:
+                    problems.append(Problem(_kind_of(finding), f"{version.path}: {finding}"))
+        for run in read_runs(version):
+            if lost := run.lost("shards"):
+                records = counted(lost, "record is", "records are")
+                where = f" (line {listing(map(str, run.shards.damaged))})" if run.shards.damaged else ""
+                message = (
+                    f"{run.folder / 'shards.jsonl'}: damaged: {records} lost{where}: if the shards that they named "
+                    "were removed, nothing would tell; `featcache repair` removes the lines"
+                )
+                problems.append(Problem("record", message))
     return [*problems, *(Problem("tag", message) for _, message in check_tags(version))], notes
-
-
-def _check_records(
-    version: Version, index: Index, has_damaged_shards: bool, has_manifest: bool
-) -> tuple[list[Problem], list[str]]:
-    problems, notes = [], []
-    for finding in find_unfinished(version, index, all_runs=True):
-        if isinstance(finding, Unfinished) and not finding.is_going_on and has_damaged_shards:
-            continue
-        if (isinstance(finding, Unfinished) and finding.is_going_on) or (
-            isinstance(finding, Unrecorded) and (has_manifest or finding.is_copy)
-        ):
-            notes.append(str(finding))
-        else:
-            problems.append(Problem(_kind_of(finding), f"{version.path}: {finding}"))
-    for run in read_runs(version):
-        if lost := run.lost("shards"):
-            where = f" (line {listing(map(str, run.shards.damaged))})" if run.shards.damaged else ""
-            message = (
-                f"{run.folder / 'shards.jsonl'}: damaged: {counted(lost, 'record is', 'records are')} lost{where}: if "
-                "the shards that they named were removed, nothing would tell; `featcache repair` removes the lines"
-            )
-            problems.append(Problem("record", message))
-    return problems, notes
 
 
 def _kind_of(finding: Finding) -> str:

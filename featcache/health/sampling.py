@@ -49,9 +49,9 @@ def utterances_by_length(manifest: Manifest, count: int) -> list[Utterance]:
     return [manifest[row] for row in chosen.tolist()]
 
 
-def items_at_random(index: Index, count: int, seed: int | None = None) -> list[int]:
+def items_at_random(index: Index, count: int) -> list[int]:
     """Sample positions of the index at random, distinct and sorted."""
-    return sorted(random.Random(seed).sample(range(len(index)), min(count, len(index))))
+    return sorted(random.Random().sample(range(len(index)), min(count, len(index))))
 
 
 def decode_waveform(utterance: Utterance, root: AudioLocation, waveform_maker: WaveformMaker) -> NDArray[np.float32]:

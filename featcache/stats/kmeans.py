@@ -11,7 +11,6 @@ import json
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,7 +20,6 @@ from featcache.errors import ConfigError
 from featcache.extractors.units import Codebook, Nearest
 from featcache.spec import QUANTIZATION, all_finite
 from featcache.store.dequantize import dequantize_array
-from featcache.store.files import write_file
 from featcache.store.index import Index, open_index
 from featcache.store.version import Version
 from featcache.store.version_info import library_versions
@@ -106,15 +104,6 @@ def fit_version(
         "featcache": library_versions()["featcache"],
     }
     return Codebook(fit.centroids, version.info.config, version.info.fingerprint, spec.dtype, fitted), fit
-
-
-def write_codebook(codebook: Codebook, path: Path) -> None:
-    """Write the codebook's file; it appears whole or not at all.
-
-    Raises:
-        StoreError: The file cannot be written.
-    """
-    write_file(path, codebook.to_bytes())
 
 
 def draw_frames(version: Version, index: Index, count: int, generator: np.random.Generator) -> NDArray[np.float32]:

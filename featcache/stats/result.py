@@ -106,7 +106,8 @@ class Stats:
         scalar = ("version", "fingerprint", "units", "frames", "utterances")
         try:
             scalars = {name: arrays[name].item() for name in scalar}
-            stats = cls(**{**arrays, **scalars, "by": arrays["by"].item() or None, "groups": _names(arrays)})
+            groups = [str(name) for name in arrays["groups"].tolist()] if "groups" in arrays else []
+            stats = cls(**{**arrays, **scalars, "by": arrays["by"].item() or None, "groups": groups})
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{path}: damaged: an incomplete file of `featcache stats` ({error})") from error
         if (fault := stats._fault()) is not None:
@@ -132,7 +133,3 @@ def refuse_to_replace(path: Path, overwrite: bool) -> None:
     """
     if path.exists() and not overwrite:
         raise ArgumentError(f"{path}: already exists: give another name, or --force to replace it")
-
-
-def _names(arrays: dict[str, NDArray[Any]]) -> list[str]:
-    return [str(name) for name in arrays["groups"].tolist()] if "groups" in arrays else []

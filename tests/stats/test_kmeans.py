@@ -11,7 +11,8 @@ from make_cache import make_features, make_version
 from featcache.errors import ConfigError, StoreError
 from featcache.extractors.units import Nearest, read_codebook
 from featcache.stats import kmeans
-from featcache.stats.kmeans import cluster, draw_frames, first_centroids, fit_version, write_codebook
+from featcache.stats.kmeans import cluster, draw_frames, first_centroids, fit_version
+from featcache.store.files import write_file
 from featcache.store.index import open_index
 
 CPU = torch.device("cpu")
@@ -204,7 +205,7 @@ def test_from_a_version_as_from_memory(tmp_path):
 def test_the_file_holds_all_that_units_need(tmp_path):
     version = make_version(tmp_path / "cache", make_features(20, (4,), "float16"), params={"name": "ünï"})
     codebook, fit = fit_version(version, 6, seed=3)
-    write_codebook(codebook, tmp_path / "units.safetensors")
+    (tmp_path / "units.safetensors").write_bytes(codebook.to_bytes())
     read = read_codebook(tmp_path / "units.safetensors")
     assert torch.equal(read.centroids, fit.centroids)
     assert (read.config, read.fingerprint, read.dtype) == (version.info.config, version.info.fingerprint, "float16")
@@ -257,7 +258,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path):
     (tmp_path / "taken").mkdir()
     for path in (tmp_path / "taken", tmp_path / "nowhere" / "units.safetensors"):
         with pytest.raises(StoreError, match="cannot be written"):
-            write_codebook(codebook, path)
+            write_file(path, codebook.to_bytes())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "taken"]
 
 
