@@ -32,7 +32,7 @@ from featcache.engines.worker import (
 )
 from featcache.errors import AudioError, ConfigError, ExtractorError, Reason, counted
 from featcache.extraction.failures import failure_of
-from featcache.extraction.jobs import DoneTask, JobGroup, Progress, RunControl, VersionCounts
+from featcache.extraction.jobs import Done, DoneTask, JobGroup, Progress, RunControl, VersionCounts
 from featcache.extraction.tasks import ShardTask
 from featcache.storage.location import absolute
 from featcache.store.in_flight import find_suspects, remove_marks
@@ -70,19 +70,6 @@ class Team(Protocol):
 
     def end(self) -> None:
         """End all workers; they commit what they have, and whoever does not end soon is killed."""
-
-
-@dataclass
-class _Tally:
-    """What was done."""
-
-    counts: list[VersionCounts]
-    progress: Progress = field(default_factory=Progress)
-
-    def add(self, progress: Progress, counts: Sequence[VersionCounts]) -> None:
-        self.progress.add(progress)
-        for mine, theirs in zip(self.counts, counts, strict=True):
-            mine.add(theirs)
 
 
 @dataclass
@@ -141,7 +128,7 @@ class _Dispatch:
         self._dead: set[str] = set()  # runs of workers
         self._poison: list[tuple[ShardTask, str]] = []  # and how the last process ended
         self._before = deepcopy(control.progress)
-        self._total = _Tally([VersionCounts() for _ in group.jobs])
+        self._total = Done(Progress(), [VersionCounts() for _ in group.jobs])
         self._said: dict[str, int] = {}  # which worker was the first to say it
         self._first: tuple[str, str] | None = None  # the first worker that was ready, and its device
         self._last_end = ""
@@ -198,8 +185,8 @@ class _Dispatch:
             case DoneTask():
                 worker.done.append(event)
                 worker.deaths = 0
-            case Finished(progress, counts):
-                self._total.add(progress, counts)
+            case Finished():
+                self._total.add(event)
                 self._chunks.done(number)
                 worker.is_at_work, worker.latest, worker.done, worker.deaths = False, None, [], 0
             case Working():
@@ -234,7 +221,7 @@ class _Dispatch:
         self._last_end = how
         was_ready, runs = worker.is_ready, worker.runs
         for one in worker.done:
-            self._total.add(one.progress, one.counts)
+            self._total.add(one)
         done = {one.name for one in worker.done}
         worker.is_ready, worker.is_at_work, worker.runs, worker.latest, worker.done = False, False, (), None, []
         if was_ready:
@@ -278,7 +265,7 @@ class _Dispatch:
             all_failures += failures
         progress = Progress()
         progress.count_failures(all_failures)
-        self._total.add(progress, counts)
+        self._total.add(Done(progress, counts))
 
     # Reporting, and the end
 
@@ -290,7 +277,7 @@ class _Dispatch:
         now_done = deepcopy(self._total)
         for worker in self._workers:
             if worker.latest is not None:
-                now_done.add(worker.latest.progress, worker.latest.counts)
+                now_done.add(worker.latest)
         now_done.progress.add(self._before)
         progress = self._control.progress
         for name in ("failures", "audio_seconds", "shards", "elsewhere", "stages"):

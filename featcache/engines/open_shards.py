@@ -179,7 +179,7 @@ class OpenShard:
         progress = Progress(audio_seconds=self._audio_seconds, shards=sum(bool(s.writer.items) for s in self._shards))
         for shard in self._shards:
             progress.count_failures(shard.failures)
-        return DoneTask(self.task.name, progress, [shard.counts for shard in self._shards])
+        return DoneTask(progress, [shard.counts for shard in self._shards], self.task.name)
 
     def abandon(self, progress: Progress) -> None:
         """Drop what was appended, take back what was counted, and release the task."""

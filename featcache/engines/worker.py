@@ -29,6 +29,7 @@ from featcache.errors import ConfigError, ExtractorError, StoreError
 from featcache.extraction.batching import choose_batching
 from featcache.extraction.jobs import (
     ConcurrentRuns,
+    Done,
     DoneTask,
     JobGroup,
     Progress,
@@ -120,17 +121,12 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Working:
+class Working(Done):
     """How far the worker is with its tasks."""
-
-    progress: Progress
-    """What it has done of them."""
-    counts: Sequence[VersionCounts]
-    """What each version has got, also what is not committed yet."""
 
 
 @dataclass(frozen=True)
-class Finished(Working):
+class Finished(Done):
     """The worker is done with its tasks, or was stopped."""
 
 
@@ -157,7 +153,7 @@ class Died:
     """Whether what it worked on may be the cause."""
 
 
-Event = Ready | Working | DoneTask | Note | Fault | Ended | Died
+Event = Ready | Working | DoneTask | Finished | Note | Fault | Ended | Died
 
 
 class Inbox:

@@ -124,15 +124,27 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class DoneTask:
-    """A task whose shards have been committed, and what the versions got from it."""
+class Done:
+    """What was done, by somebody or for something."""
+
+    progress: Progress
+    """Over all versions."""
+    counts: list[VersionCounts]
+    """What each version got, also what is not committed yet."""
+
+    def add(self, other: Done) -> None:
+        """Add what has been done elsewhere."""
+        self.progress.add(other.progress)
+        for mine, theirs in zip(self.counts, other.counts, strict=True):
+            mine.add(theirs)
+
+
+@dataclass(frozen=True)
+class DoneTask(Done):
+    """A task whose shards have been committed."""
 
     name: str
     """The name of the task."""
-    progress: Progress
-    """What was done for it."""
-    counts: list[VersionCounts]
-    """What each version got."""
 
 
 @dataclass(frozen=True)
