@@ -1,11 +1,10 @@
 """The files of a cache that are JSON: read within bounds, and sealed when they are written.
 
-A cache may come from a stranger, so nothing in such a file is trusted.
-
-Only regular files are opened: a pipe in place of one would wait for its writer for ever, and a device never ends.
-Before a document is parsed, its size, its depth, and the number of its lists and objects are bounded: so none takes
-more than some 500 MB of memory, and none ends the process by Python's recursion. What is beyond these bounds, or is no
-JSON, is a `DamagedError` that names the file. What its values may be, `featcache.store.fields` says.
+A cache may come from a stranger, so nothing in such a file is trusted. Only regular files are opened: a pipe in place
+of one would wait for its writer for ever, and a device never ends. Before a document is parsed, its size, its depth,
+and the number of its lists and objects are bounded: so none takes more than some 500 MB of memory, and none ends the
+process by Python's recursion. What is beyond these bounds, or is no JSON, is a `DamagedError` that names the file. What
+its values may be, `featcache.store.fields` says.
 """
 
 from __future__ import annotations

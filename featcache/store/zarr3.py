@@ -45,7 +45,6 @@ _METADATA = fields({"shape": listed(whole(), _DIMENSIONS), "data_type": one_of(D
 _PIECE_BYTES = 8 << 20
 _NOTHING = np.frombuffer(b"", np.uint8)
 
-
 _P = TypeVar("_P", Path, ObjectPath, Location)
 
 
@@ -64,9 +63,8 @@ def array_metadata(
     """
     is_first, is_float = dimension_names is None, dtype.kind == "f"
     endian = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
-    separator = (
-        {"configuration": {"separator": "/"}} if is_first else {}
-    )  # the default, which no flipped bit can change
+    # Without a configuration, the separator is the default one, and no flipped bit can change it.
+    separator = {"configuration": {"separator": "/"}} if is_first else {}
     document = {
         "zarr_format": 3,
         "node_type": "array",
