@@ -20,12 +20,7 @@ _ALMOST_URL = re.compile(r"(s3|gs|az|memory|https?):(?!//)/?(?=.)", re.IGNORECAS
 
 
 def require_int(name: str, value: Any, least: int | None = None) -> int:
-    """Return a whole number as an int: Python's, numpy's or torch's are accepted, a bool is not.
-
-    Args:
-        name: The argument's name, for the message.
-        value: The argument's value.
-        least: The smallest value allowed.
+    """Return the value of the argument of that name as an int: a whole number of Python, numpy or torch, and no bool.
 
     Raises:
         ArgumentError: The value is not a whole number, or is less than `least`.
@@ -42,13 +37,7 @@ def require_int(name: str, value: Any, least: int | None = None) -> int:
 
 
 def require_number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> float:
-    """Return a number as a float, whether whole or not; a bool is not accepted.
-
-    Args:
-        name: The argument's name, for the message.
-        value: The argument's value.
-        low: The smallest value allowed.
-        high: The largest value allowed.
+    """Return the value of the argument of that name as a float: a number, whole or not, and no bool.
 
     Raises:
         ArgumentError: The value is not a number, is NaN, or is not within `low` and `high`.
@@ -77,10 +66,6 @@ def refuse_almost_url(name: str, text: str) -> None:
 
 def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
     """Refuse a URL where a path is wanted: as a path it would name a folder called `s3:`.
-
-    Args:
-        name: The argument's name, for the message.
-        path: The argument's value.
 
     Raises:
         ArgumentError: The path is a URL, or is almost one.
