@@ -21,7 +21,6 @@ from saved_models import (
     fault,
     hubert_model,
     located,
-    save_models,
 )
 from transformers import (
     AutoModel,
@@ -33,17 +32,6 @@ from featcache import weights
 from featcache.errors import MissingDependencyError
 from featcache.weights import files
 from featcache.weights.hub import wanted_files
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return save_models(tmp_path_factory.mktemp("saved"))
-
-
-@pytest.fixture
-def hubert(saved, tmp_path):
-    """A copy of the HuBERT's folder, which tests may change."""
-    return shutil.copytree(saved / "hubert", tmp_path / "hubert")
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pickle
-import shutil
 import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from saved_models import CPU, digest, edit_json, edit_tensors, fault, load_fault, located, save_models
+from saved_models import CPU, digest, edit_json, edit_tensors, fault, load_fault, located
 from transformers import (
     AutoModel,
     EncodecModel,
@@ -17,17 +16,6 @@ from transformers import (
 )
 
 from featcache import trust, weights
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return save_models(tmp_path_factory.mktemp("saved"))
-
-
-@pytest.fixture
-def hubert(saved, tmp_path):
-    """A copy of the HuBERT's folder, which tests may change."""
-    return shutil.copytree(saved / "hubert", tmp_path / "hubert")
 
 
 def test_a_model_that_is_not_whole_is_refused(hubert):
