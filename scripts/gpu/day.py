@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 LAST_LINES = 30
 
-ON_A_GPU = ["tests/gpu", "tests/test_cmvn.py", "tests/test_masks.py", "tests/augment"]
+ON_A_GPU = ["tests/gpu", "tests/test_cmvn.py", "tests/augment", "tests/loader/test_data_loader.py"]
 """Where the tests marked gpu are, but for those of `conformance`; the other files would only be collected."""
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "default", "--tb=short", "-vv", "-rfE"]
 
@@ -159,14 +159,22 @@ def machine(device: str) -> dict[str, Any]:
     """What the results were found on."""
     import torch
 
-    from_git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    found = {"date": strftime("%Y-%m-%d %H:%M"), "commit": from_git.stdout.strip(), "torch": torch.__version__}
+    found = {"date": strftime("%Y-%m-%d %H:%M"), "commit": commit(), "torch": torch.__version__}
     found["cores"] = len(os.sched_getaffinity(0))
     if device != "cpu":
         properties = torch.cuda.get_device_properties(device)
         found |= {"gpu": properties.name, "GiB": round(properties.total_memory / 2**30, 1), "cuda": torch.version.cuda}
         found["cudnn"] = torch.backends.cudnn.version()
     return found
+
+
+def commit() -> str:
+    """The commit of this copy; empty where git or its history is missing."""
+    try:
+        command = ["git", "rev-parse", "HEAD"]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
 
 
 def report(out: Path) -> Iterable[str]:
