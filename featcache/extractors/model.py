@@ -155,9 +155,7 @@ class ModelExtractor(RowExtractor[M]):
 @contextmanager
 def computing(precision: Precision, device: torch.device) -> Iterator[None]:
     """Compute the block at this precision. If such blocks are nested, the inner one decides."""
-    # All threads share autocast's cache of weights: on a GPU, one stream would use what another has not yet cast.
-    lower = _AUTOCAST.get(precision)
-    with torch.autocast(device.type, lower, enabled=lower is not None, cache_enabled=False):
+    with torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST):
         if device.type == "cuda" and (precision == "tf32" or any(get_tf32())):
             with _tf32(precision == "tf32"):
                 yield

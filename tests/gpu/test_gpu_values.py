@@ -126,13 +126,6 @@ def test_the_host_never_waits_while_a_batch_of_rows_is_launched(config_of, name)
     assert torch.equal(found, expected)
 
 
-def test_no_stream_uses_weights_that_another_has_not_yet_cast():
-    """All threads share autocast's cache."""
-    with computing("bf16", torch.device("cpu")):
-        assert not torch.is_autocast_cache_enabled()
-    assert torch.is_autocast_cache_enabled()
-
-
 @contextmanager
 def as_a_user_left_it(setting: str):
     """In the block, TF32 is as the user has set it before the run, in one of torch's ways."""
