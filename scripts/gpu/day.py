@@ -119,7 +119,7 @@ def main() -> None:
     wanted = [name for name in STEPS if asked.only is None or name in asked.only]
     if wanted:
         (asked.out / "machine.json").write_text(json.dumps(machine(asked.device)))
-    waiting = {name: command for name in wanted if (command := begin(name, asked))}
+    waiting = {name: command for name in wanted if (command := command_of(name, asked))}
     end = perf_counter() + 60 * asked.minutes
     while waiting:
         shares = sum(STEPS[name].minutes for name in waiting)
@@ -130,12 +130,12 @@ def main() -> None:
     print(f"{asked.out / 'report.md'}", file=sys.stderr)
 
 
-def begin(name: str, asked: argparse.Namespace) -> list[str] | None:
-    """Forget what a step has found before. Returns its command; None if it cannot run here."""
-    results = asked.out / f"{name}.jsonl"
-    results.unlink(missing_ok=True)
+def command_of(name: str, asked: argparse.Namespace) -> list[str] | None:
+    """The command of a step; None, which is told, if it cannot run here."""
     command = STEPS[name].command(asked)
     if command is None:
+        results = asked.out / f"{name}.jsonl"
+        results.unlink(missing_ok=True)
         write_end(results, "cannot be run here", 0.0, "")
     return command
 
@@ -143,6 +143,7 @@ def begin(name: str, asked: argparse.Namespace) -> list[str] | None:
 def run(name: str, command: list[str], seconds: float, asked: argparse.Namespace) -> None:
     """Run a step, and kill it with all that it has started when its time is up."""
     results = asked.out / f"{name}.jsonl"
+    results.unlink(missing_ok=True)
     if STEPS[name].takes_options:
         command = [*command, "--device", asked.device, "--out", str(results), "--work", str(asked.work)]
         command += ["--seconds", f"{seconds:.0f}", *(["--small"] if asked.small else [])]
@@ -181,7 +182,7 @@ def machine(device: str) -> dict[str, Any]:
     import torch
 
     if device != "cpu" and not torch.cuda.is_available():
-        sys.exit("torch sees no GPU here; --device cpu --small sees that the script works")
+        sys.exit("torch sees no GPU here; --device cpu sees that the script works")
     found = {"date": strftime("%Y-%m-%d %H:%M"), "commit": commit(), "torch": torch.__version__}
     found["cores"] = len(os.sched_getaffinity(0))
     if device != "cpu":

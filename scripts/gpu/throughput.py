@@ -4,6 +4,7 @@
     ceiling      large matrix products
     batch        a batch of rows as featcache computes it; `first` is in a new thread, which makes its plans; `waits`
                  counts how often the host waits for the device in a batch
+    flops        those of a batch
     kernels      what a batch spends its time on
     end to end   files to shards, beside the limit, and beside a loop: read, resample, model, np.save
     sweep        end to end with other constants: ROW_SECONDS, MAX_ROWS, slots, threads
@@ -157,8 +158,8 @@ def batch(step: Step, name: str, config: Config) -> None:
         first_ms_in_a_thread=1e3 * taken[-2],
         second_ms=1e3 * taken[-1],
         waits=waits(step, compute),
-        TFLOP_per_s=flops(compute) / again / 1e12,
     )
+    step.attempt("flops", lambda: flops(step, name, compute, again), model=name)
     step.attempt("kernels", lambda: kernels(step, name, compute), model=name)
 
 
@@ -176,11 +177,11 @@ def waits(step: Step, function: Callable[[], object]) -> int | None:
     return sum("synchronizing" in str(warning.message) for warning in caught)
 
 
-def flops(function: Callable[[], object]) -> int:
-    """The products and sums of matrix products, convolutions and attention in a call; LSTMs are not counted."""
+def flops(step: Step, name: str, function: Callable[[], object], seconds: float) -> None:
+    """The products and sums of matrix products, convolutions and attention in a batch; LSTMs are not counted."""
     with FlopCounterMode(display=False) as counter:
         function()
-    return counter.get_total_flops()
+    step.record("flops", model=name, TFLOP_per_s=counter.get_total_flops() / seconds / 1e12)
 
 
 def ceiling(step: Step) -> None:
@@ -188,7 +189,7 @@ def ceiling(step: Step) -> None:
     size = 256 if step.small else 8192
     factors = torch.randn(2, size, size, device=step.device.torch_device)
     seconds = step.time(lambda: factors[0] @ factors[1])
-    step.record("ceiling", what_is_multiplied=f"fp32, {size} x {size}", TFLOP_per_s=2 * size**3 / seconds / 1e12)
+    step.record("ceiling", product=f"fp32, {size} x {size}", TFLOP_per_s=2 * size**3 / seconds / 1e12)
 
 
 def kernels(step: Step, name: str, function: Callable[[], object]) -> None:
