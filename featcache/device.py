@@ -28,6 +28,12 @@ shared evenly among workers."""
 _CUDA_SLOTS = 2
 """The number of batches on a GPU at once: one is computed while another is copied."""
 
+_LEAST_PINNED = 1 << 20
+"""Bytes of page-locked memory that are taken at least, since taking it is slow."""
+
+_SLACK = 1.25
+"""How much more page-locked memory is taken than a batch needs, since batches differ in length."""
+
 _ALIGNED = 16
 """The number of samples in 64 bytes, to which torch aligns its own tensors."""
 
@@ -60,14 +66,39 @@ def parse_device(name: str | torch.device) -> torch.device:
     return device
 
 
+def on_this_device(device: torch.device) -> torch.device:
+    """A device with its number: `cuda` is the current one of the thread that asks, and in another thread, the first."""
+    if str(device) != "cuda":
+        return device
+    # A process that has not touched CUDA has chosen none; asking would take memory of the first.
+    chosen = torch.cuda.current_device() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
+    return torch.device("cuda", chosen)
+
+
+class PinnedMemory:
+    """Page-locked memory, and an event after the last copy from it."""
+
+    def __init__(self) -> None:
+        self.copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits does not spin
+        self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+    def take(self, num_bytes: int) -> torch.Tensor:
+        """So many bytes, uint8, that nothing is being copied from any more."""
+        self.copied.synchronize()
+        if len(self._memory) < num_bytes:
+            size = int(max(num_bytes, _LEAST_PINNED) * _SLACK)
+            self._memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+        return self._memory[:num_bytes]
+
+
 @dataclass
 class _Slot:
     """What one batch at a time uses on the device."""
 
     stream: torch.cuda.Stream | None = None
     """The stream on a GPU; made when the slot is first taken."""
-    pinned: dict[str, torch.Tensor] = field(default_factory=dict)
-    """The staging buffers, uint8, by their use: `up` or `down`."""
+    pinned: dict[str, PinnedMemory] = field(default_factory=dict)
+    """The staging buffers by their use: `up` or `down`."""
 
 
 class Device:
@@ -86,7 +117,7 @@ class Device:
         threads: The budget of threads. None means every available core, but at most `MAX_CPU_THREADS` on the CPU.
 
     Attributes:
-        torch_device: The device for torch.
+        torch_device: The device for torch, with its number if it is a GPU.
         is_cuda: Whether the device is a GPU.
         threads: The budget of threads.
         batch_seconds: About how many seconds of audio a worker extracts at once.
@@ -108,7 +139,7 @@ class Device:
             raise ConfigError(f"device {name!r}: {error}") from error
         if device.type not in ("cpu", "cuda"):
             raise ConfigError(f"device {name!r}: extraction runs on cpu or cuda")
-        self.torch_device = device
+        self.torch_device = on_this_device(device)
         self.is_cuda = device.type == "cuda"
         self.batch_seconds = BATCH_SECONDS[device.type]
         self.threads = threads or min(available_threads(), 1 << 16 if self.is_cuda else MAX_CPU_THREADS)
@@ -197,7 +228,7 @@ class Device:
         filled = staging.numpy()
         for start, waveform in zip(starts, waveforms, strict=False):
             filled[start : start + len(waveform)] = waveform
-        samples = staging.to(self.torch_device, non_blocking=True)
+        samples = self._sent(staging)
         return [samples[start : start + len(waveform)] for start, waveform in zip(starts, waveforms, strict=False)]
 
     def upload_rows(
@@ -216,7 +247,8 @@ class Device:
         for row, length in enumerate(lengths):
             filled[row, :length] = waveforms[row if row < len(waveforms) else 0]
             filled[row, length:] = 0
-        return staging.to(self.torch_device, non_blocking=True), torch.tensor(lengths, device=self.torch_device)
+        padded = self._sent(staging) if self.is_cuda else staging
+        return padded, torch.tensor(lengths, device=self.torch_device)
 
     def download(self, features: torch.Tensor) -> NDArray[np.generic]:
         """A contiguous tensor as a numpy array; on a GPU it is a copy, made after all work of the slot's stream."""
@@ -228,17 +260,17 @@ class Device:
         return staging.numpy().reshape(features.shape).copy()
 
     def _pinned(self, use: str, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """The first `size` elements of the slot's pinned buffer for `use`, which grows if it is too small.
+        """Room for `size` elements in the slot's page-locked memory for `use`."""
+        pinned: dict[str, PinnedMemory] = self._own.slot.pinned
+        if use not in pinned:
+            pinned[use] = PinnedMemory()
+        return pinned[use].take(size * dtype.itemsize).view(dtype)
 
-        The buffer is reused without waiting, since `download` has waited for everything before it. If a batch failed
-        before its download, its copy to the device may still be under way: then it copies values that nobody will look
-        at, and later work of the stream writes to their place only after the copy.
-        """
-        num_bytes = size * dtype.itemsize
-        pinned: dict[str, torch.Tensor] = self._own.slot.pinned
-        if use not in pinned or len(pinned[use]) < num_bytes:
-            pinned[use] = torch.empty(max(num_bytes, 1 << 22) * 5 // 4, dtype=torch.uint8, pin_memory=True)
-        return pinned[use][:num_bytes].view(dtype)
+    def _sent(self, staging: torch.Tensor) -> torch.Tensor:
+        """What lies in the slot's memory for `up`, on its way to the GPU."""
+        sent = staging.to(self.torch_device, non_blocking=True)
+        self._own.slot.pinned["up"].copied.record(self._own.slot.stream)
+        return sent
 
 
 def cores_near(pci_address: str, system: Path = _SYSTEM) -> set[int]:

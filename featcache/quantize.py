@@ -66,7 +66,7 @@ def quantize(features: torch.Tensor, num_frames: Sequence[int]) -> tuple[torch.T
         torch.amin(item, 0, out=smallest[i])
         torch.amax(item, 0, out=largest[i])
     offset = smallest + 0.0  # which of 0.0 and -0.0 is the smaller depends on their order: now it is 0.0
-    most = flat.new_tensor(LEVELS - 1.0)  # by a Python number a GPU would not divide, but multiply by 1/255
+    most = flat.new_full((), LEVELS - 1.0)  # by a Python number a GPU would not divide, but multiply by 1/255
     scale = (largest - offset) / most + 0.0
     scale = torch.where(
         (offset + scale * most).isfinite(), scale, torch.inf

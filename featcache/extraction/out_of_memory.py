@@ -22,6 +22,12 @@ _OUT_OF_MEMORY = (
 )
 """Parts of the messages when memory runs out; what torch says of its own memory on a GPU has a class."""
 
+_PERHAPS_OUT_OF_MEMORY = (
+    "unable to find an engine",  # cuDNN: nothing that fits can compute a convolution
+    "STATUS_NOT_INITIALIZED",  # cuBLAS and cuDNN have no room for a thread's handle
+)
+"""Parts of messages that may have other causes: with nothing else on the device, memory is not the cause."""
+
 
 class DoesNotFitError(AudioError):
     """A clip, or a chunk of a clip, does not fit into the device's memory even with nothing beside it."""
@@ -67,7 +73,8 @@ class OutOfMemoryRetry:
             try:
                 return compute(count, self._alone)
             except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
+                perhaps = not self._alone and any(words in str(error) for words in _PERHAPS_OUT_OF_MEMORY)
+                if not (perhaps or is_out_of_memory(error)):
                     raise
             # The exception is gone by now, and with it what the batch held.
             torch.cuda.empty_cache()

@@ -182,6 +182,7 @@ class DataLoader:
     def _batches(self, batches: Iterator[Iterable[int]], epoch: int, progress: _Progress) -> Iterator[dict[str, Any]]:
         started, process = perf_counter(), os.getpid()
         ahead: deque[Future[_BatchUnderWay]] = deque()
+        self._transfer.begin()  # a transform may use what was computed before
         with ThreadPoolExecutor(self._threads, "featcache-loader") as threads:
 
             def ask(count: int) -> None:

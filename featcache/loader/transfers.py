@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from featcache.device import PinnedMemory, on_this_device
 from featcache.loader.buffers import Buffers
 from featcache.loader.dataset import FrameRanges
 from featcache.quantize import dequantize
 
 __all__ = ["CudaTransfer", "MemoryTransfer", "dequantized"]
-
-_SLACK = 1.25
-"""How much more page-locked memory is taken than a batch needs, since batches differ in length."""
 
 
 class MemoryTransfer:
@@ -47,6 +45,9 @@ class MemoryTransfer:
         """Have a small tensor copied to the device."""
         return tensor.to(self._device)
 
+    def begin(self) -> None:
+        """Have the work on batches wait for what the caller's stream has been given before."""
+
     def working(self) -> AbstractContextManager[Any]:
         """The context to work on batches in, before the mark."""
         return nullcontext()
@@ -58,21 +59,6 @@ class MemoryTransfer:
         """Have the caller's stream wait for a mark before it uses the tensors of a batch."""
 
 
-class _PinnedMemory:
-    """Page-locked memory, and an event after the last copy from it."""
-
-    def __init__(self) -> None:
-        self.copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits does not spin
-        self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
-
-    def take(self, num_bytes: int) -> torch.Tensor:
-        """So many bytes, uint8, that nothing is being copied from any more."""
-        self.copied.synchronize()
-        if len(self._memory) < num_bytes:
-            self._memory = torch.empty(int(num_bytes * _SLACK), dtype=torch.uint8, device="cpu", pin_memory=True)
-        return self._memory[:num_bytes]
-
-
 class CudaTransfer:
     """Batches on a GPU, copied from page-locked memory on a stream of their own.
 
@@ -81,13 +67,12 @@ class CudaTransfer:
     """
 
     def __init__(self, device: torch.device, num_batches: int) -> None:
-        # "cuda" is the current device of this thread; in another thread, it would be the first.
-        self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        self._device = on_this_device(device)
         with torch.cuda.device(self._device):
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._free: SimpleQueue[_PinnedMemory] = SimpleQueue()
+        self._free: SimpleQueue[PinnedMemory] = SimpleQueue()
         for _ in range(num_batches):
-            self._free.put(_PinnedMemory())
+            self._free.put(PinnedMemory())
 
     def gather(self, ranges: FrameRanges, dtype: torch.dtype | None) -> torch.Tensor:
         """As `MemoryTransfer.gather`."""
@@ -115,6 +100,10 @@ class CudaTransfer:
         with self.working():
             # From memory that is not page-locked, the copy would first wait for all others on the stream.
             return tensor.pin_memory().to(self._device, non_blocking=True)
+
+    def begin(self) -> None:
+        """As `MemoryTransfer.begin`."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     @contextmanager
     def working(self) -> Iterator[None]:

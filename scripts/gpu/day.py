@@ -1,6 +1,7 @@
 """Everything that only a GPU can settle, in one command: see docs/gpu.md.
 
     python scripts/gpu/day.py --out results [--minutes 25] [--device cuda] [--only tests codes …]
+    python scripts/gpu/day.py --out results --device cpu --minutes 5    # whether the script itself works
 
 Steps run in the order of their value, each in a process of its own, which is killed when its time is up. What a step
 has found until then is kept: in OUT/<step>.jsonl, a result a line, and for people in OUT/report.md, which is written
@@ -28,7 +29,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 LAST_LINES = 30
 
-ON_A_GPU = ["tests/gpu", "tests/test_cmvn.py", "tests/test_masks.py", "tests/augment"]
+ON_A_GPU = ["tests/gpu", "tests/test_cmvn.py", "tests/augment", "tests/loader/test_data_loader.py"]
 """Where the tests marked gpu are, but for those of `conformance`; the other files would only be collected."""
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "default", "--tb=short", "-vv", "-rfE"]
 
@@ -64,20 +65,29 @@ def conformance(asked: argparse.Namespace) -> list[str] | None:
 
 
 def sanitizer(asked: argparse.Namespace) -> list[str] | None:
-    if asked.device == "cpu" or not (tool := shutil.which("compute-sanitizer")):
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
+    if asked.device == "cpu" or not (tool := shutil.which("compute-sanitizer", path=path)):
         return None
-    some = ["tests/gpu/test_gpu_memory.py", "-k", "threads or download or loader"]
-    return [tool, "--error-exitcode", "9", "--target-processes", "all", *PYTEST, "-m", "gpu", *some]
+    # Each tensor has memory of its own, whose ends the sanitizer then sees.
+    own_memory = ["env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", tool, "--error-exitcode", "9", "--target-processes", "all"]
+    return [*own_memory, *PYTEST, "-m", "gpu", "tests/gpu/test_gpu_memory.py", "-k", "threads or loader"]
 
 
-def story(asked: argparse.Namespace) -> list[str]:
-    size = (
-        ["60", "--epochs", "1", "--more-epochs", "1"]
-        if asked.small
-        else ["600", "--epochs", "1", "--more-epochs", "10"]
-    )
-    options = ["--device", asked.device, "--folder", str(asked.work), "--png", str(asked.work / "story.png")]
-    return [sys.executable, "scripts/stories/train_keywords.py", "--json", *options, "--limit", *size]
+def tokens(asked: argparse.Namespace) -> list[str] | None:
+    if asked.device == "cpu":  # the suite does that, with a small model
+        return None
+    epochs = ["--epochs", "1", "--more-epochs", "1" if asked.small else "10"]
+    limit = "20" if asked.small else "600"
+    return story(asked, "train_keywords", ["--folder", str(asked.work), "--limit", limit, *epochs])
+
+
+def noise(asked: argparse.Namespace) -> list[str]:
+    return story(asked, "train_xvector", ["--limit", "60", "--epochs", "2"] if asked.small else ["--epochs", "3"])
+
+
+def story(asked: argparse.Namespace, name: str, options: list[str]) -> list[str]:
+    shown = ["--device", asked.device, "--png", str(asked.work / f"{name}.png")]
+    return [sys.executable, f"scripts/stories/{name}.py", *shown, *options]
 
 
 STEPS = {
@@ -87,7 +97,8 @@ STEPS = {
     "conformance": Step("whether every extractor keeps its guarantees", 2.5, conformance, False),
     "graphs": Step("whether CUDA graphs or torch.compile keep the bits, and what they gain", 3, script("graphs")),
     "loading": Step("whether the loader keeps a GPU busy", 1.5, script("loading")),
-    "stories": Step("what a story gains on a GPU", 1.5, story, False),
+    "tokens": Step("what training gains from codes that are there", 1.5, tokens, False),
+    "noise": Step("what noise costs that is drawn on the CPU", 1, noise, False),
     "sanitizer": Step("whether any kernel leaves its memory", 1.5, sanitizer, False),
 }
 
@@ -98,32 +109,45 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir(), "featcache-gpu"), help="for models")
     parser.add_argument("--minutes", type=float, default=25.0)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--only", nargs="+", choices=list(STEPS), default=list(STEPS))
-    parser.add_argument("--small", action="store_true", help="small models and corpora: to see that the script works")
+    parser.add_argument("--only", nargs="*", metavar="STEP", help=f"some of {', '.join(STEPS)}; none: the report alone")
+    parser.add_argument("--small", action="store_true", help="small models and corpora, as on a CPU")
     asked = parser.parse_args()
+    if unknown := {*(asked.only or ())} - STEPS.keys():
+        parser.error(f"--only: there is no step {', '.join(sorted(unknown))}")
     asked.out.mkdir(parents=True, exist_ok=True)
+    asked.small = asked.small or asked.device == "cpu"  # there, more would only take longer
+    asked.work.mkdir(parents=True, exist_ok=True)
     asked.out, asked.work = asked.out.resolve(), asked.work.resolve()
-    (asked.out / "machine.json").write_text(json.dumps(machine(asked.device)))
+    wanted = [name for name in STEPS if asked.only is None or name in asked.only]
+    if wanted:
+        (asked.out / "machine.json").write_text(json.dumps(machine(asked.device)))
+    waiting = {name: command for name in wanted if (command := command_of(name, asked))}
     end = perf_counter() + 60 * asked.minutes
-    waiting = [name for name in STEPS if name in asked.only]
     while waiting:
         shares = sum(STEPS[name].minutes for name in waiting)
-        name = waiting.pop(0)
-        run(name, (end - perf_counter()) * STEPS[name].minutes / shares, asked)
-        (asked.out / "report.md").write_text("\n".join(report(asked.out)) + "\n")
+        name = next(iter(waiting))
+        run(name, waiting.pop(name), (end - perf_counter()) * STEPS[name].minutes / shares, asked)
+        write_report(asked.out)
+    write_report(asked.out)
     print(f"{asked.out / 'report.md'}", file=sys.stderr)
 
 
-def run(name: str, seconds: float, asked: argparse.Namespace) -> None:
+def command_of(name: str, asked: argparse.Namespace) -> list[str] | None:
+    """The command of a step; None, which is told, if it cannot run here."""
+    command = STEPS[name].command(asked)
+    if command is None:
+        results = asked.out / f"{name}.jsonl"
+        results.unlink(missing_ok=True)
+        write_end(results, "cannot be run here", 0.0, "")
+    return command
+
+
+def run(name: str, command: list[str], seconds: float, asked: argparse.Namespace) -> None:
     """Run a step, and kill it with all that it has started when its time is up."""
     results = asked.out / f"{name}.jsonl"
     results.unlink(missing_ok=True)
-    command = STEPS[name].command(asked)
-    if command is None:
-        write_end(results, "cannot be run here", 0.0, "")
-        return
     if STEPS[name].takes_options:
-        command += ["--device", asked.device, "--out", str(results), "--work", str(asked.work)]
+        command = [*command, "--device", asked.device, "--out", str(results), "--work", str(asked.work)]
         command += ["--seconds", f"{seconds:.0f}", *(["--small"] if asked.small else [])]
     print(f"{name}: at most {seconds:.0f} s", file=sys.stderr)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "CUDA_LAUNCH_BLOCKING": "0", "HF_HUB_OFFLINE": "1"}
@@ -159,14 +183,28 @@ def machine(device: str) -> dict[str, Any]:
     """What the results were found on."""
     import torch
 
-    from_git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    found = {"date": strftime("%Y-%m-%d %H:%M"), "commit": from_git.stdout.strip(), "torch": torch.__version__}
+    if device != "cpu" and not torch.cuda.is_available():
+        sys.exit("torch sees no GPU here; --device cpu sees that the script works")
+    found = {"date": strftime("%Y-%m-%d %H:%M"), "commit": commit(), "torch": torch.__version__}
     found["cores"] = len(os.sched_getaffinity(0))
     if device != "cpu":
         properties = torch.cuda.get_device_properties(device)
         found |= {"gpu": properties.name, "GiB": round(properties.total_memory / 2**30, 1), "cuda": torch.version.cuda}
         found["cudnn"] = torch.backends.cudnn.version()
     return found
+
+
+def write_report(out: Path) -> None:
+    (out / "report.md").write_text("\n".join(report(out)) + "\n")
+
+
+def commit() -> str:
+    """The commit of this copy; empty where git or its history is missing."""
+    try:
+        command = ["git", "rev-parse", "HEAD"]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
 
 
 def report(out: Path) -> Iterable[str]:

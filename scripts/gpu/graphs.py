@@ -19,7 +19,7 @@ import torch
 
 from featcache.extractors.rows import RowExtractor
 
-NAMES = ("encodec", "hubert", "mimi", "dac", "whisper")
+NAMES = ("encodec", "hubert", "dac", "whisper", "mimi")  # what is least likely to be captured comes last
 SECONDS = (1.0, 4.0, 12.0)
 """Lengths of the clips."""
 KEPT = 16

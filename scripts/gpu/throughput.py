@@ -1,8 +1,11 @@
 """How fast extraction is on a device, end to end from FLAC files, beside the model alone; and what its constants cost.
 
     alone        the model on tensors that lie on the device, in several shapes: the fastest is the limit
+    ceiling      large matrix products
     batch        a batch of rows as featcache computes it; `first` is in a new thread, which makes its plans; `waits`
                  counts how often the host waits for the device in a batch
+    flops        those of a batch
+    kernels      what a batch spends its time on
     end to end   files to shards, beside the limit, and beside a loop: read, resample, model, np.save
     sweep        end to end with other constants: ROW_SECONDS, MAX_ROWS, slots, threads
 
@@ -29,11 +32,14 @@ import corpus
 import numpy as np
 import soundfile
 import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
 
 from featcache import device as device_module
 from featcache.config import Config
 from featcache.engines.local import run_locally
 from featcache.extraction.extraction import run_extraction
+from featcache.extraction.out_of_memory import is_out_of_memory
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.extractors import Clip, rows
 from featcache.manifest import Manifest, read_manifest
@@ -53,6 +59,7 @@ RUNS = {
 SECONDS_OF_A_RUN = 6.0
 DECODED_BY_A_CORE = 600.0
 """About as many × real time does a core read, so that a run is not much longer than that."""
+KERNELS = 6
 SWEEP = {
     "ROW_SECONDS": (60.0, 120.0, 480.0),
     "MAX_ROWS": (64, 256, 1024),
@@ -63,6 +70,7 @@ Function = Callable[[torch.Tensor], object]
 
 
 def run(step: Step) -> None:
+    step.attempt("ceiling", lambda: ceiling(step))
     for name in NAMES:
         step.attempt("throughput", lambda name=name: measure(step, name), model=name)
     for name in SWEPT:
@@ -75,14 +83,7 @@ def measure(step: Step, name: str) -> None:
     limit = max(speed_alone(step, name, alone, config.audio.sample_rate, *shape) for shape in shapes(step))
     batch(step, name, config)
     manifest = files(step, limit)
-    if step.device.is_cuda:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
     speed, figures = end_to_end(step, config, manifest)
-    if step.device.is_cuda:
-        figures["GiB at most"] = torch.cuda.max_memory_reserved() / 2**30
-        figures["MiB left"] = (torch.cuda.memory_allocated() - before) / 2**20
     looped = loop(step, manifest, config.audio.sample_rate, alone)
     step.record("end to end", model=name, speed=speed, limit=limit, of_limit=speed / limit, loop=looped, **figures)
 
@@ -108,7 +109,9 @@ def speed_alone(step: Step, name: str, alone: Function, rate: int, count: int, s
     waveforms = 0.1 * torch.randn(count, round(seconds * rate), device=step.device.torch_device)
     try:
         speed = count * seconds / step.time(lambda: alone(waveforms))
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         torch.cuda.empty_cache()
         speed = 0.0
     step.record("alone", model=name, rows=count, seconds=seconds, speed=speed)
@@ -140,7 +143,11 @@ def batch(step: Step, name: str, config: Config) -> None:
         thread = threading.Thread(target=in_thread)
         thread.start()
         thread.join()
-    again = step.time(lambda: extractor.run(waveforms, lengths))
+
+    def compute() -> object:
+        return extractor.run(waveforms, lengths)
+
+    again = step.time(compute)
     step.record(
         "batch",
         model=name,
@@ -150,8 +157,10 @@ def batch(step: Step, name: str, config: Config) -> None:
         ms=1e3 * again,
         first_ms_in_a_thread=1e3 * taken[-2],
         second_ms=1e3 * taken[-1],
-        waits=waits(step, lambda: extractor.run(waveforms, lengths)),
+        waits=waits(step, compute),
     )
+    step.attempt("flops", lambda: flops(step, name, compute, again), model=name)
+    step.attempt("kernels", lambda: kernels(step, name, compute), model=name)
 
 
 def waits(step: Step, function: Callable[[], object]) -> int | None:
@@ -166,6 +175,37 @@ def waits(step: Step, function: Callable[[], object]) -> int | None:
         finally:
             torch.cuda.set_sync_debug_mode("default")
     return sum("synchronizing" in str(warning.message) for warning in caught)
+
+
+def flops(step: Step, name: str, function: Callable[[], object], seconds: float) -> None:
+    """The products and sums of matrix products, convolutions and attention in a batch; LSTMs are not counted."""
+    with FlopCounterMode(display=False) as counter:
+        function()
+    step.record("flops", model=name, TFLOP_per_s=counter.get_total_flops() / seconds / 1e12)
+
+
+def ceiling(step: Step) -> None:
+    """What the device gives to large products in float32, where nothing else limits it."""
+    size = 256 if step.small else 8192
+    factors = torch.randn(2, size, size, device=step.device.torch_device)
+    seconds = step.time(lambda: factors[0] @ factors[1])
+    step.record("ceiling", product=f"fp32, {size} x {size}", TFLOP_per_s=2 * size**3 / seconds / 1e12)
+
+
+def kernels(step: Step, name: str, function: Callable[[], object]) -> None:
+    """Which kernels a batch spends its time on; on a CPU, which operations."""
+    is_cuda = step.device.is_cuda
+    activity = ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU
+    with profile(activities=[activity], acc_events=True) as profiled:
+        function()
+        step.wait()
+    taken = {
+        each.key: (each.self_device_time_total if is_cuda else each.self_cpu_time_total, each.count)
+        for each in profiled.key_averages()
+    }
+    total = sum(time for time, _ in taken.values()) or 1
+    for kernel, (time, count) in sorted(taken.items(), key=lambda each: -each[1][0])[:KERNELS]:
+        step.record("kernels", model=name, kernel=kernel[:80], calls=count, share=time / total)
 
 
 def files(step: Step, speed: float, kind: str = "long") -> Manifest:
@@ -188,6 +228,10 @@ def end_to_end(
     threads = threads or step.device.threads
     with tempfile.TemporaryDirectory(dir=step.work) as folder:
         options = Options(str(step.device.torch_device), threads)
+        if step.device.is_cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
         plan = plan_extraction(manifest, [config], Path(folder), options)
         with busy_share(step) as shares:
             start = perf_counter()
@@ -201,6 +245,10 @@ def end_to_end(
         "busy": busy,
         **{f"% {stage}": 100 * it for stage, it in summary.stages.items()},
     }
+    if step.device.is_cuda:
+        del plan
+        figures["GiB at most"] = torch.cuda.max_memory_reserved() / 2**30
+        figures["MiB left"] = (torch.cuda.memory_allocated() - before) / 2**20
     return summary.audio_seconds / seconds, figures
 
 
@@ -265,7 +313,8 @@ def sweep(step: Step, name: str) -> None:
                 getattr(rows, constant)[kind] = value
             manifest = files(step, speed, "short" if constant == "MAX_ROWS" else "long")
             found, figures = end_to_end(step, config, manifest, threads)
-        step.record("sweep", model=name, constant=constant, value=value, speed=found, busy=figures["busy"])
+        shown = {figure: figures.get(figure) for figure in ("busy", "GiB at most")}
+        step.record("sweep", model=name, constant=constant, value=value, speed=found, **shown)
         speed = found
 
 

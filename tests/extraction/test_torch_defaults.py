@@ -11,7 +11,7 @@ from processes import run_script
 import featcache
 from featcache.augment import GaussianNoise, MixEnergies, Mixup, SpecAugment
 from featcache.cmvn import Cmvn, normalize_utterances
-from featcache.loader.transfers import _PinnedMemory
+from featcache.device import PinnedMemory
 
 AUGMENTATIONS = {
     "mask": SpecAugment(time_warp=3, max_time_fraction=0.37, probability=0.5),
@@ -97,7 +97,7 @@ def test_another_default_device_leaves_batches_and_the_names_of_groups_where_the
     with torch.device("meta"):  # stands for a GPU
         cmvn = Cmvn(np.zeros(8), np.ones(8), **statistics)
         numbers = cmvn.find(["b", "a"])
-        assert _PinnedMemory().take(0).device.type == "cpu"
+        assert PinnedMemory().take(0).device.type == "cpu"
         batches = [dataset.batch([3, 1]), dataset.collate([dataset[3], dataset[1]])]
     assert cmvn.groups == ["a", "b"]
     assert numbers.tolist() == [1, 0]

@@ -26,7 +26,7 @@ from featcache.engines.local import run_locally
 from featcache.errors import ExtractorError
 from featcache.extraction import decoding, from_audio
 from featcache.extraction.extraction import run_extraction
-from featcache.extraction.out_of_memory import is_out_of_memory
+from featcache.extraction.out_of_memory import OutOfMemoryRetry, is_out_of_memory
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.extractors import Clip
 from featcache.manifest import read_manifest
@@ -267,6 +267,24 @@ def test_each_library_has_its_own_words_for_memory_that_runs_out():
         assert is_out_of_memory(RuntimeError(words)), words
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
     assert not is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"))
+
+
+@pytest.mark.parametrize("words", ["GET was unable to find an engine to execute", "CUDNN_STATUS_NOT_INITIALIZED"])
+def test_what_may_be_too_little_memory_is_tried_with_less(words):
+    """If that does not help, the error is what it says, and no clip is blamed."""
+    extractor = Moments(MomentsParams(), 16000, CPU)
+    retry = OutOfMemoryRetry(extractor, [16000], device.Device("cpu", 2))
+
+    def compute(count, alone):
+        if count > least:
+            raise RuntimeError(words)
+        return count
+
+    least = 2
+    assert retry.run(compute) == 2
+    least = 0
+    with pytest.raises(RuntimeError, match=words):
+        retry.run(compute)
 
 
 def test_a_clip_that_does_not_fit_at_all_is_a_failure(cli, corpus, scratch, tmp_path):

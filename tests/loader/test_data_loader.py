@@ -356,7 +356,7 @@ def test_takes_nothing_but_a_feature_dataset(dataset):
             DataLoader(other, BATCHES)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 class TestOnAGpu:
     @pytest.mark.parametrize("dtype", [None, torch.float32])
     @pytest.mark.parametrize("quantized", [False, True])

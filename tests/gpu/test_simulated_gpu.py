@@ -1,0 +1,138 @@
+"""CUDA's code paths on a simulated GPU, on which every access that nothing orders is found, however fast anything is.
+
+Each test also takes away what orders accesses, and sees that this is noticed.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import small_models
+import small_ssl
+import torch
+from make_cache import make_features, make_version
+from simulated_gpu import simulated_gpu as as_gpu
+from test_gpu_memory import assert_batch
+
+import featcache
+from featcache.config import config_from
+from featcache.device import Device
+from featcache.extractors import rows
+
+
+def nothing(*_: object) -> None:
+    """What takes the place of what orders accesses."""
+
+
+@pytest.fixture
+def gpu():
+    with as_gpu() as simulated:
+        yield simulated
+
+
+@pytest.mark.parametrize("without", [None, "Stream.synchronize", "Event.synchronize"])
+def test_page_locked_memory_is_not_touched_while_it_is_copied(gpu, monkeypatch, without):
+    if without:
+        monkeypatch.setattr(f"simulated_gpu.{without}", nothing)
+    shared = Device("cuda", 4)
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda seed: assert_batch(shared, np.random.default_rng(seed)), range(20)))
+    assert gpu.launched > 100
+    assert bool(gpu.faults) == bool(without), gpu.faults[:3]
+
+
+@pytest.mark.parametrize("without", [None, "Stream.wait_stream"])
+def test_a_slot_waits_for_the_weights(gpu, monkeypatch, without):
+    if without:
+        monkeypatch.setattr(f"simulated_gpu.{without}", nothing)
+    shared = Device("cuda", 1)
+    weights = torch.ones(1 << 10, device="cuda") + 1
+    with shared.slot():
+        assert (shared.download(weights * 1) == 2).all()
+    assert bool(gpu.faults) == bool(without), gpu.faults[:3]
+
+
+def test_cuda_is_the_gpu_that_the_thread_has_chosen(gpu, monkeypatch):
+    """The threads of a run, and its processes, would take the first."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert Device("cuda").torch_device == torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert Device("cuda").torch_device == torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert Device("cuda").torch_device == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("quantized", [False, True], ids=["float16", "uint8"])
+@pytest.mark.parametrize(
+    "without", [None, "Stream.wait_event", "Stream.wait_stream", "Event.synchronize", "SimulatedGpu.record"]
+)
+def test_a_batch_is_whole_when_training_uses_it_and_until_it_has(gpu, monkeypatch, tmp_path, quantized, without):
+    make_version(tmp_path, make_features(60, max_frames=30), quantized=quantized)
+    dataset = featcache.FeatureDataset(featcache.open(tmp_path))
+    batches = np.random.default_rng(0).permutation(60).reshape(-1, 6).tolist() * 2
+    if without:
+        monkeypatch.setattr(f"simulated_gpu.{without}", nothing)
+    added = torch.ones((), device="cuda") + 1
+
+    def transform(batch):
+        return {**batch, "features": batch["features"] + added}
+
+    options = {"dtype": torch.float32, "prefetch": 3}
+    loader = featcache.DataLoader(dataset, batches, device="cuda", transform=transform, **options)
+    found = []
+    for batch in loader:
+        found.append((batch["features"].double().sum((1, 2)), batch["lengths"] * 1))
+        del batch
+    for (sums, lengths), positions in zip(found, batches, strict=True):
+        expected = dataset.batch(positions)
+        assert torch.equal(lengths.cpu(), expected["lengths"])
+        torch.testing.assert_close(sums.cpu(), (expected["features"].float() + 2).double().sum((1, 2)))
+    assert bool(gpu.faults) == bool(without), gpu.faults[:3]
+
+
+MODELS = {
+    "encodec": ("encodec", 24000, small_models.encodec_24khz, {}),
+    "mimi": ("mimi", 24000, small_models.mimi, {}),
+    "xcodec": ("xcodec", 16000, small_models.xcodec, {}),
+    "hubert": ("ssl", 16000, lambda folder: small_ssl.save("hubert", folder), {"precision": "tf32"}),
+    "w2v-bert": ("ssl", 16000, lambda folder: small_ssl.save("w2v-bert-relative", folder), {}),
+    "whisper": ("ssl", 16000, lambda folder: small_ssl.save("whisper", folder), {}),
+}
+
+
+QUICK = ("fbank80", "hubert")
+"""The others are like them, but for what their models do."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in ("fbank80", "whisper-mel80", *MODELS)
+    ],
+)
+def test_a_whole_extraction_is_in_order(corpus, tmp_path, monkeypatch, name):
+    """With two threads that compute rows, and two that decode; values are those of the CPU, to rounding."""
+    config = name
+    if name in MODELS:
+        extractor, rate, save, params = MODELS[name]
+        params = {"weights": str(save(tmp_path / "weights")), **params}
+        config = config_from({"name": name, "extractor": extractor, "params": params, "audio": {"sample_rate": rate}})
+    for constant, value in (("ROW_SECONDS", 2.0), ("MAX_ROWS", 8)):
+        monkeypatch.setitem(getattr(rows, constant), "cuda", value)
+    manifest = corpus.manifest(corpus.rows[:8])
+    expected = featcache.extract(manifest, [config], tmp_path / "cpu", device="cpu", threads=2)
+    with as_gpu() as gpu:
+        summary = featcache.extract(manifest, [config], tmp_path / "gpu", device="cuda", threads=2)
+    assert gpu.launched > 10
+    assert gpu.faults == []
+    assert summary.failed_by_reason == expected.failed_by_reason
+    there, here = featcache.open(tmp_path / "gpu"), featcache.open(tmp_path / "cpu")
+    assert there.ids == here.ids
+    found, wanted = (np.concatenate([cache[id_] for id_ in here.ids]) for cache in (there, here))
+    if found.dtype.kind == "f":
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-3)
+    else:
+        assert (found == wanted).mean() > 0.95  # small models have ties
