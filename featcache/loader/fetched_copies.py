@@ -100,7 +100,7 @@ class FetchedCopies(Copies):
     def __init__(self, version: Version, shards: Sequence[str], folder: Path, limit: int | None) -> None:
         super().__init__(version, shards, folder, limit, idle_seconds=_IDLE_SECONDS)
         self._state = _OfProcess()
-        self._is_broken = False
+        self._broken = ""  # what is wrong with the disk
 
     def features(self, number: int, chunk: ChunkObject, num_frames: int) -> tuple[Path, NDArray[Any]] | None:
         """The copy of a shard's features, by its number in the index, to read so many frames of it, and its file. It is
@@ -111,8 +111,10 @@ class FetchedCopies(Copies):
             StoreError: It cannot be fetched.
         """
         copy = self._opened(number, chunk)
-        if copy is None:
-            if not self._is_broken:
+        if copy is None:  # told here, and not by threads in which a warning would be lost
+            if self._broken:
+                self._warn(OSError, self._broken)
+            else:
                 self._warn(CopyRefused, self._no_room(chunk, "parts of shards are"))
             return None
         copy.count(num_frames)
@@ -142,7 +144,7 @@ class FetchedCopies(Copies):
 
     def _opened(self, number: int, chunk: ChunkObject) -> _Copy | None:
         """The copy of a shard, which is made if there is none; None if there is no room, or the disk is broken."""
-        if self._is_broken:
+        if self._broken:
             return None
         if self._state.pid != os.getpid():
             self._state = _OfProcess()
@@ -157,9 +159,8 @@ class FetchedCopies(Copies):
                 try:
                     copy = self._find_or_make(state, number, chunk)
                 except OSError as error:
-                    self._is_broken = True
                     reason = f"{error.filename or self.folder}: {error.strerror}"
-                    self._warn(OSError, f"{reason}: no more shards are copied to {self.folder}")
+                    self._broken = f"{reason}: no more shards are copied to {self.folder}"
                     return None
                 if copy is not None:
                     with state.lock:

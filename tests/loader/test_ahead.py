@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections import OrderedDict
@@ -12,6 +13,7 @@ import torch
 from forking import fork, join, wait_until
 from make_cache import make_features, make_version
 from object_stores import upload
+from processes import open_files
 from torch.utils.data import DataLoader
 
 import featcache
@@ -130,6 +132,7 @@ def test_an_iteration_within_another_goes_on(s3, uploaded, folder, tmp_path):
     expected = batches_of(loader_of(featcache.open(folder), seed=7))
     outer = iter(loader_of(cache))
     next(outer)
+    wait_until(lambda: len(list(tmp_path.glob("featcache/*/*-????????"))) == 4)
     with pytest.warns(featcache.FeatcacheWarning, match="no room for a shard"):
         same(batches_of(loader_of(cache, seed=7)), expected)
     assert sum(len(batch["ids"]) for batch in outer) > 0
@@ -151,6 +154,16 @@ def test_an_error_of_the_store_is_raised_where_the_batch_would_have_come(s3, upl
     with pytest.raises(StoreError, match="denied"):
         list(iteration)
     wait_until(lambda: not ahead_threads())
+
+
+def test_a_disk_that_is_full_is_told_and_ranges_are_read(s3, uploaded, folder, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("featcache.loader.local_disk.os.posix_fallocate", full)
+    with pytest.warns(featcache.FeatcacheWarning, match="No space left on device: no more shards are copied"):
+        found = batches_of(loader_of(featcache.open(uploaded, copy_to=tmp_path)))
+    same(found, batches_of(loader_of(featcache.open(folder))))
 
 
 def test_the_state_is_of_what_training_has_received_and_not_of_the_windows_ahead(s3, uploaded, folder, tmp_path):
@@ -202,14 +215,8 @@ def test_what_is_needed_by_no_batch_is_let_go_of_at_the_end(s3, uploaded, folder
     next(iteration)
     iteration.close()
     wait_until(lambda: not ahead_threads())
-    copies = [str(path) for path in tmp_path.glob("featcache/*/*-????????")]
-    held = [
-        os.readlink(f"/proc/self/fd/{name}")
-        for name in os.listdir("/proc/self/fd")
-        if os.path.islink(f"/proc/self/fd/{name}")
-    ]
-    assert copies
-    assert not set(copies) & set(held)
+    assert list(tmp_path.glob("featcache/*/*-????????"))
+    assert [name for name in open_files(tmp_path) if not name.endswith("/users")] == []
 
 
 def test_without_windows_nothing_is_fetched_ahead(s3, uploaded, folder, tmp_path, monkeypatch):
