@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -69,6 +69,8 @@ class Batches:
     """Where each batch begins in `order`; int64 `[rounds, world_size]`."""
     ends: NDArray[np.int64]
     """Where each batch ends in `order`; int64 `[rounds, world_size]`."""
+    windows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """The round with which each window of shards begins, but the first; int64 `[windows - 1]`."""
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -78,6 +80,7 @@ class Batches:
             np.concatenate([part.order for part in parts]),
             np.concatenate([part.starts + first for part, first in zip(parts, before[:-1], strict=True)]),
             np.concatenate([part.ends + first for part, first in zip(parts, before[:-1], strict=True)]),
+            np.cumsum([len(part) for part in parts])[:-1],
         )
 
     def __len__(self) -> int:
@@ -91,6 +94,10 @@ class Batches:
         """The positions of a rank's batch in one round."""
         positions: list[int] = self.order[self.starts[number, rank] : self.ends[number, rank]].tolist()
         return positions
+
+    def window(self, number: int) -> tuple[int, int]:
+        """Which window of shards the round of this number is of; they rise."""
+        return 0, int(np.searchsorted(self.windows, number, side="right"))
 
     def after(self, rounds: int) -> NDArray[np.int64]:
         """The positions of the utterances of all rounds but the first ones, sorted."""
@@ -184,6 +191,12 @@ class PartWindows:
         window = bisect_right(self._ends, number) - 1
         return self._made(window).batch(number - self._ends[window], rank)
 
+    def window(self, number: int) -> tuple[int, int]:
+        """Which window of parts, and of their shards, the round of this number is of, which there is; they rise."""
+        self.has(number)
+        window = bisect_right(self._ends, number) - 1
+        return window, self._made(window).window(number - self._ends[window])[1]
+
     def after(self, rounds: int) -> NDArray[np.int64]:
         """The positions of the utterances of all rounds but the first ones, sorted."""
         left = [self._columns.starts[:0]]
@@ -212,7 +225,7 @@ class PartWindows:
         shards = [found for part in parts if (found := self._columns.shards(part)) is not None]
         numbers = np.unique(np.concatenate(shards), return_inverse=True)[1] if shards else None
         batches = make_batches(lengths, inside, self._rules, self._epoch, numbers, window)
-        return Batches(positions[batches.order], batches.starts, batches.ends)
+        return replace(batches, order=positions[batches.order])
 
 
 def _windows(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ from featcache.store.ledger import Failure, latest_failures
 from featcache.store.version import Version
 from featcache.store.version_info import VersionInfo
 from featcache.strings import Strings
+
+if TYPE_CHECKING:
+    from featcache.loader.object_shards import ToFetch
 
 __all__ = ["Corpus"]
 
@@ -118,6 +121,13 @@ class _Readers:
             for number, _, inside in self._parts.split(positions):
                 requested.enter_context(self._parts.cache(number)._reader.requesting(inside))
             yield
+
+    def to_fetch(self, positions: NDArray[np.int64]) -> dict[ToFetch, int]:
+        """The shards that are copied before these utterances are read, of all parts."""
+        wanted: dict[ToFetch, int] = {}
+        for number, _, inside in self._parts.split(positions):
+            wanted |= self._parts.cache(number)._reader.to_fetch(inside)
+        return wanted
 
     def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
         """The context to read such arrays in."""

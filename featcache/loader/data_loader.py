@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
@@ -18,6 +19,7 @@ from torch.utils.data import Subset
 from featcache.arguments import require_int
 from featcache.device import parse_device
 from featcache.errors import ArgumentError, FeatcacheError, listing
+from featcache.loader.ahead import ShardsAhead, asks_store, has_windows_to_fetch
 from featcache.loader.dataset import FeatureDataset
 from featcache.loader.display import Batch
 from featcache.loader.sampler import Batching, BucketBatchSampler
@@ -25,6 +27,10 @@ from featcache.loader.transfers import CudaTransfer, MemoryTransfer
 from featcache.loader.utterances import DatasetVersion, by_version
 
 __all__ = ["DataLoader"]
+
+_PREFETCH = 2
+_PREFETCH_ASKED = 8
+"""Batches that are prepared ahead if each waits for its own requests."""
 
 
 class DataLoader:
@@ -49,6 +55,7 @@ class DataLoader:
             `torch.utils.data.BatchSampler`, or a list of lists.
         device: The device for the batches.
         prefetch: How many batches to prepare while training works on one; with as many threads, at most one per core.
+            By default 2; and 8, each with a thread, if their bytes are asked of an object store.
         dtype: Converts features to this dtype, on the device; by default, they keep their stored dtype. With several
             versions, a dictionary by name, or one dtype for all versions that it fits: a float dtype leaves codes as
             they are.
@@ -74,7 +81,7 @@ class DataLoader:
         batch_sampler: Iterable[Iterable[int]] | None = None,
         *,
         device: str | torch.device = "cpu",
-        prefetch: int = 2,
+        prefetch: int | None = None,
         dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
         transform: Callable[[dict[str, Any]], Any] | None = None,
         **batching: Unpack[Batching],
@@ -96,9 +103,11 @@ class DataLoader:
             self.device = parse_device(device)
         except ValueError as error:
             raise ArgumentError(f"device is {device!r}: {error}") from error
-        self.prefetch = require_int("prefetch", prefetch, 1)
+        asks = asks_store(self.dataset)
+        default = _PREFETCH_ASKED if asks else _PREFETCH
+        self.prefetch = default if prefetch is None else require_int("prefetch", prefetch, 1)
         self._dtypes = _dtypes(self.dataset, dtype)
-        self._threads = min(self.prefetch, len(os.sched_getaffinity(0)))
+        self._threads = self.prefetch if asks else min(self.prefetch, len(os.sched_getaffinity(0)))
         self._transfer = self._new_transfer()
         self._latest = _Progress()
 
@@ -183,13 +192,17 @@ class DataLoader:
         started, process = perf_counter(), os.getpid()
         ahead: deque[Future[_BatchUnderWay]] = deque()
         self._transfer.begin()  # a transform may use what was computed before
+        given = _counted(batches, progress)
+        shards = ShardsAhead(self.dataset) if has_windows_to_fetch(batches, self.dataset) else None
+        if shards is not None:
+            given = shards.windows(given, batches)
         with ThreadPoolExecutor(self._threads, "featcache-loader") as threads:
 
             def ask(count: int) -> None:
                 try:
-                    for batch in islice(batches, count):
-                        ahead.append(threads.submit(self._make, _rows(batch), epoch))
-                        progress.ahead += 1
+                    for rows in islice(given, count):
+                        reading = nullcontext() if shards is None else shards.reading(shards.add(rows))
+                        ahead.append(threads.submit(self._make, rows, epoch, reading))
                 except Exception as error:  # noqa: BLE001 - raised where the batch would have come
                     ahead.append(Future())
                     ahead[-1].set_exception(error)
@@ -212,12 +225,15 @@ class DataLoader:
             finally:
                 for future in ahead:
                     future.cancel()
+                if shards is not None:
+                    shards.close()
 
-    def _make(self, rows: list[int], epoch: int) -> _BatchUnderWay:
+    def _make(self, rows: list[int], epoch: int, reading: AbstractContextManager[None]) -> _BatchUnderWay:
         """Gather a batch and send it on its way."""
         ranges, ids, selected = self.dataset.select(rows, epoch)
         gather, move = self._transfer.gather, self._transfer.move
-        features = [gather(each, self._dtypes.get(each.version.name)) for each in ranges]
+        with reading:
+            features = [gather(each, self._dtypes.get(each.version.name)) for each in ranges]
         lengths = [move(torch.from_numpy(each.counts)) for each in ranges]
         columns = {
             name: move(column) if isinstance(column, torch.Tensor) else column for name, column in selected.items()
@@ -316,6 +332,14 @@ class _BatchUnderWay:
         transfer.make_ready(self.mark, self.batch)
         batch, self.batch = self.batch, None
         return batch
+
+
+def _counted(batches: Iterator[Iterable[int]], progress: _Progress) -> Iterator[list[int]]:
+    """The rows of the batches that a sampler gives."""
+    for batch in batches:
+        rows = _rows(batch)
+        progress.ahead += 1
+        yield rows
 
 
 def _rows(batch: Iterable[int]) -> list[int]:

@@ -1,4 +1,5 @@
-"""Copies of shards on a local disk, made in the background: a shard is read from there once its copy is complete.
+"""Copies of shards on a local disk; of those in a folder, made in the background: a shard is read from there once its
+copy is complete.
 
 One thread in each process makes the copies for all its caches, one after another, in the order in which shards were
 first read. It ends when there is nothing to do. Threads do not survive a fork: a child starts its own when it reads.
@@ -14,24 +15,20 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, FeatcacheWarning, StoreError
-from featcache.loader.local_disk import CopyRefused, LocalDisk, PartialCopy
-from featcache.storage.location import folder_of
+from featcache.loader.local_disk import CopyRefused, LocalDisk
 from featcache.store import zarr3
-from featcache.store.checksums import crc32c
+from featcache.store.chunk_file import Chunk, checked_blocks
 from featcache.store.version import Version
 
-__all__ = ["LocalCopies", "LocalCopy"]
-
-_BLOCK_BYTES = 4 << 20
+__all__ = ["Copies", "LocalCopies", "LocalCopy"]
 
 _WAIT_SECONDS = 0.5
 """How long to wait if other processes are copying all that is wanted."""
@@ -45,40 +42,97 @@ LocalCopy = tuple[int, Path, NDArray[Any]]
 """A complete copy of a shard: the shard's number in the index, the copy's file, and the features in it, mapped."""
 
 
-class LocalCopies:
-    """Has the shards that a cache reads copied to a local disk. Safe to use from several threads.
+class Copies:
+    """Copies of a version's shards on a local disk; how they are found and made is the same wherever the version is.
 
     Args:
         version: The version to copy from.
         shards: The shards' names, by their numbers in the index.
         folder, limit: Where to copy to, and the limit of all copies there in bytes; see `LocalDisk`.
+        idle_seconds: As for `LocalDisk`.
+    """
+
+    def __init__(
+        self,
+        version: Version,
+        shards: Sequence[str],
+        folder: Path,
+        limit: int | None,
+        *,
+        idle_seconds: float | None = None,
+    ) -> None:
+        self.folder = folder
+        self.limit = limit
+        self._version = version
+        self._shards = shards
+        self._idle_seconds = idle_seconds
+        self._disk: LocalDisk | None = None
+        self._warned_of: set[type] = set()
+
+    def _open_disk(self) -> LocalDisk:
+        """The disk, which is opened as late as possible: it may be slow, or hang."""
+        if self._disk is None:
+            version = self._version
+            self._disk = LocalDisk(
+                self.folder, self.limit, version.info.folder_name, version.path, idle_seconds=self._idle_seconds
+            )
+        return self._disk
+
+    def _name(self, number: int, chunk: Chunk) -> str:
+        """The name of the copy of a shard, whose features these are."""
+        return f"{self._shards[number]}-{chunk.checksum:08x}"
+
+    def _copy(self, number: int, chunk: Chunk, *, may_make: bool = True) -> LocalCopy | CopyRefused:
+        """Find or make the copy of a shard, whose features these are.
+
+        Raises:
+            StoreError: They cannot be read, or are not what was written.
+            OSError: The copy cannot be written.
+        """
+        disk, name, num_bytes = self._open_disk(), self._name(number, chunk), chunk.num_bytes + zarr3.CHECKSUM_BYTES
+        while (found := disk.find(name, num_bytes)) is None:
+            if not may_make:
+                return CopyRefused.UNDER_WAY if disk.is_under_way(name) else CopyRefused.FULL
+            part = disk.begin(name, num_bytes)
+            if isinstance(part, CopyRefused):
+                return part
+            part.fill(checked_blocks(chunk.path, num_bytes, chunk.version))
+        return number, disk.path(name), found[: chunk.num_bytes].view(chunk.dtype).reshape(chunk.shape)
+
+    def _no_room(self, chunk: Chunk, what_is: str) -> str:
+        unless = "raised" if self.limit is not None else "given: without one, a tenth of the disk stays free"
+        return (
+            f"{self.folder}: has no room for a shard of {chunk.num_bytes:,} bytes besides what is in use: "
+            f"{what_is} read from {self._version.path}, unless copy_limit is {unless}"
+        )
+
+
+class LocalCopies(Copies):
+    """Has the shards that a cache reads copied to a local disk. Safe to use from several threads.
+
+    Args:
+        version, shards, folder, limit: As for `Copies`.
     """
 
     def __init__(self, version: Version, shards: Sequence[str], folder: Path, limit: int | None) -> None:
-        self.folder = folder
-        self.limit = limit
+        super().__init__(version, shards, folder, limit)
         self.has_news = False
         """Whether `collect` is to be called before the next read."""
-        self._version = version
-        self._shards = shards
-        self._wanted: dict[int, NDArray[Any]] = {}  # the originals by number, in the order they were asked for
+        self._wanted: dict[int, None] = {}  # the shards' numbers, in the order they were asked for
         self._finished: list[LocalCopy] = []
         self._warnings: list[str] = []
-        self._warned_of: set[type] = set()
         # All below is the thread's alone.
-        self._disk: LocalDisk | None = None  # opened by the thread, since a disk may be slow, or hang
-        self._names: dict[int, str] = {}
         self._has_copies = False
         self._may_copy = True
         self._has_given_up = False
         with _lock:
             _caches.add(self)
 
-    def want(self, number: int, original: NDArray[Any]) -> None:
+    def want(self, number: int) -> None:
         """Ask for a copy of a shard, whose features have just been mapped."""
-        if original.nbytes and not self._has_given_up:
+        if not self._has_given_up:
             with _lock:
-                self._wanted[number] = original
+                self._wanted[number] = None
                 _wake()
 
     def collect(self) -> list[LocalCopy]:
@@ -103,11 +157,12 @@ class LocalCopies:
 
     def copy_next(self) -> bool:
         """Copy one of the wanted shards; False if others are copying all of them just now. For the thread."""
-        for number, original in list(self._wanted.items()):
+        for number in list(self._wanted):
             try:
-                is_done = self._copy(number, original)
+                is_done = self._find_or_make(number)
             except StoreError as error:
-                self._warn(type(error), f"{error}; it is not copied, but read in place")
+                what = error.what if isinstance(error, DamagedError) else error
+                self._warn(type(error), f"{what}; it is not copied, but read in place")
                 is_done = True
             except OSError as error:
                 self._warn_of_the_end(error, f"{error.filename or self.folder}: {error.strerror}")
@@ -123,47 +178,23 @@ class LocalCopies:
                 return True
         return False
 
-    def _copy(self, number: int, original: NDArray[Any]) -> bool:
+    def _find_or_make(self, number: int) -> bool:
         """Find or make a shard's copy, if there is room; False if somebody else is making it."""
-        if self._disk is None:
-            version = self._version
-            self._disk = LocalDisk(self.folder, self.limit, version.info.folder_name, version.folder)
-        disk, num_bytes = self._disk, original.nbytes + zarr3.CHECKSUM_BYTES
-        source = zarr3.chunk_path(
-            folder_of(self._version.shard(self._shards[number]).folder) / "features", original.ndim
-        )
-        if number not in self._names:
-            self._names[number] = f"{self._shards[number]}-{_checksum(source, num_bytes):08x}"
-        name = self._names[number]
-        copy = disk.find(name, num_bytes)
-        if copy is None and disk.is_under_way(name):
+        self._open_disk()
+        chunk = self._version.shard(self._shards[number]).open_features()
+        copy = self._copy(number, chunk, may_make=self._may_copy)
+        if copy is CopyRefused.UNDER_WAY:
             return False
-        if copy is None and self._may_copy:
-            part = disk.begin(name, num_bytes)
-            if part is CopyRefused.UNDER_WAY:
-                return False
-            if isinstance(part, PartialCopy):
-                _copy(source, num_bytes, part)
-                copy = disk.find(name, num_bytes)
-            else:
-                self._may_copy = False  # but what is there, or what others copy, is used
-                if not self._has_copies:
-                    self._warn_of_no_room(num_bytes)
-        if copy is not None:
-            self._has_copies = True
-            features = copy[: original.nbytes].view(original.dtype).reshape(original.shape)
-            with _lock:
-                self._finished.append((number, disk.path(name), features))
-                self.has_news = True
+        if isinstance(copy, CopyRefused):
+            if self._may_copy and not self._has_copies:
+                self._warn(CopyRefused, self._no_room(chunk, "shards are not copied, but"))
+            self._may_copy = False  # but what is there, or what others copy, is used
+            return True
+        self._has_copies = True
+        with _lock:
+            self._finished.append(copy)
+            self.has_news = True
         return True
-
-    def _warn_of_no_room(self, num_bytes: int) -> None:
-        unless = "raised" if self.limit is not None else "given: without one, a tenth of the disk stays free"
-        self._warn(
-            CopyRefused,
-            f"{self.folder}: has no room for a shard of {num_bytes:,} bytes besides what is in use: shards "
-            f"are not copied, but read from {self._version.path}, unless copy_limit is {unless}",
-        )
 
     def _warn_of_the_end(self, error: Exception, reason: str) -> None:
         self._warn(
@@ -178,57 +209,6 @@ class LocalCopies:
                 self._warned_of.add(kind)
                 self._warnings.append(message)
                 self.has_news = True
-
-
-def _copy(source: Path, num_bytes: int, part: PartialCopy) -> None:
-    """Copy a chunk's file.
-
-    Raises:
-        StoreError: It cannot be read, or is not what was written.
-        OSError: The copy cannot be written.
-    """
-    try:
-        part.reserve()
-        crc = 0
-        for data in _blocks(source, num_bytes):
-            crc = crc32c(np.frombuffer(data, np.uint8), crc)
-            part.write(data)
-        if crc != zarr3.RESIDUE:
-            raise DamagedError(f"{source}: damaged: its checksum does not match")
-        part.commit()
-    except BaseException:
-        part.discard()
-        raise
-
-
-def _blocks(path: Path, num_bytes: int) -> Iterator[memoryview]:
-    """A file's bytes, each block in the memory of the one before."""
-    block = memoryview(bytearray(min(_BLOCK_BYTES, num_bytes)))
-    with _reading(path) as descriptor:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        at = 0
-        while at < num_bytes:
-            count = os.preadv(descriptor, [block[: num_bytes - at]], at)
-            if not count:
-                raise DamagedError(f"{path}: damaged: it ends before byte {num_bytes}")
-            yield block[:count]
-            at += count
-
-
-def _checksum(path: Path, num_bytes: int) -> int:
-    """The checksum at the end of a chunk's file."""
-    with _reading(path) as descriptor:
-        return int.from_bytes(os.pread(descriptor, zarr3.CHECKSUM_BYTES, num_bytes - zarr3.CHECKSUM_BYTES), "little")
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[int]:
-    """An original, open; its errors become StoreError, which tells them from errors of the copy."""
-    try:
-        with path.open("rb", buffering=0) as file:
-            yield file.fileno()
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _wake() -> None:

@@ -5,7 +5,8 @@
       <version>.<place>/          named after the version's folder, and a hash of where that is: two caches of one
                                   config have nothing in common
         users                     held, shared, by every process that reads these copies
-        <shard>-<checksum>        the file of the shard's features, whole
+        <shard>-<checksum>        the file of the shard's features, whole; held, shared, by those who will read it soon
+        <shard>-<checksum>.read   how much all processes together have read of it: 8 bytes, changed under its lock
         <shard>-<checksum>.part   one that is being written: held by the process that writes it
 
 Shards never change, so a copy stays right for ever. Its name tells what it holds: the version's name stands for what
@@ -21,7 +22,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -38,7 +39,7 @@ __all__ = ["CopyRefused", "LocalDisk", "PartialCopy"]
 
 _VERSION = re.compile(r".+-[0-9a-f]{12}\.[0-9a-f]{8}")
 _COPY = re.compile(r"[0-9a-f]{12}-[0-9a-f]{8}(\.part)?")
-_PART = ".part"
+_PART, _READ = ".part", ".read"
 _LEFT_FREE = 0.1
 """The part of the disk that stays free if no limit is given."""
 
@@ -59,8 +60,8 @@ class LocalDisk:
             disk. What is beyond it, and not in use, is removed at once.
         version: The name of the version's folder, as it was made.
         path: Where the version is.
-        idle_seconds: Copies of the version go too, to make room, which nobody has read for so long, though they are in
-            use; None if none of them may.
+        idle_seconds: Copies of the version go too, to make room, which nobody holds and nobody has read for so long,
+            though they are in use; None if none of them may.
 
     Raises:
         OSError: From every method: the disk is full, broken, read-only, or without locks.
@@ -102,6 +103,34 @@ class LocalDisk:
             return map_file(descriptor, num_bytes)
         finally:
             os.close(descriptor)
+
+    def hold(self, name: str) -> Lock | None:
+        """Keep a copy from being removed by any process, until this lock is released; None if it is not there."""
+        with self.alone():
+            try:
+                lock = Lock(self.path(name), os.O_RDONLY | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                return None
+            lock.take(wait=True, shared=True)
+            return lock
+
+    def count(self, name: str, amount: int, whole: int) -> bool:
+        """Count what is read of a copy, by all processes; whether that is the whole now, which then begins anew."""
+        try:
+            lock = Lock(self.path(name + _READ), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+            lock.take(wait=True)
+            amount += int.from_bytes(os.pread(lock.descriptor, 8, 0), "little")
+            os.pwrite(lock.descriptor, (amount if amount < whole else 0).to_bytes(8, "little"), 0)
+            lock.release()
+        except OSError:  # another user's, or gone, or the disk is full: the copy goes when nobody reads it any more
+            return False
+        return amount >= whole
+
+    def let_go(self, name: str) -> None:
+        """Have a copy look as if nobody had read it for a while: it is the first to go, unless somebody holds it."""
+        long_ago = time.time_ns() - int(((self._idle_seconds or 0) + 1) * 1e9)
+        with suppress(OSError):  # another user's, or gone
+            os.utime(self.path(name), ns=(long_ago, long_ago))
 
     def is_under_way(self, name: str) -> bool:
         """Whether somebody is making the copy of that name."""
@@ -151,7 +180,7 @@ class LocalDisk:
         if self._idle_seconds is not None and _is_used(self._home / "users"):
             before = time.time_ns() - int(self._idle_seconds * 1e9)
             own = files.get(self._home, [])
-            idle += [file for file in own if file.used_ns < before and file.path.suffix != _PART]
+            idle += [file for file in own if file.used_ns < before and not file.path.suffix and not _is_used(file.path)]
         if room + sum(file.num_bytes for file in idle) < num_bytes:
             if self._limit is not None and room == free:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._root))
@@ -160,6 +189,7 @@ class LocalDisk:
             if room >= num_bytes:
                 break
             file.path.unlink()
+            file.path.with_suffix(_READ).unlink(missing_ok=True)
             room += file.num_bytes
         return True
 
@@ -214,6 +244,17 @@ class PartialCopy:
         while len(data):  # one write may take less than it was given
             data = data[os.write(self._lock.descriptor, data) :]
 
+    def fill(self, blocks: Iterable[memoryview]) -> None:
+        """Write all blocks, and commit; if they raise an error, discard what was written, and raise it."""
+        try:
+            self.reserve()
+            for block in blocks:
+                self.write(block)
+            self.commit()
+        except BaseException:
+            self.discard()
+            raise
+
     def commit(self) -> None:
         """Flush it to disk, and give it its name."""
         os.fsync(self._lock.descriptor)
@@ -229,7 +270,7 @@ class PartialCopy:
 
 
 def _is_used(path: Path) -> bool:
-    """Whether a process holds the lock of a version's `users`, or of a part. Nobody can take it meanwhile."""
+    """Whether a process holds the lock of a version's `users`, of a copy or a part. Nobody can take it meanwhile."""
     try:
         return is_held(path)
     except FileNotFoundError:

@@ -13,13 +13,16 @@ from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError
 from featcache.loader.shards import Shards, cut
+
+if TYPE_CHECKING:
+    from featcache.loader.object_shards import ToFetch
 
 __all__ = ["GRAIN", "Arena", "HotUtterances", "Ram"]
 
@@ -72,6 +75,10 @@ class HotUtterances:
         """As `Shards.requesting`, for those that are not in memory."""
         missing = [position for position in positions.tolist() if self._ram.get(position) is None]
         return self._shards.requesting(np.array(missing, np.int64)) if missing else nullcontext()
+
+    def to_fetch(self, positions: NDArray[np.int64]) -> dict[ToFetch, int]:
+        """None: what is in memory need not be fetched, and the rest is when it is read."""
+        return {}
 
     def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
         """As `Shards.read_ahead`; these arrays are in memory."""

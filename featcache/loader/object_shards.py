@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +23,38 @@ from featcache.store.version import Version
 if TYPE_CHECKING:
     from featcache.loader.fetched_copies import FetchedCopies
 
-__all__ = ["ObjectShards", "open_shards"]
+__all__ = ["ObjectShards", "ToFetch", "open_shards"]
 
 
 def open_shards(version: Version, index: Index, *, check: bool = False) -> Shards:
     """A version's shards, read from where they lie."""
     kind = Shards if isinstance(version.path, Path) else ObjectShards
     return kind(version, index, check=check)
+
+
+@dataclass(frozen=True)
+class ToFetch:
+    """A shard that is to be copied from an object store."""
+
+    shards: ObjectShards
+    """The shards of its version."""
+    number: int
+    """Its number in the index."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of its features, as far as the index tells."""
+        return int(self.shards.sizes[self.number])
+
+    @property
+    def copies(self) -> FetchedCopies:
+        """Where its copy is made."""
+        assert self.shards._fetched is not None
+        return self.shards._fetched
+
+    def hold(self) -> Callable[[], None] | None:
+        """Copy it, and keep the copy until the function is called that is returned; see `FetchedCopies.hold`."""
+        return self.copies.hold(self.number, self.shards._chunk(self.number))
 
 
 class ObjectShards(Shards):
@@ -65,6 +92,13 @@ class ObjectShards(Shards):
         """The context to read such arrays in: they are in memory, or copied from the store just now."""
         return nullcontext()
 
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """The bytes of the features of each shard, as far as the index tells; int64 `[shards]`."""
+        frames = np.zeros(len(self.index.shards), np.int64)
+        np.maximum.at(frames, self.index.shard, self.index.first_frame + self.index.num_frames)
+        return frames * self.version.info.spec.bytes_per_frame
+
     @contextmanager
     def requesting(self, positions: NDArray[np.int64]) -> Iterator[None]:
         """The context to load these utterances in: they are fetched together."""
@@ -74,6 +108,17 @@ class ObjectShards(Shards):
             yield
         finally:
             self._batch.frames = {}
+
+    def to_fetch(self, positions: NDArray[np.int64]) -> dict[ToFetch, int]:
+        """The shards that are copied to read these utterances, in the order of these, each with how many there are."""
+        if self._fetched is None:
+            return {}
+        numbers, firsts, counts = np.unique(self.index.shard[positions], return_index=True, return_counts=True)
+        order = np.argsort(firsts)
+        return {
+            ToFetch(self, number): count
+            for number, count in zip(numbers[order].tolist(), counts[order].tolist(), strict=True)
+        }
 
     def use_copies(self) -> None:
         """Nothing: copies are made before they are read, and not beside that."""

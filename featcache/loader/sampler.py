@@ -251,6 +251,16 @@ class _Pass(Iterator[list[int]]):
         self.done += 1
         return self.batches.batch(self.done - 1, self._rank)
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether some shards are taken at a time, and then others."""
+        return self._rules.shards_in_memory is not None
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Which window of shards the latest batch is of; they rise."""
+        return self.batches.window(self.done - 1)
+
     @cached_property
     def batches(self) -> Batches | PartWindows:
         """All batches under the current rules, for all ranks."""

@@ -22,6 +22,7 @@ from featcache.store.version import Version
 
 if TYPE_CHECKING:
     from featcache.loader.local_copies import LocalCopies
+    from featcache.loader.object_shards import ToFetch
 
 __all__ = ["Shards", "cut"]
 
@@ -40,6 +41,7 @@ class UtteranceReader(Protocol):
     ) -> list[NDArray[Any]]: ...
     def requesting(self, positions: NDArray[np.int64]) -> AbstractContextManager[None]: ...
     def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]: ...
+    def to_fetch(self, positions: NDArray[np.int64]) -> dict[ToFetch, int]: ...
 
 
 class ShardReader(UtteranceReader, Protocol):
@@ -122,6 +124,10 @@ class Shards:
     def requesting(self, positions: NDArray[np.int64]) -> AbstractContextManager[None]:
         """The context to load these utterances in, likewise."""
         return self.read_ahead(self.frames(positions, None, self.index.num_frames[positions]))
+
+    def to_fetch(self, positions: NDArray[np.int64]) -> dict[ToFetch, int]:
+        """The shards that are copied before these utterances are read; see `ObjectShards`."""
+        return {}
 
     def side(self, name: str, position: int) -> NDArray[Any]:
         """An utterance's entries of a side array, `[entries, *item_shape]`; read-only.
@@ -217,8 +223,8 @@ class Shards:
         if features is None:
             opened = self._open(number)
             features = self._features.setdefault(number, opened)  # or another thread's
-            if self._copies is not None and features is opened:
-                self._copies.want(number, opened)
+            if self._copies is not None and features is opened and opened.nbytes:
+                self._copies.want(number)
         return features
 
     def _open(self, number: int) -> NDArray[Any]:

@@ -16,6 +16,7 @@ from featcache.loader.local_copies import LocalCopies
 from featcache.loader.memory import HotUtterances
 from featcache.loader.object_shards import ObjectShards, open_shards
 from featcache.loader.shards import Shards
+from featcache.storage.location import Location
 from featcache.store.index import Index
 from featcache.store.version import Version
 
@@ -62,6 +63,10 @@ class Tiers:
             None if copy_limit is None else parse_size("copy_limit", copy_limit),
         )
 
+    def fetches(self, place: Location) -> bool:
+        """Whether the shards of a version are copied from an object store, and all that is read is read from copies."""
+        return self.copy_to is not None and self.ram is None and not isinstance(place, Path)
+
     def shards(self, version: Version, index: Index, check: bool) -> Shards:
         """A version's shards, with their copies on the local disk.
 
@@ -73,14 +78,15 @@ class Tiers:
         if isinstance(version.path, Path):
             copies = LocalCopies(version, index.shards, self.copy_to, self.copy_limit)
             return Shards(version, index, check=check, copies=copies)
-        most = int((index.first_frame + index.num_frames).max(initial=0)) * version.info.spec.bytes_per_frame
+        fetched = FetchedCopies(version, index.shards, self.copy_to, self.copy_limit)
+        shards = ObjectShards(version, index, check=check, copies=fetched)
+        most = int(shards.sizes.max(initial=0))
         if self.copy_limit is not None and self.copy_limit < most:
             raise ArgumentError(
                 f"copy_limit is {self.copy_limit:,} bytes: the largest shard of {version.path} has {most:,}, and "
                 "shards are copied whole: give more, or no copy_to="
             )
-        fetched = FetchedCopies(version, index.shards, self.copy_to, self.copy_limit)
-        return ObjectShards(version, index, check=check, copies=fetched)
+        return shards
 
     def reader(self, shards: Shards) -> Shards | HotUtterances:
         """What a cache reads its utterances from.

@@ -58,6 +58,11 @@ class Folder:
         with open_file(location) as file:
             return os.fstat(file.fileno()).st_size
 
+    def size_and_range(self, location: Any, start: int, size: int) -> tuple[int, bytes]:
+        """The number of bytes of a file, and some of them."""
+        with open_file(location) as file:
+            return os.fstat(file.fileno()).st_size, os.pread(file.fileno(), size, start)
+
     def exists(self, location: Any) -> bool:
         """Whether there is a file or a folder."""
         return os.path.lexists(location)

@@ -81,6 +81,21 @@ class Objects:
         """The number of bytes of a file."""
         return int(_repeated(location, lambda: client(location.root).head(location.key))["size"])
 
+    def size_and_range(self, location: Any, start: int, size: int) -> tuple[int, bytes]:
+        """The number of bytes of a file, and some of them, in one request."""
+
+        def fetch() -> tuple[int, bytes]:
+            store = client(location.root)
+            try:
+                response = store.get(location.key, options={"range": (start, start + size)})
+                return int(response.meta["size"]), bytes(response.bytes())
+            except Exception:  # of a range beyond the end, stores say this and that
+                if (found := int(store.head(location.key)["size"])) > start:
+                    raise
+                return found, b""
+
+        return _repeated(location, fetch)
+
     def exists(self, location: Any) -> bool:
         """Whether there is a file or a folder."""
         try:

@@ -41,6 +41,9 @@ class Store(Protocol):
     def size(self, location: Location) -> int:
         """The number of bytes of a file."""
 
+    def size_and_range(self, location: Location, start: int, size: int) -> tuple[int, bytes]:
+        """The number of bytes of a file, and some of them; those beyond its end are cut off."""
+
     def exists(self, location: Location) -> bool:
         """Whether there is a file, or a folder with something in it."""
 

@@ -23,16 +23,20 @@ _BLOCKS_AHEAD = 4
 class ObjectFile(io.RawIOBase):
     """A file in an object store, to be read from its beginning.
 
+    Args:
+        location: The file.
+        size: Its size, if that is known already.
+
     Raises:
         FileNotFoundError: There is none.
         StoreError: From every method: it cannot be read.
     """
 
-    def __init__(self, location: ObjectPath) -> None:
+    def __init__(self, location: ObjectPath, size: int | None = None) -> None:
         self.name = str(location)
         self._place = location
         self._pool = ThreadPoolExecutor(_BLOCKS_AHEAD, "featcache-objects")  # which `close` ends, whatever fails
-        self.size = store_of(location).size(location)
+        self.size = store_of(location).size(location) if size is None else size
         self._begin(0)
 
     def _begin(self, at: int) -> None:
@@ -88,8 +92,8 @@ class ObjectFile(io.RawIOBase):
         super().close()
 
 
-def open_stream(location: Location) -> FileIO | ObjectFile | io.BytesIO:
-    """Open a file to be read from its beginning.
+def open_stream(location: Location, size: int | None = None) -> FileIO | ObjectFile | io.BytesIO:
+    """Open a file to be read from its beginning; with its size, if that is known already.
 
     Raises:
         DamagedError: It is no regular file.
@@ -99,4 +103,4 @@ def open_stream(location: Location) -> FileIO | ObjectFile | io.BytesIO:
     if isinstance(location, Path):
         return open_file(location)
     data = fetched(location)
-    return ObjectFile(location) if data is None else io.BytesIO(data)
+    return ObjectFile(location, size) if data is None else io.BytesIO(data)

@@ -67,7 +67,7 @@ def checked_blocks(chunk: Location, num_bytes: int, version: Location | None = N
 
     crc, left = 0, num_bytes
     with reading():
-        stream = open_stream(chunk)
+        stream = open_stream(chunk, num_bytes)
     with stream as file:
         while left:
             block = np.empty(min(left, _CHECKED_BYTES), np.uint8)
@@ -86,19 +86,26 @@ def checked_blocks(chunk: Location, num_bytes: int, version: Location | None = N
 class Chunk(ABC):
     """The chunk of an array of some shape and dtype, little endian. Safe to use from several threads.
 
-    Messages name `version` as what is to be repaired.
+    Args:
+        path: Its file.
+        shape, dtype: The array's shape, and its dtype, little endian.
+        version: The place of the version, which messages name as what is to be repaired.
+        checksum: The checksum at the end of its file, as far as it is needed.
 
     Raises:
         DamagedError: From every method: the file ends too early, or the disk cannot read it.
         StoreError: The file may not be opened, or the network fails.
     """
 
-    def __init__(self, path: Location, shape: tuple[int, ...], dtype: np.dtype[Any], version: Location | None) -> None:
+    def __init__(
+        self, path: Location, shape: tuple[int, ...], dtype: np.dtype[Any], version: Location | None, checksum: int = 0
+    ) -> None:
         self.path = path
         self.shape = shape
         self.dtype = dtype
         self._frame_bytes = math.prod(shape[1:]) * dtype.itemsize
         self.version = version
+        self.checksum = checksum
 
     @property
     def num_bytes(self) -> int:
@@ -135,18 +142,22 @@ class Chunk(ABC):
         return DamagedError(f"{self.path}: damaged: it ends before frame {frame}", self.version)
 
 
-def open_chunk(path: Location, shape: tuple[int, ...], dtype: np.dtype[Any], version: Location | None) -> Chunk:
+def open_chunk(
+    path: Location, shape: tuple[int, ...], dtype: np.dtype[Any], version: Location | None, checksum: int = 0
+) -> Chunk:
     """The chunk of an array, by its file; see `Chunk`."""
     kind = ChunkFile if isinstance(path, Path) else ChunkObject
-    return kind(path, shape, dtype, version)
+    return kind(path, shape, dtype, version, checksum)
 
 
 class ChunkFile(Chunk):
     """The open chunk file of an array."""
 
-    def __init__(self, path: Any, shape: tuple[int, ...], dtype: np.dtype[Any], version: Location | None) -> None:
+    def __init__(
+        self, path: Any, shape: tuple[int, ...], dtype: np.dtype[Any], version: Location | None, checksum: int = 0
+    ) -> None:
         self._descriptor = -1
-        super().__init__(path, shape, dtype, version)
+        super().__init__(path, shape, dtype, version, checksum)
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:

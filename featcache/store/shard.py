@@ -15,6 +15,7 @@ from featcache.errors import DamagedError, StoreError
 from featcache.manifest import Utterance
 from featcache.spec import FeatureSpec
 from featcache.storage.location import Location, folder_of
+from featcache.storage.objects import read_ahead
 from featcache.storage.store import store_of
 from featcache.store import zarr3
 from featcache.store.checksums import crc32c
@@ -233,10 +234,11 @@ class Shard:
 
     def open_features(self) -> Chunk:
         """All items' frames, one after the other, to be read from where they lie; their file has the right size."""
-        found = self.find("features")
+        with read_ahead([self.folder / "zarr.json", self.folder / "features" / "zarr.json"]):
+            found = self.find("features")
         with self._naming_remedy():
             assert found.chunk is not None  # a shard has frames
-            return open_chunk(found.chunk, found.shape, found.dtype, self._version)
+            return open_chunk(found.chunk, found.shape, found.dtype, self._version, found.checksum)
 
     @property
     def offsets(self) -> NDArray[np.int64]:

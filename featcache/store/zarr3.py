@@ -17,7 +17,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -255,6 +255,8 @@ class FoundArray:
     """Its shape."""
     dtype: np.dtype[Any]
     """Its dtype, little endian."""
+    checksum: int = 0
+    """The checksum at the end of its chunk file, if that has been looked at."""
 
     @property
     def num_bytes(self) -> int:
@@ -296,10 +298,12 @@ def find_array(folder: Location, form: Form | None = None, metadata: bytes | Non
 def find_whole_array(folder: Location) -> FoundArray:
     """As `find_array`; and its chunk file is there, and has the right size."""
     found = find_array(folder)
-    if found.chunk is not None:
-        with _missing_is_damage():
-            found.check_size(store_of(found.chunk).size(found.chunk))
-    return found
+    if found.chunk is None:
+        return found
+    with _missing_is_damage():
+        size, end = store_of(found.chunk).size_and_range(found.chunk, found.num_bytes, CHECKSUM_BYTES)
+        found.check_size(size)
+    return replace(found, checksum=int.from_bytes(end, "little"))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from featcache.loader import fetched_copies
+from featcache.loader import local_copies
 from featcache.loader.fetched_copies import FetchedCopies
 
 BYTES = 4096
@@ -24,14 +24,11 @@ def fast_switches():
 
 
 def test_threads_that_copy_different_shards_do_not_meet(tmp_path, monkeypatch, fast_switches):
-    def fetch(chunk, num_bytes, part):
-        part.write(memoryview(bytes(num_bytes)))
-        part.commit()
-
-    monkeypatch.setattr(fetched_copies, "_checksum", lambda chunk, num_bytes: 1)
-    monkeypatch.setattr(fetched_copies, "_fetch", fetch)
+    monkeypatch.setattr(local_copies, "checked_blocks", lambda path, num_bytes, version: [memoryview(bytes(num_bytes))])
     version = SimpleNamespace(info=SimpleNamespace(folder_name="x-0123456789ab"), path="memory://b/v")
-    chunk = SimpleNamespace(num_bytes=BYTES - 4, dtype=np.dtype(np.uint8), shape=(BYTES - 4,), path=None)
+    chunk = SimpleNamespace(
+        num_bytes=BYTES - 4, dtype=np.dtype(np.uint8), shape=(BYTES - 4,), path=None, version=None, checksum=1
+    )
     copies = FetchedCopies(version, [f"{number:012x}" for number in range(80)], tmp_path, None)
     with ThreadPoolExecutor(16) as pool:
         found = list(pool.map(lambda number: copies.features(number, chunk, 1), range(80)))

@@ -17,6 +17,7 @@ from processes import MOST_SECONDS, run_script
 import featcache
 from featcache.loader import local_copies, local_disk
 from featcache.loader.local_disk import PartialCopy
+from featcache.store import chunk_file
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ class TestProcesses:
     def test_killed_in_the_middle_of_a_copy_it_leaves_nothing_that_is_taken_for_one(
         self, slow_folder, version, disk, instant, monkeypatch
     ):
-        monkeypatch.setattr(local_copies, "_BLOCK_BYTES", 1000)
+        monkeypatch.setattr(chunk_file, "_CHECKED_BYTES", 1000)
         read_end, write_end = os.pipe()
 
         def train():
@@ -99,7 +100,7 @@ class TestProcesses:
         os.close(write_end)
 
     def test_killed_at_random_moments_again_and_again(self, slow_folder, version, disk, monkeypatch):
-        monkeypatch.setattr(local_copies, "_BLOCK_BYTES", 1000)
+        monkeypatch.setattr(chunk_file, "_CHECKED_BYTES", 1000)
         expected = [array.copy() for array in featcache.open(slow_folder).values()]
         chance = np.random.default_rng(3)
 

@@ -12,6 +12,7 @@ from make_cache import make_version
 import featcache
 from featcache.errors import DamagedError
 from featcache.loader import local_copies, local_disk
+from featcache.store import chunk_file
 
 
 @pytest.fixture
@@ -46,19 +47,20 @@ class TestTrouble:
         assert len(copies_in(disk)) == SHARDS - 2
 
     def test_an_original_that_cannot_be_read_is_not_copied(self, slow_folder, version, disk, monkeypatch):
-        def preadv(*_):
+        def open_stream(*_):
             raise OSError(errno.EIO, "Input/output error")
 
-        monkeypatch.setattr(local_copies.os, "preadv", preadv)
+        monkeypatch.setattr(chunk_file, "open_stream", open_stream)
         self.read_with_one_warning(slow_folder, disk, "cannot be read: Input/output error; it is not copied")
         assert not copies_in(disk)
 
     def test_trouble_that_nobody_thought_of(self, slow_folder, version, disk, monkeypatch):
         def blocks(*_):
+            yield memoryview(b"")
             raise MemoryError("no room for a block")
 
         with monkeypatch.context() as patched:
-            patched.setattr(local_copies, "_blocks", blocks)
+            patched.setattr(local_copies, "checked_blocks", blocks)
             self.read_with_one_warning(slow_folder, disk, "MemoryError: no room for a block: no more shards are copied")
         settle(featcache.open(slow_folder, copy_to=disk))  # by another cache, in the same process
         assert len(copies_in(disk)) == SHARDS

@@ -41,6 +41,8 @@ class TestEveryStore:
         assert [bytes(part) for part in store.get_ranges(location, [8, 0, 3], [2, 2, 4])] == [b"89", b"01", b"3456"]
         assert store.get_ranges(location, [], []) == []
         assert store.size(location) == 10
+        ends = [store.size_and_range(location, start, 4) for start in (6, 8, 10, 20)]
+        assert ends == [(10, b"6789"), (10, b"89"), (10, b""), (10, b"")]
         store.put(location, b"new")
         assert store.get(location, accept) == b"new"
 
@@ -66,6 +68,7 @@ class TestEveryStore:
         for read in (
             lambda: store.get(root / "a", accept),
             lambda: store.size(root / "a"),
+            lambda: store.size_and_range(root / "a", 0, 1),
             lambda: store.names(root / "a"),
             lambda: store.get_ranges(root / "a", [0], [1]),
         ):
@@ -156,6 +159,8 @@ class TestFaults:
         assert bytes(store.get_ranges(root / "a", [10], [50_000])[0]) == data[10:50_010]
         seen.clear()
         assert store.size(root / "a") == 100_000
+        seen.clear()
+        assert store.size_and_range(root / "a", 99_999, 4) == (100_000, data[-1:])
         seen.clear()
         assert sorted(store.walk(root)) == [("a", 100_000)]
         seen.clear()

@@ -225,10 +225,10 @@ def test_what_cannot_be_read_is_a_damaged_shard_and_the_others_are_copied(folder
     version = select_version(folder)
     bad = version.shard_names()[1]
 
-    def opened(location):
+    def opened(location, size):
         if bad in str(location):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return open_stream(location)
+        return open_stream(location, size)
 
     monkeypatch.setattr("featcache.store.chunk_file.open_stream", opened)
     copied = copy_version(version, tmp_path / "copy")

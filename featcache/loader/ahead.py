@@ -1,0 +1,175 @@
+"""Shards of an object store that batches will read soon, fetched while training works on those before.
+
+A sampler that takes the utterances of a few shards at a time knows what comes next. While the batches of one window are
+made, the shards of the next ones are copied to the local disk, in the order in which they are read, as far as
+`copy_limit` has room for them beside what is still needed. A copy is held until the last batch of these windows that
+reads it has been made; then it may make room for others at once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from itertools import count, groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.loader.dataset import FeatureDataset
+from featcache.loader.object_shards import ToFetch
+
+__all__ = ["ShardsAhead", "asks_store", "has_windows_to_fetch"]
+
+_AT_ONCE = 8
+"""Shards that are fetched side by side."""
+
+_MOST_WINDOWS = 4
+"""Windows that are taken ahead."""
+
+
+def has_windows_to_fetch(batches: Any, dataset: FeatureDataset) -> bool:
+    """Whether a sampler's batches are of a few shards at a time, and these are copied from an object store."""
+    caches = [version.cache for version in dataset.versions]
+    fetches = [each._tiers is not None and each._tiers.fetches(each.version.path) for each in caches]
+    return getattr(batches, "has_windows", False) and any(fetches)
+
+
+def asks_store(dataset: FeatureDataset) -> bool:
+    """Whether batches ask an object store for their own bytes, since no shards are copied."""
+    caches = [version.cache for version in dataset.versions]
+    return any(
+        not isinstance(each.version.path, Path) and (each._tiers is None or each._tiers.copy_to is None)
+        for each in caches
+    )
+
+
+class ShardsAhead:
+    """The shards that the batches of one iteration will read. Safe to use from several threads.
+
+    A batch waits for its shards, unless it is the first of those that have not been made: so whatever there is room
+    for, there is one that goes on. What cannot be fetched is no error here, but where it is read.
+
+    Args:
+        dataset: What the batches are of.
+    """
+
+    def __init__(self, dataset: FeatureDataset) -> None:
+        self._dataset = dataset
+        self._process = os.getpid()
+        self._changed = threading.Condition()
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "featcache-ahead")
+        self._numbers = count()
+        self._left: Counter[ToFetch] = Counter()  # utterances that are still to be read
+        self._queue: dict[ToFetch, None] = {}  # shards that are not begun, in their order
+        self._begun: dict[ToFetch, Future[Callable[[], None] | None]] = {}
+        self._bytes: Counter[Path] = Counter()  # of these, in each folder
+        self._batches: dict[int, dict[ToFetch, int]] = {}  # those that are not made, in their order, and what they read
+
+    def windows(self, batches: Iterator[list[int]], sampler: Any) -> Iterator[list[int]]:
+        """The batches, of which windows are taken ahead: at least one, and as many as keep all threads fetching while
+        there is room. `sampler`, which gives them, has the `window` of the latest.
+        """
+        upcoming: deque[list[list[int]]] = deque()
+        for _, group in groupby(batches, lambda batch: sampler.window):
+            upcoming.append(list(group))
+            self._expect(np.concatenate([np.array(batch, np.int64) for batch in upcoming[-1]]))
+            if len(upcoming) > 1 and (self._is_busy() or len(upcoming) > _MOST_WINDOWS):
+                yield from upcoming.popleft()
+        for rest in upcoming:
+            yield from rest
+
+    def _is_busy(self) -> bool:
+        """Whether no thread would fetch more now."""
+        with self._changed:
+            return bool(self._queue) or sum(not each.done() for each in self._begun.values()) >= _AT_ONCE
+
+    def add(self, rows: list[int]) -> int:
+        """Add a batch, which is to be made after those before; returns its number."""
+        wanted = self._wanted(np.array(rows, np.int64))
+        with self._changed:
+            number = next(self._numbers)
+            self._batches[number] = wanted
+            return number
+
+    @contextmanager
+    def reading(self, number: int) -> Iterator[None]:
+        """The context to make a batch in."""
+        with self._changed:
+            wanted = self._batches.get(number, {})
+            self._changed.wait_for(
+                lambda: number <= next(iter(self._batches), number) or not self._queue.keys() & wanted.keys()
+            )
+            under_way = [self._begun[shard] for shard in wanted if shard in self._begun]
+        wait(under_way)
+        try:
+            yield
+        finally:
+            self._end(number)
+
+    def close(self) -> None:
+        """Fetch nothing more, and hold nothing."""
+        if os.getpid() != self._process:  # a forked child has neither the threads nor the locks
+            return
+        with self._changed:
+            begun = list(self._begun.values())
+            for pending in (self._queue, self._begun, self._left, self._batches):
+                pending.clear()
+            self._changed.notify_all()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for future in begun:
+            future.add_done_callback(_release)
+
+    def _wanted(self, rows: NDArray[np.int64]) -> dict[ToFetch, int]:
+        wanted: dict[ToFetch, int] = {}
+        for version in self._dataset.versions:
+            wanted |= version.cache._reader.to_fetch(version.positions_of(rows))
+        return wanted
+
+    def _expect(self, rows: NDArray[np.int64]) -> None:
+        wanted = self._wanted(rows)
+        with self._changed:
+            self._queue |= {shard: None for shard in wanted if shard not in self._left}
+            self._left.update(wanted)
+            self._begin()
+
+    def _begin(self) -> None:
+        """Begin to fetch, in the order of the queue, what there is room for."""
+        while self._queue:
+            shard = next(iter(self._queue))
+            folder, limit = shard.copies.folder, shard.copies.limit
+            if limit is not None and self._bytes[folder] + shard.num_bytes > limit:
+                return
+            del self._queue[shard]
+            self._bytes[folder] += shard.num_bytes
+            self._begun[shard] = self._threads.submit(shard.hold)
+
+    def _end(self, number: int) -> None:
+        """Let go of the shards that nobody reads any more after this batch, and only then go on with the next."""
+        with self._changed:
+            wanted = self._batches.get(number, {})
+            self._left.subtract(wanted)
+            done = [shard for shard in wanted if not self._left[shard]]
+            begun = {shard: self._begun.pop(shard) for shard in done if shard in self._begun}
+            for shard in done:
+                del self._left[shard]
+                self._queue.pop(shard, None)
+        for future in begun.values():
+            future.add_done_callback(_release)
+        with self._changed:
+            for shard in begun:
+                self._bytes[shard.copies.folder] -= shard.num_bytes
+            self._batches.pop(number, None)
+            self._begin()
+            self._changed.notify_all()
+
+
+def _release(future: Future[Callable[[], None] | None]) -> None:
+    """Let go of a copy, if there is one."""
+    if not future.cancelled() and future.exception() is None and (let_go := future.result()) is not None:
+        let_go()

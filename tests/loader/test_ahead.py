@@ -1,0 +1,227 @@
+"""Shards of an object store are fetched before the batches that read them, within the limit, and each byte once."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from forking import fork, join, wait_until
+from make_cache import make_features, make_version
+from object_stores import upload
+from processes import open_files
+from torch.utils.data import DataLoader
+
+import featcache
+from featcache.errors import StoreError
+from featcache.loader.ahead import ShardsAhead
+from featcache.storage import clients
+
+pytest.importorskip("obstore")
+URL, SHARDS, EACH = "s3://speech/ahead", 8, 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A cache of eight shards."""
+    folder = tmp_path_factory.mktemp("ahead") / "features"
+    items = list(make_features(SHARDS * EACH, max_frames=200).items())
+    make_version(folder, *(dict(items[at : at + EACH]) for at in range(0, len(items), EACH)))
+    featcache.open(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def uploaded(folder, s3_of_module):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3_of_module.environment.items():
+            patch.setenv(name, value)
+        patch.setattr(clients, "_clients", OrderedDict())
+        upload(folder, URL)
+    return URL
+
+
+def sizes(folder):
+    return sorted(path.stat().st_size for path in folder.glob("*/shards/*/features/c/0/0"))
+
+
+def loader_of(cache, window=2, seed=5, **options):
+    dataset = featcache.FeatureDataset(cache)
+    return featcache.DataLoader(dataset, max_frames=1500, seed=seed, shards_in_memory=window, **options)
+
+
+def batches_of(loader):
+    return [(batch["ids"], batch["features"].clone()) for batch in loader]
+
+
+def same(found, expected):
+    assert [ids for ids, _ in found] == [ids for ids, _ in expected]
+    assert all(torch.equal(one, other) for (_, one), (_, other) in zip(found, expected, strict=True))
+
+
+def ahead_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("featcache-ahead")]
+
+
+@pytest.mark.filterwarnings("error::featcache.FeatcacheWarning")
+@pytest.mark.parametrize("room", [2, 3, 4, 6])  # in shards, of which a window has two
+def test_each_byte_is_fetched_once_an_epoch_whatever_the_room(s3, uploaded, folder, tmp_path, room):
+    limit, most = sum(sizes(folder)[-room:]), sum(sizes(folder))
+    cache, expected = featcache.open(uploaded, copy_to=tmp_path, copy_limit=limit), featcache.open(folder)
+    loader, local = loader_of(cache), loader_of(expected)
+    for _ in range(3):
+        s3.reset()
+        found = []
+        for batch in loader:
+            found.append((batch["ids"], batch["features"].clone()))
+            assert sum(path.stat().st_size for path in tmp_path.glob("featcache/*/*-????????")) <= limit
+        same(found, batches_of(local))
+        assert s3.sent <= 1.05 * most
+        chunks = [path for method, path in s3.paths if path.endswith("/features/c/0/0") and method == "GET"]
+        assert len(chunks) <= 2 * SHARDS
+    wait_until(lambda: not ahead_threads())
+
+
+def test_the_next_window_is_fetched_while_training_works_on_this_one(s3, uploaded, folder, tmp_path):
+    loader = loader_of(featcache.open(uploaded, copy_to=tmp_path))
+    next(iteration := iter(loader))
+    wait_until(lambda: len(list(tmp_path.glob("featcache/*/*-????????"))) >= 4)
+    iteration.close()
+    wait_until(lambda: not ahead_threads())
+
+
+def test_crops_and_parts_of_a_dataset_let_go_of_what_they_have_read(s3, uploaded, folder, tmp_path):
+    """Less is read of a shard than there is in it."""
+    limit = sum(sizes(folder)[-3:])
+    rows = np.random.default_rng(0).permutation(SHARDS * EACH)[: SHARDS * EACH // 2]
+    found, expected = [], []
+    for cache, made in (
+        (featcache.open(uploaded, copy_to=tmp_path, copy_limit=limit), found),
+        (featcache.open(folder), expected),
+    ):
+        dataset = featcache.FeatureDataset(cache, crop=20).subset(rows)
+        loader = featcache.DataLoader(dataset, batch_size=4, shards_in_memory=2)
+        s3.reset()
+        made += batches_of(loader)
+        assert s3.sent <= 1.05 * sum(sizes(folder))
+    same(found, expected)
+
+
+def test_of_several_versions_shards_of_both_are_fetched_ahead(s3, uploaded, folder, tmp_path):
+    items = list(make_features(SHARDS * EACH, (8,), "uint16", max_frames=200).items())
+    make_version(tmp_path / "codes", dict(items[:40]), dict(items[40:]), name="codes")
+    upload(tmp_path / "codes", "s3://speech/ahead-codes")
+    places = {"a": (uploaded, folder), "b": ("s3://speech/ahead-codes", tmp_path / "codes")}
+    made = []
+    for place, tiers in ((0, {"copy_to": tmp_path / "copies", "copy_limit": sum(sizes(folder))}), (1, {})):
+        caches = {name: featcache.open(both[place], **tiers) for name, both in places.items()}
+        loader = featcache.DataLoader(featcache.FeatureDataset(caches), batch_size=8, shards_in_memory=1)
+        made.append([(batch["ids"], *(each.clone() for each in batch["features"].values())) for batch in loader])
+    for one, other in zip(*made, strict=True):
+        assert one[0] == other[0]
+        assert all(map(torch.equal, one[1:], other[1:]))
+
+
+def test_an_iteration_within_another_goes_on(s3, uploaded, folder, tmp_path):
+    """Validation in the middle of an epoch, whose copies are held meanwhile."""
+    cache = featcache.open(uploaded, copy_to=tmp_path, copy_limit=sum(sizes(folder)[-4:]))
+    expected = batches_of(loader_of(featcache.open(folder), seed=7))
+    outer = iter(loader_of(cache))
+    next(outer)
+    wait_until(lambda: len(list(tmp_path.glob("featcache/*/*-????????"))) == 4)
+    with pytest.warns(featcache.FeatcacheWarning, match="no room for a shard"):
+        same(batches_of(loader_of(cache, seed=7)), expected)
+    assert sum(len(batch["ids"]) for batch in outer) > 0
+
+
+def test_an_error_of_the_store_is_raised_where_the_batch_would_have_come(s3, uploaded, folder, tmp_path, monkeypatch):
+    cache = featcache.open(uploaded, copy_to=tmp_path)
+    loader = loader_of(cache)
+    next(iteration := iter(loader))
+
+    def denied(self):
+        raise StoreError("denied")
+
+    monkeypatch.setattr("featcache.store.shard.Shard.open_features", denied)
+    cache._shards._chunks.clear()
+    for path in tmp_path.glob("featcache/*/*-????????"):
+        path.unlink()
+    cache._shards._fetched._state.copies.clear()
+    with pytest.raises(StoreError, match="denied"):
+        list(iteration)
+    wait_until(lambda: not ahead_threads())
+
+
+def test_a_disk_that_is_full_is_told_and_ranges_are_read(s3, uploaded, folder, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("featcache.loader.local_disk.os.posix_fallocate", full)
+    with pytest.warns(featcache.FeatcacheWarning, match="No space left on device: no more shards are copied"):
+        found = batches_of(loader_of(featcache.open(uploaded, copy_to=tmp_path)))
+    same(found, batches_of(loader_of(featcache.open(folder))))
+
+
+def test_the_state_is_of_what_training_has_received_and_not_of_the_windows_ahead(s3, uploaded, folder, tmp_path):
+    local = batches_of(loader_of(featcache.open(folder)))
+    cache = featcache.open(uploaded, copy_to=tmp_path)
+    loader = loader_of(cache)
+    iteration = iter(loader)
+    received = [next(iteration) for _ in range(5)]
+    state = loader.state_dict()
+    iteration.close()
+    resumed = loader_of(cache)
+    resumed.load_state_dict(state)
+    rest = batches_of(resumed)
+    assert [batch["ids"] for batch in received] == [ids for ids, _ in local[:5]]
+    same(rest, local[5:])
+
+
+def test_a_forked_child_reads_while_its_parent_fetches(s3, uploaded, folder, tmp_path):
+    cache, expected = featcache.open(uploaded, copy_to=tmp_path), featcache.open(folder)
+    loader = loader_of(cache)
+    next(iteration := iter(loader))
+
+    def child():
+        assert np.array_equal(cache[3], expected[3])
+        same(batches_of(loader_of(cache, seed=7)), batches_of(loader_of(expected, seed=7)))
+        iteration.close()  # of its parent, which goes on
+        os._exit(0)
+
+    assert join(fork(child)) == 0
+    assert sum(len(batch["ids"]) for batch in iteration) > 0
+
+
+def test_workers_of_torch_fetch_each_byte_once_an_epoch(s3, uploaded, folder, tmp_path):
+    """They read each a part of every shard, and let go of it together."""
+    cache = featcache.open(uploaded, copy_to=tmp_path, copy_limit=sum(sizes(folder)[-5:]))
+    dataset = featcache.FeatureDataset(cache)
+    sampler = featcache.BucketBatchSampler(dataset.lengths, batch_size=3, shards=dataset.shards, shards_in_memory=2)
+    loader = DataLoader(dataset, batch_sampler=sampler, num_workers=2, collate_fn=dataset.collate, timeout=60)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        s3.reset()
+        assert sum(len(batch["ids"]) for batch in loader) == len(cache)
+        assert s3.sent_of("/features/c/0/0") <= 1.05 * sum(sizes(folder))
+
+
+def test_what_is_needed_by_no_batch_is_let_go_of_at_the_end(s3, uploaded, folder, tmp_path):
+    loader = loader_of(featcache.open(uploaded, copy_to=tmp_path))
+    iteration = iter(loader)
+    next(iteration)
+    iteration.close()
+    wait_until(lambda: not ahead_threads())
+    assert list(tmp_path.glob("featcache/*/*-????????"))
+    assert [name for name in open_files(tmp_path) if not name.endswith("/users")] == []
+
+
+def test_without_windows_nothing_is_fetched_ahead(s3, uploaded, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(ShardsAhead, "windows", None)
+    dataset = featcache.FeatureDataset(featcache.open(uploaded, copy_to=tmp_path))
+    assert len(batches_of(featcache.DataLoader(dataset, batch_size=8))) == SHARDS * EACH // 8
+    assert featcache.DataLoader(dataset, batch_size=8).prefetch == 2
+    assert featcache.DataLoader(featcache.FeatureDataset(featcache.open(uploaded)), batch_size=8).prefetch == 8
