@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.audio.members import beginning_of
 from featcache.audio.recording import UNKNOWN, Recording
-from featcache.audio.remote import URLS_AT_ONCE, fetch_beginning
+from featcache.audio.remote import URLS_AT_ONCE
 from featcache.errors import AudioError, Reason
 from featcache.manifest import Manifest
 from featcache.manifest.audio_locations import Url
@@ -102,7 +103,7 @@ def _header(manifest: Manifest, row: int) -> Header | tuple[str, str]:
     """The header of a row's file, or why nothing is known of it."""
     location = manifest.resolve(manifest.paths[row])
     try:
-        with closing(Recording(location, fetch_beginning)) as recording:
+        with closing(Recording(location, beginning_of)) as recording:
             shortfall, num_samples = recording.shortfall, recording.num_samples
             if num_samples == UNKNOWN and not (shortfall or isinstance(location, Url)):
                 num_samples = recording.count_samples()
