@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
@@ -141,11 +142,14 @@ def fetch(url: Url, wait: Callable[[float], object] = time.sleep) -> Fetched:
 def fetch_to_disk(url: Url, stamp: FileStamp, wait: Callable[[float], object] = time.sleep) -> Fetched:
     """Fetch a container to the disk of `TMPDIR`, by several requests at once, each tried again as those of `fetch`.
 
+    `wait` is called with no seconds before each, too.
+
     Raises:
         AudioError: It cannot be fetched, is not what `stamp_of` said, or the disk is full.
     """
 
     def get(first: int) -> None:
+        wait(0.0)
         stop = min(first + _RANGE, stamp.size)
 
         def request(store: ObjectStore, key: str) -> None:
@@ -175,7 +179,7 @@ def fetch_to_disk(url: Url, stamp: FileStamp, wait: Callable[[float], object] = 
         file.close()
         if not isinstance(error, _NoRangesError):
             raise
-        return _try(url, TRIES, _get_to_disk, wait)
+        return _try(url, TRIES, partial(_get_to_disk, wait=wait), wait)
     return Fetched(stamp, file=file)
 
 
@@ -226,10 +230,11 @@ def _get(store: ObjectStore, key: str) -> Fetched:
     return Fetched(stamp, file=kept_on_disk(result.stream(_PIECE), stamp.size))
 
 
-def _get_to_disk(store: ObjectStore, key: str) -> Fetched:
+def _get_to_disk(store: ObjectStore, key: str, wait: Callable[[float], object]) -> Fetched:
     result = store.get(key)
     stamp = _stamp(result.meta)
-    return Fetched(stamp, file=kept_on_disk(result.stream(_PIECE), stamp.size))
+    pieces = (wait(0.0) or piece for piece in result.stream(_PIECE))
+    return Fetched(stamp, file=kept_on_disk(pieces, stamp.size))
 
 
 class TriedInVainError(AudioError):
