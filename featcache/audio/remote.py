@@ -28,7 +28,7 @@ from urllib.parse import unquote
 import xxhash
 
 from featcache.errors import AudioError, ManifestError, Reason, StoreError
-from featcache.manifest.audio_locations import Member, Url, without_secrets
+from featcache.manifest.audio_locations import Url, without_secrets
 from featcache.storage.clients import client, library
 from featcache.storage.faults import has_no_credentials, in_words, status_of
 
@@ -212,7 +212,8 @@ def stamp_of(url: Url, tries: int = FEW_TRIES, wait: Callable[[float], object] =
 
 def each_at_once(ask: Callable[[_Given], _Result], locations: Sequence[_Given]) -> list[_Result]:
     """Ask something about each file, about many of them at a time: servers take long for each, and little for many."""
-    at_once = URLS_AT_ONCE if any(isinstance(location, Url | Member) for location in locations) else _FILES_AT_ONCE
+    are_at_urls = any(isinstance(getattr(location, "container", location), Url) for location in locations)
+    at_once = URLS_AT_ONCE if are_at_urls else _FILES_AT_ONCE
     with ThreadPoolExecutor(at_once, "featcache-ask") as pool:
         return list(pool.map(ask, locations))
 

@@ -92,7 +92,9 @@ def measure_durations(
                     failures[row] = found
         report(sum(map(len, some)))
 
-    at_once = max(threads, URLS_AT_ONCE) if manifest.has_urls else threads
+    # Members of a container wait for it together: with more threads, more containers would be copied at a time.
+    are_at_urls = len(files) > 0 and isinstance(manifest.resolve(manifest.paths[int(files[0][0])]), Url)
+    at_once = max(threads, URLS_AT_ONCE) if are_at_urls else threads
     with ThreadPoolExecutor(at_once, "featcache-durations") as pool:
         for _ in pool.map(look, [files[at : at + _FILES_AT_ONCE] for at in range(0, len(files), _FILES_AT_ONCE)]):
             pass

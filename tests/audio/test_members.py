@@ -15,6 +15,7 @@ from processes import open_files
 from featcache.audio import container_copies, tables
 from featcache.audio.kept import Kept
 from featcache.audio.members import check_container, read_member, stamp_now
+from featcache.audio.remote import TriedInVainError
 from featcache.errors import AudioError, Reason
 from featcache.manifest.audio_locations import Member, Url, locate
 
@@ -198,6 +199,26 @@ def test_what_could_not_be_made_is_kept_only_if_the_audio_is_at_fault():
         with pytest.raises(OSError, match="disk"):
             kept.get("disk", lambda: fail(OSError("disk")))
     assert [type(error) for error in asked] == [AudioError, OSError, OSError]
+
+
+def test_a_fault_is_kept_for_a_minute_and_a_result_as_long_as_is_said(monkeypatch):
+    now, made = [0.0], []
+    monkeypatch.setattr("featcache.audio.kept.time.monotonic", lambda: now[0])
+    kept: Kept[int] = Kept(10, seconds=100)
+
+    def make(is_good):
+        made.append(now[0])
+        if not is_good:
+            raise TriedInVainError(Reason.FILE_UNREADABLE, "not now")
+        return len(made)
+
+    for now[0] in (0, 59, 61, 99, 150):
+        with pytest.raises(TriedInVainError, match="not now"):
+            kept.get("bad", lambda: make(False))
+    assert made == [0, 61, 150]
+    for now[0] in (200, 299, 301):
+        kept.get("good", lambda: make(True))
+    assert made[3:] == [200, 301]
 
 
 def test_a_child_makes_what_its_parent_was_making():
