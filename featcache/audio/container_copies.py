@@ -27,7 +27,7 @@ from typing import Any
 import xxhash
 
 from featcache.audio.kept import Kept
-from featcache.audio.remote import FEW_TRIES, TRIES, Fetched, FileStamp, fetch_to_disk, kept_on_disk, stamp_of
+from featcache.audio.remote import TRIES, Fetched, FileStamp, fetch_to_disk, kept_on_disk, stamp_of
 from featcache.audio.tables import pyarrow
 from featcache.errors import AudioError, Reason
 from featcache.manifest.audio_locations import Url, is_compressed
@@ -70,10 +70,10 @@ def opened_copy(
             status = os.fstat(file.fileno())
             state: tuple[Hashable, ...] = state_of(status)
             unpacked = _COPIES.get(state, lambda: _unpacked(file, container.suffix, wait))
-        with unpacked.open() as file:
+        with _reading(), unpacked.open() as file:
             yield file, state, status.st_mtime_ns
         return
-    stamp = _asked(container, TRIES, wait)
+    stamp = _asked(container, wait)
     state = (container, *stamp)
     copy = _COPIES.get(state, lambda: _fetched(container, stamp, wait))
     if is_compressed(container):
@@ -84,7 +84,7 @@ def opened_copy(
                 return _unpacked(file, suffix, wait)
 
         copy = _COPIES.get((*state, "unpacked"), unpack)
-    with copy.open() as file:
+    with _reading(), copy.open() as file:
         yield file, state, _mtime(stamp)
 
 
@@ -94,7 +94,7 @@ def fetch_ahead(container: Url, wait: Callable[[float], object]) -> None:
     Raises:
         AudioError: It cannot be fetched.
     """
-    stamp = _asked(container, TRIES, wait)
+    stamp = _asked(container, wait)
     if stamp.size <= _LARGEST_AHEAD and _has_room(stamp.size):
         _COPIES.get((container, *stamp), lambda: _fetched(container, stamp, wait))
 
@@ -105,7 +105,7 @@ def member_mtime(container: Url) -> int:
     Raises:
         AudioError: There is no such container, or the server does not answer.
     """
-    return _mtime(_asked(container, FEW_TRIES))
+    return _mtime(_asked(container))
 
 
 @contextmanager
@@ -128,11 +128,16 @@ def opened_file(path: Path) -> Iterator[io.FileIO]:
         raise AudioError(Reason.FILE_UNREADABLE, f"the container cannot be read: {error.strerror}") from error
     except ValueError as error:  # a zero byte, say
         raise AudioError(Reason.FILE_MISSING, f"not a valid path: {error}") from error
-    with file:
-        try:
-            yield file
-        except OSError as error:
-            raise AudioError(Reason.FILE_UNREADABLE, f"the container cannot be read: {error.strerror}") from error
+    with _reading(), file:
+        yield file
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise AudioError(Reason.FILE_UNREADABLE, f"the container cannot be read: {error.strerror}") from error
 
 
 def state_of(status: os.stat_result) -> tuple[int, ...]:
@@ -143,10 +148,12 @@ def state_of(status: os.stat_result) -> tuple[int, ...]:
 _EMPTY = "the container holds 0 bytes"
 
 
-def _asked(container: Url, tries: int, wait: Callable[[float], object] = time.sleep) -> FileStamp:
+def _asked(container: Url, wait: Callable[[float], object] = time.sleep) -> FileStamp:
+    """What a server says of a container, or has said in the last minute."""
+
     def ask() -> FileStamp:
         try:
-            return stamp_of(container, tries, wait)
+            return stamp_of(container, TRIES, wait)
         except AudioError as fault:
             raise type(fault)(fault.reason, f"the container: {fault}") from None
 

@@ -157,8 +157,7 @@ def fetch_to_disk(url: Url, stamp: FileStamp, wait: Callable[[float], object] = 
                 result = store.get(key, options={"range": (first, stop)})
             except library().exceptions.NotSupportedError:
                 raise _NoRangesError from None
-            if _stamp(result.meta) != stamp:
-                raise AudioError(Reason.FILE_UNREADABLE, "the container changed while it was fetched")
+            _check_same(result.meta, stamp)
             data = memoryview(result.bytes())
             if len(data) != stop - first:
                 raise _BrokenOffError
@@ -179,7 +178,7 @@ def fetch_to_disk(url: Url, stamp: FileStamp, wait: Callable[[float], object] = 
         file.close()
         if not isinstance(error, _NoRangesError):
             raise
-        return _try(url, TRIES, partial(_get_to_disk, wait=wait), wait)
+        return _try(url, TRIES, partial(_get_to_disk, stamp=stamp, wait=wait), wait)
     return Fetched(stamp, file=file)
 
 
@@ -231,11 +230,16 @@ def _get(store: ObjectStore, key: str) -> Fetched:
     return Fetched(stamp, file=kept_on_disk(result.stream(_PIECE), stamp.size))
 
 
-def _get_to_disk(store: ObjectStore, key: str, wait: Callable[[float], object]) -> Fetched:
+def _get_to_disk(store: ObjectStore, key: str, stamp: FileStamp, wait: Callable[[float], object]) -> Fetched:
     result = store.get(key)
-    stamp = _stamp(result.meta)
+    _check_same(result.meta, stamp)
     pieces = (wait(0.0) or piece for piece in result.stream(_PIECE))
     return Fetched(stamp, file=kept_on_disk(pieces, stamp.size))
+
+
+def _check_same(meta: ObjectMeta, stamp: FileStamp) -> None:
+    if _stamp(meta) != stamp:
+        raise AudioError(Reason.FILE_UNREADABLE, "the container changed while it was fetched")
 
 
 class TriedInVainError(AudioError):

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 from os.path import isabs
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -35,6 +35,7 @@ _ANY = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _INSIDE = re.compile(r"\.(?:tar|parquet|arrow|tgz|tar\.(?:gz|bz2|xz|zst))/")
 _IN_ARCHIVE = re.compile(r"\.ark:[0-9]{1,18}$")
 _COMPRESSED = re.compile(rb"\.(?:tgz|tar\.(?:gz|bz2|xz|zst))/")
+_IS_COMPRESSED = re.compile(r"\.(?:tgz|tar\.(?:gz|bz2|xz|zst))\Z")
 _NEEDS_PYARROW = re.compile(rb"\.(?:parquet|arrow|tar\.zst)/")
 _SECRET = re.compile(
     r"(?:x-amz-|x-goog-|awsaccesskeyid$|googleaccessid$|signature$|sig$|key-pair-id$|policy$|.*token$|.*password$|"
@@ -104,7 +105,7 @@ def url_of(source: AudioSource) -> Url | None:
 
 def suffix_of(container: Path | Url) -> str:
     """What a container is: the last suffix of its name."""
-    return PurePosixPath(container).suffix
+    return os.path.splitext(container)[1]
 
 
 def is_copied(container: Path | Url) -> bool:
@@ -114,7 +115,7 @@ def is_copied(container: Path | Url) -> bool:
 
 def is_compressed(container: Path | Url) -> bool:
     """Whether a container is a tar that has to be unpacked before members can be reached."""
-    return _COMPRESSED.search(b"%b/" % os.fsencode(PurePosixPath(container).name)) is not None
+    return _IS_COMPRESSED.search(os.fspath(container)) is not None
 
 
 def have_compressed(paths: Strings) -> bool:
