@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes
+from featcache.audio.members import beginning_of, copy_of
 from featcache.audio.recording import END_TOLERANCE_SECONDS, UNKNOWN, Recording, Span
-from featcache.audio.remote import Fetched, fetch, fetch_beginning
+from featcache.audio.remote import Fetched
 from featcache.audio.resample import error_if_too_long
 from featcache.errors import AudioError, Reason
-from featcache.manifest.audio_locations import AudioSource, Command, Url
+from featcache.manifest.audio_locations import AudioSource, Command, Member, Url
 from featcache.spec import all_finite
 
 
@@ -56,7 +57,7 @@ def decode(
     max_seconds: float | None = None,
     reserve: Callable[[int, float], None] | None = None,
     hashes: ContentHashes | None = None,
-    fetched: Callable[[Url], Fetched] = fetch,
+    fetched: Callable[[Url | Member], Fetched] = copy_of,
 ) -> Iterator[tuple[NDArray[np.float32], FileIdentity] | AudioError]:
     """Cut segments out of one file, which stays open until the iterator is exhausted or closed.
 
@@ -74,7 +75,7 @@ def decode(
         reserve: Called before anything is decoded, with the bytes that the longest segment will take and its seconds,
             so that the caller can wait for room. Both are 0 if the header does not tell.
         hashes: Hashes the file before it is decoded, so that the decoder finds it in memory; None to leave that out.
-        fetched: Gives the file of a URL.
+        fetched: Gives the file of a URL, or a member of a container.
 
     Yields:
         For each segment, in the order given: its samples, float32 `[num_samples, channels]` at the file's rate, with
@@ -123,7 +124,7 @@ def probe_seconds(location: AudioSource | str) -> float | None:
     if isinstance(location, Command):
         return None
     try:
-        with closing(Recording(location, fetch_beginning)) as recording:
+        with closing(Recording(location, beginning_of)) as recording:
             known = recording.num_samples != UNKNOWN and (recording.states_length or not isinstance(location, Url))
             return recording.num_samples / recording.sample_rate if known else None
     except AudioError:
@@ -133,7 +134,7 @@ def probe_seconds(location: AudioSource | str) -> float | None:
 def probe_rate(location: AudioSource | str) -> int | None:
     """The sample rate of a file in Hz, by its header; None if the file cannot be read."""
     try:
-        with closing(Recording(location, fetch_beginning)) as recording:
+        with closing(Recording(location, beginning_of)) as recording:
             return recording.sample_rate
     except AudioError:
         return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -13,6 +15,9 @@ from typing import Any, Generic, TypeVar
 from featcache.errors import AudioError
 
 _Result = TypeVar("_Result")
+
+_FAULT_SECONDS = 60.0
+"""How long an AudioError is kept: a disk may have room again, and a server may answer."""
 
 _lock = threading.Lock()
 """Guards all of them: a process may fork only while it is free."""
@@ -24,11 +29,14 @@ class Kept(Generic[_Result]):
     Args:
         limit: What all results may weigh together. The last one is kept in any case.
         weigh: Gives a result's weight: by default, each weighs 1.
+        seconds: How long a result is kept at most.
     """
 
-    def __init__(self, limit: int, weigh: Callable[[_Result], int] = lambda _: 1) -> None:
+    def __init__(self, limit: int, weigh: Callable[[_Result], int] = lambda _: 1, seconds: float = math.inf) -> None:
         self._limit = limit
         self._weigh = weigh
+        self._seconds = seconds
+        self._ends: dict[Hashable, float] = {}  # of those that are made, by `time.monotonic`
         self._results: OrderedDict[Hashable, Future[_Result]] = OrderedDict()
         self._weights: dict[Hashable, int] = {}  # of those that are made
         self._total = 0
@@ -37,31 +45,36 @@ class Kept(Generic[_Result]):
     def get(self, key: Hashable, make: Callable[[], _Result]) -> _Result:
         """The result for a key, which `make` makes if it is not kept.
 
-        An AudioError that `make` raises is kept, too, and anything else it raises is not.
+        An AudioError that `make` raises is kept for a minute, and anything else it raises is not.
         """
         with _lock:
+            if time.monotonic() > self._ends.get(key, math.inf):
+                self._drop(key)
             known = self._results.get(key)
             future = known or self._results.setdefault(key, Future())
             self._results.move_to_end(key)
         if known is None:
             self._make(key, make, future)
         if isinstance(fault := future.exception(), AudioError):
-            raise AudioError(fault.reason, str(fault))  # one that is raised again and again gathers tracebacks
+            raise type(fault)(fault.reason, str(fault))  # one that is raised again and again gathers tracebacks
         return future.result()
 
     def forget(self) -> None:
         """Keep nothing of what is made."""
         with _lock:
-            for key in self._weights:
-                del self._results[key]
-            self._weights.clear()
-            self._total = 0
+            for key in [*self._weights]:
+                self._drop(key)
+
+    def _drop(self, key: Hashable) -> None:
+        del self._results[key], self._ends[key]
+        self._total -= self._weights.pop(key)
 
     def _make(self, key: Hashable, make: Callable[[], _Result], future: Future[_Result]) -> None:
-        weight = 1
+        weight, seconds = 1, self._seconds
         try:
             result = make()
         except AudioError as fault:
+            seconds = min(seconds, _FAULT_SECONDS)
             future.set_exception(fault)
         except BaseException as fault:
             with _lock:
@@ -72,14 +85,13 @@ class Kept(Generic[_Result]):
             weight = self._weigh(result)
             future.set_result(result)
         with _lock:
-            self._weights[key] = weight
+            self._weights[key], self._ends[key] = weight, time.monotonic() + seconds
             self._total += weight
             for oldest in [*self._results]:
                 if self._total <= self._limit:
                     break
                 if oldest != key and oldest in self._weights:
-                    self._total -= self._weights.pop(oldest)
-                    del self._results[oldest]
+                    self._drop(oldest)
 
     def after_fork(self) -> None:
         """Forget, in a child, what threads of its parent were making: here nobody goes on with it."""

@@ -28,8 +28,8 @@ from featcache.audio.commands import run_command
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
 from featcache.audio.formats import FFmpegDecoder, format_of
 from featcache.audio.headers import EndlessFile, is_shorten, mp3_end, shortfall
-from featcache.audio.members import read_member
-from featcache.audio.remote import Fetched, FileStamp, fetch
+from featcache.audio.members import copy_of
+from featcache.audio.remote import Fetched, FileStamp
 from featcache.errors import AudioError, MissingDependencyError, Reason
 from featcache.manifest.audio_locations import AudioSource, Command, Member, Url
 
@@ -64,7 +64,7 @@ class Recording:
 
     Args:
         location: The audio.
-        fetched: Gives the file of a URL.
+        fetched: Gives the file of a URL, or a member of a container.
 
     Raises:
         AudioError: The file cannot be opened, or is not audio.
@@ -95,12 +95,10 @@ class Recording:
     by_ffmpeg: bool
     """Whether FFmpeg decodes it."""
 
-    def __init__(self, location: AudioSource | str, fetched: Callable[[Url], Fetched] = fetch) -> None:
+    def __init__(self, location: AudioSource | str, fetched: Callable[[Url | Member], Fetched] = copy_of) -> None:
         is_copied = isinstance(location, Url | Member | Command)
-        if isinstance(location, Url):
+        if isinstance(location, Url | Member):
             self._file, stamp = _open_copy(fetched(location))
-        elif isinstance(location, Member):
-            self._file, stamp = _open_copy(read_member(location))
         elif isinstance(location, Command):
             self._file, stamp = _open_copy(run_command(location))
         else:

@@ -1,8 +1,9 @@
-"""Audio files at URLs: fetched whole, with retries, from object stores and web servers.
+"""Files at URLs: fetched whole, with retries, from object stores and web servers.
 
-A file is fetched by one request, so that its bytes are of one moment, and decoded from a copy without a name: in
+An audio file is fetched by one request, so that its bytes are of one moment, and decoded from a copy without a name: in
 memory, or if it is large, on the disk of `TMPDIR`. Of the copy, `Recording` gives the same samples as of any file. What
-tells whether the file has changed is its size and its ETag, see `FileStamp`.
+tells whether the file has changed is its size and its ETag, see `FileStamp`. A container of audio is fetched by several
+requests at once, whose answers must be of one file.
 
 obstore (https://developmentseed.org/obstore) talks to the servers, and finds credentials in the environment. Its own
 retries are turned off: they leave out what breaks off in the middle. Its messages are not passed on: they quote
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
@@ -49,6 +51,12 @@ _BEGINNING = 64 << 10
 """The bytes in which headers are."""
 
 _PIECE = 4 << 20
+
+_RANGE = 8 << 20
+"""The bytes of a container that a request asks for."""
+
+_RANGES_AT_ONCE = 8
+"""Such requests for a container at a time: a connection to an object store gives 50 to 100 MB a second."""
 
 URLS_AT_ONCE = 64
 """How many files at URLs are asked about at a time."""
@@ -131,6 +139,49 @@ def fetch(url: Url, wait: Callable[[float], object] = time.sleep) -> Fetched:
     return _try(url, TRIES, lambda store, key: _get(store, key), wait)
 
 
+def fetch_to_disk(url: Url, stamp: FileStamp, wait: Callable[[float], object] = time.sleep) -> Fetched:
+    """Fetch a container to the disk of `TMPDIR`, by several requests at once, each tried again as those of `fetch`.
+
+    `wait` is called with no seconds before each, too.
+
+    Raises:
+        AudioError: It cannot be fetched, is not what `stamp_of` said, or the disk is full.
+    """
+
+    def get(first: int) -> None:
+        wait(0.0)
+        stop = min(first + _RANGE, stamp.size)
+
+        def request(store: ObjectStore, key: str) -> None:
+            try:
+                result = store.get(key, options={"range": (first, stop)})
+            except library().exceptions.NotSupportedError:
+                raise _NoRangesError from None
+            _check_same(result.meta, stamp)
+            data = memoryview(result.bytes())
+            if len(data) != stop - first:
+                raise _BrokenOffError
+            with _disk_may_fail():
+                while data:
+                    data = data[os.pwrite(file.fileno(), data, stop - len(data)) :]
+
+        _try(url, TRIES, request, wait)
+
+    file = kept_on_disk(())
+    try:
+        with _disk_may_fail():
+            os.posix_fallocate(file.fileno(), 0, stamp.size)
+        with ThreadPoolExecutor(_RANGES_AT_ONCE, "featcache-fetch-range") as pool:
+            for _ in pool.map(get, range(0, stamp.size, _RANGE)):
+                pass
+    except BaseException as error:
+        file.close()
+        if not isinstance(error, _NoRangesError):
+            raise
+        return _try(url, TRIES, partial(_get_to_disk, stamp=stamp, wait=wait), wait)
+    return Fetched(stamp, file=file)
+
+
 def fetch_beginning(url: Url) -> Fetched:
     """Fetch the bytes in which the file's header is.
 
@@ -145,7 +196,7 @@ def fetch_beginning(url: Url) -> Fetched:
     return _try(url, FEW_TRIES, get)
 
 
-def stamp_of(url: Url, tries: int = FEW_TRIES) -> FileStamp:
+def stamp_of(url: Url, tries: int = FEW_TRIES, wait: Callable[[float], object] = time.sleep) -> FileStamp:
     """What tells whether the file has changed, without fetching it.
 
     Raises:
@@ -155,12 +206,13 @@ def stamp_of(url: Url, tries: int = FEW_TRIES) -> FileStamp:
     def head(store: ObjectStore, key: str) -> FileStamp:
         return _stamp(store.head(key))
 
-    return _try(url, tries, head)
+    return _try(url, tries, head, wait)
 
 
 def each_at_once(ask: Callable[[_Given], _Result], locations: Sequence[_Given]) -> list[_Result]:
     """Ask something about each file, about many of them at a time: servers take long for each, and little for many."""
-    at_once = URLS_AT_ONCE if any(isinstance(location, Url) for location in locations) else _FILES_AT_ONCE
+    are_at_urls = any(isinstance(getattr(location, "container", location), Url) for location in locations)
+    at_once = URLS_AT_ONCE if are_at_urls else _FILES_AT_ONCE
     with ThreadPoolExecutor(at_once, "featcache-ask") as pool:
         return list(pool.map(ask, locations))
 
@@ -178,12 +230,32 @@ def _get(store: ObjectStore, key: str) -> Fetched:
     return Fetched(stamp, file=kept_on_disk(result.stream(_PIECE), stamp.size))
 
 
+def _get_to_disk(store: ObjectStore, key: str, stamp: FileStamp, wait: Callable[[float], object]) -> Fetched:
+    result = store.get(key)
+    _check_same(result.meta, stamp)
+    pieces = (wait(0.0) or piece for piece in result.stream(_PIECE))
+    return Fetched(stamp, file=kept_on_disk(pieces, stamp.size))
+
+
+def _check_same(meta: ObjectMeta, stamp: FileStamp) -> None:
+    if _stamp(meta) != stamp:
+        raise AudioError(Reason.FILE_UNREADABLE, "the container changed while it was fetched")
+
+
 class TriedInVainError(AudioError):
     """A file that cannot be fetched now, after many tries, and may be had later."""
 
 
+class StoppedError(Exception):
+    """What takes long was given up, since the run is being stopped: this is no failure of the audio."""
+
+
 class _BrokenOffError(Exception):
     """Fewer bytes have come than were promised."""
+
+
+class _NoRangesError(Exception):
+    """The server gives only whole files."""
 
 
 def kept_on_disk(pieces: Iterable[Any], size: int | None = None) -> io.FileIO:

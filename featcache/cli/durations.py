@@ -55,7 +55,7 @@ def durations(
     """
     import numpy as np
 
-    from featcache.extraction.audio_files import missing_file_notes
+    from featcache.extraction.audio_files import copying_notes, missing_file_notes
     from featcache.manifest.rewrite import with_durations
     from featcache.store.files import write_file
 
@@ -64,6 +64,8 @@ def durations(
     refuse_output(output, force)
     read = read_manifest(manifest, reading, root=root, carry=False)
     missing_file_notes(read, np.isnan(read.duration))  # raises if none is there: the root is another, probably
+    for said in copying_notes(read):
+        note(said)
     found = look(read, threads)
     write_file(output, with_durations(read, found.seconds.tolist(), output))
     added = int((found.seconds == found.seconds).sum())

@@ -71,10 +71,13 @@ def probe(
     """
     from featcache.config import load_config
     from featcache.device import Device
+    from featcache.extraction.audio_files import copying_notes
     from featcache.health.probe import probe as measure
 
     loaded = load_config(config, keys)
     wanted = read_manifest(manifest, reading, loaded.keys, root=root, carry=False)
+    for said in copying_notes(wanted):
+        note(said)
     result = measure(loaded, wanted, Device(device, threads), utterances, lambda what: note(f"measuring {what}"))
     version = _version(loaded, cache, result)
     if version:

@@ -21,7 +21,8 @@ from functools import partial
 from itertools import groupby
 from time import perf_counter
 
-from featcache.audio.remote import fetch
+from featcache.audio.members import copy_of
+from featcache.audio.remote import StoppedError
 from featcache.engines.delivery import Batch, Delivery
 from featcache.engines.isolated import IsolatedProcess
 from featcache.engines.open_shards import open_shards
@@ -57,7 +58,7 @@ def run_locally(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl
     """
     folders = [job.run.folder for job in group.jobs]
     workers = group.device.workers
-    ahead = Downloads(group.root, workers, control.give_up) if group.has_urls else nullcontext()
+    ahead = Downloads(group.root, workers, control.give_up, control.stop) if group.has_urls else nullcontext()
     with InFlight(folders, workers) as in_flight, IsolatedProcess(group) as isolated, ahead as downloads:
         try:
             _Workers(group, control, in_flight, isolated, downloads).run(tasks)
@@ -92,7 +93,7 @@ class _Workers:
         self._jobs = group.jobs
         self._device = device = group.device
         self._suspects = group.suspects.ids
-        fetched = fetch if downloads is None else downloads.take
+        fetched = partial(copy_of, wait=self._wait_for_copy) if downloads is None else downloads.take
         self._extract_batch = batch_extractor(group.root, group.configs, device, group.source, fetched)
         self._downloads = downloads
         self._in_flight = in_flight
@@ -122,8 +123,10 @@ class _Workers:
 
     def run(self, tasks: Iterator[ShardTask]) -> None:
         """Do the tasks; returns when all are committed, or when what had been taken at the stop is."""
-        batches = self._cut(tasks)
-        self._batches = batches if self._downloads is None else _read_ahead(batches, self._downloads)
+        if self._downloads is None:
+            self._batches = self._cut(tasks)
+        else:
+            self._batches = _read_ahead(self._cut(self._downloads.looked_ahead(tasks)), self._downloads)
         workers = [
             threading.Thread(target=self._work, args=[_Worker(number)], name=f"featcache-{number}")
             for number in range(self._device.workers)
@@ -157,6 +160,10 @@ class _Workers:
                 worker.times = WorkerTimes()
         except BaseException as error:  # noqa: BLE001 - it is raised again in the thread that called run
             self._fail(error)
+
+    def _wait_for_copy(self, seconds: float) -> None:
+        if self._stop.wait(seconds):
+            raise StoppedError
 
     def _fail(self, error: BaseException) -> None:
         with self._state:
@@ -240,7 +247,12 @@ class _Workers:
         extract: BatchExtractor = self._isolated.extract if batch.is_suspect else self._extract_batch
         ids = (utterance.id for utterance in batch.utterances)
         with self._in_flight.working_on(worker.number, ids, batch.is_suspect):
-            parts = list(extract(batch.utterances, worker.times))
+            try:
+                parts = list(extract(batch.utterances, worker.times))
+            except StoppedError:  # nothing that comes after this batch is appended
+                with self._state:
+                    self._decoding -= 1
+                return
         with self._state:
             self._decoding -= 1
             batch.parts = parts
@@ -292,16 +304,17 @@ class _Workers:
 def _read_ahead(batches: Iterator[Batch | None], downloads: Downloads) -> Iterator[Batch | None]:
     """The same batches; the files of those that follow are being fetched."""
     ahead: deque[Batch | None] = deque()
-    is_end = False
+    is_end, has_files = False, False
     while ahead or not is_end:
-        # After a None, nothing is taken before it is wanted: taking looks at what other runs have done.
-        while not is_end and (not ahead or (ahead[-1] is not None and downloads.is_room)):
+        # After a None, nothing is taken before it is wanted: taking looks at what other runs have done. Nor after a
+        # batch of which nothing is fetched.
+        while not is_end and (not ahead or (has_files and downloads.is_room)):
             batch = next(batches, _END)
             if not isinstance(batch, Batch | None):
                 is_end = True
                 break
-            if batch is not None and not batch.is_suspect:  # its process fetches that
-                downloads.expect(batch.utterances)
+            # The process of suspects fetches them itself.
+            has_files = batch is not None and not batch.is_suspect and downloads.expect(batch.utterances)
             ahead.append(batch)
         if ahead:
             yield ahead.popleft()

@@ -9,6 +9,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from featcache.audio.members import check_container
 from featcache.audio.remote import each_at_once, require, stamp_of
 from featcache.audio.tables import pyarrow
 from featcache.errors import AudioError, ManifestError, Reason, counted
-from featcache.extraction.failures import Stamp, stat_of, where_missing
+from featcache.extraction.failures import Stamp, is_same, stat_of, where_missing
 from featcache.extraction.tasks import RowStatus
 from featcache.manifest import Manifest, rows_at_even_steps
 from featcache.manifest.audio_locations import (
@@ -27,8 +28,9 @@ from featcache.manifest.audio_locations import (
     Member,
     Url,
     have_compressed,
-    is_compressed,
+    is_copied,
     need_pyarrow,
+    url_of,
 )
 from featcache.store.index import Index
 from featcache.store.join import find_other_files, item_at, sources_of
@@ -58,9 +60,8 @@ def require_reading(manifest: Manifest) -> None:
     if not manifest.has_urls:
         return
     for row in rows_at_even_steps(len(manifest), _PROBED).tolist():
-        location = manifest.resolve(manifest.paths[row])
-        if isinstance(location, Url):
-            require(location)
+        if url := url_of(manifest.resolve(manifest.paths[row])):
+            require(url)
 
 
 def row_seconds(manifest: Manifest, known: NDArray[np.float64], speed: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -87,15 +88,26 @@ def _probe_some(manifest: Manifest, rows: NDArray[np.int64]) -> tuple[NDArray[np
     def locations(some: NDArray[np.int64]) -> list[AudioSource]:
         return [manifest.resolve(manifest.paths[row]) for row in some.tolist()]
 
+    some = rows_of_first_copy(manifest, rows[:_FETCHED])
+    if len(some):  # here a container is copied by this thread, which Ctrl-C ends
+        return some, [probe_seconds(location) for location in locations(some)]
     (first,) = locations(rows[:1])
-    if not (isinstance(first, Member) and is_compressed(first.container)):
-        some = rows[rows_at_even_steps(len(rows), _FETCHED if isinstance(first, Member) else _PROBED)]
-        return some, each_at_once(probe_seconds, locations(some))
-    # The run begins with this tar, and unpacks it anyway: here by this thread, which Ctrl-C ends.
-    near = locations(rows[:_FETCHED])
-    inside = [isinstance(location, Member) and location.container == first.container for location in near]
-    some = rows[: len(near)][np.array(inside)]
-    return some, [probe_seconds(location) for location in locations(some)]
+    some = rows[rows_at_even_steps(len(rows), _FETCHED if isinstance(first, Member) else _PROBED)]
+    return some, each_at_once(probe_seconds, locations(some))
+
+
+def rows_of_first_copy(manifest: Manifest, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The rows in the container of the first one, if it has to be copied: then it is the only one that should be, since
+    the run begins with it. Else none."""
+    containers = [_copied_container(manifest, row) for row in rows.tolist()]
+    inside = [container is not None and container == containers[0] for container in containers]
+    near: NDArray[np.int64] = rows[np.array(inside, bool)]
+    return near
+
+
+def _copied_container(manifest: Manifest, row: int) -> Path | Url | None:
+    location = manifest.resolve(manifest.paths[row])
+    return location.container if isinstance(location, Member) and is_copied(location.container) else None
 
 
 def with_changed_files(manifest: Manifest, status: RowStatus, index: Index, version: Version) -> RowStatus:
@@ -106,14 +118,14 @@ def with_changed_files(manifest: Manifest, status: RowStatus, index: Index, vers
 
     def look(some: NDArray[np.int64]) -> list[Stamp]:
         locations = [manifest.resolve(path) for path in manifest.paths.take(some)]
-        if not any(isinstance(location, Url) for location in locations):
+        if not any(map(url_of, locations)):
             return [stat_of(location) for location in locations]
         return each_at_once(stat_of, locations)
 
     with ThreadPoolExecutor(1 if manifest.has_urls else _STAT_THREADS) as pool:
         now = list(chain.from_iterable(pool.map(look, np.array_split(rows, 1 + len(rows) // 1024))))
     gone = None, None  # a file that is gone cannot be extracted again
-    same = [stat in (gone, tuple(source)) for stat, source in zip(now, sources.tolist(), strict=True)]
+    same = [stat == gone or is_same(stat, tuple(source)) for stat, source in zip(now, sources.tolist(), strict=True)]
     changed = ~np.array(same, bool)
     present, replaces = status.present.copy(), status.replaces.copy()
     present[rows[changed]] = False
@@ -185,14 +197,19 @@ def _have_other_paths(
     return differ
 
 
-def unpacking_notes(manifest: Manifest) -> list[str]:
-    """That tars are unpacked, if any are."""
-    if not have_compressed(manifest.paths):
-        return []
-    return [
-        f"{manifest.source}: audio in compressed tars: each is unpacked in {tempfile.gettempdir()} (TMPDIR) when it is "
-        "needed, which is slower than to unpack it to a .tar once, and give that"
-    ]
+def copying_notes(manifest: Manifest) -> list[str]:
+    """That containers are fetched or unpacked, if any are."""
+    where, notes = f"{tempfile.gettempdir()} (TMPDIR)", []
+    if manifest.has_urls:
+        some = rows_at_even_steps(len(manifest), _PROBED).tolist()
+        if any(isinstance(_copied_container(manifest, row), Url) for row in some):
+            notes.append(f"audio in containers at URLs: each is fetched whole to {where} when it is needed")
+    if have_compressed(manifest.paths):
+        notes.append(
+            f"audio in compressed tars: each is unpacked in {where} when it is needed, which is slower than to unpack "
+            "it to a .tar once, and give that"
+        )
+    return [f"{manifest.source}: {note}" for note in notes]
 
 
 def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_], whole: Manifest | None = None) -> list[str]:
@@ -208,8 +225,7 @@ def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_], whole: Manif
     if len(paths) < 2 or not (fault := _fault_of_all(manifest, paths)):
         return []
     location = manifest.resolve(paths[0])
-    is_at_url = isinstance(location, Url)
-    hint = "" if is_at_url or os.path.isabs(paths[0]) else "; --root says what relative paths are relative to"
+    hint = "" if url_of(location) or os.path.isabs(paths[0]) else "; --root says what relative paths are relative to"
     note = f"none of {len(paths):,} audio files checked {fault}{hint}"
     others = _some_paths(manifest, ~rows) if whole is None else _some_paths(whole, np.ones(len(whole), bool))
     if not others or _fault_of_all(manifest, others):
@@ -232,11 +248,7 @@ def _fault_of_all(manifest: Manifest, paths: list[str]) -> str:
     first, *others = map(manifest.resolve, paths)
     if not (fault := _fault(first)):
         return ""
-    if not any(isinstance(location, Url) for location in others):
-        may_exist = not all(map(_fault, others))
-    else:
-        may_exist = not all(each_at_once(_fault, others))
-    if may_exist:
+    if not all(each_at_once(_fault, others) if any(map(url_of, others)) else map(_fault, others)):
         return ""
     example = f"for example {paths[0]}{where_missing(paths[0], manifest.root)}"
     return f"exists, {example}" if fault == _MISSING else f"can be had, {example}: {fault}"

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from featcache.audio.content_hash import ContentHashes
 from featcache.audio.decode import Cut, FileIdentity, decode
-from featcache.audio.remote import Fetched, fetch
+from featcache.audio.members import copy_of
+from featcache.audio.remote import Fetched
 from featcache.audio.waveform import WaveformMaker
 from featcache.errors import AudioError
 from featcache.manifest import Utterance
-from featcache.manifest.audio_locations import AudioLocation, Url, locate
+from featcache.manifest.audio_locations import AudioLocation, Member, Url, locate
 from featcache.store.shard import Item
 
 _SMALLEST = 8
@@ -147,7 +148,7 @@ def decode_all(
     max_seconds: float | None = None,
     reserve: Callable[[int, float], None] | None = None,
     hashes: ContentHashes | None = None,
-    fetched: Callable[[Url], Fetched] = fetch,
+    fetched: Callable[[Url | Member], Fetched] = copy_of,
 ) -> Iterator[Decoded]:
     """Decode utterances one by one, in order. Neighbours that cut the same file share its decoder.
 

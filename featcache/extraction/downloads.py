@@ -1,22 +1,29 @@
-"""Reads ahead: files at URLs are fetched before a worker wants them, by many threads that mostly wait for servers.
+"""Reads ahead: what is at URLs is fetched before a worker wants it, by many threads that mostly wait for servers.
 
 The engine says which files will be wanted (`expect`), a batch at a time and in order, as long as there `is_room`; the
 worker that decodes a file takes it. Rows that cut the same file share what was fetched as long as one of them is
 expected. A file that nobody expected is fetched when it is wanted.
+
+Containers at URLs are large, and each is wanted for long, so the next ones are found by looking at the tasks that
+follow (`looked_ahead`), and fetched while the one before is decoded. Their copies are those of `container_copies.py`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import groupby
 
-from featcache.audio.remote import Fetched, TriedInVainError, fetch
+from featcache.audio.container_copies import fetch_ahead
+from featcache.audio.members import read_member
+from featcache.audio.remote import Fetched, StoppedError, TriedInVainError, fetch
 from featcache.errors import AudioError, Reason, counted
+from featcache.extraction.tasks import ShardTask
 from featcache.manifest import Utterance
-from featcache.manifest.audio_locations import AudioLocation, Url, locate, without_secrets
+from featcache.manifest.audio_locations import AudioLocation, AudioSource, Member, Url, locate, without_secrets
 
 _PER_WORKER = 32
 _MOST = 256
@@ -29,6 +36,15 @@ _MOST_IN_A_ROW = 100
 _AHEAD_BYTES = 256 << 20
 """The bytes that may be held ahead, approximately. One batch is held in any case."""
 
+_CONTAINERS_AHEAD = 2
+"""Containers that are fetched, or have been, before they are wanted."""
+
+_TASKS_AHEAD = 16
+"""Tasks that are looked at for the next containers."""
+
+_FILES_PER_CONTAINER = 25
+"""A container that cannot be fetched counts as so many files."""
+
 
 class Downloads:
     """The files that are being fetched, or were and are still wanted.
@@ -39,13 +55,18 @@ class Downloads:
         root: What relative paths are relative to.
         workers: The number of threads that decode.
         give_up: Called once, with the reason, if nothing can be fetched any more.
+        stop: Once it is set, no container is waited for any more.
     """
 
-    def __init__(self, root: AudioLocation, workers: int, give_up: Callable[[str], object]) -> None:
+    def __init__(
+        self, root: AudioLocation, workers: int, give_up: Callable[[str], object], stop: threading.Event
+    ) -> None:
         self._root = root
         self._give_up = give_up
+        self._stop = stop
         self._at_once = min(_MOST, max(_LEAST, _PER_WORKER * workers))
         self._threads = ThreadPoolExecutor(self._at_once, "featcache-fetch")
+        self._containers_pool = ThreadPoolExecutor(_CONTAINERS_AHEAD, "featcache-fetch-container")
         self._closed = threading.Event()
         self._lock = threading.Lock()  # guards what follows
         self._files: dict[Url, Future[Fetched]] = {}
@@ -53,13 +74,18 @@ class Downloads:
         self._sizes: dict[Url, int] = {}  # of those that have been fetched
         self._fetched_bytes = self._fetched_files = 0
         self._in_vain = 0  # files in a row
+        self._known: set[Url] = set()  # all containers that have been seen
+        self._next_containers: dict[Url, None] = {}  # in order; not yet fetched
+        self._ahead: dict[Url, None] = {}  # fetched, or being fetched, and not yet wanted
 
     def __enter__(self) -> Downloads:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
+        self._next_containers.clear()
         self._threads.shutdown(cancel_futures=True)
+        self._containers_pool.shutdown(cancel_futures=True)
 
     @property
     def is_room(self) -> bool:
@@ -71,20 +97,47 @@ class Downloads:
             # Before any has come, nobody knows how large they are: the number doubles with those that have.
             return under_way < min(2 * self._at_once, 8 + 2 * self._fetched_files) and held < _AHEAD_BYTES
 
-    def expect(self, utterances: Sequence[Utterance]) -> None:
-        """Begin to fetch the files of a batch, which will be taken in this order, once for each run of equal paths."""
-        for url in self._urls(utterances):
+    def looked_ahead(self, tasks: Iterator[ShardTask]) -> Iterator[ShardTask]:
+        """The same tasks; the containers of those that follow are fetched ahead."""
+        ahead: deque[ShardTask] = deque()
+        for task in tasks:
+            ahead.append(task)
+            with self._lock:
+                for container in self._containers(task.utterances):
+                    if container not in self._known:
+                        self._known.add(container)
+                        self._next_containers[container] = None
+            self._fetch_ahead()
+            while len(ahead) > _TASKS_AHEAD or (ahead and len(self._next_containers) > _CONTAINERS_AHEAD):
+                yield ahead.popleft()
+        yield from ahead
+
+    def expect(self, utterances: Sequence[Utterance]) -> bool:
+        """Begin to fetch the files of a batch, which will be taken in this order, once for each run of equal paths.
+
+        Returns:
+            Whether there are any.
+        """
+        urls = [location for location in self._locations(utterances) if isinstance(location, Url)]
+        for url in urls:
             with self._lock:
                 self._wanted[url] += 1
                 if url not in self._files:
                     self._files[url] = self._threads.submit(self._fetch, url)
+        return bool(urls)
 
-    def take(self, url: Url) -> Fetched:
-        """A file; waits until it is fetched.
+    def take(self, location: Url | Member) -> Fetched:
+        """A file, or a member of a container; waits until it is fetched.
 
         Raises:
             AudioError: It cannot be fetched, or is empty.
+            StoppedError: The run is being stopped, and the container has not been copied.
         """
+        if isinstance(location, Member):
+            if isinstance(location.container, Url):
+                self._is_wanted(location.container)
+            return read_member(location, self._wait_for_container)
+        url = location
         with self._lock:
             future = self._files.get(url)
             if future is not None:
@@ -94,23 +147,61 @@ class Downloads:
                     self._sizes.pop(url, None)
         return fetch(url, self._wait) if future is None else future.result()
 
-    def _urls(self, utterances: Iterable[Utterance]) -> Iterable[Url]:
-        for path, _ in groupby(utterances, key=lambda utterance: utterance.path):
-            location = locate(self._root, path)
-            if isinstance(location, Url):
-                yield location
+    def _locations(self, utterances: Iterable[Utterance]) -> Iterator[AudioSource]:
+        return (locate(self._root, path) for path, _ in groupby(utterances, key=lambda utterance: utterance.path))
+
+    def _containers(self, utterances: Iterable[Utterance]) -> Iterator[Url]:
+        members = (location for location in self._locations(utterances) if isinstance(location, Member))
+        return (member.container for member in members if isinstance(member.container, Url))
+
+    def _is_wanted(self, container: Url) -> None:
+        """Of the containers up to this one, none is ahead any more. (Other runs may have done what is before it.)"""
+        with self._lock:
+            for containers in (self._ahead, self._next_containers):
+                if container in containers:
+                    while next(iter(containers)) != container:
+                        del containers[next(iter(containers))]
+                    del containers[container]
+                    if containers is self._next_containers:
+                        self._ahead.clear()
+        self._fetch_ahead()
+
+    def _fetch_ahead(self) -> None:
+        with self._lock:
+            while self._next_containers and len(self._ahead) < _CONTAINERS_AHEAD:
+                container = next(iter(self._next_containers))
+                del self._next_containers[container]
+                self._ahead[container] = None
+                self._containers_pool.submit(self._fetch_container, container)
+
+    def _fetch_container(self, container: Url) -> None:
+        with suppress(AudioError, StoppedError):  # whoever wants it gets the error
+            try:
+                fetch_ahead(container, self._wait_for_container)
+            except TriedInVainError as error:
+                self._failed(container, error, _FILES_PER_CONTAINER)
+                raise
+            with self._lock:
+                self._in_vain = 0
+
+    def _wait_for_container(self, seconds: float) -> None:
+        if self._stop.wait(seconds) or self._closed.is_set():
+            raise StoppedError
+
+    def _failed(self, url: Url, error: AudioError, files: int) -> None:
+        """Count files that could not be fetched."""
+        with self._lock:
+            before, self._in_vain = self._in_vain, self._in_vain + files
+        if before < _MOST_IN_A_ROW <= before + files:
+            count = counted(_MOST_IN_A_ROW // files, "audio file" if files == 1 else "container")
+            self._give_up(f"{count} in a row could not be fetched, the last one {without_secrets(url)}: {error}")
+            self._closed.set()
 
     def _fetch(self, url: Url) -> Fetched:
         try:
             fetched = fetch(url, self._wait)
         except TriedInVainError as error:
-            with self._lock:
-                self._in_vain += 1
-                is_hopeless = self._in_vain == _MOST_IN_A_ROW
-            if is_hopeless:
-                count = counted(_MOST_IN_A_ROW, "audio file")
-                self._give_up(f"{count} in a row could not be fetched, the last one {without_secrets(url)}: {error}")
-                self._closed.set()
+            self._failed(url, error, 1)
             raise
         with self._lock:
             self._in_vain = 0

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.audio.members import beginning_of
 from featcache.audio.recording import UNKNOWN, Recording
-from featcache.audio.remote import URLS_AT_ONCE, fetch_beginning
+from featcache.audio.remote import URLS_AT_ONCE
 from featcache.errors import AudioError, Reason
 from featcache.manifest import Manifest
 from featcache.manifest.audio_locations import Url
@@ -91,7 +92,9 @@ def measure_durations(
                     failures[row] = found
         report(sum(map(len, some)))
 
-    at_once = max(threads, URLS_AT_ONCE) if manifest.has_urls else threads
+    # Members of a container wait for it together: with more threads, more containers would be copied at a time.
+    are_at_urls = len(files) > 0 and isinstance(manifest.resolve(manifest.paths[int(files[0][0])]), Url)
+    at_once = max(threads, URLS_AT_ONCE) if are_at_urls else threads
     with ThreadPoolExecutor(at_once, "featcache-durations") as pool:
         for _ in pool.map(look, [files[at : at + _FILES_AT_ONCE] for at in range(0, len(files), _FILES_AT_ONCE)]):
             pass
@@ -102,7 +105,7 @@ def _header(manifest: Manifest, row: int) -> Header | tuple[str, str]:
     """The header of a row's file, or why nothing is known of it."""
     location = manifest.resolve(manifest.paths[row])
     try:
-        with closing(Recording(location, fetch_beginning)) as recording:
+        with closing(Recording(location, beginning_of)) as recording:
             shortfall, num_samples = recording.shortfall, recording.num_samples
             if num_samples == UNKNOWN and not (shortfall or isinstance(location, Url)):
                 num_samples = recording.count_samples()

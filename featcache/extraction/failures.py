@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from featcache.audio.decode import probe_rate, probe_seconds
-from featcache.audio.members import stamp_of_member
-from featcache.audio.remote import each_at_once, stamp_of
+from featcache.audio.members import stamp_now
+from featcache.audio.remote import each_at_once
 from featcache.audio.sections import AudioPolicy
 from featcache.errors import ArgumentError, AudioError, Reason
 from featcache.manifest import CallersUrls, Manifest, Utterance
@@ -21,13 +21,15 @@ from featcache.manifest.audio_locations import (
     Member,
     Url,
     is_other_url,
+    is_range_of_archive,
     locate,
-    names_container,
+    url_of,
 )
 from featcache.store.ledger import Failure
 
 Stamp = tuple[int | None, int | None]
-"""A file's size in bytes and its mtime in ns, see `FileStamp`; two Nones if there is no such file."""
+"""A file's size in bytes and its mtime in ns, see `FileStamp`; two Nones if there is no such file. Of what is inside a
+container at a URL, the size is None."""
 
 _MAY_PASS = frozenset({Reason.FILE_UNREADABLE, Reason.NOT_IN_SOURCE, Reason.OUT_OF_MEMORY})
 """Reasons that may no longer hold on another disk or machine, or with another source version."""
@@ -85,13 +87,11 @@ def failure_of(utterance: Utterance, root: AudioLocation, error: AudioError) -> 
 def stat_of(location: AudioSource) -> Stamp:
     """A file's size and mtime as they are now; of a file at a URL, two Nones if the server does not tell, too.
 
-    What is inside a container has its own size and the container's mtime.
+    What is inside a container has its own size and the container's mtime; see `stamp_now`.
     """
     try:
-        if isinstance(location, Url):
-            return stamp_of(location)
-        if isinstance(location, Member):
-            return stamp_of_member(location)
+        if isinstance(location, Url | Member):
+            return stamp_now(location)
         stat = os.stat(location)
     except AudioError:
         return None, None
@@ -100,12 +100,19 @@ def stat_of(location: AudioSource) -> Stamp:
     return stat.st_size, stat.st_mtime_ns
 
 
+def is_same(now: Stamp, was: Stamp) -> bool:
+    """Whether a file is what it was: by its size, if it is known now, and its mtime."""
+    size, mtime_ns = now
+    return now == was or (size is None and mtime_ns is not None and mtime_ns == was[1])
+
+
 def where_missing(path: str, root: AudioLocation) -> str:
     """The end of a message about a path without a file: where it was looked for, or why it cannot be a file."""
     location = locate(root, path)
-    if isinstance(location, Url):
-        where = "" if location == path else f": {location}"
-        return f"{where}: audio inside containers is read from this machine alone" if names_container(path) else where
+    if is_range_of_archive(path):
+        return ": ranges of an archive's entries are not read, only whole ones"
+    if url_of(location):
+        return "" if str(location) == path else f": {location}"
     if is_other_url(path):
         return f": URLs are read that begin with {', '.join(AUDIO_SCHEMES)}"
     if path.startswith("~"):
@@ -119,7 +126,7 @@ def stats_of_failed(manifest: Manifest, failures: Iterable[Failure]) -> dict[Aud
         return {}
     own = CallersUrls(manifest)
     locations = {manifest.resolve(failure.path) for failure in failures if failure.reason not in _MAY_PASS}
-    urls = [location for location in locations if isinstance(location, Url) and location in own]
+    urls = [location for location in locations if (url := url_of(location)) and url in own]
     return dict(zip(urls, each_at_once(stat_of, urls), strict=True))
 
 
@@ -138,8 +145,10 @@ def would_fail_again(
     if failure.reason in _MAY_PASS:
         return False
     path = locate(root, failure.path)
-    found = known.get(path, (None, None)) if isinstance(path, Url) else stat_of(path)
-    if found != (failure.size, failure.mtime_ns) or (isinstance(path, Url) and path not in known):
+    if url_of(path) and path not in known:
+        return False
+    found = known[path] if url_of(path) else stat_of(path)
+    if not is_same(found, (failure.size, failure.mtime_ns)):
         return False
     if failure.reason == Reason.RATE_REFUSED and audio.resample != "forbid":
         rate = probe_rate(path)

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.content_hash import ContentHashes
-from featcache.audio.remote import Fetched, fetch
+from featcache.audio.members import copy_of
+from featcache.audio.remote import Fetched
 from featcache.device import Device
 from featcache.extraction.batching import BatchingChoice
 from featcache.extraction.decoding import AudioMemory, WorkerTimes
@@ -26,7 +27,7 @@ from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.tasks import ShardTask
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest import Utterance
-from featcache.manifest.audio_locations import AudioLocation, Url
+from featcache.manifest.audio_locations import AudioLocation, Member, Url
 from featcache.store.in_flight import Suspects, forget_suspects
 from featcache.store.index import open_index
 from featcache.store.join import RowKeys
@@ -336,11 +337,11 @@ def batch_extractor(
     configs: Sequence[BuiltConfig],
     device: Device,
     source: SourceVersion | None,
-    fetched: Callable[[Url], Fetched] = fetch,
+    fetched: Callable[[Url | Member], Fetched] = copy_of,
 ) -> BatchExtractor:
     """A function that extracts batches for these configs: from audio, or if there is a source, from its features.
 
-    `fetched` gives the file of a URL.
+    `fetched` gives the file of a URL, or a member of a container.
     """
     if source is not None:
         return partial(extract_from_version, root, configs, device, source)

@@ -13,9 +13,9 @@ from featcache.config import Config
 from featcache.device import Device
 from featcache.errors import ConfigError
 from featcache.extraction.audio_files import (
+    copying_notes,
     missing_file_notes,
     require_reading,
-    unpacking_notes,
 )
 from featcache.extraction.batching import choose_batching
 from featcache.extraction.failures import FailureLimit
@@ -256,7 +256,7 @@ def _notes(
     if source is None and lacking:  # the other versions need the same files
         whole = None if lacking[0].partition is None else manifest
         notes += missing_file_notes(lacking[0].manifest, lacking[0].rows.missing, whole)
-        notes += unpacking_notes(lacking[0].manifest)
+        notes += copying_notes(lacking[0].manifest)
     return notes
 
 

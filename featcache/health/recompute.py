@@ -28,7 +28,7 @@ from featcache.health.results import extract_results
 from featcache.health.sampling import SampledClip, decode_waveform
 from featcache.health.sources import root_of
 from featcache.manifest import CallersUrls
-from featcache.manifest.audio_locations import AudioLocation, AudioSource, Url, locate
+from featcache.manifest.audio_locations import AudioLocation, AudioSource, locate, url_of
 from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.store.check import Problem
@@ -141,7 +141,7 @@ def _unlike_side_arrays(again: _Features, shard: Shard, number: int) -> list[str
 
 
 def _refuse_foreign_url(location: AudioSource, urls: CallersUrls | None) -> None:
-    if isinstance(location, Url) and (urls is None or location not in urls):
+    if (url := url_of(location)) and (urls is None or url not in urls):
         raise AudioError(Reason.FILE_UNREADABLE, "is at a URL, which is fetched if it is in --manifest")
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from featcache.audio.decode import probe_seconds
 from featcache.audio.remote import each_at_once
 from featcache.audio.waveform import WaveformMaker
+from featcache.extraction.audio_files import rows_of_first_copy
 from featcache.extraction.decoding import decode_all
 from featcache.manifest import Manifest, Utterance
 from featcache.manifest.audio_locations import AudioLocation
@@ -19,6 +20,9 @@ from featcache.store.index import Index
 
 _MOST_HEADERS = 256
 """The number of files whose headers are read if the manifest does not give all durations."""
+
+_NEAR = 4096
+"""The first rows, of which those in one container are sampled."""
 
 _SEED = 0
 
@@ -37,9 +41,12 @@ def utterances_by_length(manifest: Manifest, count: int) -> list[Utterance]:
     """Sample `count` utterances at even steps in the order of their lengths, from the shortest to the longest.
 
     If the manifest does not give all durations, only rows whose headers are read can be chosen: `_MOST_HEADERS` of
-    them, drawn with a fixed seed.
+    them, drawn with a fixed seed. If audio is in containers that have to be copied, only those in the first.
     """
     rows = np.arange(len(manifest))
+    if len(near := rows_of_first_copy(manifest, rows[:_NEAR])):
+        manifest = manifest.take(near)
+        rows = np.arange(len(manifest))
     seconds = manifest.duration
     if np.isnan(seconds).any():
         rows = np.random.default_rng(_SEED).permutation(rows)[: max(_MOST_HEADERS, count)]

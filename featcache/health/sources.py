@@ -13,11 +13,19 @@ from typing import NamedTuple
 import numpy as np
 
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
-from featcache.audio.members import read_member, stamp_of_member
-from featcache.audio.remote import fetch, stamp_of
+from featcache.audio.members import copy_of, stamp_now
 from featcache.errors import AudioError, counted
 from featcache.manifest import CallersUrls
-from featcache.manifest.audio_locations import AudioLocation, AudioSource, Command, Member, Url, is_audio_url, locate
+from featcache.manifest.audio_locations import (
+    AudioLocation,
+    AudioSource,
+    Command,
+    Member,
+    Url,
+    is_audio_url,
+    locate,
+    url_of,
+)
 from featcache.store.check import Problem
 from featcache.store.index import Index
 from featcache.store.run_records import request_of
@@ -87,7 +95,7 @@ def check_sources(
             if name not in shards:
                 continue
             files = _files_of(version.shard(name), version, index, number, wanted.root)
-            for file in [file for file in files if isinstance(file.location, Url) and file.location not in wanted.urls]:
+            for file in [file for file in files if (url := url_of(file.location)) and url not in wanted.urls]:
                 not_asked += len(files.pop(file))
             looked_at = (
                 files if wanted.by_content else {file._replace(content_hash=UNKNOWN_HASH): None for file in files}
@@ -169,21 +177,21 @@ def _fault_elsewhere(location: Url | Member, file: _File) -> str | None:
     """The same for a file at a URL or inside a container: it is asked for, or to compare its content, copied."""
     try:
         if file.content_hash == UNKNOWN_HASH:
-            stamp = stamp_of(location) if isinstance(location, Url) else stamp_of_member(location)
-            content_hash = UNKNOWN_HASH
+            (size, mtime_ns), content_hash = stamp_now(location), UNKNOWN_HASH
         else:
-            fetched = fetch(location) if isinstance(location, Url) else read_member(location)
+            fetched = copy_of(location)
             with fetched.open() as opened:
-                stamp, content_hash = fetched.stamp, hash_of_content(opened.fileno())
+                (size, mtime_ns), content_hash = fetched.stamp, hash_of_content(opened.fileno())
     except AudioError as error:
         return str(error)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    if stamp.size != file.size:
-        return f"has changed since: {file.size:,} → {stamp.size:,} bytes"
+    if size not in (file.size, None):
+        return f"has changed since: {file.size:,} → {size:,} bytes"
     if file.content_hash == UNKNOWN_HASH:
-        what = "its ETag or its date" if isinstance(location, Url) else "its container's mtime"
-        return None if stamp.mtime_ns == file.mtime_ns else f"has changed since: {what} is another"
+        whose = "its container's" if isinstance(location, Member) else "its"
+        what = f"{whose} ETag or date" if url_of(location) else f"{whose} mtime"
+        return None if mtime_ns == file.mtime_ns else f"has changed since: {what} is another"
     return None if content_hash == file.content_hash else "has changed since: other bytes, of the same number"
 
 

@@ -1,4 +1,4 @@
-"""Where audio is: in a file of this machine, at a URL, or inside a container on this machine.
+"""Where audio is: in a file, or inside a container; on this machine, or at a URL.
 
 A path that names a container, a slash, and what is inside, is a `Member`:
 
@@ -9,13 +9,14 @@ A path that names a container, a slash, and what is inside, is a `Member`:
     dump/raw.1.ark:1234                    what begins at byte 1234 of an archive of Kaldi's, as `wav.scp` writes it
 
 The column holds bytes, or structs with a field `bytes`. What a container is, its suffix says, in lower case. A folder
-that is called like a container is a folder.
+that is called like a container is a folder, but at a URL, where there are no folders.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from os.path import isabs
 from pathlib import Path
@@ -34,6 +35,7 @@ _ANY = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _INSIDE = re.compile(r"\.(?:tar|parquet|arrow|tgz|tar\.(?:gz|bz2|xz|zst))/")
 _IN_ARCHIVE = re.compile(r"\.ark:[0-9]{1,18}$")
 _COMPRESSED = re.compile(rb"\.(?:tgz|tar\.(?:gz|bz2|xz|zst))/")
+_IS_COMPRESSED = re.compile(r"\.(?:tgz|tar\.(?:gz|bz2|xz|zst))\Z")
 _NEEDS_PYARROW = re.compile(rb"\.(?:parquet|arrow|tar\.zst)/")
 _SECRET = re.compile(
     r"(?:x-amz-|x-goog-|awsaccesskeyid$|googleaccessid$|signature$|sig$|key-pair-id$|policy$|.*token$|.*password$|"
@@ -52,14 +54,14 @@ class Url(str):
 class Member(NamedTuple):
     """A part of a container that holds the bytes of an audio file."""
 
-    container: Path
+    container: Path | Url
     """The container: a tar, a table of Parquet or Arrow, or an archive of Kaldi's."""
     name: str
     """The member's name in a tar; in a table, its column and its row from 0, as in `audio/123`; in an archive, the byte
     at which it begins."""
 
     def __str__(self) -> str:
-        return f"{self.container}{':' if self.container.suffix == '.ark' else '/'}{self.name}"
+        return f"{self.container}{':' if suffix_of(self.container) == '.ark' else '/'}{self.name}"
 
 
 class Command(str):
@@ -95,9 +97,25 @@ def have_urls(paths: Strings) -> bool:
     return re.search(rb"://", paths.blob.data) is not None and any(map(is_audio_url, paths))
 
 
-def is_compressed(container: Path) -> bool:
+def url_of(source: AudioSource) -> Url | None:
+    """What is asked for at a server: a file, or the container that audio is in; None if it is on this machine."""
+    location = source.container if isinstance(source, Member) else source
+    return location if isinstance(location, Url) else None
+
+
+def suffix_of(container: Path | Url) -> str:
+    """What a container is: the last suffix of its name."""
+    return os.path.splitext(container)[1]
+
+
+def is_copied(container: Path | Url) -> bool:
+    """Whether a container has to be copied before members can be reached: it is at a URL, or compressed."""
+    return isinstance(container, Url) or is_compressed(container)
+
+
+def is_compressed(container: Path | Url) -> bool:
     """Whether a container is a tar that has to be unpacked before members can be reached."""
-    return _COMPRESSED.search(b"%b/" % os.fsencode(container.name)) is not None
+    return _IS_COMPRESSED.search(os.fspath(container)) is not None
 
 
 def have_compressed(paths: Strings) -> bool:
@@ -116,17 +134,37 @@ def locate(root: AudioLocation, path: str) -> AudioSource:
         return Command(path)
     if "://" in path:
         if _FETCHED.match(path):
-            return Url(path)
+            return _at_url(path)
         if local := _LOCAL.match(path):
             return _local(unquote(path[local.end() :]))
     if isinstance(root, Url) and not isabs(path):
-        return Url(f"{root.rstrip('/')}/{path.removeprefix('./')}")
+        return _at_url(f"{root.rstrip('/')}/{path.removeprefix('./')}")
     return _local(path, root)
+
+
+def is_range_of_archive(path: str) -> bool:
+    """Whether a path is a part of an entry of Kaldi's archives, as `wav.scp` may have it: `raw.1.ark:1234[0:99]`."""
+    return path.endswith("]") and _IN_ARCHIVE.search(path.rpartition("[")[0]) is not None
 
 
 def names_container(path: str) -> bool:
     """Whether a path looks as if it led into a container."""
     return _INSIDE.search(path) is not None or _IN_ARCHIVE.search(path) is not None
+
+
+def _at_url(url: str) -> Url | Member:
+    path = url.find("/", url.find("://") + 3)  # a host may be called like a container
+    found = _INSIDE.search(url, path) if path >= 0 else None
+    if found and "?" not in url[: found.end()]:
+        return Member(Url(url[: found.end() - 1]), url[found.end() :])
+    return _in_archive(url, Url) or Url(url)
+
+
+def _in_archive(path: str, of: Callable[[str], Path | Url]) -> Member | None:
+    if path[-1:].isdigit() and _IN_ARCHIVE.search(path):
+        archive, _, offset = path.rpartition(":")
+        return Member(of(archive), offset)
+    return None
 
 
 def _local(path: str, root: AudioLocation = Path()) -> Path | Member:
@@ -135,10 +173,7 @@ def _local(path: str, root: AudioLocation = Path()) -> Path | Member:
         container = Path(whole[: found.end() - 1])
         if not _is_folder(container):
             return Member(container, whole[found.end() :])
-    if whole[-1:].isdigit() and _IN_ARCHIVE.search(whole):
-        archive, _, offset = whole.rpartition(":")
-        return Member(Path(archive), offset)
-    return Path(root, path)
+    return _in_archive(whole, Path) or Path(root, path)
 
 
 @lru_cache(maxsize=1 << 14)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.manifest.audio_locations import AudioLocation, AudioSource, Url, have_urls, locate
+from featcache.manifest.audio_locations import AudioLocation, AudioSource, Url, have_urls, locate, url_of
 from featcache.strings import Strings, extend_hashes
 
 
@@ -190,7 +190,7 @@ class CallersUrls:
     def __init__(self, manifest: Manifest | None) -> None:
         self._urls: frozenset[str] = frozenset()
         if manifest is not None and manifest.has_urls:
-            self._urls = frozenset(url for url in map(manifest.resolve, manifest.paths) if isinstance(url, Url))
+            self._urls = frozenset(filter(None, map(url_of, map(manifest.resolve, manifest.paths))))
 
     def __contains__(self, url: Url) -> bool:
         return url in self._urls

@@ -12,9 +12,10 @@ from containers import COMPRESSORS, compress, write_tables, write_tar
 from forking import fork, join
 from processes import open_files
 
-from featcache.audio import members, tables
+from featcache.audio import container_copies, tables
 from featcache.audio.kept import Kept
-from featcache.audio.members import check_container, read_member, stamp_of_member
+from featcache.audio.members import check_container, read_member, stamp_now
+from featcache.audio.remote import TriedInVainError
 from featcache.errors import AudioError, Reason
 from featcache.manifest.audio_locations import Member, Url, locate
 
@@ -23,7 +24,7 @@ VALUES = [b"zero", b"1" * 900, None, b"", b"four" * 99, b"five", b"six"]
 
 def content(container, name) -> bytes:
     fetched = read_member(Member(container, name))
-    assert fetched.stamp == stamp_of_member(Member(container, name))
+    assert fetched.stamp == stamp_now(Member(container, name))
     with fetched.open() as file:
         return file.read()
 
@@ -49,7 +50,17 @@ def test_paths_into_containers(scratch):
         assert locate(scratch, path) == scratch / path
     assert locate(scratch / "a.tar", "b.wav") == Member(scratch / "a.tar", "b.wav")
     assert locate(scratch, "/x/a.tar/b.wav") == locate(Url("s3://b"), "file:///x/a.tar/b.wav")
-    assert locate(Url("s3://bucket"), "a.tar/b.wav") == Url("s3://bucket/a.tar/b.wav")
+    for url, inside in {
+        "s3://bucket/a.tar/b/c.wav": ("s3://bucket/a.tar", "b/c.wav"),
+        "https://host/x/train.parquet/audio/12": ("https://host/x/train.parquet", "audio/12"),
+        "gs://bucket/raw.1.ark:1234": ("gs://bucket/raw.1.ark", "1234"),
+        "az://bucket/a.tar.gz/b.wav": ("az://bucket/a.tar.gz", "b.wav"),
+    }.items():
+        assert locate(scratch, url) == Member(Url(inside[0]), inside[1])
+        assert str(locate(scratch, url)) == url
+    for url in ("s3://a.tar/b.wav", "https://host/a.wav?of=a.tar/b.wav", "s3://bucket/a.tar"):
+        assert locate(scratch, url) == Url(url)
+    assert locate(Url("s3://bucket/a.tar"), "b.wav") == Member(Url("s3://bucket/a.tar"), "b.wav")
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
@@ -190,6 +201,26 @@ def test_what_could_not_be_made_is_kept_only_if_the_audio_is_at_fault():
     assert [type(error) for error in asked] == [AudioError, OSError, OSError]
 
 
+def test_a_fault_is_kept_for_a_minute_and_a_result_as_long_as_is_said(monkeypatch):
+    now, made = [0.0], []
+    monkeypatch.setattr("featcache.audio.kept.time.monotonic", lambda: now[0])
+    kept: Kept[int] = Kept(10, seconds=100)
+
+    def make(is_good):
+        made.append(now[0])
+        if not is_good:
+            raise TriedInVainError(Reason.FILE_UNREADABLE, "not now")
+        return len(made)
+
+    for now[0] in (0, 59, 61, 99, 150):
+        with pytest.raises(TriedInVainError, match="not now"):
+            kept.get("bad", lambda: make(False))
+    assert made == [0, 61, 150]
+    for now[0] in (200, 299, 301):
+        kept.get("good", lambda: make(True))
+    assert made[3:] == [200, 301]
+
+
 def test_a_child_makes_what_its_parent_was_making():
     kept, begun, go_on = Kept(1), threading.Event(), threading.Event()
 
@@ -248,7 +279,9 @@ def test_nothing_is_taken_of_a_compressed_tar_whose_checksum_is_wrong(packed, su
 def test_a_compressed_tar_is_unpacked_once_and_within_bounds(packed, scratch, monkeypatch):
     unpacked = []
     monkeypatch.setattr(
-        members, "_unpacked", lambda *args, real=members._unpacked: unpacked.append(args) or real(*args)
+        container_copies,
+        "_unpacked",
+        lambda *args, real=container_copies._unpacked: unpacked.append(args) or real(*args),
     )
     tar, _ = packed(".tgz", {"a.wav": bytes(9_000_000), "b.wav": b"b"})
     threads = [threading.Thread(target=content, args=(tar, name)) for name in ("a.wav", "b.wav") * 4]
@@ -261,7 +294,7 @@ def test_a_compressed_tar_is_unpacked_once_and_within_bounds(packed, scratch, mo
 
     with monkeypatch.context() as patched:  # without room, what is kept of others makes some
         answers = iter([False])
-        patched.setattr(members, "_has_room", lambda *_: next(answers, True))
+        patched.setattr(container_copies, "_has_room", lambda *_: next(answers, True))
         other = tar.with_name("b.tgz")
         other.write_bytes(tar.read_bytes())
         assert content(other, "b.wav") == b"b"
@@ -269,13 +302,13 @@ def test_a_compressed_tar_is_unpacked_once_and_within_bounds(packed, scratch, mo
     assert len(unpacked) == 3
     other.unlink()
 
-    monkeypatch.setattr(members, "_ALWAYS_ALLOWED", 1_000_000)
+    monkeypatch.setattr(container_copies, "_ALWAYS_ALLOWED", 1_000_000)
     os.utime(tar, ns=(1, 1))
     assert refused(tar, "b.wav") == (
         Reason.FILE_UNREADABLE,
         "the container unpacks to more than 1,000,000 bytes, so it is hardly audio: unpack it yourself",
     )
-    monkeypatch.setattr(members, "_LEFT_FREE", 1 << 60)
+    monkeypatch.setattr(container_copies, "_LEFT_FREE", 1 << 60)
     os.utime(tar, ns=(2, 2))
     reason, words = refused(tar, "b.wav")
     assert reason == Reason.FILE_UNREADABLE
@@ -283,7 +316,7 @@ def test_a_compressed_tar_is_unpacked_once_and_within_bounds(packed, scratch, mo
 
 
 def test_unpacked_tars_do_not_take_all_descriptors(packed, monkeypatch):
-    monkeypatch.setattr(members, "_MOST_UNPACKED", 3)
+    monkeypatch.setattr(container_copies, "_MOST_COPIES", 3)
     tar, _ = packed(".tgz", {"a.wav": b"a"})
     for modified in range(3):
         os.utime(tar, ns=(1, modified))

@@ -311,7 +311,7 @@ def rows(*paths: str) -> list[Utterance]:
 
 def test_what_is_expected_is_fetched_before_it_is_taken(server):
     server.files |= {f"/{name}": name.encode() * 100 for name in "abc"}
-    with Downloads(Url(server.address), 2, pytest.fail) as downloads:
+    with Downloads(Url(server.address), 2, pytest.fail, threading.Event()) as downloads:
         downloads.expect(rows("a", "b"))
         downloads.expect(rows("b", "/local.wav"))
         for name in "abb":
@@ -327,7 +327,7 @@ def test_what_is_expected_is_fetched_before_it_is_taken(server):
 def test_what_is_held_ahead_is_bounded(server, monkeypatch):
     monkeypatch.setattr("featcache.extraction.downloads._AHEAD_BYTES", 1000)
     server.files |= {"/a": bytes(600), "/b": bytes(600)}
-    with Downloads(Url(server.address), 2, pytest.fail) as downloads:
+    with Downloads(Url(server.address), 2, pytest.fail, threading.Event()) as downloads:
         assert downloads.is_room
         downloads.expect(rows("a"))
         downloads.expect(rows("b"))
@@ -339,7 +339,7 @@ def test_what_is_held_ahead_is_bounded(server, monkeypatch):
 
 
 def test_what_fails_is_told_to_whoever_takes_it(server):
-    with Downloads(Url(server.address), 2, pytest.fail) as downloads:
+    with Downloads(Url(server.address), 2, pytest.fail, threading.Event()) as downloads:
         downloads.expect(rows("gone"))
         with pytest.raises(AudioError) as raised:
             downloads.take(Url(server.url("/gone")))
@@ -352,7 +352,7 @@ def test_it_gives_up_once_nothing_can_be_fetched_any_more(server, monkeypatch):
     server.files |= {f"/{name}": b"abc" for name in names}
     server.always = {f"/{name}": 503 for name in names if int(name) % 4}
     said: list[str] = []
-    with Downloads(Url(server.address), 2, said.append) as downloads:
+    with Downloads(Url(server.address), 2, said.append, threading.Event()) as downloads:
         downloads._threads._max_workers = 1  # one after the other
         downloads.expect(rows(*names))
         for name in names:
@@ -373,7 +373,7 @@ def test_the_end_of_a_run_does_not_wait_for_tries(server, monkeypatch):
     monkeypatch.setattr(remote, "_LONGEST_WAIT", 60.0)
     server.always["/a"] = 503
     started = perf_counter()
-    with Downloads(Url(server.address), 2, pytest.fail) as downloads:
+    with Downloads(Url(server.address), 2, pytest.fail, threading.Event()) as downloads:
         downloads.expect(rows(*["a", "b"] * 100))
         while not server.asked("GET"):
             threading.Event().wait(0.01)

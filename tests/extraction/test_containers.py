@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 from cache_contents import items, provenance
-from containers import compress, write_tables, write_tar
+from containers import packed, write_tar
 from corpora import Corpus
 from extractions import TINY, extract_here
 
-from featcache.audio import members
+from featcache.audio import container_copies, members
 from featcache.config import load_config
+from featcache.engines.local import run_locally
 from featcache.errors import ManifestError, MissingDependencyError
 from featcache.extraction.audio_files import row_seconds
-from featcache.extraction.plan import Options
+from featcache.extraction.extraction import run_extraction
+from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
 
 
@@ -28,28 +29,11 @@ def extract(manifest, cache, root=None, **options):
     return extract_here(read_manifest(manifest, root=root), [load_config("fbank80")], cache, Options(**options))
 
 
-def packed(corpus: Corpus, folder: Path, kind: str) -> Corpus:
-    """The same rows, with their files in a container."""
-    paths = list(dict.fromkeys(row["path"] for row in corpus.rows))
-    if kind.startswith("tar"):
-        half = len(paths) // 2
-        places = {path: f"audio_{row // half}.tar/{path}" for row, path in enumerate(paths)}
-        for name in {place.partition("/")[0] for place in places.values()}:
-            inside = [path for path in paths if places[path].startswith(name)]
-            tar = write_tar(folder / name, {path: (corpus.folder / path).read_bytes() for path in inside})
-            if kind != "tar":
-                compress(tar, f".{kind}")
-        places = {path: place.replace(".tar", f".{kind}", 1) for path, place in places.items()}
-    else:
-        pytest.importorskip("pyarrow")
-        write_tables(folder, [(corpus.folder / path).read_bytes() for path in paths], rows_per_group=5)
-        places = {path: f"train.{kind}/audio/{row}" for row, path in enumerate(paths)}
-    return Corpus(folder, [{**row, "path": places[row["path"]]} for row in corpus.rows])
-
-
 @pytest.mark.parametrize("kind", ["tar", "tar.gz", "parquet", "arrow"])
 def test_features_are_those_of_the_files(cli, corpus, truth, scratch, kind):
     """Bit for bit, segments too; and whatever asks about the audio again, finds it as it was."""
+    if kind in ("parquet", "arrow"):
+        pytest.importorskip("pyarrow")
     manifest = packed(corpus, scratch, kind).manifest()
     cache = scratch / "c"
     extract(manifest, cache)
@@ -137,23 +121,36 @@ def test_a_folder_called_like_a_container_is_a_folder(plain, scratch):
     assert set(items(scratch / "c")) == set(plain.ids)
 
 
-def test_containers_at_urls_are_not_read(plain):
-    from featcache.extraction.failures import where_missing
-    from featcache.manifest.audio_locations import Url
-
-    said = where_missing("audio_0.tar/a.wav", Url("s3://bucket"))
-    assert said == ": s3://bucket/audio_0.tar/a.wav: audio inside containers is read from this machine alone"
+def test_ranges_of_archives_are_said_not_to_be_read(plain, scratch):
+    rows = [{"id": row["id"], "path": f"raw.1.ark:{number}[0:99]"} for number, row in enumerate(plain.rows)]
+    with pytest.raises(ManifestError, match="ranges of an archive's entries are not read, only whole ones"):
+        extract(Corpus(scratch, rows).manifest(), scratch / "c")
 
 
 def test_before_a_run_one_tar_is_unpacked_at_most_and_by_the_thread_that_ctrl_c_ends(plain, scratch, monkeypatch):
-    real, threads = members._unpacked, []
-    monkeypatch.setattr(members, "_unpacked", lambda *args: threads.append(threading.current_thread()) or real(*args))
+    real, threads = container_copies._unpacked, []
+    monkeypatch.setattr(
+        container_copies, "_unpacked", lambda *args: threads.append(threading.current_thread()) or real(*args)
+    )
     corpus = packed(plain, scratch, "tar.gz")
     rows = [{**row, "path": f"audio_{number % 2}.tar.gz/{row['path']}"} for number, row in enumerate(plain.rows)]
     manifest = read_manifest(Corpus(corpus.folder, rows).manifest())
     seconds = row_seconds(manifest, np.full(12, np.nan), np.ones(12))
     assert threads == [threading.current_thread()]
     assert seconds[2] == pytest.approx(soundfile.info(plain.folder / plain.rows[2]["path"]).duration)
+
+
+def test_a_stopped_run_does_not_wait_for_a_tar_to_be_unpacked(cli, plain, scratch, monkeypatch):
+    """What it was unpacked for is still to be done."""
+    manifest = packed(plain, scratch, "tar.gz").manifest()
+    stop = threading.Event()
+    with monkeypatch.context() as patched:
+        patched.setattr(container_copies, "_next_piece", lambda stream: stop.set() or bytes(64))  # it has no end
+        plan = plan_extraction(read_manifest(manifest), [load_config("fbank80")], scratch / "c", Options("cpu", 2))
+        assert run_extraction(plan, run_locally, stop=stop).interrupted
+    assert not cli("info", scratch / "c", "--json").json()["versions"][0]["failures"]
+    extract(manifest, scratch / "c")
+    assert set(items(scratch / "c")) == set(plain.ids)
 
 
 def test_large_members_are_copied_to_the_disk_once(plain, scratch, monkeypatch):

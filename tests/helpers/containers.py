@@ -1,4 +1,4 @@
-"""Containers of audio that tests make: tars, and tables of Parquet and Arrow."""
+"""Containers of audio that tests make: tars, tables of Parquet and Arrow, and archives of Kaldi's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import lzma
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
+
+from corpora import Corpus
 
 
 def write_tar(path: Path, members: Mapping[str, bytes], form: int = tarfile.PAX_FORMAT) -> Path:
@@ -67,3 +69,34 @@ def write_tables(folder: Path, values: list[bytes | None], rows_per_group: int =
     with pyarrow.OSFile(str(arrow), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table, max_chunksize=rows_per_group)
     return parquet, arrow
+
+
+def write_archive(path: Path, values: list[bytes]) -> list[int]:
+    """An archive of Kaldi's with files of any format, as ESPnet dumps them; gives where each begins."""
+    places = []
+    with path.open("wb") as ark:
+        for number, value in enumerate(values):
+            ark.write(f"{number} ".encode())
+            places.append(ark.tell())
+            ark.write(b"AUDIO\x04" + len(value).to_bytes(4, "little") + value)
+    return places
+
+
+def packed(corpus: Corpus, folder: Path, kind: str) -> Corpus:
+    """The same rows, with their files in two tars, compressed if the kind is `tar.gz`, in a table, or in an archive."""
+    paths = list(dict.fromkeys(row["path"] for row in corpus.rows))
+    files = [(corpus.folder / path).read_bytes() for path in paths]
+    if kind.startswith("tar"):
+        half = len(paths) // 2
+        for number, some in enumerate((slice(0, half), slice(half, None))):
+            tar = write_tar(folder / f"audio_{number}.tar", dict(zip(paths[some], files[some], strict=True)))
+            if kind != "tar":
+                compress(tar, f".{kind}")
+        places = [f"audio_{min(1, row // half)}.{kind}/{path}" for row, path in enumerate(paths)]
+    elif kind == "ark":
+        places = [f"raw.ark:{place}" for place in write_archive(folder / "raw.ark", files)]
+    else:
+        write_tables(folder, files, rows_per_group=5)
+        places = [f"train.{kind}/audio/{row}" for row in range(len(paths))]
+    place_of = dict(zip(paths, places, strict=True))
+    return Corpus(folder, [{**row, "path": place_of[row["path"]]} for row in corpus.rows])

@@ -11,11 +11,13 @@ import subprocess
 
 import numpy as np
 import pytest
+import soundfile
 from foreign_manifests import RATE, WRITERS, Clip, dataset, supervision
 from foreign_manifests import recording as recording_of
 from manifests import faults_of, rows_of
 from pages import text_of
 
+from featcache.audio.members import read_member
 from featcache.errors import ArgumentError, ManifestError
 from featcache.manifest import FORMATS, Utterance, read_manifest
 
@@ -101,6 +103,45 @@ def test_cuts_as_lhotse_reads_them(top, tmp_path):
         source = one.recording.sources[0].source
         assert row == Utterance(id=one.id, path=source, start=one.start, duration=one.duration)
         assert text == one.supervisions[0].text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Lhotse leaves tars open
+@pytest.mark.parametrize("form", ["flac", "original"])
+def test_shar_as_lhotse_reads_it(tmp_path, form):
+    """By its own writer: in several shards, with a cut of a part, a channel of two, and an id with a slash."""
+    lhotse = pytest.importorskip("lhotse")
+    for number, channels in enumerate((1, 1, 2)):
+        samples = np.random.default_rng(number).uniform(-0.5, 0.5, (3000, channels))
+        soundfile.write(tmp_path / f"{number}.wav", samples, RATE)
+    recordings = [lhotse.Recording.from_file(tmp_path / f"{number}.wav") for number in range(3)]
+    cuts = [recording.to_cut() for recording in recordings]
+    cuts[1] = cuts[1].truncate(offset=0.05, duration=0.1).with_id("ann/1")
+    cuts.append(cuts[2].to_mono()[1].with_id("right"))
+    folder = tmp_path / "shar"
+    folder.mkdir()
+    lhotse.CutSet.from_cuts(cuts).to_shar(folder, {"recording": form}, shard_size=2, verbose=False)
+    (folder / "features.000000.tar").touch()
+    theirs = [*lhotse.CutSet.from_shar({"cuts": sorted(folder.glob("c*")), "recording": sorted(folder.glob("r*"))})]
+    ours = read_manifest(folder)
+    assert (ours.format, list(ours.ids)) == ("lhotse", ["0", "ann/1", "2", "right"])
+    assert ours.notes[-1].endswith("of Lhotse Shar, cuts and recording are read, and nothing else: features")
+    for row, cut in zip(rows_of(ours), theirs, strict=True):
+        with read_member(ours.resolve(row.path)).open() as file:
+            assert file.read() == cut.recording.sources[0].source
+        assert row == Utterance(id=cut.id, path=row.path, start=0, duration=cut.duration)
+    one = read_manifest(folder / "cuts.000001.jsonl.gz")
+    assert rows_of(one) == rows_of(ours)[2:]
+
+
+def test_shar_whose_audio_is_elsewhere(tmp_path):
+    source = {"type": "shar", "channels": [0], "source": ""}
+    recording = {"id": "r", "sources": [source], "sampling_rate": RATE, "num_samples": RATE, "duration": 1.0}
+    cut = {"id": "x", "start": 0, "duration": 1.0, "channel": 0, "type": "MonoCut", "recording": recording}
+    (tmp_path / "cuts.000007.jsonl").write_text(json.dumps(cut))
+    ours = read_manifest(tmp_path, root="s3://bucket/shar")
+    assert list(ours.paths) == ["recording.000007.tar/x.flac"]
+    said = "not each tar of audio can be read beside its cuts: it is taken to hold FLAC, as Lhotse writes it"
+    assert ours.notes[-1].endswith(said)
 
 
 @pytest.mark.parametrize("name", ["speechbrain csv", "speechbrain json"])

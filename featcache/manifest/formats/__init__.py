@@ -9,7 +9,7 @@ from featcache.errors import ArgumentError, ManifestError, listing
 from featcache.manifest.formats.datasets import is_dataset, read_dataset
 from featcache.manifest.formats.folders import has_metadata, read_audiofolder, read_folder
 from featcache.manifest.formats.kaldi import is_data_folder, read_data_folder
-from featcache.manifest.formats.lhotse import kind_of, read_lhotse
+from featcache.manifest.formats.lhotse import is_shar, kind_of, read_lhotse
 from featcache.manifest.formats.lists import (
     BARS,
     bars_fit,
@@ -56,7 +56,7 @@ FORMATS = {
     "parquet": Format(read_parquet, _never),
     "datasets": Format(read_dataset, is_dataset),
     "nemo": Format(read_nemo, lambda source: "audio_filepath" in source.first_object),
-    "lhotse": Format(read_lhotse, lambda source: kind_of(source.first_object) is not None),
+    "lhotse": Format(read_lhotse, lambda source: is_shar(source) or kind_of(source.first_object) is not None),
     "speechbrain": Format(read_speechbrain, is_speechbrain),
     "fairseq": Format(read_fairseq, fairseq_fits),
     **{name: Format(read_bars(name), bars_fit(name)) for name in BARS},

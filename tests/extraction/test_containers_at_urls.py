@@ -1,0 +1,237 @@
+"""Containers at URLs: the features of the files that were packed, fetched by few requests, and nothing unasked."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+
+import pytest
+from audio_server import audio_server
+from cache_contents import items, provenance
+from containers import packed
+from corpora import Corpus
+from extractions import TINY, extract_here
+from object_stores import BUCKET, upload
+
+from featcache.audio import container_copies, remote
+from featcache.audio.kept import Kept
+from featcache.config import load_config
+from featcache.errors import AudioError
+from featcache.extraction.downloads import Downloads
+from featcache.extraction.plan import Options
+from featcache.extraction.tasks import ShardTask
+from featcache.manifest import Utterance, read_manifest
+from featcache.manifest.audio_locations import Member, Url
+
+pytest.importorskip("obstore")
+
+
+@pytest.fixture(scope="module")
+def listener():
+    with audio_server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(listener, monkeypatch):
+    """A web server without files, and a process that has fetched nothing, and asks in small pieces."""
+    listener.files, listener.faults, listener.always, listener.requests = {}, {}, {}, []
+    listener.has_etags = listener.has_ranges = True
+    monkeypatch.setattr(remote, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(remote, "_RANGE", 100_000)
+    forget(monkeypatch)
+    return listener
+
+
+def forget(monkeypatch):
+    """What was fetched, and what servers said."""
+    monkeypatch.setattr(container_copies, "_COPIES", Kept(1 << 30, lambda copy: copy.stamp.size))
+    monkeypatch.setattr(container_copies, "_STAMPS", Kept(100, seconds=60))
+
+
+def serve(server, folder, kind="tar"):
+    """Let the server have the containers of a folder, and nobody else."""
+    for path in [path for path in folder.iterdir() if path.name.endswith(f".{kind}")]:
+        server.files[f"/{path.name}"] = path.read_bytes()
+        path.unlink()
+
+
+def extract(manifest, cache, root, **options):
+    options = {"device": "cpu", "threads": 2, "shard_megabytes": float(TINY), **options}
+    found = read_manifest(manifest, root=root, carry=False)
+    return extract_here(found, [load_config("fbank80")], cache, Options(**options))
+
+
+def failures(cli, cache):
+    (version,) = cli("info", cache, "--json").json()["versions"]
+    return {failure["id"]: failure["reason"] for failure in version["failures"]}
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz", "parquet", "arrow", "ark"])
+def test_features_are_those_of_the_files(corpus, truth, server, scratch, kind):
+    """Bit for bit, by a request for each piece of a container; the members have the sizes of the files."""
+    if kind in ("parquet", "arrow"):
+        pytest.importorskip("pyarrow")
+    inside = packed(corpus, scratch, kind)
+    serve(server, scratch, kind)
+    manifest = inside.manifest()
+    extract(manifest, scratch / "c", server.address)
+    assert items(scratch / "c") == truth
+    containers = {path: -(-len(data) // 100_000) for path, data in server.files.items()}
+    for path, pieces in containers.items():
+        assert server.requests.count(f"GET {path}") == pieces
+        assert server.requests.count(f"HEAD {path}") == 1
+    sizes = {row["id"]: (corpus.folder / row["path"]).stat().st_size for row in corpus.rows}
+    assert {id_: item.size for id_, item in provenance(scratch / "c").items()} == sizes
+    assert extract(manifest, scratch / "c", server.address, check_sources=True).versions[0].extracted == 0
+
+
+def test_commands_find_the_members_as_they_were(cli, plain, server, scratch, monkeypatch):
+    """Who gives no manifest causes no request."""
+    manifest = packed(plain, scratch, "tar").manifest()
+    serve(server, scratch)
+    root = ["--root", server.address]
+    made = cli("extract", manifest, "-o", scratch / "c", *root)
+    assert (made.code, "each is fetched whole to" in made.err) == (0, True)
+    server.requests.clear()
+    for args in (["--sources"], ["--sources=content"], ["--recompute", "2", "--device", "cpu"]):
+        told = cli("verify", scratch / "c", *args)
+        assert not server.requests
+        assert told.code == ("--recompute" in args)
+    for args, gets in (["--sources"], 0), (["--sources=content"], 2), (["--recompute", "12", "--device", "cpu"], 2):
+        server.requests.clear()
+        assert cli("verify", scratch / "c", "--manifest", manifest, *root, *args).code == 0
+        assert (len(set(server.requests)), server.asked("HEAD")) == (2 + gets, 2)
+    timed = cli("durations", manifest, "-o", scratch / "timed.csv", *root)
+    assert (timed.code, "each is fetched whole to" in timed.err) == (0, True)
+    probed = cli("probe", "fbank80", manifest, *root, "--utterances", "3", "--device", "cpu")
+    assert (probed.code, "each is fetched whole to" in probed.err) == (0, True)
+
+    server.files["/audio_1.tar"] += bytes(512)
+    told = cli("verify", scratch / "c", "--manifest", manifest, *root, "--sources", "--no-data")
+    assert (told.code, told.out.count("has changed since: its container's ETag or date is another")) == (1, 6)
+    assert cli("verify", scratch / "c", "--manifest", manifest, *root, "--sources=content", "--no-data").code == 0
+    again = cli("extract", manifest, "-o", scratch / "c", *root, "--check-sources", "--json")
+    assert again.json()["versions"][0]["extracted"] == 6
+
+
+def test_faults_that_pass_leave_no_trace(plain, server, scratch):
+    inside = packed(plain, scratch, "tar")
+    serve(server, scratch)
+    for path in server.files:
+        server.faults[path] = ["drop", 503, "half", 429, "reset"]
+    assert not extract(inside.manifest(), scratch / "c", server.address).failed
+    assert set(items(scratch / "c")) == set(plain.ids)
+
+
+@pytest.mark.parametrize("lacks", ["has_ranges", "has_etags"])
+def test_servers_that_give_only_whole_files_or_no_etags(plain, server, scratch, lacks):
+    inside = packed(plain, scratch, "tar")
+    serve(server, scratch)
+    setattr(server, lacks, False)
+    assert not extract(inside.manifest(), scratch / "c", server.address).failed
+    assert not extract(inside.manifest(), scratch / "c", server.address, check_sources=True).versions[0].extracted
+
+
+def test_faults_that_stay_are_in_the_ledger(cli, plain, server, scratch, monkeypatch):
+    """Of the container that is not had all utterances, and of one that is cut short, those that are lost."""
+    inside = packed(plain, scratch, "tar")
+    serve(server, scratch)
+    whole = dict(server.files)
+    server.files["/audio_0.tar"] = whole["/audio_0.tar"][: len(whole["/audio_0.tar"]) // 2]
+    server.always["/audio_1.tar"] = 403
+    inside.rows[0]["path"] = "audio_0.tar/none.wav"
+    manifest = inside.manifest()
+    extract(manifest, scratch / "c", server.address)
+    found = failures(cli, scratch / "c")
+    second = {row["id"] for row in inside.rows if row["path"].startswith("audio_1")}
+    assert {id_ for id_, reason in found.items() if reason == "file_unreadable"} == second
+    assert {reason for id_, reason in found.items() if id_ not in second} == {"truncated"}
+
+    server.always.clear()
+    forget(monkeypatch)
+    server.requests.clear()
+    assert extract(manifest, scratch / "c", server.address).versions[0].extracted == 6
+    assert not server.requests.count("GET /audio_0.tar")  # it is what it was, so its members would fail again
+    server.files = whole
+    forget(monkeypatch)
+    extract(manifest, scratch / "c", server.address)
+    assert failures(cli, scratch / "c") == {inside.rows[0]["id"]: "file_missing"}
+    server.requests.clear()
+    extract(manifest, scratch / "c", server.address)
+    assert not server.asked("GET")
+
+
+def test_a_container_that_changes_while_it_is_fetched(cli, plain, server, scratch):
+    inside = packed(plain, scratch, "tar")
+    serve(server, scratch)
+    server.faults["/audio_0.tar"] = [None, "replace"]
+    extract(inside.manifest(), scratch / "c", server.address)
+    lost = {row["id"]: "file_unreadable" for row in inside.rows if row["path"].startswith("audio_0")}
+    assert failures(cli, scratch / "c") == lost
+
+
+def test_one_that_is_too_large_for_the_disk_is_said_to_be(cli, plain, server, scratch, monkeypatch):
+    inside = packed(plain, scratch, "tar")
+    serve(server, scratch)
+    monkeypatch.setattr(container_copies, "_LEFT_FREE", 1 << 60)
+    extract(inside.manifest(), scratch / "c", server.address)
+    (version,) = cli("info", scratch / "c", "--json").json()["versions"]
+    message = version["failures"][0]["message"]
+    assert message.startswith(f"the container cannot be copied to {tempfile.gettempdir()}: it has 0.0 GB, and ")
+    assert message.endswith("GB would not be left free there: set TMPDIR to a disk with more room")
+    assert not server.asked("GET")
+
+
+def test_a_network_that_goes_away_ends_the_run(plain, server, scratch, monkeypatch):
+    monkeypatch.setattr(remote, "TRIES", 1)
+    rows = [{**row, "path": f"audio_{number}.tar/a.wav"} for number, row in enumerate(plain.rows)]
+    server.files = {f"/audio_{number}.tar": b"tar" for number in range(12)}
+    server.faults = {path: [None] for path in server.files}
+    server.always = dict.fromkeys(server.files, 503)
+    summary = extract(Corpus(scratch, rows).manifest(), scratch / "c", server.address)
+    assert "4 containers in a row could not be fetched, the last one http" in summary.too_many_failures
+
+
+def test_the_next_containers_are_fetched_ahead(plain, server):
+    """As many as may be, and each that is wanted makes room for another."""
+    server.files = {f"/audio_{number}.tar": plain.folder.joinpath("00.wav").read_bytes() for number in range(6)}
+    tasks = [
+        ShardTask("task", number, (Utterance(id=str(number), path=f"audio_{number // 2}.tar/a.wav"),), (1.0,), {})
+        for number in range(12)
+    ]
+
+    def asked(*numbers):
+        for _ in range(200):
+            found = {request for request in server.requests if request.startswith("GET")}
+            if found == {f"GET /audio_{number}.tar" for number in numbers}:
+                return True
+            time.sleep(0.01)
+        return False
+
+    with Downloads(Url(server.address), 2, pytest.fail, threading.Event()) as downloads:
+        ahead = downloads.looked_ahead(iter(tasks))
+        assert next(ahead) is tasks[0]
+        assert asked(0, 1)
+        for wanted, there in (0, (0, 1, 2)), (0, (0, 1, 2)), (2, (0, 1, 2, 3, 4)):
+            with pytest.raises(AudioError, match="is no tar"):
+                downloads.take(Member(Url(server.url(f"/audio_{wanted}.tar")), "a.wav"))
+            assert asked(*there)
+        assert [*ahead] == tasks[1:]
+
+
+def test_in_a_bucket(cli, plain, truth, s3, scratch):
+    """Of S3, by the command; by few requests, though each takes long."""
+    inside = packed(plain, scratch, "tar")
+    s3.empty()
+    upload(scratch, f"s3://{BUCKET}/corpus")
+    for tar in scratch.glob("*.tar"):
+        tar.unlink()
+    s3.reset()
+    s3.seconds = 0.05
+    manifest = inside.manifest()
+    made = cli("extract", manifest, "--root", f"s3://{BUCKET}/corpus", "-o", scratch / "c", env=s3.environment)
+    assert made.code == 0, made.err
+    assert set(items(scratch / "c")) == set(plain.ids)
+    assert s3.requests == {"HEAD": 2, "GET": 2}
