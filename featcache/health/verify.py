@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -12,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, FeatcacheError, StoreError, counted
@@ -252,9 +249,7 @@ def _check_shards(
         with read_ahead(shard.files(column.name for column in COLUMNS)):
             return _CheckedShard(shard, *examine_shard(shard, version.info.spec, data, stopped))
 
-    limits = {"async.concurrency": threads, "threading.max_workers": threads}
-    with zarr.config.set(limits), ThreadPoolExecutor(threads) as pool:
-        _start_zarr()
+    with ThreadPoolExecutor(threads) as pool:
         try:
             for one in pool.map(check, names):
                 if stop.is_set():
@@ -264,33 +259,6 @@ def _check_shards(
         finally:
             ended.set()  # after an error or an interrupt, the pool waits for threads that are still checking
     return checked
-
-
-def _start_zarr() -> None:
-    """Have zarr-python start the thread in which it reads. If it cannot, its next call would wait for that thread for
-    ever; so nothing else calls it meanwhile.
-
-    Raises:
-        MemoryError: There is no memory for another thread.
-        StoreError: Too many files are open.
-    """
-    descriptors: list[int] = []
-    try:  # the thread's event loop needs three, and leaves a traceback where there are fewer
-        descriptors += (os.open(os.devnull, os.O_RDONLY) for _ in range(4))
-    except OSError as error:
-        raise StoreError(f"zarr-python cannot begin to read: {error.strerror}: raise the limit (ulimit -n)") from error
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-    could = True
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the coroutine that then is never awaited
-        try:
-            zarr.open_group({}, mode="w")
-        except RuntimeError:
-            could = False
-    if not could:
-        raise MemoryError("can't start new thread")
 
 
 def _whole_index(version: Version, names: list[str]) -> Index:
