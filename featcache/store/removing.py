@@ -63,11 +63,22 @@ def remove_shard(version: Version, name: str) -> None:
     if folder.is_symlink():
         folder.unlink()
         return
+    remove_from_version(version.path, "work", take_shard(version, name).name)  # a run that has just begun may be first
+
+
+def take_shard(version: Version, name: str) -> Path:
+    """Move a shard, which is a folder, to `work/`, whence it is removed after a kill; returns where it is now.
+
+    Raises:
+        FileNotFoundError: It is not there.
+        OSError: It cannot be moved.
+    """
+    folder = version.folder / "shards" / name
     gone = version.work_folder(name)
     folder.rename(gone)
     sync(gone.parent)  # else, after a power cut, half of it may be back in its place
     sync(folder.parent)
-    remove_from_version(version.path, "work", gone.name)  # a run that has just begun may do it first
+    return gone
 
 
 def remove_version(version: Version) -> None:
