@@ -41,8 +41,10 @@ def prune(
 
     Says first what will be gone, and asks. Utterances that stay keep their bytes: a shard of which some stay is written
     again with these alone, and then removed. A kill at any moment loses none of them; the same command does the rest.
-    Shards that a tag names stay, and so do damaged shards, which `featcache repair` repairs. A run that is filling the
-    version is not disturbed: then nothing is removed. Who has opened a version before may have to open it again.
+    Shards that a tag names stay, and so do damaged shards, which `featcache repair` repairs, and whole versions, which
+    `featcache ls` lists and `featcache rm` removes. A run that is filling the version is not disturbed: then nothing is
+    removed; in an object store, neither is it while a run elsewhere has not ended, until nothing has been written for
+    a day. Who has opened a version before may have to open it again.
 
     Exits with 1 if a damaged shard was left as it is.
 
