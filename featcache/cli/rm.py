@@ -32,12 +32,12 @@ def rm(path: Location, dry_run: bool, yes: bool, as_json: bool) -> None:
     """
     from featcache.store.index import open_index
     from featcache.store.removing import refuse_beside_runs, remove_version
-    from featcache.store.selection import select_version, split_tag
+    from featcache.store.selection import split_tag, version_of_tag
     from featcache.store.tags import read_tag, remove_tag, tag_names
     from featcache.store.version import Version
 
     place, tag = split_tag(path)
-    version = Version.open(_folder(place)) if tag is None else select_version(place)
+    version = Version.open(_folder(place)) if tag is None else version_of_tag(place, tag)
     if tag is not None:
         if tag not in tag_names(version):
             read_tag(version, tag)
