@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+from tqdm import tqdm
 
 from featcache.cli import options
-from featcache.cli.common import as_document, is_agreed, note, print_json, read_manifest, say
+from featcache.cli.common import as_document, is_agreed, note, print_json, read_manifest, say, terminal_columns
 from featcache.cli.corpora import for_each_part
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.errors import DamagedError, counted, listing, megabytes
@@ -68,9 +70,14 @@ def prune(
     done: list[Pruned] = []
     if is_needed and not dry_run:
         if is_agreed("Remove all this?", yes, as_json):
-            with stoppable() as stop:
+            total = sum(len(plan.removed) + len(plan.rewritten) for plan in plans)
+            with (
+                stoppable() as stop,
+                tqdm(total=total, unit=" shards", leave=False, file=sys.stderr, disable=not terminal_columns()) as bar,
+            ):
                 done = [
-                    take_away(version, plan, wanted, stop=stop) for version, plan in zip(versions, plans, strict=True)
+                    take_away(version, plan, wanted, report=bar.update, stop=stop)
+                    for version, plan in zip(versions, plans, strict=True)
                 ]
         else:
             note("nothing has been removed")

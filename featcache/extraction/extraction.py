@@ -160,7 +160,11 @@ def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> Vers
             lost = shards_to_make_up_for_in(version, planned.partition)
     run = Run(version, asked, after=index.runs)
     if plan.only is None:  # else a repair holds the right to take shards away itself
-        refuse_pruned(version, index.shards)
+        try:
+            refuse_pruned(version, index.shards)
+        except StoreError:
+            run.withdraw()
+            raise
     run.record_shards(unrecorded)
     return VersionJob(
         built=planned.built,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,20 @@ def _named(cache: Location, name: str) -> list[Location]:
     found = [folder for folder in there if _name_of(folder) == name]
     if not found:
         _refuse_corpus(cache)
-        hint = f"; {cache} holds {listing(folder.name for folder in there)}" if there else ""
+        hint = f"; {cache} holds {listing(folder.name for folder in there)}" if there else _meant(cache, name)
         if split_tag(cache / name)[1] is not None:
             hint = ": this takes a version, and no tag"
         raise StoreError(f"{cache / name}: there is no such cache folder{hint}")
     return found
+
+
+def _meant(parent: Location, name: str) -> str:
+    """That a cache of nearly this name may be meant."""
+    with suppress(OSError):
+        near = get_close_matches(name, store_of(parent).folders(parent), 1, 0.8)
+        if near and (version_names(parent / near[0]) or store_of(parent).exists(parent / near[0] / CORPUS)):
+            return f": did you mean {parent / near[0]}?"
+    return ""
 
 
 def _refuse_corpus(path: Location) -> None:

@@ -321,6 +321,7 @@ def test_a_prune_between_planning_and_the_run_is_noticed(plain, scratch):
     assert prune(version, plan_prune(version, half), half).rewritten == 1
     with pytest.raises(StoreError, match="was pruned while this run was being planned: run the same command again"):
         run_extraction(more, run_locally)
+    assert [problem for problem in check(scratch).problems if problem.kind != "record"] == []
     assert extract_here(again, [load_config("fbank80")], scratch, options).versions[0].extracted == 7
     assert items(scratch).items() >= expected.items()
 
