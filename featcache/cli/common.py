@@ -203,13 +203,15 @@ def refuse_output(path: Path, force: bool) -> None:
     """
     from featcache.stats.result import refuse_to_replace
 
-    refuse_to_replace(path, force)
     if path.exists():
-        read = [given for name, given in click.get_current_context().params.items() if name != "output"]
+        context = click.get_current_context()
+        paths = [one.name or "" for one in context.command.params if isinstance(one.type, click.Path)]
+        read = [context.params[name] for name in paths if name != "output"]
         if any(isinstance(given, str | Path) and os.path.exists(given) and path.samefile(given) for given in read):
             raise ArgumentError(f"{path}: is what this command reads: give another file")
         if versions := [folder for folder in path.resolve().parents if (folder / "shards" / "zarr.json").exists()]:
             raise ArgumentError(f"{path}: is a file of the version {versions[0]}, which only featcache writes")
+    refuse_to_replace(path, force)
     folder = path.resolve().parent
     if not folder.is_dir():
         raise StoreError(f"{path}: cannot be written: there is no folder {path.parent}")
