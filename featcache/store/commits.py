@@ -342,7 +342,7 @@ def remove_version_of_objects(version: Version) -> None:
     _store.delete_folder(version.path)
 
 
-def seconds_since_change(version: Version) -> float:
-    """The time since anything of a version in an object store was written, in seconds by the store's clock."""
-    place = version.path / "work"
-    return _store.now(place) - (_store.last_change(version.path) or 0.0)
+def was_written_lately(version: Version) -> bool:
+    """Whether anything of a version in an object store was written within a day, by the store's clock."""
+    written = _store.last_change(version.path)
+    return written is not None and _store.now(version.path / "work") - written < _DAY_SECONDS

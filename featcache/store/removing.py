@@ -16,8 +16,6 @@ from featcache.store.locks import Claim
 from featcache.store.run_records import is_running, read_run, request_of, run_names
 from featcache.store.version import Version
 
-_DAY_SECONDS = 86400.0
-
 
 def claim_shards(version: Version) -> Claim:
     """The right to take shards away, or to rely on it that nobody does. While it is held, runs do not remove what is
@@ -55,8 +53,9 @@ def refuse_beside_runs(version: Version, own: str = "") -> None:
     if isinstance(version.path, Path):
         return
     for name in run_names(version):
-        record = read_run(version, name) if name > own and not (version.desk / "runs" / name).exists() else None
-        if record is not None and record.outcome is None and commits.seconds_since_change(version) < _DAY_SECONDS:
+        is_elsewhere = name > own and not (version.desk / "runs" / name).exists()
+        record = read_run(version, name) if is_elsewhere else None
+        if record is not None and record.outcome is None and commits.was_written_lately(version):
             raise StoreError(
                 f"{version.path}: a run on {record.asked.get('host', 'another machine')} may be under way ({name}): "
                 "nothing is removed beside it. If it was killed, wait until nothing has been written for a day"
