@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict
 from difflib import get_close_matches
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+_LOGGED = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ")
+"""How a line of a log begins."""
 
 FAILURES_LEFT = 3
 """The exit code of a command that has finished, though some utterances failed."""
@@ -109,9 +112,13 @@ def keep_log(path: Path) -> None:
     """Add what is printed for people to a file, with the time in UTC, until the command has ended.
 
     Raises:
+        ArgumentError: There is such a file, and it is no log.
         StoreError: The file cannot be written.
     """
     try:
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            if (begin := file.read(64)) and not _LOGGED.match(begin):
+                raise ArgumentError(f"--log: {path} is there, and is no log of featcache: give another file")
         handler = _LogFile(path, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise StoreError(f"--log: {path}: cannot be written: {error.strerror}") from error
@@ -191,11 +198,19 @@ def refuse_output(path: Path, force: bool) -> None:
     """Refuse a file that cannot be written, before the work and not after it.
 
     Raises:
-        ArgumentError: The file exists, and `force` is not set.
+        ArgumentError: The file exists, and `force` is not set, or it is read by this command, or a version's.
         StoreError: Its folder does not exist, or cannot be written to.
     """
     from featcache.stats.result import refuse_to_replace
 
+    if path.exists():
+        context = click.get_current_context()
+        paths = [one.name or "" for one in context.command.params if isinstance(one.type, click.Path)]
+        read = [context.params[name] for name in paths if name != "output"]
+        if any(isinstance(given, str | Path) and os.path.exists(given) and path.samefile(given) for given in read):
+            raise ArgumentError(f"{path}: is what this command reads: give another file")
+        if versions := [folder for folder in path.resolve().parents if (folder / "shards" / "zarr.json").exists()]:
+            raise ArgumentError(f"{path}: is a file of the version {versions[0]}, which only featcache writes")
     refuse_to_replace(path, force)
     folder = path.resolve().parent
     if not folder.is_dir():

@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 @click.option(
     "--shard-size",
     "shard_megabytes",
-    type=click.FloatRange(min=0, min_open=True),
+    type=options.POSITIVE,
     metavar="MB",
     help="Approximate size of a shard. A kill loses the shards being written. Does not change values.  [default: 128]",
 )
@@ -130,7 +130,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--price",
-    type=click.FloatRange(min=0),
+    type=options.NOT_NEGATIVE,
     metavar="NUMBER",
     help="With --trial: what an hour of a device costs, to say what all of it would cost.",
 )

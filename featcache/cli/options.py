@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -43,6 +44,23 @@ class _LocalPath(click.Path):
         if (fault := self._fault(given)) is not None:
             raise ArgumentError(f"{_name(param)}: {fault}")
         return super().convert(given, param, ctx)
+
+
+class _Number(click.FloatRange):
+    """A number within a range; neither NaN nor infinity, which float() takes too."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no number.", param, ctx)
+        return number
+
+
+POSITIVE = _Number(min=0, min_open=True)
+"""A finite number above 0."""
+
+NOT_NEGATIVE = _Number(min=0)
+"""A finite number, 0 or more."""
 
 
 def _no_folder(path: str) -> str | None:

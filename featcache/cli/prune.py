@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+from tqdm import tqdm
 
 from featcache.cli import options
-from featcache.cli.common import as_document, is_agreed, note, print_json, read_manifest, say
+from featcache.cli.common import as_document, is_agreed, note, print_json, read_manifest, say, terminal_columns
 from featcache.cli.corpora import for_each_part
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.errors import DamagedError, counted, listing, megabytes
@@ -41,8 +43,10 @@ def prune(
 
     Says first what will be gone, and asks. Utterances that stay keep their bytes: a shard of which some stay is written
     again with these alone, and then removed. A kill at any moment loses none of them; the same command does the rest.
-    Shards that a tag names stay, and so do damaged shards, which `featcache repair` repairs. A run that is filling the
-    version is not disturbed: then nothing is removed. Who has opened a version before may have to open it again.
+    Shards that a tag names stay, and so do damaged shards, which `featcache repair` repairs, and whole versions, which
+    `featcache ls` lists and `featcache rm` removes. A run that is filling the version is not disturbed: then nothing is
+    removed; in an object store, neither is it while a run elsewhere has not ended, until nothing has been written for
+    a day. Who has opened a version before may have to open it again.
 
     Exits with 1 if a damaged shard was left as it is.
 
@@ -66,9 +70,14 @@ def prune(
     done: list[Pruned] = []
     if is_needed and not dry_run:
         if is_agreed("Remove all this?", yes, as_json):
-            with stoppable() as stop:
+            total = sum(len(plan.removed) + len(plan.rewritten) for plan in plans)
+            with (
+                stoppable() as stop,
+                tqdm(total=total, unit=" shards", leave=False, file=sys.stderr, disable=not terminal_columns()) as bar,
+            ):
                 done = [
-                    take_away(version, plan, wanted, stop=stop) for version, plan in zip(versions, plans, strict=True)
+                    take_away(version, plan, wanted, report=bar.update, stop=stop)
+                    for version, plan in zip(versions, plans, strict=True)
                 ]
         else:
             note("nothing has been removed")

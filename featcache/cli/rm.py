@@ -12,7 +12,6 @@ from featcache.errors import ArgumentError, DamagedError, counted, listing, mega
 
 if TYPE_CHECKING:
     from featcache.storage.location import Location
-    from featcache.store.version import Version
 
 
 @click.command(short_help="Remove a version, or a tag.")
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 def rm(path: Location, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Remove one version of a cache, with its records and its tags; or one of its tags, which removes no features.
 
-    Says first what will be gone, and asks. What is removed is gone for good. A version that a run is filling stays, and
-    so does one in an object store, where nobody can see whether a run on another machine is filling it.
+    Says first what will be gone, and asks. What is removed is gone for good. A version that a run is filling stays; in
+    an object store, so does one with a run elsewhere that has not ended, until nothing has been written for a day.
 
     \b
     Examples:
@@ -33,18 +32,17 @@ def rm(path: Location, dry_run: bool, yes: bool, as_json: bool) -> None:
     """
     from featcache.store.index import open_index
     from featcache.store.removing import refuse_beside_runs, remove_version
-    from featcache.store.selection import select_version, split_tag
+    from featcache.store.selection import split_tag, version_of_tag
     from featcache.store.tags import read_tag, remove_tag, tag_names
     from featcache.store.version import Version
 
     place, tag = split_tag(path)
-    version = Version.open(_folder(place)) if tag is None else select_version(place)
+    version = Version.open(_folder(place)) if tag is None else version_of_tag(place, tag)
     if tag is not None:
         if tag not in tag_names(version):
             read_tag(version, tag)
         what, size = f"{version.path}@{tag}: the tag; no features", 0
     else:
-        _refuse_elsewhere(version)
         refuse_beside_runs(version)
         try:
             held = counted(len(open_index(version)), "utterance")
@@ -76,13 +74,3 @@ def _folder(path: Location) -> Location:
         there = listing(folder.name for folder in folders)
         raise ArgumentError(f"{path}: is a cache: name the version to remove: {there}")
     return folders[0]
-
-
-def _refuse_elsewhere(version: Version) -> None:
-    from pathlib import Path
-
-    if not isinstance(version.path, Path):
-        raise ArgumentError(
-            f"{version.path}: is in an object store, where nobody sees whether a run is filling it: remove it with the "
-            "store's own tool"
-        )

@@ -26,7 +26,7 @@ def tag(path: Location, name: str, as_json: bool) -> None:
     verify, diff, show and stats of CACHE/VERSION@NAME. `featcache rm CACHE/VERSION@NAME` removes a tag.
 
     A tag copies nothing. What it names stays until the tag is removed: `featcache prune` leaves it alone. If a shard of
-    it is damaged and repaired, the tag is no longer whole, and says so.
+    it is damaged, and repair cannot bring back all bits of it, the tag is no longer whole, and says so.
 
     \b
     Example:

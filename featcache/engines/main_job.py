@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from featcache.arguments import require_number
 from featcache.config import Config, as_config
 from featcache.engines.devices import ALL, on_devices, parse_devices
 from featcache.engines.local import run_locally
@@ -67,7 +68,9 @@ def parse_options(
         ArgumentError: One of them is invalid.
     """
     return Options(
-        shard_megabytes=shard_megabytes or SHARD_MEGABYTES,
+        shard_megabytes=SHARD_MEGABYTES
+        if shard_megabytes is None
+        else require_number("shard_megabytes", shard_megabytes, low=1e-6),
         source=None if source is None else as_location("source", source),
         max_failures=None if max_failures is None else FailureLimit.parse(max_failures),
         partition=None if partition is None else Partition.parse(partition, os.environ),

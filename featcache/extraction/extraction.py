@@ -27,6 +27,7 @@ from featcache.store.commits import sweep_attempts
 from featcache.store.in_flight import forget_suspects
 from featcache.store.partitions import digest_of_rows, is_done, shards_to_make_up_for_in
 from featcache.store.records import Record
+from featcache.store.removing import refuse_pruned
 from featcache.store.run_records import ManifestKey, ShardEvent
 from featcache.store.runs import Run
 from featcache.store.unfinished import find_unfinished, held_before, shards_to_make_up_for, unrecorded_shards
@@ -158,6 +159,12 @@ def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> Vers
         else:
             lost = shards_to_make_up_for_in(version, planned.partition)
     run = Run(version, asked, after=index.runs)
+    if plan.only is None:  # else a repair holds the right to take shards away itself
+        try:
+            refuse_pruned(version, index.shards)
+        except StoreError:
+            run.withdraw()
+            raise
     run.record_shards(unrecorded)
     return VersionJob(
         built=planned.built,

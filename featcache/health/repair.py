@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,16 +36,16 @@ from featcache.storage.location import Location, folder_of
 from featcache.storage.objects import require_put_if_absent
 from featcache.store import zarr3
 from featcache.store.check import check_shard
-from featcache.store.damaged import DamagedShard, RepairPlan, copy_sound_items, plan_repairs
-from featcache.store.files import WRITTEN, folder_to_write, refuse_links, write_file
+from featcache.store.damaged import DamagedShard, RepairPlan, copy_sound_items, plan_repairs, put_back
+from featcache.store.files import WRITTEN, folder_to_write, refuse_links, remove_from_version, write_file
 from featcache.store.index import build_index, open_index
 from featcache.store.records import read_document
-from featcache.store.removing import claim_shards, remove_shard
+from featcache.store.removing import claim_shards, remove_shard, take_shard
 from featcache.store.run_records import ShardEvent, names_of_runs, run_names
 from featcache.store.runs import Run
 from featcache.store.selection import select_versions
 from featcache.store.shard import Shard
-from featcache.store.tags import check_tags
+from featcache.store.tags import check_tags, read_tag, tag_names
 from featcache.store.unfinished import held_before
 from featcache.store.version import Version
 from featcache.store.version_info import VersionInfo, library_versions
@@ -151,15 +151,20 @@ def _replace_damaged_shards(
         return Repaired(str(path), [], restored, None, interrupted=True)
     missing = 0 if again is None else _count_in_no_shard(found, plans)
     run = _record(version, manifest, plans, copies, again)
-    aside = _take_away(version, (plan.shard for plan in plans))
+    tagged = _tagged(version)
+    to_put_back = [plan.shard for plan in plans if plan.shard.name in tagged and isinstance(plan.shard, DamagedShard)]
+    aside, taken = _take_away(version, [plan.shard for plan in plans], to_put_back)
+    held_now = {*version.listed_shards()} - {copy.shard for copy in copies}
     removed, kept = [plan.shard.name for plan in plans], sum(len(plan.kept) for plan in plans)
     if config is None:
+        _put_back(version, taken, held_now, run)
         run.finish({"extracted": 0, "failed": 0, "interrupted": False})
         return Repaired(str(path), removed, restored, None, missing, kept=kept, aside=aside)
     options = replace(options, retry_failed=True)  # the version had them, whatever the ledger says of them
     planned = plan_extraction(manifest, [config], path.parent, options, again, path.name)
     summary = run_extraction(planned, run_locally, report, stop)
     extracted = sum(filled.extracted for filled in summary.versions)
+    _put_back(version, taken, held_now, run)
     run.finish({"extracted": 0, "failed": 0, "interrupted": stop.is_set()})
     return Repaired(str(path), removed, restored, summary, missing, kept=kept, extracted=extracted, aside=aside)
 
@@ -195,21 +200,67 @@ def _record(
     return run
 
 
-def _take_away(version: Version, shards: Iterable[Shard]) -> dict[str, str]:
-    """Remove damaged shards, or set them aside if another version may need them. Returns `Repaired.aside`."""
+def _tagged(version: Version) -> set[str]:
+    """The names of the shards that tags name; in an object store none, where no shard comes back under its name."""
+    if not isinstance(version.path, Path):
+        return set()
+    found = set[str]()
+    for name in tag_names(version):
+        with suppress(DamagedError):  # `check_tags` tells
+            found |= read_tag(version, name).shards.keys()
+    return found
+
+
+def _take_away(
+    version: Version, shards: Iterable[Shard], to_put_back: Collection[Shard]
+) -> tuple[dict[str, str], list[DamagedShard]]:
+    """Remove damaged shards, or set them aside if another version may need them, or move them to `work/`, to be put
+    back. Returns `Repaired.aside`, and the last ones where they are now.
+    """
     aside: dict[str, str] = {}
+    taken = []
     for shard in shards:
         with suppress(FileNotFoundError):  # without locks, another repair may have been faster
             stated, folder = shard.stated_version, shard.folder
             is_link = isinstance(folder, Path) and folder.is_symlink()
             is_own = stated in (None, version.info.fingerprint)
-            if is_link or is_own or _has_sound(version.path.parent, str(stated), shard.name):
+            if shard in to_put_back and not is_link and is_own:
+                gone = take_shard(version, shard.name)
+                taken.append(DamagedShard(gone, version.info.fingerprint, version.info.spec))
+            elif is_link or is_own or _has_sound(version.path.parent, str(stated), shard.name):
                 remove_shard(version, shard.name)
             else:
                 place = folder_to_write(version.folder, "aside") / f"{shard.name}.{uuid.uuid4().hex[:8]}"
                 folder_of(folder).rename(place)
                 aside[str(place)] = str(stated)
-    return aside
+    return aside, taken
+
+
+def _put_back(version: Version, taken: Sequence[DamagedShard], held: Collection[str], run: Run) -> None:
+    """Commit shards that were taken away again, as they were, for the tags that name them, and remove what was made in
+    their place since only these shards were `held`. A shard whose values are others now stays away.
+    """
+    if not taken:
+        return
+    index, rows, back = open_index(version), set[tuple[object, ...]](), []
+    for shard in taken:
+        name = shard.info.digest[:12]
+        with suppress(OSError, StoreError):  # on a full disk, for example: what was made in its place has all of it
+            if put_back(version, shard, index):
+                back.append(ShardEvent(name, shard.info.items))
+                rows |= _rows(shard)
+        remove_from_version(version.folder, "work", shard.name)
+    run.record_shards(back)
+    until = max(run_names(version))
+    for name in {*version.listed_shards()}.difference(held, [event.shard for event in back]):
+        if _rows(version.shard(name)) <= rows:
+            run.record_shards([ShardEvent(name, 0, until=until)])
+            remove_shard(version, name)
+    open_index(version, keep=True)
+
+
+def _rows(shard: Shard) -> set[tuple[object, ...]]:
+    return {tuple(item.row().values()) for item in shard.items()}
 
 
 def _refuse_other_versions(version: Version, plans: Iterable[RepairPlan]) -> None:

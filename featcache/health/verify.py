@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, FeatcacheError, StoreError, counted
@@ -248,9 +244,7 @@ def _check_shards(
         with read_ahead(shard.files(COLUMNS)):
             return _CheckedShard(shard, *examine_shard(shard, version.info.spec, data, stopped))
 
-    limits = {"async.concurrency": threads, "threading.max_workers": threads}
-    with zarr.config.set(limits), ThreadPoolExecutor(threads) as pool:
-        _start_zarr()
+    with ThreadPoolExecutor(threads) as pool:
         try:
             for one in pool.map(check, names):
                 if stop.is_set():
@@ -260,25 +254,6 @@ def _check_shards(
         finally:
             ended.set()  # after an error or an interrupt, the pool waits for threads that are still checking
     return checked
-
-
-def _start_zarr() -> None:
-    """Have zarr-python start the thread in which it reads. If it cannot, its next call would wait for that thread for
-    ever; so nothing else calls it meanwhile.
-    """
-    descriptors: list[int] = []
-    try:  # the thread's event loop needs three, and leaves a traceback where there are fewer
-        descriptors += (os.open(os.devnull, os.O_RDONLY) for _ in range(4))
-    except OSError as error:
-        raise StoreError(f"zarr-python cannot begin to read: {error.strerror}: raise the limit (ulimit -n)") from error
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-    with warnings.catch_warnings(), suppress(RuntimeError):
-        warnings.simplefilter("ignore")  # of the coroutine that then is never awaited
-        zarr.open_group({}, mode="w")
-        return
-    raise MemoryError("can't start new thread")
 
 
 def _count_inside(index: Index, shards: Collection[str]) -> int:

@@ -4,9 +4,11 @@ docs/format.md. Side arrays, an extractor's outputs besides the features, have t
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -48,10 +50,19 @@ class Column:
 
     def is_metadata(self, checksum: str | None, length: int) -> bool:
         """Whether a `zarr.json` of that checksum is the array's with that many entries, in a form of any time."""
-        return any(hex_crc32c(form) == checksum for form in (self.metadata(length), self._metadata(length, None)))
+        return any(hex_crc32c(form) == checksum for form in self._forms(length))
 
     def _metadata(self, length: int, dimensions: list[str] | None, fill: int = 0) -> bytes:
         return zarr3.array_metadata((length, *self.entry_shape), np.dtype(self.dtype), dimensions, fill)
+
+    def is_like(self, metadata: bytes, length: int) -> bool:
+        """Whether stock Zarr finds the array with that many entries by a `zarr.json`: another fill value, names of
+        dimensions, attributes, and another form of the JSON do not matter to it.
+        """
+        return any(_essence(metadata) == _essence(form) for form in self._forms(length))
+
+    def _forms(self, length: int) -> tuple[bytes, bytes]:
+        return self.metadata(length), self._metadata(length, None)
 
     @property
     def _dimensions(self) -> list[str]:
@@ -61,6 +72,11 @@ class Column:
         """
         names = [f"{self.name}_dim_{axis}" for axis in range(1 + len(self.entry_shape))]
         return [_DIMENSIONS.get(self.length, names[0]), *names[1:]]
+
+
+def _essence(metadata: bytes) -> dict[str, Any]:
+    left_out = ("fill_value", "dimension_names", "attributes")
+    return {key: value for key, value in json.loads(metadata).items() if key not in left_out}
 
 
 _DIMENSIONS = {"n": "item", "n + 1": "item_edge", "f": "frame"}

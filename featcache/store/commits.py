@@ -332,3 +332,18 @@ def remove_shard_of_objects(version: Version, name: str) -> None:
     _store.delete(zarr3.chunk_path(place / "features", dimensions))
     _store.delete(place / "zarr.json")
     _store.delete_folder(place)
+
+
+def remove_version_of_objects(version: Version) -> None:
+    """Remove a version in an object store: each shard as above, then the rest, and what makes it a version last."""
+    for name in version.listed_shards():
+        remove_shard_of_objects(version, name)
+    for folder in ("commits", "index", "probes", "runs", "tags"):
+        _store.delete_folder(version.path / folder)
+    _store.delete_folder(version.path)
+
+
+def was_written_lately(version: Version) -> bool:
+    """Whether anything of a version in an object store was written within a day, by the store's clock."""
+    written = _store.last_change(version.path)
+    return written is not None and _store.now(version.path / "work") - written < _DAY_SECONDS

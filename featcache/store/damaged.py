@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,40 +187,98 @@ def copy_sound_items(version: Version, damaged: DamagedShard, numbers: Sequence[
         StoreError: The new shard cannot be written.
         DamagedError: An item is no longer what it was when it was found to be sound.
     """
-    spec, info = version.info.spec, damaged.info
     there = {*version.shard_names()}
-    supersedes = {name: items for name, items in info.supersedes.items() if name in there}
-    sides = {side.name: damaged.side(side.name, check=True) for side in spec.side}
+    supersedes = {name: items for name, items in damaged.info.supersedes.items() if name in there}
+
+    def features() -> Iterator[NDArray[Any]]:
+        sound = damaged.sound_items(numbers)
+        for number in numbers:
+            found, features = next(sound, (None, None))
+            if found != number or features is None:
+                raise DamagedError(
+                    f"{damaged.folder}: {damaged.ids[number]} was intact before and is damaged now: is the disk "
+                    "failing? Nothing has been removed"
+                )
+            yield features
+
     try:
-        writer = ShardWriter(version.work_folder("repair"), spec)
-        try:
-            sound = damaged.sound_items(numbers)
-            for number, item in zip(numbers, damaged.items(numbers), strict=True):
-                found, features = next(sound, (None, None))
-                if found != number or features is None:
-                    raise DamagedError(
-                        f"{damaged.folder}: {item.id} was intact before and is damaged now: is the disk failing? "
-                        "Nothing has been removed"
-                    )
-                entries = {name: side.item(number) for name, side in sides.items()}
-                side = {name: (array, [len(array)]) for name, array in entries.items()}
-                writer.append([item], features, [len(features)], side)
-            return commit_shard(
-                writer,
-                version,
-                sample_rate=spec.sample_rate,
-                row=info.row,
-                supersedes={**supersedes, damaged.name: list(numbers)},
-                made_by=info.made_by,
-            )
-        except BaseException:
-            writer.discard()
-            raise
+        return _write_again(version, damaged, numbers, features(), {**supersedes, damaged.name: list(numbers)})
     except OSError as error:
         raise StoreError(
             f"{version.path}: cannot be written: {error.strerror}. Nothing has been removed: the sound utterances of "
             f"{damaged.name} are copied first. Free some space or repair the disk, and run the same command again"
         ) from error
+
+
+def put_back(version: Version, taken: DamagedShard, index: Index) -> bool:
+    """Commit a damaged shard that has been taken away again, bit for bit as it was, if what the version now has of the
+    utterances that were damaged in it is just that.
+
+    Args:
+        version: The version, in a folder.
+        taken: The shard where it is now, which has passed its `check` in its place.
+        index: The items that the version has now.
+
+    Returns:
+        Whether the shard is there again. If another one of the same items is there, it stays.
+
+    Raises:
+        OSError: It cannot be written.
+        StoreError: Likewise.
+    """
+    ids, checksums = taken.ids, taken.column("crc32c")
+    again = index.find(ids)
+
+    def features() -> Iterator[NDArray[Any]]:
+        sound = taken.sound_items(range(len(ids)))
+        found, held = next(sound, (None, None))
+        for number in range(len(ids)):
+            if number == found and held is not None:
+                yield held
+                found, held = next(sound, (None, None))
+                continue
+            if (at := int(again[number])) < 0:
+                raise DamagedError(f"{taken.folder}: {ids[number]} is gone")
+            shard = version.shard(index.shards[int(index.shard[at])])
+            first = int(index.first_frame[at])
+            extracted = shard.features[first : first + int(index.num_frames[at])]
+            if crc32c(extracted) != checksums[number]:
+                raise DamagedError(f"{taken.folder}: {ids[number]} is another now")
+            yield extracted
+
+    try:
+        _write_again(version, taken, range(len(ids)), features(), taken.info.supersedes)
+    except DamagedError:
+        return False
+    return True
+
+
+def _write_again(
+    version: Version,
+    damaged: DamagedShard,
+    numbers: Sequence[int],
+    features: Iterable[NDArray[Any]],
+    supersedes: Mapping[str, list[int]],
+) -> Committed:
+    """Commit items of a damaged shard, with these features, in a shard of the same provenance."""
+    spec, info = version.info.spec, damaged.info
+    sides = {side.name: damaged.side(side.name, check=True) for side in spec.side}
+    writer = ShardWriter(version.work_folder("repair"), spec)
+    try:
+        for number, item, own in zip(numbers, damaged.items(numbers), features, strict=True):
+            entries = {name: side.item(number) for name, side in sides.items()}
+            writer.append([item], own, [len(own)], {name: (array, [len(array)]) for name, array in entries.items()})
+        return commit_shard(
+            writer,
+            version,
+            sample_rate=spec.sample_rate,
+            row=info.row,
+            supersedes=supersedes,
+            made_by=info.made_by,
+        )
+    except BaseException:
+        writer.discard()
+        raise
 
 
 def _open(shard: Shard, spec: FeatureSpec) -> tuple[Shard, set[str]]:

@@ -18,15 +18,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ArgumentError, DamagedError, ManifestError, StoreError, counted
+from featcache.errors import DamagedError, ManifestError, StoreError, counted
 from featcache.manifest import Manifest
 from featcache.manifest.copies import copies_of, expand
+from featcache.storage.objects import require_put_if_absent
 from featcache.store.damaged import DamagedShard, copy_sound_items
 from featcache.store.files import WRITTEN, is_being_made, is_being_written, refuse_links
 from featcache.store.index import Index, open_index
 from featcache.store.ledger import WITHDRAWN, latest_failures
 from featcache.store.leftovers import leftovers
-from featcache.store.removing import claim_shards, refuse_beside_runs, remove_shard
+from featcache.store.removing import claim_shards, prune_claim, refuse_beside_runs, remove_shard
 from featcache.store.run_records import ShardEvent, run_names
 from featcache.store.runs import Run
 from featcache.store.shard import ShardInfo
@@ -86,7 +87,6 @@ def plan_prune(version: Version, manifest: Manifest | None = None) -> PrunePlan:
     """What of a version no reader needs. With a manifest, readers need no utterances but its own, and their copies.
 
     Raises:
-        ArgumentError: The version is in an object store.
         StoreError: A folder of the version is a link.
         DamagedError: A shard's metadata or columns, or a tag, are damaged.
         ManifestError: None of the version's utterances is in the manifest.
@@ -139,12 +139,8 @@ class _Contents:
 
 
 def _look(version: Version, manifest: Manifest | None) -> _Contents:
-    if not isinstance(version.path, Path):
-        raise ArgumentError(
-            f"{version.path}: is in an object store, where nobody sees who is writing: prune a copy in a folder "
-            "(`featcache copy`), and copy that"
-        )
-    refuse_links(version.folder, *WRITTEN)
+    if isinstance(version.path, Path):
+        refuse_links(version.path, *WRITTEN)
     index = open_index(version)
     is_wanted = np.ones(len(index), bool) if manifest is None else _is_wanted(version, index, manifest)
     order = np.argsort(index.shard, kind="stable")
@@ -215,9 +211,10 @@ def _shards_that_go(infos: Mapping[str, ShardInfo], numbers: Mapping[str, list[i
 
 
 def _left_over(version: Version) -> Iterator[str]:
-    of_work = version.folder / "work", lambda name: not name.endswith(".lock")
+    of_work = version.desk / "work", lambda name: not name.endswith(".lock")
     of_files = ((folder, is_being_written) for folder in version.folders_of_small_files())
-    for folder, is_temporary in (of_work, (version.folder.parent, is_being_made), *of_files):
+    of_cache = ((version.path.parent, is_being_made),) if isinstance(version.path, Path) else ()
+    for folder, is_temporary in (of_work, *of_cache, *of_files):
         with suppress(OSError):
             yield from (str(folder / name) for name in sorted(leftovers(folder, is_temporary)))
 
@@ -243,13 +240,16 @@ def prune(
         StoreError: The version has changed since the plan; or a run, a repair or another prune is under way; or the
             version cannot be written. Whatever was sound is still there.
     """
-    with claim_shards(version):
+    with claim_shards(version), prune_claim(version):
         refuse_beside_runs(version)
         contents = _look(version, manifest)
         if replace(contents.plan(version), leftovers=plan.leftovers) != plan:
             raise StoreError(f"{version.path}: has changed meanwhile; nothing has been removed: run this again")
         version.sweep()
-        sweep_cache(version.folder.parent)
+        if isinstance(version.path, Path):
+            sweep_cache(version.path.parent)
+        else:
+            require_put_if_absent(version.path.parent)
         if not contents.goes:
             return Pruned(plan.path)
         done = _prune_shards(version, contents, "" if manifest is None else manifest.source, report, stop)
@@ -310,4 +310,5 @@ def _write_again(version: Version, name: str, numbers: list[int]) -> ShardEvent:
     shard = DamagedShard(version.shard(name).folder, version.info.fingerprint, version.info.spec)
     if shard.check() & {*shard.ids.take(np.array(numbers))}:
         raise DamagedError(f"{shard.folder}: damaged")
-    return ShardEvent(copy_sound_items(version, shard, numbers).name, len(numbers))
+    copied = copy_sound_items(version, shard, numbers)
+    return ShardEvent(copied.name, len(numbers), entry=copied.entry)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
 from featcache.errors import StoreError
-from featcache.store.commits import remove_shard_of_objects
+from featcache.storage.location import ObjectPath
+from featcache.store import commits
 from featcache.store.files import remove_from_cache, remove_from_version, sync
 from featcache.store.leftovers import temporary_name
 from featcache.store.locks import Claim
-from featcache.store.run_records import is_running, request_of, run_names
+from featcache.store.run_records import is_running, read_run, request_of, run_names
 from featcache.store.version import Version
 
 
@@ -37,7 +39,8 @@ def claim_shards(version: Version) -> Claim:
 
 def refuse_beside_runs(version: Version, own: str = "") -> None:
     """Refuse to take anything away while a run fills the version, as far as can be seen here; with a run of our own,
-    while one does that has begun after it.
+    while one does that has begun after it. In an object store, a run elsewhere fills it if it has not ended, and
+    something was written within a day.
 
     Raises:
         StoreError: Says which run.
@@ -47,6 +50,55 @@ def refuse_beside_runs(version: Version, own: str = "") -> None:
             asked = request_of(version, name)
             process = f", process {asked['pid']} on {asked['host']}" if {"pid", "host"} <= asked.keys() else ""
             raise StoreError(f"{version.path}: a run is under way ({name}{process}): nothing is removed beside it")
+    if isinstance(version.path, Path):
+        return
+    for name in run_names(version):
+        is_elsewhere = name > own and not (version.desk / "runs" / name).exists()
+        record = read_run(version, name) if is_elsewhere else None
+        if record is not None and record.outcome is None and commits.was_written_lately(version):
+            raise StoreError(
+                f"{version.path}: a run on {record.asked.get('host', 'another machine')} may be under way ({name}): "
+                "nothing is removed beside it. If it was killed, wait until nothing has been written for a day"
+            )
+
+
+def prune_claim(version: Version) -> Claim:
+    """The claim that a prune holds while it takes shards away; waits until it is free. A prune stops for a run that
+    begins, and the run waits for that.
+
+    Raises:
+        StoreError: The version cannot be written.
+    """
+    try:
+        claim = version.claim("prune")
+        claim.take(wait=True)
+    except OSError as error:
+        raise StoreError(f"{version.path}: cannot be written: {error.strerror}") from error
+    return claim
+
+
+def refuse_pruned(version: Version, planned: Iterable[str]) -> None:
+    """Refuse to go on with a run that has begun, if a prune has taken away shards since it was planned.
+
+    As soon as a run has begun, no prune takes a shard away that it has not begun with.
+
+    Args:
+        version: The version.
+        planned: The names of the shards that there were.
+
+    Raises:
+        StoreError: A shard was pruned. Says that the same command does what is now to be done.
+    """
+    if not isinstance(version.path, Path):
+        return
+    with prune_claim(version):
+        gone = {*planned}.difference(version.listed_shards())
+    if not gone:
+        return
+    for run in reversed(run_names(version)):
+        record = read_run(version, run)
+        if record is not None and any(event.pruned and event.shard in gone for event in record.events()):
+            raise StoreError(f"{version.path}: was pruned while this run was being planned: run the same command again")
 
 
 def remove_shard(version: Version, name: str) -> None:
@@ -57,25 +109,42 @@ def remove_shard(version: Version, name: str) -> None:
         OSError: It cannot be removed.
     """
     if not isinstance(version.path, Path):
-        remove_shard_of_objects(version, name)
+        commits.remove_shard_of_objects(version, name)
         return
     folder = version.path / "shards" / name
     if folder.is_symlink():
         folder.unlink()
         return
+    remove_from_version(version.path, "work", take_shard(version, name).name)  # a run that has just begun may be first
+
+
+def take_shard(version: Version, name: str) -> Path:
+    """Move a shard, which is a folder, to `work/`, whence it is removed after a kill; returns where it is now.
+
+    Raises:
+        FileNotFoundError: It is not there.
+        OSError: It cannot be moved.
+    """
+    folder = version.folder / "shards" / name
     gone = version.work_folder(name)
     folder.rename(gone)
     sync(gone.parent)  # else, after a power cut, half of it may be back in its place
     sync(folder.parent)
-    remove_from_version(version.path, "work", gone.name)  # a run that has just begun may do it first
+    return gone
 
 
 def remove_version(version: Version) -> None:
-    """Remove a version, with everything in its folder: it is gone at once, by a rename, and then deleted.
+    """Remove a version, with everything in its folder: it is gone at once, by a rename, and then deleted. In an object
+    store, its shards are removed one by one, and its own `zarr.json` last: after a kill, it can be done again.
 
     Raises:
         StoreError: Its folder is a link, a run is under way, or it cannot be removed.
     """
+    if isinstance(version.path, ObjectPath):
+        with claim_shards(version):
+            refuse_beside_runs(version)
+            commits.remove_version_of_objects(version)
+        return
     folder = Path(os.path.abspath(version.folder))
     if folder.is_symlink():
         raise StoreError(f"{folder}: is a symbolic link to {os.readlink(folder)}: remove that folder, and the link")

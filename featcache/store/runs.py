@@ -112,5 +112,12 @@ class Run:
             with suppress(OSError):  # it holds marks
                 self.folder.rmdir()
 
+    def withdraw(self) -> None:
+        """Take back the record of a run that does nothing after all, in a folder; if that fails, it has not ended."""
+        with suppress(OSError):
+            (self.folder / "run.json").unlink()
+            self.folder.rmdir()
+        self._lock.release()
+
     def _write(self) -> None:
         write_document(self._location / "run.json", self._record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,20 @@ def version_folders(path: Location) -> list[Location]:
     Raises:
         StoreError: There is no version, or several have that name.
     """
+    folders = _all_folders(path)
+    if len(folders) > 1 and folders[0].parent != path:
+        raise _several(path.parent, folders)
+    return folders
+
+
+def _all_folders(path: Location) -> list[Location]:
+    """As `version_folders`; all, if several have that name."""
     if _is_version(path):
         return [path]
     try:
         folders = _folders_in(path)
     except FileNotFoundError:
-        return [_named(path.parent, path.name)]
+        return _named(path.parent, path.name)
     except NotADirectoryError as error:
         raise StoreError(f"{path}: there is no such cache folder") from error
     if not folders:
@@ -58,21 +67,28 @@ def _is_version(path: Location) -> bool:
     return shards.is_dir() if isinstance(shards, Path) else store_of(shards).exists(shards)
 
 
-def _named(cache: Location, name: str) -> Location:
-    """The folder of the only version in the cache whose config is called `name`."""
+def _named(cache: Location, name: str) -> list[Location]:
+    """The folders of the versions in the cache whose config is called `name`; there are some."""
     there: list[Location] = []
     with suppress(OSError):
         there = _folders_in(cache)
     found = [folder for folder in there if _name_of(folder) == name]
-    if len(found) > 1:
-        raise _several(cache, found)
     if not found:
         _refuse_corpus(cache)
-        hint = f"; {cache} holds {listing(folder.name for folder in there)}" if there else ""
+        hint = f"; {cache} holds {listing(folder.name for folder in there)}" if there else _meant(cache, name)
         if split_tag(cache / name)[1] is not None:
             hint = ": this takes a version, and no tag"
         raise StoreError(f"{cache / name}: there is no such cache folder{hint}")
-    return found[0]
+    return found
+
+
+def _meant(parent: Location, name: str) -> str:
+    """That a cache of nearly this name may be meant."""
+    with suppress(OSError):
+        near = get_close_matches(name, store_of(parent).folders(parent), 1, 0.8)
+        if near and (version_names(parent / near[0]) or store_of(parent).exists(parent / near[0] / CORPUS)):
+            return f": did you mean {parent / near[0]}?"
+    return ""
 
 
 def _refuse_corpus(path: Location) -> None:
@@ -88,14 +104,15 @@ def _name_of(folder: Location) -> str:
         return folder.name.rpartition("-")[0]
 
 
-def _several(cache: Location, folders: Sequence[Location]) -> StoreError:
-    """The error to raise if there are several versions and a single one is wanted."""
+def _several(cache: Location, folders: Sequence[Location], tag: str | None = None) -> StoreError:
+    """The error to raise if there are several versions (that have a tag) and a single one is wanted."""
     hint = ""
     with suppress(StoreError):  # some metadata may be damaged
         first, second = (Version.open(folder).info.config for folder in folders[:2])
         hint = f" (the first two differ in {listing(differing_keys(first, second)) or 'their weights or revision'})"
-    names = listing(folder.name for folder in folders)
-    return StoreError(f"{cache}: holds {len(folders)} versions: {names}; name one of these folders{hint}")
+    names = listing(folder.name if tag is None else f"{folder.name}@{tag}" for folder in folders)
+    which = "" if tag is None else f" with a tag {tag}"
+    return StoreError(f"{cache}: holds {len(folders)} versions{which}: {names}; name one of these folders{hint}")
 
 
 def _folders_in(cache: Location) -> list[Location]:
@@ -113,10 +130,15 @@ def select_versions(path: Location, name: str | None = None, tag: str | None = N
         StoreError: There is no version, or no such tag.
         DamagedError: The metadata of such a version is damaged.
     """
-    versions = []
     path, of_path = split_tag(path)
     tag = of_path if tag is None else tag
-    for folder in version_folders(path):
+    return [at_tag(version, tag) for version in _opened(path, name, tag)]
+
+
+def _opened(path: Location, name: str | None, tag: str | None) -> list[Version]:
+    """The versions as they are now; of several, those that have the tag."""
+    versions = []
+    for folder in version_folders(path) if tag is None else _all_folders(path):
         try:
             version = Version.open(folder)
         except DamagedError:
@@ -126,8 +148,25 @@ def select_versions(path: Location, name: str | None = None, tag: str | None = N
         if name in (None, version.info.name, folder.name):
             versions.append(version)
     if tag is not None and len(versions) > 1:
-        versions = [version for version in versions if tag in tag_names(version)] or versions
-    return [at_tag(version, tag) for version in versions]
+        having = [version for version in versions if tag in tag_names(version)]
+        if not having:
+            names = listing(version.path.name for version in versions)
+            raise StoreError(f"{path}: none of its {len(versions)} versions has a tag {tag}: {names}")
+        versions = having
+    return versions
+
+
+def version_of_tag(path: Location, tag: str) -> Version:
+    """The only version at `path`, as it is now, or of those that have this name the only one that has the tag.
+
+    Raises:
+        StoreError: There is none, or there are several.
+        DamagedError: The metadata of such a version is damaged.
+    """
+    versions = _opened(path, None, tag)
+    if len(versions) > 1:
+        raise _several(versions[0].path.parent, [version.path for version in versions], tag)
+    return versions[0]
 
 
 def select_version(cache: Location, name: str | None = None, tag: str | None = None) -> Version:
@@ -142,7 +181,8 @@ def select_version(cache: Location, name: str | None = None, tag: str | None = N
     if not versions:
         there = [folder.name for folder in version_folders(split_tag(cache)[0])]
         raise StoreError(f"{cache}: holds no version called {name!r}; it holds {listing(there)}")
-    raise _several(cache, [version.path for version in versions])
+    given = split_tag(cache)[1] if tag is None else tag
+    raise _several(versions[0].path.parent, [version.path for version in versions], given)
 
 
 def select_configured(

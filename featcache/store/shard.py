@@ -18,7 +18,7 @@ from featcache.storage.location import Location, folder_of
 from featcache.storage.objects import read_ahead
 from featcache.storage.store import store_of
 from featcache.store import zarr3
-from featcache.store.checksums import crc32c
+from featcache.store.checksums import crc32c, hex_crc32c
 from featcache.store.chunk_file import Chunk, open_chunk, reading_error
 from featcache.store.columns import COLUMNS, Column, side_names
 from featcache.store.documents import read_bytes
@@ -340,6 +340,21 @@ class Shard:
         self._require_own()
         with self._naming_remedy():
             return zarr3.find_whole_array(self.folder / name)
+
+    def values(self, spec: FeatureSpec) -> str:
+        """A hash of the shard's values, eight hex digits, by which shards of the same items are compared.
+
+        It is the CRC-32C of the checksums that are stored with the features, with their offsets, and with side arrays.
+        """
+        names = ["features", "offsets", *(name for side in spec.side for name in side_names(side.name))]
+        chunks = [found for found in map(self.find, names) if found.chunk is not None]
+        with self._naming_remedy():
+            stored = [
+                store_of(found.chunk).get_ranges(found.chunk, [found.num_bytes], [zarr3.CHECKSUM_BYTES])[0]
+                for found in chunks
+                if found.chunk is not None
+            ]
+        return hex_crc32c(b"".join(stored))
 
     def _require_own(self) -> None:
         """Read nothing of another version, whose values would be taken for this one's."""

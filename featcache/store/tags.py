@@ -1,10 +1,10 @@
 """Tags: immutable named lists of a version's shards. What is read by a tag is what was there when it was made.
 
-    tags/<name>.json    which shards, each with its seal; how many items count; sealed
+    tags/<name>.json    which shards, each with its seal and a hash of its values; how many items count; sealed
 
 Which items count follows from the shards, so a tag needs no index of its own: that of its shards is kept. A shard that
-another run has made of the same items has the same name, and may have other bits; its seal tells. So whatever is read
-by a tag is what was tagged, or a `DamagedError` that names the tag.
+another run has made of the same items has the same name, another seal, and perhaps other bits; the hash of its values
+tells. So whatever is read by a tag is what was tagged, or a `DamagedError` that names the tag.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from featcache.errors import ArgumentError, DamagedError, StoreError, counted, listing
+from featcache.spec import FeatureSpec
 from featcache.storage.location import Location
-from featcache.storage.objects import read_ahead, require_put_if_absent
+from featcache.storage.objects import in_parallel, read_ahead, require_put_if_absent
 from featcache.storage.store import store_of
 from featcache.store.fields import fields, mapped, text, whole
 from featcache.store.files import folder_to_write, refuse_links, sync
@@ -39,7 +41,8 @@ _TAG = fields(
         "shards": mapped(text("[0-9a-f]{12}"), text("[0-9a-f]{8}")),
         "sealed": lambda value: value,
         "checksum": text(),
-    }
+    },
+    or_not={"values": mapped(text("[0-9a-f]{12}"), text("[0-9a-f]{8}"))},
 )
 
 
@@ -55,6 +58,19 @@ class Tag:
     """The number of utterances."""
     shards: dict[str, str]
     """The seal of each shard, by the shard's name, sorted."""
+    values: dict[str, str] = field(default_factory=dict)
+    """The hash of each shard's values, by the shard's name; tags that earlier code made have none."""
+
+    def is_of(self, shard: Shard, seal: str, spec: FeatureSpec) -> bool:
+        """Whether a shard, which has this seal, is the tagged one of its name, or has the same values.
+
+        Raises:
+            DamagedError: It is not what was written.
+            StoreError: It cannot be read.
+        """
+        if seal == self.shards.get(shard.name):
+            return True
+        return shard.name in self.values and shard.values(spec) == self.values[shard.name]
 
 
 class TaggedVersion(Version):
@@ -101,8 +117,9 @@ class _TaggedShard(Shard):
 
     def _read_info(self, data: bytes | None = None) -> ShardInfo:
         info = super()._read_info(data)
-        if self._seal != self._tagged.tag.shards.get(self.name):
-            raise self._tagged.broken([self.name])
+        anything, tagged = Shard(self.folder, self.fingerprint), self._tagged
+        if not tagged.tag.is_of(anything, self._seal, tagged.info.spec):
+            raise tagged.broken([self.name])
         return info
 
 
@@ -140,13 +157,17 @@ def make_tag(version: Version, name: str, shards: Sequence[str], items: int) -> 
     opened = [version.shard(shard) for shard in sorted(shards)]
     with read_ahead(file for shard in opened for file in shard.files(())):
         seals = {shard.name: shard.seal for shard in opened}
-    tag = Tag(name, datetime.now(UTC).isoformat(timespec="seconds"), items, seals)
+    read_values = partial(Shard.values, spec=version.info.spec)
+    values = map(read_values, opened) if isinstance(place, Path) else in_parallel(read_values, opened)
+    of_values = dict(zip(seals, values, strict=True))
+    tag = Tag(name, datetime.now(UTC).isoformat(timespec="seconds"), items, seals, of_values)
     document = {
         "format": FORMAT,
         "fingerprint": version.info.fingerprint,
         "made": tag.made,
         "items": items,
         "shards": seals,
+        "values": of_values,
     }
     if isinstance(place, Path):
         is_new = not store_of(place).exists(place)
@@ -204,7 +225,8 @@ def read_tag(version: Version, name: str) -> Tag:
         raise DamagedError(f"{what}; take it from a copy, or remove it: featcache rm {version.path}@{name}") from error
     if document["fingerprint"] != version.info.fingerprint:
         raise DamagedError(f"{place}: is a tag of another version ({document['fingerprint'][:12]}): remove it")
-    return Tag(name, document["made"], document["items"], dict(sorted(document["shards"].items())))
+    shards = dict(sorted(document["shards"].items()))
+    return Tag(name, document["made"], document["items"], shards, document.get("values", {}))
 
 
 def read_tags(version: Version) -> Iterator[Tag]:
@@ -234,24 +256,28 @@ def tags_to_show(version: Version) -> list[dict[str, Any]]:
 
 def check_tags(version: Version) -> Iterator[tuple[str, str]]:
     """What is wrong with the tags of a version: the name of the tag, and what it is."""
-    seals: dict[str, str] = {}
     there: set[str] = set()
     with suppress(DamagedError, OSError):
         there = {*version.listed_shards()}
+    opened: dict[str, Shard] = {}
     for tag_name in tag_names(version):
         try:
             tag = read_tag(version, tag_name)
         except StoreError as error:
             yield tag_name, str(error)
             continue
-        new = [version.shard(shard) for shard in tag.shards.keys() & there - seals.keys()]
+        new = [version.shard(shard) for shard in tag.shards.keys() & there - opened.keys()]
+        opened |= {shard.name: shard for shard in new}
         with read_ahead(file for shard in new for file in shard.files(())):
-            for shard in new:
-                with suppress(DamagedError, OSError):  # what is damaged may still be what was tagged
-                    seals[shard.name] = shard.seal
-        gone = [name for name, seal in tag.shards.items() if name not in there or seals.get(name, seal) != seal]
+            gone = [name for name in tag.shards if name not in there or _is_another(tag, opened[name], version)]
         if gone:
             yield tag_name, TaggedVersion(version, tag).broken(gone).what
+
+
+def _is_another(tag: Tag, shard: Shard, version: Version) -> bool:
+    with suppress(DamagedError, OSError):  # what is damaged may still be what was tagged
+        return not tag.is_of(shard, shard.seal, version.info.spec)
+    return False
 
 
 def remove_tag(version: Version, name: str) -> None:

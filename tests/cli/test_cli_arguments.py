@@ -92,6 +92,50 @@ def test_paths_that_cannot_be_are_refused(cli, scratch, paths, args, message):
     assert listed(scratch) == before
 
 
+@pytest.mark.parametrize("option", ["--price", "--shard-size"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e999", "two"])
+def test_a_number_is_a_number(cli, paths, scratch, option, value):
+    refused = cli("extract", paths["manifest"], "-o", scratch / "c", "--dry-run", "--trial", f"{option}={value}")
+    assert (refused.code, refused.out) == (2, "")
+    assert f"Invalid value for '{option}': " in refused.err.splitlines()[-1]
+    assert not (scratch / "c").exists()
+
+
+def test_numbers_in_python(plain, scratch):
+    for number in (float("nan"), 0, -1.0):
+        with pytest.raises(ArgumentError, match="it must be a number"):
+            featcache.extract(plain.manifest(), cache=scratch / "c", shard_megabytes=number)
+
+
+@pytest.mark.parametrize("link", [None, "symlink_to", "hardlink_to"])
+def test_what_a_command_reads_is_never_written(cli, plain, scratch, link):
+    """Not with --force, not as a log, and not by another name."""
+    manifest, data = plain.copy(scratch / "corpus").manifest(), plain.manifest().read_bytes()
+    output = manifest if link is None else scratch / "link.csv"
+    if link is not None:
+        getattr(output, link)(manifest)
+    for command in ("durations", "manifest"):
+        refused = cli(command, manifest, "-o", output, "--force")
+        assert (refused.code, refused.err) == (
+            2,
+            f"featcache: {output}: is what this command reads: give another file\n",
+        )
+    refused = cli("extract", manifest, "-o", scratch / "c", "--log", output)
+    said = f"featcache: --log: {output} is there, and is no log of featcache: give another file\n"
+    assert (refused.code, refused.err) == (2, said)
+    assert manifest.read_bytes() == data
+    assert not (scratch / "c").exists()
+
+
+def test_no_output_is_a_versions_file(cli, scratch, features):
+    place = make_version(scratch / "cache", features).path / "zarr.json"
+    before = place.read_bytes()
+    refused = cli("stats", scratch / "cache", "-o", place, "--force")
+    assert refused.code == 2
+    assert "is a file of the version" in refused.err
+    assert place.read_bytes() == before
+
+
 def test_urls_are_no_paths_in_python_either(plain, scratch, monkeypatch):
     """`Path("s3://b/x")` is `s3:/b/x`."""
     monkeypatch.chdir(scratch)

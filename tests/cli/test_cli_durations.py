@@ -91,7 +91,7 @@ def test_files_that_cannot_be_read_are_counted_by_reason_and_stay(cli, plain, sc
     ("arguments", "said"),
     [
         (("-", "-o", "x.csv"), "give a file"),
-        (("{manifest}", "-o", "{manifest}"), "--force"),
+        (("{manifest}", "-o", "{manifest}"), "is what this command reads"),
         (("{manifest}", "-o", "{folder}/x.jsonl"), "as CSV"),
     ],
 )

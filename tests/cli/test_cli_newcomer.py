@@ -68,7 +68,7 @@ REFUSED = [
     ("extract train.csv --device gpu", 2, "device 'gpu': not a torch device; use cpu, cuda, or cuda:0 and so on"),
     ("extract train.csv --device cuda:99", 2, "device 'cuda:99': there is no such device; torch sees "),
     ("extract train.csv -o notes.txt", 2, "-o: notes.txt is not a folder"),
-    ("verify feature", 1, "feature: there is no such cache folder"),
+    ("verify feature", 1, "feature: there is no such cache folder: did you mean features?"),
     ("info .", 1, ".: holds no version: `featcache extract` creates one"),
     ("stats features/mfcc13", 1, "; features holds fbank80-"),
     ("stats features/fbank80", 1, "holds 2 versions: fbank80-2a8b3903b266, "),

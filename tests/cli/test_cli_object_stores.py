@@ -4,6 +4,7 @@ import json
 
 import pytest
 from make_cache import make_features, make_version
+from manifests import manifest_of
 from object_stores import upload
 
 import featcache
@@ -59,3 +60,17 @@ def test_what_is_damaged_is_named(cli, s3, places, tmp_path):
     finished = cli("verify", "s3://speech/damaged-cli", env=s3.environment)
     assert finished.code == 1
     assert "the checksum of its features does not match" in finished.out
+
+
+def test_what_is_not_wanted_is_removed(cli, s3, places, tmp_path):
+    _, url = places
+    wanted = manifest_of(tmp_path, [(f"utt-{number}", "x.wav") for number in range(20)], ("id", "path"))
+    pruned = cli("prune", url, "--manifest", wanted, "--yes", "--json", env=s3.environment)
+    assert pruned.code == 0, pruned.err
+    (version,) = pruned.json()["versions"]
+    assert (version["unwanted"], version["pruned"]["removed"], version["pruned"]["rewritten"]) == (20, 2, 1)
+    verified = cli("verify", url, env=s3.environment)
+    assert (verified.code, "1 shard, 20 utterances" in verified.out) == (0, True), verified
+    removed = cli("rm", f"{url}/fbank80", "--yes", env=s3.environment)
+    assert removed.code == 0, removed.err
+    assert "there is no such cache" in cli("info", url, env=s3.environment).err

@@ -23,7 +23,7 @@ import featcache
 from featcache.config import load_config
 from featcache.device import BATCH_SECONDS
 from featcache.engines.local import run_locally
-from featcache.errors import ArgumentError
+from featcache.errors import ArgumentError, StoreError
 from featcache.extraction import decoding
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.plan import Options, plan_extraction
@@ -31,6 +31,9 @@ from featcache.extraction.version_plan import BuiltConfig, new_version_notes, ve
 from featcache.manifest import read_manifest
 from featcache.store.files import SYNC_THREADS
 from featcache.store.index import open_index
+from featcache.store.prune import plan_prune, prune
+from featcache.store.removing import prune_claim, refuse_beside_runs
+from featcache.store.run_records import run_names
 from featcache.store.version import Version
 
 # A value depends on nothing but the audio and the config
@@ -304,3 +307,34 @@ def test_a_version_that_another_run_creates_meanwhile_is_not_one_that_was_rename
     version.path.rename(tmp_path / "other")
     with pytest.raises(ArgumentError, match=f"rename it back to {info.folder_name}"):
         new_version_notes(tmp_path, info)
+
+
+def test_a_prune_between_planning_and_the_run_is_noticed(plain, scratch):
+    """What the plan took for present is gone: the run says so, and the same command does it."""
+    whole, half = (read_manifest(plain.manifest(plain.rows[:n], f"{n}.csv")) for n in (12, 6))
+    options = Options("cpu", 1)
+    extract_here(whole, [load_config("fbank80")], scratch, options)
+    expected = items(scratch)
+    again = read_manifest(plain.manifest([*plain.rows, {**plain.rows[0], "id": "new"}], "13.csv"))
+    more = plan_extraction(again, [load_config("fbank80")], scratch, options)
+    version = only_version(scratch)
+    assert prune(version, plan_prune(version, half), half).rewritten == 1
+    with pytest.raises(StoreError, match="was pruned while this run was being planned: run the same command again"):
+        run_extraction(more, run_locally)
+    assert [problem for problem in check(scratch).problems if problem.kind != "record"] == []
+    assert extract_here(again, [load_config("fbank80")], scratch, options).versions[0].extracted == 7
+    assert items(scratch).items() >= expected.items()
+
+
+def test_a_run_waits_for_a_prune_that_stops_for_it(plain, scratch):
+    manifest, options = read_manifest(plain.manifest(plain.rows[:2], "2.csv")), Options("cpu", 1)
+    extract_here(manifest, [load_config("fbank80")], scratch, options)
+    more = plan_extraction(read_manifest(plain.manifest()), [load_config("fbank80")], scratch, options)
+    with ThreadPoolExecutor(1) as pool:
+        with prune_claim(only_version(scratch)):
+            running = pool.submit(run_extraction, more, run_locally)
+            wait_until(lambda: len(run_names(only_version(scratch))) == 2)
+            with pytest.raises(StoreError, match="a run is under way"):
+                refuse_beside_runs(only_version(scratch))
+            assert not running.done()
+        assert running.result().versions[0].extracted == 10

@@ -9,10 +9,7 @@ import random
 
 import pytest
 from promises import CACHE, TRIAL_SECONDS, assert_finishes, assert_is_after, assert_old_or_new
-from shim import CHANGES, KINDS, STEP, Faults, Strike
-
-GROWS = ("open", "write", "truncate", "allocate", "sync", "rename", "mkdir", "link")
-"""The calls that need room on the disk."""
+from shim import CHANGES, GROWS, KINDS, STEP, Faults, Strike
 
 OPENS = ("open", "read_open", "list")
 

@@ -1,9 +1,10 @@
-"""A prune that is killed at any call, or whose machine loses power, loses nothing that stays, and the same command does
-the rest.
+"""A prune that is killed at any call, or of which a call fails, or whose machine loses power, loses nothing that stays,
+and the same command does the rest.
 """
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 import signal
@@ -13,13 +14,21 @@ from cache_contents import check, items, only_version
 from power_loss import POLICIES, Disk
 from processes import Cli
 from promises import CACHE, assert_no_leftovers
-from shim import CHANGES, STEP, Faults, Strike, read_calls, spread_kills
+from shim import CHANGES, GROWS, STEP, Faults, Strike, read_calls, spread_kills
 
 import featcache
 from featcache.store.index import open_index
 from featcache.store.tags import at_tag, make_tag
 
 SAMPLE = 9
+FAULTS = {
+    "no space once": ("error", GROWS, errno.ENOSPC, 1),
+    "no space from then on": ("error", GROWS, errno.ENOSPC, -1),
+    "broken once": ("error", CHANGES, errno.EIO, 1),
+    "a read that fails once": ("error", ("read", "read_open", "list"), errno.EIO, 1),
+    "not allowed from then on": ("error", ("open", "rename", "mkdir", "unlink", "rmdir"), errno.EACCES, -1),
+}
+SAMPLED = ("no space from then on", "broken once", "not allowed from then on")
 
 
 @pytest.fixture(scope="session")
@@ -80,6 +89,26 @@ def assert_goes_on(cli, pruning, cache, where) -> None:
     assert_no_leftovers(cache, where)
 
 
+def fail(cli, pruning, trials, fault, at) -> bool:
+    """One trial in which a call fails; returns whether the command noticed."""
+    base, command, after = pruning
+    action, kinds, error, times = fault
+    cache = trials / "cache"
+    shutil.rmtree(cache, ignore_errors=True)
+    shutil.copytree(base, cache)
+    ended = run(cli, command, cache, faults=Faults(cache, Strike(at, action, kinds, error, times)))
+    where = f"{errno.errorcode[error]} at call {at} of {', '.join(kinds)}, {times} times"
+    assert ended.code in (0, 1), f"{where}: {ended}"
+    assert "Traceback" not in ended.err, f"{where}: {ended}"
+    if ended.code == 1:
+        (line,) = ended.err.splitlines()
+        assert line.startswith(("featcache: ", f"{only_version(cache).path}: ")), f"{where}: {line}"
+    else:
+        assert outcome(cache) == after, where
+    assert_goes_on(cli, pruning, cache, where)
+    return ended.code == 1
+
+
 def count_calls(cli, pruning, trials) -> int:
     base, command, _ = pruning
     cache = shutil.copytree(base, trials / "counted")
@@ -91,6 +120,21 @@ def test_killed_at_some_calls(faulty, pruning, trials):
     total = count_calls(faulty, pruning, trials)
     killed = sum(kill(faulty, pruning, trials, strike) for strike in spread_kills(total, SAMPLE))
     assert killed > SAMPLE // 2
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_a_call_fails(faulty, pruning, trials, name):
+    chance = random.Random(name)
+    for _ in range(2):
+        fail(faulty, pruning, trials, FAULTS[name], chance.randrange(80))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_call_fails(faulty, pruning, trials, name, tell):
+    total = count_calls(faulty, pruning, trials)
+    noticed = sum(fail(faulty, pruning, trials, FAULTS[name], at) for at in range(0, total, STEP))
+    tell(f"prune: {name}: at {total} calls, every {STEP}., noticed {noticed} times")
 
 
 @pytest.mark.slow

@@ -37,7 +37,6 @@ def preload() -> None:
     import numpy.ma
     import soxr
     import tqdm
-    import zarr
 
     import featcache.cli
     import featcache.cli.progress
@@ -52,7 +51,6 @@ def preload() -> None:
     assert numpy.ma
     assert soxr
     assert tqdm
-    assert zarr
 
 
 def serve(path: str, parent: int) -> None:

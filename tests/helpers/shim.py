@@ -25,6 +25,9 @@ STEP = int(os.environ.get("FAULTS_STEP", "1"))
 CHANGES = KINDS[:10]
 """The kinds that change files, or make a change last."""
 
+GROWS = ("open", "write", "truncate", "allocate", "sync", "rename", "mkdir", "link")
+"""The calls that need room on the disk."""
+
 
 def build(folder: Path) -> Path:
     """Compile the shim; the test is skipped where that is impossible."""

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import random
+import shutil
 import uuid
+from itertools import count
 
 import numpy as np
 import pytest
 from damage import CHUNKS, flip
+from make_cache import add_shard, make_features, make_version
 from manifests import manifest_of
 from scratch import scratch_folder
 from small_shards import INFO, item, write
 
-from featcache.errors import ArgumentError, DamagedError, ManifestError, StoreError
+import featcache
+from featcache.errors import DamagedError, ManifestError, StoreError
 from featcache.health.verify import verify
 from featcache.manifest import read_manifest
 from featcache.storage.location import parse_location
+from featcache.storage.objects import Objects
+from featcache.storage.store import store_of
 from featcache.store.index import open_index
 from featcache.store.ledger import Failure, standing_failures
 from featcache.store.prune import plan_prune, prune
@@ -232,11 +238,69 @@ def test_another_corpus_manifest_is_refused(tmp_path):
         plan_prune(version, manifest(tmp_path, ["x"]))
 
 
-def test_in_an_object_store_it_is_refused_in_one_line():
+@pytest.fixture
+def stored():
+    """A version in an object store: five utterances in two shards, of which a third shard has replaced one."""
     pytest.importorskip("obstore")
-    version = Version.create(parse_location("cache", f"memory://{uuid.uuid4()}/features"), INFO)
-    with pytest.raises(ArgumentError, match="is in an object store"):
-        plan_prune(version)
+    version = make_version(parse_location("cache", f"memory://{uuid.uuid4()}/features"))
+    features = make_features(6)
+    items = list(features.items())
+    first = add_shard(version, dict(items[:3]), run="run 1")
+    add_shard(version, dict(items[3:5]), row=3, run="run 1")
+    add_shard(version, {"utt-1": items[5][1]}, row=9, supersedes={first: [1]}, run="run 2")
+    return version, {**dict(items[:5]), "utt-1": items[5][1]}
+
+
+def test_in_an_object_store(stored, tmp_path):
+    version, features = stored
+    wanted = [id_ for id_ in features if id_ != "utt-3"]
+    done = prune_all(version, manifest(tmp_path, wanted))
+    assert (done.removed, done.rewritten) == (2, 2)
+    assert read(version) == {id_: features[id_].tobytes() for id_ in wanted}
+    assert sum(version.shard(name).info.items for name in version.shard_names()) == 4
+    assert [problem for problem in verify(version).problems if problem.kind != "record"] == []
+    assert plan_prune(version, manifest(tmp_path, wanted)).is_empty
+
+
+def read(version: Version) -> dict[str, bytes]:
+    opened = featcache.open(str(version.path), strict=True)
+    return {id_: np.asarray(opened[id_]).tobytes() for id_ in opened.ids if id_ != "utt-3"}
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 9, 40])
+def test_in_an_object_store_what_stays_is_there_whichever_request_is_the_last(stored, tmp_path, monkeypatch, at):
+    version, features = stored
+    wanted = manifest(tmp_path, [id_ for id_ in features if id_ != "utt-3"])
+    before, requests, delete = read(version), count(), Objects.delete
+
+    def cut_off(self, location):
+        if next(requests) >= at:
+            raise StoreError("cut off")
+        delete(self, location)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Objects, "delete", cut_off)
+        with pytest.raises(StoreError, match="cut off"):
+            prune_all(version, wanted)
+    assert read(version) == before
+    again = Version.open(version.path)
+    prune_all(again, wanted)
+    assert read(again) == before
+    assert plan_prune(again, wanted).is_empty
+
+
+def test_in_an_object_store_nothing_is_removed_beside_a_run_elsewhere(stored):
+    version, _ = stored
+    names, run = version.shard_names(), Run(version, {"host": "far", "pid": 12})
+    shutil.rmtree(run.folder)  # as if it were another machine's
+    for remove in (lambda: prune_all(version), lambda: remove_version(version)):
+        with pytest.raises(StoreError, match=r"a run on far may be under way .* wait until nothing has been written"):
+            remove()
+    assert version.shard_names() == names
+    run.finish({})
+    prune_all(version)
+    remove_version(version)
+    assert [*store_of(version.path).walk(version.path)] == []
 
 
 def test_a_version_is_removed_with_everything_and_no_link_is_followed(tmp_path):

@@ -196,13 +196,18 @@ def test_of_two_versions_the_one_that_has_the_tag_is_meant(tmp_path):
     tag(old, "paper")
     assert featcache.open(tmp_path, "fbank80", tag="paper").version.path == old.path
     assert featcache.open(f"{tmp_path}@paper").version.path == old.path
-    with pytest.raises(StoreError, match="has no tag other"):
-        featcache.open(tmp_path, "fbank80", tag="other")
+    assert featcache.open(f"{tmp_path}/fbank80@paper").version.path == old.path
+    for given in ((tmp_path, "fbank80", "other"), (f"{tmp_path}/fbank80@other",), (f"{tmp_path}@other",)):
+        with pytest.raises(StoreError, match=f"none of its 2 versions has a tag other: .*{old.path.name}"):
+            featcache.open(given[0], *given[1:2], tag=given[2] if given[2:] else None)
     with pytest.raises(ArgumentError, match="'' is no name for a tag"):
         featcache.open(old.path, tag="")
     tag(new, "paper")
-    with pytest.raises(StoreError, match="holds 2 versions"):
-        featcache.open(tmp_path, "fbank80", tag="paper")
+    for given in (f"{tmp_path}@paper", f"{tmp_path}/fbank80@paper"):
+        with pytest.raises(StoreError, match=r"holds 2 versions with a tag paper: fbank80-.*@paper.*low_freq"):
+            featcache.open(given)
+    with pytest.raises(StoreError, match="holds 2 versions: "):
+        featcache.open(f"{tmp_path}/fbank80")
 
 
 def test_files_with_other_names_are_no_tags(tmp_path):
