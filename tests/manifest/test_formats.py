@@ -289,15 +289,16 @@ def test_faults_of_lhotses_objects(top, written):
     good = recording_of(top, clip)
     rows = [
         {**base, "recording": good},
-        {**base, "type": "MixedCut", "tracks": []},
+        {"id": "x", "type": "MixedCut", "tracks": []},
         {**base, "recording": {**good, "sources": [{"type": "memory", "channels": [0], "source": ""}]}},
         {**base, "recording": {**good, "sources": good["sources"] * 2}},
         {**base, "recording": {**good, "transforms": [{"name": "Speed", "kwargs": {}}]}},
         {**base, "recording": {**good, "sources": [{**good["sources"][0], "channels": [0, 1]}]}, "channel": 2},
-        {**base, "recording": {"id": "x"}},
+        {**base, "recording": {"id": "x", "duration": 1.0}},
         {**base, "recording": None},
         {**base, "id": "y", "duration": -1, "recording": good},
         {**base, "id": "z", "channel": 1, "recording": good},
+        {"id": "t", "duration": 1.0, "type": "MonoCut", "recording": good},
     ]
     faults = faults_of(written("\n".join(map(json.dumps, rows)), "cuts.jsonl"))
     assert faults == [
@@ -306,10 +307,11 @@ def test_faults_of_lhotses_objects(top, written):
         "line 4: the recording has 2 sources, and one is read: make a recording of each",
         "line 5: the recording has transforms, which are not applied: Speed: save its audio first",
         "line 6: channel 2 is not among the recording's: [0, 1]",
-        "line 7: not as Lhotse writes it: there is no 'sources'",
-        "line 8: not as Lhotse writes it: 'NoneType' object has no attribute 'get'",
+        "line 7: not as expected: Object missing required field `sources` - at `$.recording`",
+        "line 8: MonoCut without a recording is not read: save its audio first",
         "line 9: duration is negative: -1.0",
         "line 10: channel 1 is not among the recording's: [0]",
+        "line 11: a cut without start or duration",
     ]
 
 
