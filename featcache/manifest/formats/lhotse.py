@@ -96,9 +96,9 @@ def read_lhotse(source: Source) -> Iterator[Batch]:
     kind = kind_of(source.first_object)
     if kind is None:
         raise ManifestError("the first line is no recording, supervision or cut of Lhotse's")
-    of, row_of = {"recording": (_Recording, _of_recording), "cut": (_Cut, _of_cut)}.get(kind, (_Supervision, None))
-    if row_of is None:
-        row_of = partial(_of_supervision, _audio_beside(source))
+    of, row_of = _READ[kind]
+    if kind == "supervision":
+        row_of = partial(row_of, _audio_beside(source))
     rows = json_rows(lines, source.faults, of=of)
     for places, cells in batched(_converted(rows, row_of, source.faults), _COLUMNS):
         there = {name: values for name, values in cells.items() if name == "id" or values.count(None) < len(values)}
@@ -192,3 +192,11 @@ def _audio(recording: _Recording) -> Audio:
     if one.type not in ("file", "url"):
         raise _NotReadError(f"a source of type {one.type!r} is not read, only 'file', 'url' and 'command'")
     return one.source, one.channels
+
+
+_READ: dict[str, tuple[type, Callable[..., tuple[Any, ...]]]] = {
+    "recording": (_Recording, _of_recording),
+    "supervision": (_Supervision, _of_supervision),
+    "cut": (_Cut, _of_cut),
+}
+"""The type of each kind of object, and what makes a row of it."""

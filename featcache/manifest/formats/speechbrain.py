@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from reprlib import repr as shown
 from typing import Any, cast
 
+import msgspec
+
 from featcache.manifest.formats.source import Batch, Source, lines_of
 from featcache.manifest.formats.tables import Rows, csv_rows, json_batches, table_batches
 
@@ -18,8 +20,11 @@ _BLOCK_BYTES = 1 << 20
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _MARKS = {mark: re.compile(rf"[ \t\r\n]*{re.escape(mark)}[ \t\r\n]*") for mark in "{:,"}
-_KEY = re.compile(r'"([^"\\\x00-\x1f]*)"[ \t\r\n]*:[ \t\r\n]*')
-"""A key without escapes, and its colon."""
+_ENTRY = re.compile(
+    r'"([^"\\\x00-\x1f]*)"[ \t\r\n]*:[ \t\r\n]*'
+    r"(\{[^}]*+(?:\}[^,} \t\r\n][^}]*+)*+\})[ \t\r\n]*,[ \t\r\n]*"
+)
+"""A key without escapes, what most likely is its object, and a comma."""
 _NESTED = re.compile(r'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*\{')
 _BY_DOLLAR = re.compile(r"\$([\w.]+)|\$\{(\w+)\}")
 _BY_BRACES = re.compile(r"\{(\w+)\}")
@@ -93,23 +98,21 @@ def _entries(source: Source) -> Rows:
         while not text.startswith("}", at):
             line += text.count("\n", counted, at)
             counted = at
-            if found := _KEY.match(text, at):
+            if (found := _ENTRY.match(text, at)) and (row := _object(found[2])) is not None:
                 key, at = found[1], found.end()
             else:
                 key, at = decode(text, at)
-                at = _after(text, at, ":")
-            row, at = decode(text, at)
-            if may_have_halves:
-                json.dumps(row, ensure_ascii=False).encode()
+                row, at = decode(text, _after(text, at, ":"))
+                if may_have_halves:
+                    json.dumps(row, ensure_ascii=False).encode()
+                at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+                if not text.startswith("}", at):
+                    at = _after(text, at, ",")
             if isinstance(row, dict) and isinstance(key, str):
                 row["id"] = key
                 yield line, row
             else:
                 faults.add(line, f"not an object of an utterance: {shown(key)}")
-            if found := _MARKS[","].match(text, at):
-                at = found.end()
-            elif not text.startswith("}", at := _after_space(text, at)):
-                at = _after(text, at, ",")  # which says what is wrong
     except json.JSONDecodeError as error:
         faults.add(error.lineno, f"not JSON: {error.msg} at character {error.colno}")
     except (ValueError, RecursionError) as error:
@@ -120,8 +123,15 @@ def _after(text: str, at: int, mark: str) -> int:
     """Where what follows a mark begins; there may be white space around it."""
     if found := _MARKS[mark].match(text, at):
         return found.end()
-    raise json.JSONDecodeError(f"Expecting {mark!r}", text, _after_space(text, at))
+    raise json.JSONDecodeError(f"Expecting {mark!r}", text, _SPACE.match(text, at).end())  # type: ignore[union-attr]
 
 
-def _after_space(text: str, at: int) -> int:
-    return _SPACE.match(text, at).end()  # type: ignore[union-attr]
+def _object(text: str) -> dict[str, Any] | None:
+    """An object of JSON; None if it is none, or needs another look."""
+    try:
+        return _decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
