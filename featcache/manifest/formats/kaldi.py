@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from collections.abc import Iterator, Sequence
 from itertools import compress
 from pathlib import Path
@@ -78,19 +79,26 @@ def _fault(fields: list[str], allow_commands: bool) -> str | None:
     return None
 
 
-def _by_id(recordings: Iterator[Batch], faults: Faults) -> dict[str, tuple[str, int]]:
-    """The path and the place of each recording."""
-    found: dict[str, tuple[str, int]] = {}
+def _by_id(recordings: Iterator[Batch], faults: Faults) -> dict[str, str]:
+    """The path of each recording."""
+    paths: dict[str, str] = {}
+    first_places = array("q")  # of each of them, in the same order
+    repeated = []
     for places, cells in recordings:
         for place, id_, path in zip(places, cells["id"], cells["path"], strict=True):
-            if id_ in found:
-                faults.add(place, f"id {id_!r} is already on {faults.where(found[id_][1])}")
+            if id_ in paths:
+                repeated.append((place, id_))
             else:
-                found[id_] = path, place
-    return found
+                paths[id_] = path
+                first_places.append(place)
+    if repeated:
+        place_of = dict(zip(paths, first_places, strict=True))
+        for place, id_ in repeated:
+            faults.add(place, f"id {id_!r} is already on {faults.where(place_of[id_])}")
+    return paths
 
 
-def _segments(source: Source, recordings: dict[str, tuple[str, int]]) -> Iterator[Batch]:
+def _segments(source: Source, recordings: dict[str, str]) -> Iterator[Batch]:
     """The rows of `segments`."""
     faults = source.faults
     base = faults.file("segments")
@@ -110,15 +118,13 @@ def _segments(source: Source, recordings: dict[str, tuple[str, int]]) -> Iterato
                 yield kept, dict(zip(("id", "path", "start", "duration", "channel"), cells, strict=True))
 
 
-def _plain_segments(
-    lines: Sequence[list[str]], recordings: dict[str, tuple[str, int]]
-) -> dict[str, Sequence[Any]] | None:
+def _plain_segments(lines: Sequence[list[str]], recordings: dict[str, str]) -> dict[str, Sequence[Any]] | None:
     """The cells of lines of `segments`, at once: as `_segment` gives them; None if one needs a look by itself."""
     if set(map(len, lines)) != {4}:
         return None
     ids, names, *texts = zip(*lines, strict=True)
     try:
-        paths = [recordings[name][0] for name in names]
+        paths = [recordings[name] for name in names]
         start, end = (list(map(float, cells)) for cells in texts)
     except (KeyError, ValueError):
         return None
@@ -128,9 +134,7 @@ def _plain_segments(
     return {"id": ids, "path": paths, "start": start, "duration": [round(value, 9) for value in seconds.tolist()]}
 
 
-def _segment(
-    fields: list[str], recordings: dict[str, tuple[str, int]]
-) -> tuple[str, str, float, float | None, str | None]:
+def _segment(fields: list[str], recordings: dict[str, str]) -> tuple[str, str, float, float | None, str | None]:
     """The cells of a line of `segments`. Without an end, a segment goes on to the end of its recording.
 
     Raises:
@@ -146,14 +150,13 @@ def _segment(
     if name not in recordings:
         raise ValueError(f"recording {name!r} is not in wav.scp")
     start, end = float(start_text), float(end_text)
-    path, _ = recordings[name]
     if end == -1:
-        return id_, path, start, None, channel
+        return id_, recordings[name], start, None, channel
     if not -math.inf < start < end < math.inf:
         if not (math.isfinite(start) and math.isfinite(end)):
             raise ValueError(f"start or end is not finite: {start}, {end}")
         raise ValueError(f"ends at {end}, and starts at {start}: only an end of -1 is that of the recording")
-    return id_, path, start, round(end - start, 9), channel  # without the rounding of binary fractions
+    return id_, recordings[name], start, round(end - start, 9), channel  # without the rounding of binary fractions
 
 
 class _Lookup:
