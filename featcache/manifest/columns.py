@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from reprlib import repr as shown
 from typing import Any, NamedTuple
@@ -111,8 +111,10 @@ class Column(NamedTuple):
     """Gives the value of a cell that is not empty. Raises a ValueError that says what is wrong with it."""
     not_given: Any
     """The value of an empty cell."""
-    pack: Callable[[list[Any]], Any]
+    pack: Callable[[Sequence[Any]], Any]
     """Makes one flat array of values."""
+    least: float | None = None
+    """The least of its values, if these are floats: all from it on, up to infinity, are values."""
 
 
 # Names that do not say seconds are left out on purpose: a `length` is as often in samples or frames.
@@ -133,9 +135,9 @@ COLUMNS = (
     Column(
         "start",
         ("start", "start_time", "begin", "begin_time", "offset"),
-        *(_start, math.nan, partial(np.array, dtype=np.float64)),
+        *(_start, math.nan, partial(np.array, dtype=np.float64), 0.0),
     ),
-    Column("duration", ("duration", "dur"), _duration, math.nan, partial(np.array, dtype=np.float64)),
+    Column("duration", ("duration", "dur"), _duration, math.nan, partial(np.array, dtype=np.float64), math.ulp(0.0)),
     Column("channel", ("channel",), _channel, -1, partial(np.array, dtype=np.int32)),
 )
 

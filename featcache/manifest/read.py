@@ -163,10 +163,16 @@ def gather(found: Iterable[Batch], source: Reading) -> tuple[dict[str, list[Any]
     return parts, row_places
 
 
-def _values(column: Column, places: Sequence[int], cells: Mapping[str, Sequence[Any]], source: Reading) -> list[Any]:
+def _values(
+    column: Column, places: Sequence[int], cells: Mapping[str, Sequence[Any]], source: Reading
+) -> Sequence[Any]:
     """The values of a column's cells."""
     if column.name not in cells:
         return [column.not_given] * len(places)
+    if column.least is not None and set(map(type, cells[column.name])) == {float}:
+        seconds = np.array(cells[column.name])
+        if ((seconds >= column.least) & (seconds < np.inf)).all():
+            return cells[column.name]
     parse = path_or_command if column.name == "path" and source.allow_commands else column.parse
     is_required = column.name in source.required
     values = []
@@ -183,7 +189,7 @@ def _values(column: Column, places: Sequence[int], cells: Mapping[str, Sequence[
     return values
 
 
-def _default_ids(places: Sequence[int], own: Mapping[str, list[Any]], faults: Faults) -> list[str]:
+def _default_ids(places: Sequence[int], own: Mapping[str, Sequence[Any]], faults: Faults) -> list[str]:
     """The ids of rows without ids."""
     ids = []
     for place, *segment in zip(places, *(own[column.name] for column in COLUMNS[1:]), strict=True):

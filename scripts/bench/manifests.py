@@ -1,57 +1,89 @@
 """How long each format of manifests takes to read, against CSV: `python scripts/bench/manifests.py`.
 
-The same rows (an id, a path, a duration, a text and a speaker) are written in each format that lies in files of text,
-and read by `read_manifest` with all columns. Rounds alternate between the formats; the least of each counts. Seconds
-are those of the process on a core, so that others on the machine count little.
+The same rows (an id, a path, a duration, a text and a speaker, as far as a format has them) are written in each format
+that lies in files of text, and read by `read_manifest` with all columns. CSV is read in turn with each; the least of
+the rounds counts. Seconds are those of the process on a core, so that others on the machine count little.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from featcache.manifest import read_manifest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
-from foreign_manifests import WRITERS, Clip
+from foreign_manifests import WRITERS, Clip, Writer, Written
 
-_LEFT_OUT = {"folder", "audiofolder", "lhotse recordings", "ljspeech"}
-"""A folder has no text; the others are read by the readers of tables that are here."""
+_COLUMNS = ("id", "path", "duration", "text", "speaker")
+
+
+def _table(name: str, mark: str) -> Writer:
+    def write(top: Path, clips: Sequence[Clip]) -> Written:
+        rows = (mark.join((clip.stem, clip.path, str(clip.seconds), clip.text, clip.speaker)) for clip in clips)
+        (top / f"train.{name}").write_text("\n".join([mark.join(_COLUMNS), *rows]))
+        return Written(top / f"train.{name}", name, [], [])
+
+    return write
+
+
+def _jsonl(top: Path, clips: Sequence[Clip]) -> Written:
+    rows = (zip(_COLUMNS, (one.stem, one.path, one.seconds, one.text, one.speaker), strict=True) for one in clips)
+    (top / "train.jsonl").write_text("".join(f"{json.dumps(dict(row))}\n" for row in rows))
+    return Written(top / "train.jsonl", "jsonl", [], [])
+
+
+def _wav_scp(top: Path, clips: Sequence[Clip]) -> Written:
+    written = WRITERS["kaldi"](top, clips)
+    return written._replace(manifest=written.manifest / "wav.scp")
+
+
+def _unpacked_cuts(top: Path, clips: Sequence[Clip]) -> Written:
+    written = WRITERS["lhotse cuts"](top, clips)
+    return written._replace(manifest=written.manifest.with_suffix(""))
+
+
+_WRITERS = {name: write for name, write in WRITERS.items() if name not in ("folder", "audiofolder")} | {
+    "lhotse cuts": _unpacked_cuts,
+    "lhotse cuts, gzip": WRITERS["lhotse cuts"],
+    "kaldi wav.scp": _wav_scp,
+    "tsv": _table("tsv", "\t"),
+    "jsonl": _jsonl,
+}
+"""What is written. A folder has no text, and an AudioFolder is the plain tables."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("formats", nargs="*", metavar="FORMAT", help=f"some of {', '.join(_WRITERS)}; default: all")
     options = parser.parse_args()
     clips = [
         Clip(f"audio/{number % 1000:03d}/{number:07d}.flac", 12_000 + number % 9000, f"what was said {number}", "anna")
         for number in range(options.rows)
     ]
-    seconds: dict[str, float] = {}
+    print(f"{options.rows:,} rows, seconds on a core")
     with tempfile.TemporaryDirectory() as folder:
-        written = {}
-        for name in [name for name in WRITERS if name not in _LEFT_OUT]:
-            (top := Path(folder, name)).mkdir()
-            written[name] = WRITERS[name](top, clips)
-        csv = Path(folder, "train.csv")
-        rows = (f"{clip.stem},{clip.path},{clip.seconds},{clip.text},{clip.speaker}\n" for clip in clips)
-        csv.write_text("id,path,duration,text,speaker\n" + "".join(rows))
-        del clips
-        for _ in range(options.rounds):
-            begin = time.process_time()
-            assert len(read_manifest(csv)) == options.rows
-            seconds["csv"] = min(seconds.get("csv", 1e9), time.process_time() - begin)
-            for name, one in written.items():
-                begin = time.process_time()
-                assert len(read_manifest(one.manifest, values=one.values, format=one.format)) == options.rows
-                seconds[name] = min(seconds.get(name, 1e9), time.process_time() - begin)
-    print(f"{options.rows:,} rows")
-    for name, least in sorted(seconds.items(), key=lambda item: item[1]):
-        print(f"{name:22} {least:7.2f} s  {least / seconds['csv']:5.2f} × csv")
+        csv = _table("csv", ",")(Path(folder), clips)
+        for name in options.formats or _WRITERS:
+            with tempfile.TemporaryDirectory(dir=folder) as top:
+                written = _WRITERS[name](Path(top), clips)
+                ours, theirs = zip(*[(_read(csv), _read(written)) for _ in range(options.rounds)], strict=True)
+            print(
+                f"{name:20} {min(theirs):6.2f}  csv {min(ours):6.2f}  ratio {min(theirs) / min(ours):5.2f}", flush=True
+            )
+
+
+def _read(written: Written) -> float:
+    begin = time.process_time()
+    read_manifest(written.manifest, values=written.values, format=written.format)
+    return time.process_time() - begin
 
 
 if __name__ == "__main__":

@@ -30,6 +30,14 @@ class Clip(NamedTuple):
         return self.samples / RATE
 
 
+CLIPS = [
+    Clip(f"wavs/{number}_{speaker}.wav", 3000 + 100 * number, f"say {number}, please", speaker)
+    for number in range(4)
+    for speaker in ("ann", "bob")
+]
+"""A small corpus."""
+
+
 class Written(NamedTuple):
     """A manifest, and how it is read."""
 

@@ -102,6 +102,12 @@ def test_faults_of_json_lines(written):
     assert [fault.split(":")[0] for fault in unreadable] == ["line 10", "line 15", "line 16"]
 
 
+@pytest.mark.parametrize("cell", ["NaN", "-Infinity", "1e400", "123456789012345678901234567890", '"\\ud83d\\ude00"'])
+def test_json_that_not_every_parser_reads_is_read_as_python_does(written, cell):
+    manifest = read_manifest(written(f'{{"id": "a", "path": "x.wav", "x": [{cell}]}}\n', "train.jsonl"))
+    assert manifest.columns["x"][0] == json.dumps([json.loads(cell)], ensure_ascii=False)
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import compress
 from pathlib import Path
 from reprlib import repr as shown
+from typing import Any, BinaryIO
+
+import numpy as np
 
 from featcache.manifest.audio_locations import is_command
 from featcache.manifest.columns import COMMAND_REFUSED
-from featcache.manifest.formats.source import Batch, Faults, Source, batched, lines_of, names_audio, opened
+from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Source, names_audio, opened, texts_of
 
 _COLUMNS = {
     "text": "text",
@@ -34,92 +39,128 @@ def is_data_folder(source: Source) -> bool:
 def read_data_folder(source: Source) -> Iterator[Batch]:
     """A data directory; or a `wav.scp` alone, or `segments` beside its `wav.scp`."""
     if not source.is_folder:
-        lines = lines_of(source.stream, source.faults)
-        yield from batched(_recordings(source, lines, 0), ("id", "path"))
+        yield from _recordings(source, source.stream, 0)
         return
-    columns = [name for name in _COLUMNS if source.carry and name in source.names]
-    lookups = [_Lookup(source, name) for name in columns]
-    is_cut = "segments" in source.names
-    names = ["id", "path", *(["start", "duration", "channel"] if is_cut else []), *(_COLUMNS[name] for name in columns)]
+    names = [name for name in _COLUMNS if source.carry and name in source.names]
+    lookups = {_COLUMNS[name]: _Lookup(source, name) for name in names}
     with opened(source.path / "wav.scp") as stream:
-        base = source.faults.file("wav.scp")
-        recordings = _recordings(source, lines_of(stream, source.faults, base), base)
-        rows = _segments(source, _by_id(recordings, source.faults)) if is_cut else recordings
-        full = ((place, (*cells, *[find(cells[0]) for find in lookups])) for place, cells in rows)
-        yield from batched(full, names)
+        found = _recordings(source, stream, source.faults.file("wav.scp"))
+        if "segments" in source.names:
+            found = _segments(source, _by_id(found, source.faults))
+        for places, cells in found:
+            yield places, {**cells, **{column: find(cells["id"]) for column, find in lookups.items()}}
 
 
-def _recordings(source: Source, lines: Iterator[str], base: int) -> Iterator[tuple[int, tuple[str, str]]]:
+def _recordings(source: Source, stream: BinaryIO, base: int) -> Iterator[Batch]:
     """The ids and paths of `wav.scp`."""
-    for place, id_, path in _fields(lines, base):
-        if fault := _fault(path, source.allow_commands):
-            source.faults.add(place, fault)
-        else:
-            yield place, (id_, path)
+    for places, lines in _fields(stream, source.faults, base, 1):
+        if set(map(len, lines)) == {2}:
+            ids, paths = zip(*lines, strict=True)
+            if "|" not in "".join(paths):
+                yield places, {"id": ids, "path": paths}
+                continue
+        rows = []
+        for place, fields in zip(places, lines, strict=True):
+            if (len(fields) < 2 or "|" in fields[1]) and (fault := _fault(fields, source.allow_commands)):
+                source.faults.add(place, fault)
+            else:
+                rows.append((place, *fields))
+        if rows:
+            kept, ids, paths = zip(*rows, strict=True)
+            yield kept, {"id": ids, "path": paths}
 
 
-def _by_id(recordings: Iterator[tuple[int, tuple[str, str]]], faults: Faults) -> dict[str, str]:
-    paths: dict[str, str] = {}
-    places: dict[str, int] = {}
-    for place, (id_, path) in recordings:
-        if places.setdefault(id_, place) != place:
-            faults.add(place, f"id {id_!r} is already on {faults.where(places[id_])}")
-        paths[id_] = path
-    return paths
-
-
-def _fault(path: str, allow_commands: bool) -> str | None:
-    """Why a path of `wav.scp` cannot be used."""
-    if not path:
+def _fault(fields: list[str], allow_commands: bool) -> str | None:
+    """Why a line of `wav.scp` cannot be used."""
+    if len(fields) < 2:
         return "path is missing"
-    if is_command(path):
-        return None if allow_commands else f"path {COMMAND_REFUSED}: {shown(path)}"
+    if is_command(fields[1]):
+        return None if allow_commands else f"path {COMMAND_REFUSED}: {shown(fields[1])}"
     return None
 
 
-def _segments(
-    source: Source, recordings: dict[str, str]
-) -> Iterator[tuple[int, tuple[str, str, float, float | None, str]]]:
+def _by_id(recordings: Iterator[Batch], faults: Faults) -> dict[str, str]:
+    """The path of each recording."""
+    paths: dict[str, str] = {}
+    first_places = array("q")  # of each of them, in the same order
+    repeated = []
+    for places, cells in recordings:
+        for place, id_, path in zip(places, cells["id"], cells["path"], strict=True):
+            if id_ in paths:
+                repeated.append((place, id_))
+            else:
+                paths[id_] = path
+                first_places.append(place)
+    if repeated:
+        place_of = dict(zip(paths, first_places, strict=True))
+        for place, id_ in repeated:
+            faults.add(place, f"id {id_!r} is already on {faults.where(place_of[id_])}")
+    return paths
+
+
+def _segments(source: Source, recordings: dict[str, str]) -> Iterator[Batch]:
     """The rows of `segments`."""
     faults = source.faults
     base = faults.file("segments")
     with opened(source.path / "segments") as stream:
-        for place, line in enumerate(lines_of(stream, faults, base), base + 1):
-            cells = _split(line)
-            if len(cells) not in (4, 5):
-                if cells:
-                    faults.add(place, f"{len(cells)} fields, but utterance, recording, start and end are expected")
+        for places, lines in _fields(stream, faults, base):
+            if (plain := _plain_segments(lines, recordings)) is not None:
+                yield places, plain
                 continue
-            id_, recording, start, end = cells[:4]
-            if recording not in recordings:
-                faults.add(place, f"recording {recording!r} is not in wav.scp")
-                continue
-            try:
-                first = float(start)
-                duration = _duration(first, float(end))
-            except ValueError as error:
-                faults.add(place, str(error))
-                continue
-            yield place, (id_, recordings[recording], first, duration, cells[4] if len(cells) == 5 else "")
+            rows = []
+            for place, fields in zip(places, lines, strict=True):
+                try:
+                    rows.append((place, *_segment(fields, recordings)))
+                except ValueError as error:
+                    faults.add(place, str(error))
+            if rows:
+                kept, *cells = zip(*rows, strict=True)
+                yield kept, dict(zip(("id", "path", "start", "duration", "channel"), cells, strict=True))
 
 
-def _duration(start: float, end: float) -> float | None:
-    """The seconds of a segment; None for one up to the end of its recording.
+def _plain_segments(lines: Sequence[list[str]], recordings: dict[str, str]) -> dict[str, Sequence[Any]] | None:
+    """The cells of lines of `segments`, at once: as `_segment` gives them; None if one needs a look by itself."""
+    if set(map(len, lines)) != {4}:
+        return None
+    ids, names, *texts = zip(*lines, strict=True)
+    try:
+        paths = [recordings[name] for name in names]
+        start, end = (list(map(float, cells)) for cells in texts)
+    except (KeyError, ValueError):
+        return None
+    seconds = np.subtract(end, start)
+    if not (seconds.min() > 0 and seconds.max() < math.inf):
+        return None
+    return {"id": ids, "path": paths, "start": start, "duration": [round(value, 9) for value in seconds.tolist()]}
+
+
+def _segment(fields: list[str], recordings: dict[str, str]) -> tuple[str, str, float, float | None, str | None]:
+    """The cells of a line of `segments`. Without an end, a segment goes on to the end of its recording.
 
     Raises:
-        ValueError: It has none.
+        ValueError: What is wrong with it.
     """
+    channel = None
+    try:
+        if len(fields) == 5:
+            channel = fields.pop()
+        id_, name, start_text, end_text = fields
+    except ValueError:
+        raise ValueError(f"{len(fields)} fields, but utterance, recording, start and end are expected") from None
+    if name not in recordings:
+        raise ValueError(f"recording {name!r} is not in wav.scp")
+    start, end = float(start_text), float(end_text)
     if end == -1:
-        return None
-    if not (math.isfinite(start) and math.isfinite(end)):
-        raise ValueError(f"start or end is not finite: {start}, {end}")
-    if end <= start:
+        return id_, recordings[name], start, None, channel
+    if not -math.inf < start < end < math.inf:
+        if not (math.isfinite(start) and math.isfinite(end)):
+            raise ValueError(f"start or end is not finite: {start}, {end}")
         raise ValueError(f"ends at {end}, and starts at {start}: only an end of -1 is that of the recording")
-    return round(end - start, 9)  # without the rounding of binary fractions
+    return id_, recordings[name], start, round(end - start, 9), channel  # without the rounding of binary fractions
 
 
 class _Lookup:
-    """Finds an utterance's value in a file of ids and values. Read on only until it is found: files are in one order.
+    """Finds utterances' values in a file of ids and values. Read on only until they are found: files are in one order.
 
     Args:
         source: The data directory.
@@ -130,34 +171,43 @@ class _Lookup:
         self._ahead: dict[str, str] = {}
         self._rest = _values(source.path / name, source.faults, source.faults.file(name))
 
-    def __call__(self, id_: str) -> str:
-        if id_ in self._ahead:
-            return self._ahead.pop(id_)
-        for fields in self._rest:
-            value = fields[1] if len(fields) == 2 else ""
-            if fields[0] == id_:
-                return value
-            self._ahead[fields[0]] = value
-        return ""
+    def __call__(self, ids: Sequence[str]) -> list[str]:
+        ahead = self._ahead
+        values = []
+        for id_ in ids:
+            while id_ not in ahead and (more := next(self._rest, None)) is not None:
+                ahead.update(more)
+            values.append(ahead.pop(id_, ""))
+        return values
 
 
-def _values(path: Path, faults: Faults, base: int) -> Iterator[list[str]]:
-    """The first field and the rest of each line that is not blank."""
+def _values(path: Path, faults: Faults, base: int) -> Iterator[dict[str, str]]:
+    """The values of ids, some at a time: of one id, the first."""
     with opened(path) as stream:
-        yield from filter(None, (_split(line, 1) for line in lines_of(stream, faults, base)))
+        for _, lines in _fields(stream, faults, base, 1):
+            yield {fields[0]: fields[1] if len(fields) == 2 else "" for fields in reversed(lines)}
 
 
-def _fields(lines: Iterator[str], base: int) -> Iterator[tuple[int, str, str]]:
-    """The place, the first field and the rest of each line that is not blank."""
-    for place, line in enumerate(lines, base + 1):
-        found = _split(line, 1)
-        if found:
-            yield place, found[0], found[1] if len(found) == 2 else ""
+def _fields(
+    stream: BinaryIO, faults: Faults, base: int, at_most: int = -1
+) -> Iterator[tuple[Sequence[int], Sequence[list[str]]]]:
+    """The fields of the lines that are not blank, and the lines' places, some at a time.
 
-
-def _split(line: str, at_most: int = -1) -> list[str]:
-    """The fields of a line, between the white space of ASCII alone: `str.split` also takes that of other scripts."""
-    line = line.strip(" \t\n\r\f\v")
-    if line.isascii() and line.isprintable():  # so that all white space in it are spaces
-        return line.split(None, at_most)
-    return [field.decode() for field in line.encode().split(None, at_most)]
+    They are between the white space of ASCII alone: `str.split` also takes that of other scripts.
+    """
+    first = base + 1
+    for text in texts_of(stream, faults, base):
+        # If so, all white space in it are line ends and spaces between fields.
+        is_plain = (
+            text.isascii() and text.replace("\n", "").isprintable() and " \n" not in text and not text.endswith(" ")
+        )
+        lines = text.split("\n")
+        for begin in range(0, len(lines), ROWS_PER_BATCH):
+            batch = lines[begin : begin + ROWS_PER_BATCH]
+            if is_plain:
+                rows = [line.split(None, at_most) for line in batch]
+            else:
+                rows = [[field.decode() for field in line.encode().strip().split(None, at_most)] for line in batch]
+            places = range(first + begin, first + begin + len(batch))
+            yield [*compress(places, rows)], [*filter(None, rows)]
+        first += len(lines) - 1

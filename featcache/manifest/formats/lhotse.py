@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
+import msgspec
+
 from featcache.errors import ManifestError, listing
 from featcache.manifest.columns import meaning_of
-from featcache.manifest.formats.source import Batch, Faults, Source, lines_of, opened
-from featcache.manifest.formats.tables import Rows, json_batches, json_rows
+from featcache.manifest.formats.source import Batch, Faults, Source, batched, lines_of, opened
+from featcache.manifest.formats.tables import Rows, json_rows
 
 _SAID = ("text", "speaker", "language", "gender")
 """What supervisions say that becomes a column."""
@@ -28,13 +30,60 @@ _WITHOUT_AUDIO = (".json", ".nodata", ".nometa")
 
 _CUTS = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut")
 
+_COLUMNS = ("id", "path", "start", "duration", "channel", *_SAID, "custom")
+"""The cells of a row."""
 
-_Audio = tuple[str, tuple[int, ...]]
+Audio = tuple[str, tuple[int, ...]]
 """The path of a recording's audio, and the numbers of its channels: tuples, which the garbage collector can forget."""
 
 
 class _NotReadError(ValueError):
     """What is wrong with an object."""
+
+
+# Lhotse's objects; what they have besides is skipped. Values of type Any become cells, which are checked as others are.
+
+
+class _AudioSource(msgspec.Struct, gc=False):
+    type: Any
+    channels: tuple[int, ...]
+    source: Any
+
+
+class _Recording(msgspec.Struct, gc=False):
+    id: Any
+    duration: Any
+    sources: tuple[_AudioSource, ...]
+    transforms: Any = None
+
+
+class _Said(msgspec.Struct, kw_only=True, gc=False):
+    """A supervision in a cut."""
+
+    text: Any = None
+    speaker: Any = None
+    language: Any = None
+    gender: Any = None
+
+
+class _Supervision(_Said, kw_only=True, gc=False):
+    id: Any
+    recording_id: Any
+    start: Any
+    duration: Any
+    channel: Any = 0
+    custom: Any = None
+
+
+class _Cut(msgspec.Struct, gc=False):
+    id: Any
+    start: Any = None
+    duration: Any = None
+    channel: Any = 0
+    custom: Any = None
+    type: Any = "a cut"
+    recording: _Recording | None = None
+    supervisions: tuple[_Said, ...] | None = None
 
 
 def kind_of(found: dict[str, Any]) -> str | None:
@@ -59,19 +108,22 @@ def read_lhotse(source: Source) -> Iterator[Batch]:
     Raises:
         ManifestError: It is none of these, or supervisions whose recordings are not beside them.
     """
-    if is_shar(source):
-        yield from json_batches(_cuts_of_folder(source), source.required, source.faults)
-        return
-    rows = json_rows(lines_of(source.stream, source.faults), source.faults)
+    rows = _cuts_of_folder(source) if is_shar(source) else _rows_of_file(source)
+    for places, cells in batched(rows, _COLUMNS):
+        there = {name: values for name, values in cells.items() if name == "id" or values.count(None) < len(values)}
+        yield places, {"path": cells["path"], **there}
+
+
+def _rows_of_file(source: Source) -> Rows:
+    lines = lines_of(source.stream, source.faults)
     kind = kind_of(source.first_object)
-    if kind is None:
-        raise ManifestError("the first line is no recording, supervision or cut of Lhotse's")
-    convert: Callable[[dict[str, Any]], dict[str, Any]] = _of_recording
+    if kind == "recording":
+        return _rows(lines, _Recording, _of_recording, source.faults)
+    if kind == "supervision":
+        return _rows(lines, _Supervision, partial(_of_supervision, _audio_beside(source)), source.faults)
     if kind == "cut":
-        convert = partial(_of_cut, _SharTar(source, source.path.name))
-    elif kind == "supervision":
-        convert = partial(_of_supervision, _audio_beside(source))
-    yield from json_batches(_converted(rows, convert, source.faults), source.required, source.faults)
+        return _rows(lines, _Cut, partial(_of_cut, _SharTar(source, source.path.name)), source.faults)
+    raise ManifestError("the first line is no recording, supervision or cut of Lhotse's")
 
 
 def _cuts_of_folder(source: Source) -> Rows:
@@ -81,8 +133,17 @@ def _cuts_of_folder(source: Source) -> Rows:
     for name in names:
         base = source.faults.file(name)
         with opened(source.path / name) as stream:
-            rows = json_rows(lines_of(stream, source.faults, base), source.faults, base)
-            yield from _converted(rows, partial(_of_cut, _SharTar(source, name)), source.faults)
+            lines = lines_of(stream, source.faults, base)
+            yield from _rows(lines, _Cut, partial(_of_cut, _SharTar(source, name)), source.faults, base)
+
+
+def _rows(lines: Iterable[str], of: type, row_of: Callable[[Any], Any], faults: Faults, base: int = 0) -> Rows:
+    """What `row_of` makes of the objects of some lines, which are of the type `of`."""
+    for place, found in json_rows(lines, faults, base, of):
+        try:
+            yield place, row_of(found)
+        except _NotReadError as error:
+            faults.add(place, str(error))
 
 
 class _SharTar:
@@ -116,18 +177,7 @@ class _SharTar:
             return ".flac"
 
 
-def _converted(rows: Rows, convert: Callable[[dict[str, Any]], dict[str, Any]], faults: Faults) -> Rows:
-    for place, row in rows:
-        try:
-            yield place, convert(row)
-        except _NotReadError as error:
-            faults.add(place, str(error))
-        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-            what = f"there is no {error}" if isinstance(error, KeyError) else str(error)
-            faults.add(place, f"not as Lhotse writes it: {what}")
-
-
-def _audio_beside(source: Source) -> dict[str, _Audio]:
+def _audio_beside(source: Source) -> dict[str, Audio]:
     """The audio of the recordings beside supervisions, by id: Lhotse names the files alike.
 
     Raises:
@@ -139,85 +189,74 @@ def _audio_beside(source: Source) -> dict[str, _Audio]:
         raise ManifestError(f"supervisions have no paths{there}: `lhotse cut simple` makes cuts of them and recordings")
     base = source.faults.file(beside.name)
     with opened(beside) as stream:
-        rows = json_rows(lines_of(stream, source.faults, base), source.faults, base)
-        found = _converted(rows, lambda row: {"id": str(row["id"]), "audio": _audio(row)}, source.faults)
-        return {row["id"]: row["audio"] for _, row in found}
+        lines = lines_of(stream, source.faults, base)
+        rows = _rows(lines, _Recording, lambda one: (str(one.id), _audio(one)), source.faults, base)
+        return dict(row for _, row in rows)
 
 
-def _of_recording(recording: dict[str, Any]) -> dict[str, Any]:
+def _of_recording(recording: _Recording) -> tuple[Any, ...]:
     path, _ = _audio(recording)
-    return {"id": recording["id"], "path": path, "duration": recording["duration"]}
+    return recording.id, path, None, recording.duration, *(None for _ in _COLUMNS[4:])
 
 
-def _of_supervision(recordings: dict[str, _Audio], supervision: dict[str, Any]) -> dict[str, Any]:
-    audio = recordings.get(str(supervision["recording_id"]))
+def _of_supervision(recordings: dict[str, Audio], one: _Supervision) -> tuple[Any, ...]:
+    audio = recordings.get(str(one.recording_id))
     if audio is None:
-        raise _NotReadError(f"recording {supervision['recording_id']!r} is not among the recordings")
-    row = _with_said(_segment(supervision, audio), supervision)
-    return row | custom if (custom := _custom(supervision)) else row
+        raise _NotReadError(f"recording {one.recording_id!r} is not among the recordings")
+    said = one.text, one.speaker, one.language, one.gender
+    return one.id, audio[0], one.start, one.duration, _channel(one.channel, audio[1]), *said, one.custom or None
 
 
-def _of_cut(tar: _SharTar, cut: dict[str, Any]) -> dict[str, Any]:
-    if cut.get("type") in ("MixedCut", "PaddingCut") or "recording" not in cut:
-        raise _NotReadError(f"{cut.get('type', 'a cut')} without a recording is not read: save its audio first")
-    supervisions: Sequence[dict[str, Any]] = cut.get("supervisions") or ()
-    path, channels = _audio(cut["recording"], is_shar=True)
-    row = _segment(cut, (path or tar.path_of(cut["id"]), channels))
-    row = _with_said(row, supervisions[0]) if len(supervisions) == 1 else row | _all_said(supervisions)
-    return row | custom if (custom := _custom(cut)) else row
+def _of_cut(tar: _SharTar, cut: _Cut) -> tuple[Any, ...]:
+    if cut.type in ("MixedCut", "PaddingCut") or cut.recording is None:
+        raise _NotReadError(f"{cut.type} without a recording is not read: save its audio first")
+    if cut.start is None or cut.duration is None:
+        raise _NotReadError("a cut without start or duration")
+    path, channels = _audio(cut.recording, is_shar=True)
+    path = path or tar.path_of(cut.id)
+    said = _all_said(cut.supervisions or ())
+    return cut.id, path, cut.start, cut.duration, _channel(cut.channel, channels), *said, cut.custom or None
 
 
-def _with_said(row: dict[str, Any], supervision: dict[str, Any]) -> dict[str, Any]:
-    """The row, which now has what a supervision says that becomes a column."""
+def _all_said(supervisions: Sequence[_Said]) -> tuple[Any, ...]:
+    """The columns of what supervisions say: of several, the texts one after the other, and each speaker once."""
+    if len(supervisions) == 1:
+        (one,) = supervisions
+        return one.text, one.speaker, one.language, one.gender
+    said = []
     for name in _SAID:
-        if (value := supervision.get(name)) is not None:
-            row[name] = value
-    return row
+        values = [value for one in supervisions if (value := getattr(one, name)) is not None]
+        values = values if name == "text" else list(dict.fromkeys(values))
+        said.append(" ".join(map(str, values)) if len(values) > 1 else values[0] if values else None)
+    return tuple(said)
 
 
-def _all_said(supervisions: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The same of several: their texts one after the other, and each speaker once."""
-    said: dict[str, list[Any]] = {}
-    for supervision in supervisions:
-        for name, value in _with_said({}, supervision).items():
-            if name == "text" or value not in said.get(name, ()):
-                said.setdefault(name, []).append(value)
-    return {name: values[0] if len(values) == 1 else " ".join(values) for name, values in said.items()}
-
-
-def _segment(found: dict[str, Any], audio: _Audio) -> dict[str, Any]:
-    """The row of a part of a recording."""
-    path, channels = audio
-    row = {"id": found["id"], "path": path, "start": found["start"], "duration": found["duration"]}
-    wanted = found.get("channel", 0)
-    if (wanted,) == channels or wanted == [*channels]:  # all there are, so it tells nothing
-        return row
+def _channel(wanted: Any, channels: tuple[int, ...]) -> int | None:
+    """The number of a part's channel among those of its file; None if they are all there are."""
+    if (wanted,) == channels or wanted == [*channels]:
+        return None
     if isinstance(wanted, list):
         if len(wanted) != 1:
             raise _NotReadError(f"channels {wanted} of {[*channels]}: an utterance has one channel, or all")
         (wanted,) = wanted
     if wanted not in channels:
         raise _NotReadError(f"channel {wanted!r} is not among the recording's: {[*channels]}")
-    return {**row, "channel": channels.index(wanted)}
+    return channels.index(wanted)
 
 
-def _audio(recording: dict[str, Any], is_shar: bool = False) -> _Audio:
+def _audio(recording: _Recording, is_shar: bool = False) -> Audio:
     """The audio of a recording; without a path, if it is Shar's, which a cut's may be."""
-    if transforms := recording.get("transforms"):
+    if transforms := recording.transforms:
         names = listing(str(one.get("name") if isinstance(one, dict) else one) for one in transforms)
         raise _NotReadError(f"the recording has transforms, which are not applied: {names}: save its audio first")
-    sources: Sequence[dict[str, Any]] = recording["sources"]
-    if len(sources) != 1:
-        raise _NotReadError(f"the recording has {len(sources)} sources, and one is read: make a recording of each")
-    (one,) = sources
-    if one["type"] == "command":
-        return f"{one['source']} |", tuple(one["channels"])
-    if one["type"] == "shar" and is_shar:
-        return "", tuple(one["channels"])
-    if one["type"] not in ("file", "url"):
-        raise _NotReadError(f"a source of type {one['type']!r} is not read, only 'file', 'url' and 'command'")
-    return one["source"], tuple(one["channels"])
-
-
-def _custom(found: dict[str, Any]) -> dict[str, Any]:
-    return {"custom": found["custom"]} if found.get("custom") else {}
+    if len(recording.sources) != 1:
+        count = len(recording.sources)
+        raise _NotReadError(f"the recording has {count} sources, and one is read: make a recording of each")
+    (one,) = recording.sources
+    if one.type == "command":
+        return f"{one.source} |", one.channels
+    if one.type == "shar" and is_shar:
+        return "", one.channels
+    if one.type not in ("file", "url"):
+        raise _NotReadError(f"a source of type {one.type!r} is not read, only 'file', 'url' and 'command'")
+    return one.source, one.channels

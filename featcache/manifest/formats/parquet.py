@@ -45,7 +45,7 @@ class ParquetTable:
         found = self._file.iter_batches(_ROWS_PER_BATCH, columns=[*columns], use_threads=False)
         done = 0
         while (batch := _checked(lambda: next(found, None))) is not None:
-            yield range(done + 1, done + 1 + batch.num_rows), _checked(batch.to_pydict)
+            yield range(done + 1, done + 1 + batch.num_rows), _cells(batch)
             done += batch.num_rows
 
 
@@ -67,7 +67,7 @@ class ArrowTable:
         done = 0
         found = mapped_batches(self._reader, self._descriptor)
         while (batch := _checked(lambda: next(found, None))) is not None:
-            yield range(done + 1, done + 1 + batch.num_rows), _checked(batch.select([*columns]).to_pydict)
+            yield range(done + 1, done + 1 + batch.num_rows), _cells(batch.select([*columns]))
             done += batch.num_rows
 
 
@@ -87,6 +87,17 @@ def mapped_batches(reader: Any, descriptor: int) -> Iterator[Any]:
         return batch
 
     yield from iter(next_batch, None)
+
+
+def _cells(batch: Any) -> dict[str, Sequence[Any]]:
+    """The cells of a batch, by column. NaN is no value, as in tables in memory: what is missing among numbers."""
+    from pyarrow import types
+
+    cells: dict[str, Sequence[Any]] = _checked(batch.to_pydict)
+    for field in batch.schema:
+        if types.is_floating(field.type):
+            cells[field.name] = [None if cell != cell else cell for cell in cells[field.name]]
+    return cells
 
 
 def _pyarrow() -> Any:

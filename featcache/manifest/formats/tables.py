@@ -6,9 +6,11 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from reprlib import repr as shown
 from typing import Any, Protocol
+
+import msgspec
 
 from featcache.errors import counted, listing
 from featcache.manifest.columns import SPELLINGS, meaning_of
@@ -16,9 +18,6 @@ from featcache.manifest.formats.parquet import ParquetTable
 from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Reading, Source, lines_of, names_audio
 
 _ENDS = {"end", "end_time", "stop", "stop_time"}  # names of columns that are not read in place of a duration
-
-_decoder = json.JSONDecoder()
-_JSON_SPACE = " \t\n\r"
 
 Rows = Iterator[tuple[int, Any]]
 """The place of each row; its cells, as a list or by key."""
@@ -145,39 +144,48 @@ def table_batches(
             yield lines, dict(zip(names, zip(*cells, strict=True), strict=True))
 
 
-def json_rows(lines: Iterable[str], faults: Faults, base: int = 0) -> Rows:
-    """The objects of JSON lines."""
+def json_rows(lines: Iterable[str], faults: Faults, base: int = 0, of: Any = dict[str, Any]) -> Rows:
+    """The objects of JSON lines; `of` is their type, in msgspec's terms."""
+    decode = msgspec.json.Decoder(of).decode
     is_first = True
-    for number, line in enumerate(lines, base + 1):
-        if not line.strip():
-            continue
-        if is_first and line.lstrip().startswith("["):
-            faults.add(number, "a JSON array; one object on each line is expected: jq -c '.[]' makes them")
-            return
-        is_first = False
+    for place, line in enumerate(lines, base + 1):
         try:
-            row = _decoded(line)
-            if "\\ud" in line or "\\uD" in line:  # such an escape may be half of a surrogate pair, which is no text
-                json.dumps(row, ensure_ascii=False).encode()
-        except json.JSONDecodeError as error:
-            faults.add(number, f"not JSON: {error.msg} at character {error.pos + 1}")
-        except (ValueError, RecursionError) as error:
-            faults.add(number, f"JSON that cannot be read: {error}")
-        else:
-            if isinstance(row, dict):
-                yield number, row
-            else:
-                faults.add(number, f"not a JSON object: {shown(row)}")
+            row = decode(line)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            if not line.strip():
+                continue
+            if is_first and line.lstrip().startswith("["):
+                faults.add(place, "a JSON array; one object on each line is expected: jq -c '.[]' makes them")
+                return
+            is_first = False
+            try:
+                row = _slowly_decoded(line, of)
+            except ValueError as error:
+                faults.add(place, str(error))
+                continue
+        is_first = False
+        yield place, row
 
 
-def _decoded(line: str) -> Any:
-    """What a line of JSON says: what JSONDecoder gives for it, sooner."""
-    text = line.strip(_JSON_SPACE)
+def _slowly_decoded(line: str, of: Any) -> Any:
+    """An object that msgspec refuses: Python's own parser says what is wrong, or reads it, as it does NaN.
+
+    Raises:
+        ValueError: What is wrong.
+    """
     try:
-        row, end = _decoder.scan_once(text, 0)  # type: ignore[attr-defined]
-    except (StopIteration, ValueError):  # StopIteration: there is no value
-        end = -1
-    return row if end == len(text) else _decoder.decode(line)  # which says what is wrong
+        row = json.loads(line)
+        json.dumps(row, ensure_ascii=False).encode()  # an escape may be half of a surrogate pair, which is no text
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at character {error.pos + 1}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"JSON that cannot be read: {error}") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"not a JSON object: {shown(row)}")
+    try:
+        return msgspec.convert(row, of)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"not as expected: {error}") from None
 
 
 def json_batches(rows: Rows, required: Collection[str], faults: Faults) -> Iterator[Batch]:
@@ -185,16 +193,16 @@ def json_batches(rows: Rows, required: Collection[str], faults: Faults) -> Itera
     layouts: dict[tuple[str, ...], list[str]] = {}  # the keys of an object -> what they mean
     names: dict[str, None] = {}  # every column so far, in order
     while batch := list(islice(rows, ROWS_PER_BATCH)):
-        if not names:  # the keys of the first objects serve as a header
-            keys = dict.fromkeys(key for _, row in batch for key in row)
-            _require(required, keys, batch[0][0], faults)
         lines, objects = zip(*batch, strict=True)
         keys_of = list(map(tuple, objects))
-        for line, layout in zip(lines, keys_of, strict=True):
+        found = dict.fromkeys(keys_of)
+        if not names:  # the keys of the first objects serve as a header
+            _require(required, dict.fromkeys(chain.from_iterable(found)), lines[0], faults)
+        for layout in found:
             if layout not in layouts:
-                layouts[layout] = _meanings(layout, line, faults)
+                layouts[layout] = _meanings(layout, lines[keys_of.index(layout)], faults)
                 names |= dict.fromkeys(layouts[layout])
-        if keys_of.count(keys_of[0]) == len(objects) and len(layouts[keys_of[0]]) == len(names):
+        if len(found) == 1 and len(layouts[keys_of[0]]) == len(names):
             columns = zip(*(row.values() for row in objects), strict=True)
             yield lines, dict(zip(layouts[keys_of[0]], columns, strict=True))
             continue

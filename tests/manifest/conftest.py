@@ -1,0 +1,14 @@
+"""What tests of manifests share."""
+
+from __future__ import annotations
+
+import pytest
+from foreign_manifests import CLIPS
+
+
+@pytest.fixture
+def top(tmp_path):
+    (tmp_path / "wavs").mkdir()
+    for clip in CLIPS:
+        (tmp_path / clip.path).touch()
+    return tmp_path

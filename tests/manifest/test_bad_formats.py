@@ -1,0 +1,175 @@
+"""Other tools' manifests with faults: each is named, by file and line; and what is left out."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+
+import pytest
+from foreign_manifests import CLIPS, WRITERS, recording, supervision
+from manifests import faults_of
+
+from featcache.errors import ManifestError
+from featcache.manifest import read_manifest
+
+
+def test_faults_of_a_data_directory(top):
+    written = WRITERS["kaldi"](top, CLIPS[:2])
+    (written.manifest / "wav.scp").write_text(
+        f"a {CLIPS[0].path}\nb sox x.sph -t wav - |\n\nc\nd feats.ark:1234\na y.wav\n"
+    )
+    (written.manifest / "segments").write_text(
+        "u1 a 0 1\nu2 x 0 1\nu3 a 1 1\nu4 a one 2\nu5 a 0\nu1 a 1 2\nu6 a -1 1\nu7 a 0 -1\nu8 a 0 nan\n"
+    )
+    faults = faults_of(written.manifest)
+    assert sorted(faults) == sorted(
+        [
+            "wav.scp, line 2: path is a command, which runs only with --allow-commands: 'sox x.sph -t wav - |'",
+            "wav.scp, line 4: path is missing",
+            "wav.scp, line 6: id 'a' is already on wav.scp, line 1",
+            "segments, line 2: recording 'x' is not in wav.scp",
+            "segments, line 3: ends at 1.0, and starts at 1.0: only an end of -1 is that of the recording",
+            "segments, line 4: could not convert string to float: 'one'",
+            "segments, line 5: 3 fields, but utterance, recording, start and end are expected",
+            "segments, line 6: id 'u1' is already on segments, line 1",
+            "segments, line 7: start is negative: -1.0",
+            "segments, line 9: start or end is not finite: 0.0, nan",
+        ]
+    )
+
+
+def test_a_pipe_inside_of_a_folder_is_not_waited_for(top):
+    written = WRITERS["kaldi"](top, CLIPS[:2])
+    os.mkfifo(written.manifest / "utt2lang")
+    with pytest.raises(ManifestError, match="utt2lang is not a regular file"):
+        read_manifest(written.manifest)
+
+
+def test_a_pipe_may_be_compressed_by_gzip(tmp_path):
+    (tmp_path / "train.csv.gz").write_bytes(gzip.compress(b"id,path\na,a.wav\n"))
+    with subprocess.Popen(["cat", tmp_path / "train.csv.gz"], stdout=subprocess.PIPE) as cat:
+        assert list(read_manifest(f"/dev/fd/{cat.stdout.fileno()}").ids) == ["a"]
+
+
+def test_faults_of_lhotses_objects(top, written):
+    clip = CLIPS[0]
+    base = {"id": "x", "start": 0.0, "duration": 1.0, "channel": 0, "type": "MonoCut"}
+    good = recording(top, clip)
+    rows = [
+        {**base, "recording": good},
+        {"id": "x", "type": "MixedCut", "tracks": []},
+        {**base, "recording": {**good, "sources": [{"type": "memory", "channels": [0], "source": ""}]}},
+        {**base, "recording": {**good, "sources": good["sources"] * 2}},
+        {**base, "recording": {**good, "transforms": [{"name": "Speed", "kwargs": {}}]}},
+        {**base, "recording": {**good, "sources": [{**good["sources"][0], "channels": [0, 1]}]}, "channel": 2},
+        {**base, "recording": {"id": "x", "duration": 1.0}},
+        {**base, "recording": None},
+        {**base, "id": "y", "duration": -1, "recording": good},
+        {**base, "id": "z", "channel": 1, "recording": good},
+        {"id": "t", "duration": 1.0, "type": "MonoCut", "recording": good},
+    ]
+    faults = faults_of(written("\n".join(map(json.dumps, rows)), "cuts.jsonl"))
+    assert faults == [
+        "line 2: MixedCut without a recording is not read: save its audio first",
+        "line 3: a source of type 'memory' is not read, only 'file', 'url' and 'command'",
+        "line 4: the recording has 2 sources, and one is read: make a recording of each",
+        "line 5: the recording has transforms, which are not applied: Speed: save its audio first",
+        "line 6: channel 2 is not among the recording's: [0, 1]",
+        "line 7: not as expected: Object missing required field `sources` - at `$.recording`",
+        "line 8: MonoCut without a recording is not read: save its audio first",
+        "line 9: duration is negative: -1.0",
+        "line 10: channel 1 is not among the recording's: [0]",
+        "line 11: a cut without start or duration",
+    ]
+
+
+def test_supervisions_without_recordings_say_where_they_are_looked_for(written):
+    line = json.dumps(supervision(CLIPS[0]))
+    with pytest.raises(ManifestError, match=r"there is no a_recordings_b\.jsonl beside them"):
+        read_manifest(written(line, "a_supervisions_b.jsonl"))
+    with pytest.raises(ManifestError, match="supervisions have no paths: `lhotse cut simple`"):
+        read_manifest(written(line, "said.jsonl"))
+
+
+def test_channels_of_lhotses_cuts(top, written):
+    stereo = {**recording(top, CLIPS[0])}
+    stereo["sources"] = [{**stereo["sources"][0], "channels": [0, 1]}]
+    base = {"start": 0.0, "duration": 1.0, "recording": stereo}
+    rows = [
+        {**base, "id": "left", "channel": 0, "type": "MonoCut"},
+        {**base, "id": "right", "channel": 1, "type": "MonoCut"},
+        {**base, "id": "both", "channel": [0, 1], "type": "MultiCut"},
+        {**base, "id": "one", "channel": [1], "type": "MultiCut"},
+    ]
+    manifest = read_manifest(written("\n".join(map(json.dumps, rows)), "cuts.jsonl"))
+    assert manifest.channel.tolist() == [0, 1, -1, 1]
+
+
+def test_faults_of_lists(written):
+    assert faults_of(written("a|hello there\nb|one|two|three\n", "metadata.csv")) == [
+        "line 2: 4 fields, but id|text has 2"
+    ]
+    assert faults_of(written("/data\na.wav\t100\nb.wav\n\nc.wav\tmany\n", "train.tsv")) == [
+        "line 3: not a path, a tab and a number of samples",
+        "line 5: not a path, a tab and a number of samples",
+    ]
+
+
+def test_placeholders_without_values_and_samples_in_place_of_seconds(written):
+    text = "ID,duration,wav,wrd\na,1,$root/x.wav,it costs $5\nb,1,${root}/$set/y.wav,no\n"
+    assert faults_of(written(text), values={"root": "/data"}) == [
+        "line 3: path has $set, which has no value: give --set set=FOLDER"
+    ]
+    manifest = read_manifest(written(text.replace("$set/", "")), values={"root": "/data"})
+    assert list(manifest.paths) == ["/data/x.wav", "/data/y.wav"]
+    assert list(manifest.columns["wrd"]) == ["it costs $5", "no"]
+    text = "ID,duration,wav,start,stop,spk_id\na,9.5,x.wav,0,48000,s\n"
+    assert faults_of(written(text)) == [
+        "line 2: start and stop are numbers of samples: give start and duration in seconds"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('{"a": {"wav": "x.wav"},\n "b": 3}', "line 2: not an object of an utterance: 'b'"),
+        ('{"a": {"wav": "x.wav"}\n "b": {}}', "line 2: not JSON: Expecting ',' at character 2"),
+        ('{"a": {"wav": "x.wav"},\n', "line 2: not JSON: Expecting value at character 1"),
+        ('{"a": {"wav": "x.wav"},\n "b": {"wav": "y.wav", "x": ' + "[" * 100_000, "line 2: JSON that cannot be read: "),
+    ],
+)
+def test_faults_of_speechbrains_json(written, text, fault):
+    (found,) = faults_of(written(text, "t.json"))
+    assert found.startswith(fault)
+
+
+def test_a_folder_leaves_out_what_is_hidden_and_follows_links_once(top):
+    (top / "._0_ann.wav").touch()
+    (top / "wavs" / "notes.txt").touch()
+    (top / ".cache").mkdir()
+    (top / ".cache" / "x.wav").touch()
+    (top / "wavs" / "again").symlink_to(top)
+    (top / "wavs" / "0_ann.FLAC").touch()
+    (fault,) = faults_of(top)
+    assert fault == "'wavs/0_ann.FLAC' and 'wavs/0_ann.wav' would have the same id: list the files that are meant"
+    (top / "wavs" / "0_ann.FLAC").unlink()
+    assert sorted(read_manifest(top).ids) == sorted(clip.path[:-4] for clip in CLIPS)
+
+
+def test_an_audiofolder_may_have_metadata_in_each_folder_of_any_kind(top):
+    for name, content in (
+        ("train/metadata.csv", "file_name,text\na.wav,hello\n"),
+        ("test/metadata.jsonl", '{"file_name": "b.wav", "speaker": "bob"}\n{"file_name": 7}\n'),
+    ):
+        (top / name).parent.mkdir()
+        (top / name).write_text(content)
+    assert faults_of(top) == ["test/metadata.jsonl, line 2: path is not text: 7"]
+    (top / "test" / "metadata.jsonl").write_text('{"file_name": "b.wav", "speaker": "bob"}\n')
+    manifest = read_manifest(top)
+    assert list(manifest.paths) == ["test/b.wav", "train/a.wav"]
+    assert {name: list(values) for name, values in manifest.columns.items()} == {
+        "speaker": ["bob", ""],
+        "text": ["", "hello"],
+    }
