@@ -236,9 +236,11 @@ def check_tags(version: Version) -> Iterator[tuple[str, str]]:
     """What is wrong with the tags of a version: the name of the tag, and what it is."""
     seals: dict[str, str] = {}
     there: set[str] = set()
+    if not (names := tag_names(version)):
+        return
     with suppress(DamagedError, OSError):
         there = {*version.listed_shards()}
-    for tag_name in tag_names(version):
+    for tag_name in names:
         try:
             tag = read_tag(version, tag_name)
         except StoreError as error:
