@@ -99,6 +99,14 @@ class Handler(BaseHTTPRequestHandler):
         time.sleep(self.server.seconds)
         if is_listing:
             self.send(200, self.page(query))
+        elif "partNumber" in query:
+            objects[f"{key} {int(query['partNumber'][0]):05}"] = body
+            self.send(200)
+        elif self.command == "POST":  # an upload in parts begins, or ends
+            parts = sorted(name for name in [*objects] if name.startswith(f"{key} "))
+            if "uploads" not in parse_qs(url.query, keep_blank_values=True):
+                objects[key] = b"".join(map(objects.pop, parts))
+            self.send(200, b"<Upload><UploadId>1</UploadId><ETag>1</ETag></Upload>")
         elif self.command == "PUT":
             exists = key in objects and self.headers.get("If-None-Match") == "*"
             if not exists:
@@ -110,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.send(200 if key in objects else 404, objects.get(key, b""))
 
-    do_GET = do_HEAD = do_PUT = do_DELETE = answer
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer
 
     def page(self, query: dict[str, list[str]]) -> bytes:
         """A page of a listing."""
