@@ -87,7 +87,8 @@ class Objects:
             self.size(location)
         except FileNotFoundError:
             # One page of the listing, however much there is.
-            return bool(_repeated(location, lambda: next(iter(client(location.root).list(f"{location.key}/")), None)))
+            prefix = f"{location.key}/" if location.key else None
+            return bool(_repeated(location, lambda: next(iter(client(location.root).list(prefix)), None)))
         return True
 
     def names(self, location: Any) -> list[str]:
