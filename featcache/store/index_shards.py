@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from featcache.storage.location import ObjectPath
 from featcache.storage.objects import read_ahead
 from featcache.store.fields import MOST, Check, fields, listed, number, optional, text, whole
 from featcache.store.shard import ShardInfo
@@ -48,12 +49,13 @@ def describe(shards: Iterable[ShardInfo]) -> dict[str, list[Any]]:
 def describe_shards(index: Index, version: Version) -> dict[str, list[Any]]:
     """What there is to say of the shards of an index, a list of each, `[shards]`: their `items`, whether they count or
     not, `frames` and `seconds`; the manifest's `row` of the first item; how many items each `supersedes`; and the
-    `batching` that made it, with its `mismatch` when it was probed. They are read only if the index does not say it.
+    `batching` that made it, with its `mismatch` when it was probed. They are read in a
+    folder, where a shard may have been exchanged for one of the same name, and if the index does not say it.
 
     Raises:
         DamagedError: A shard is not what was written.
     """
-    if (described := _checked(index)) is not None:
+    if isinstance(version.path, ObjectPath) and (described := _checked(index)) is not None:
         return described
     shards = [version.shard(name) for name in index.shards]
     with read_ahead(location for shard in shards for location in shard.files(())):
