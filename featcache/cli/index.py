@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from featcache.cli import options
-from featcache.cli.common import note_unfinished, print_json, say
+from featcache.cli.common import note, print_json, say
 from featcache.cli.corpora import for_each_part
-from featcache.errors import StoreError, counted
+from featcache.errors import counted
 
 if TYPE_CHECKING:
     from featcache.storage.location import Location
@@ -47,7 +47,7 @@ def index(path: Location, as_json: bool) -> None:
     """
     from featcache.store.corpus import PartVersion, record_version
     from featcache.store.in_flight import forget_suspects
-    from featcache.store.index import load_index, open_index
+    from featcache.store.index import keep_index
     from featcache.store.ledger import standing_failures
     from featcache.store.selection import version_folders
     from featcache.store.unfinished import find_unfinished
@@ -56,16 +56,14 @@ def index(path: Location, as_json: bool) -> None:
     found = []
     for folder in version_folders(path):
         version = Version.open(folder)
-        is_there = load_index(version, version.listed_shards()) is not None
-        opened = open_index(version, keep=True)
-        if load_index(version, opened.shards) is None:
-            raise StoreError(f"{folder / 'index'}: cannot be written, or is a link: the index has not been kept")
+        opened, is_built = keep_index(version)
         forget_suspects(version, opened)
-        if not any(find_unfinished(version, opened)):
+        if not (unfinished := find_unfinished(version, opened)):
             failed = len(standing_failures(version, opened))
             record_version(version, PartVersion.of(version, opened, failed))
-        found.append(_Indexed(str(folder), len(opened.shards), len(opened), not is_there))
-        note_unfinished(version)
+        found.append(_Indexed(str(folder), len(opened.shards), len(opened), is_built))
+        for finding in unfinished:
+            note(f"{folder}: {finding}")
     if as_json:
         print_json({"versions": [asdict(one) for one in found]})
         return

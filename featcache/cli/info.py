@@ -17,6 +17,7 @@ from featcache.errors import ArgumentError, DamagedError, counted, hours, listin
 
 if TYPE_CHECKING:
     from featcache.storage.location import Location
+    from featcache.store.index import Index
     from featcache.store.version import Version
 
 
@@ -59,9 +60,9 @@ def info(ctx: click.Context, path: Location, failures: bool, as_csv: bool, as_js
     ctx.exit(DamagedError.exit_code if is_damaged else 0)
 
 
-def describe_versions(path: Location) -> tuple[list[dict[str, Any]], bool]:
+def describe_versions(path: Location, *, on_disk: bool = True) -> tuple[list[dict[str, Any]], bool]:
     """What each version of a cache holds, and what tells it from others of its name; and whether one is damaged, which
-    is said, and left out.
+    is said, and left out. With `on_disk`, the sizes of all files are added up, of which there are many.
     """
     from featcache.store.selection import distinctions, version_folders
     from featcache.store.version import Version
@@ -70,7 +71,7 @@ def describe_versions(path: Location) -> tuple[list[dict[str, Any]], bool]:
     for folder in version_folders(path):
         try:
             version = Version.open(folder)
-            documents.append(version.reading(partial(_describe, version)))
+            documents.append(version.reading(partial(_describe, version, on_disk)))
         except DamagedError as error:
             complain(error)
             is_damaged = True
@@ -81,11 +82,11 @@ def describe_versions(path: Location) -> tuple[list[dict[str, Any]], bool]:
     return documents, is_damaged
 
 
-def _describe(version: Version) -> dict[str, Any]:
+def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from featcache.storage.objects import read_ahead
     from featcache.store.index import open_index
+    from featcache.store.index_shards import describe_shards
     from featcache.store.ledger import standing_failures
     from featcache.store.run_records import began, run_names
     from featcache.store.tags import tags_to_show
@@ -93,9 +94,7 @@ def _describe(version: Version) -> dict[str, Any]:
 
     index = open_index(version)
     failures = [failure.document() for failure in standing_failures(version, index).values()]
-    shards = [version.shard(name) for name in index.shards]
-    with read_ahead(location for shard in shards for location in shard.files(())):
-        batched = {(shard.info.made_by.get("batching"), shard.info.made_by.get("mismatch")) for shard in shards}
+    shards = describe_shards(index, version)
     times = [time.isoformat(timespec="seconds") for run in run_names(version) if (time := began(run)) is not None]
     newest = {probe["device"]: probe for probe in version.probes() if {"device", "date", "fastest"} <= probe.keys()}
     return {
@@ -105,14 +104,16 @@ def _describe(version: Version) -> dict[str, Any]:
         "first_run": times[0] if times else None,
         "last_run": times[-1] if times else None,
         "utterances": len(index),
-        "replaced": sum(shard.info.items for shard in shards) - len(index),
+        "replaced": sum(shards["items"]) - len(index),
         "frames": int(index.num_frames.sum()),
-        "audio_seconds": round(sum(shard.info.seconds for shard in shards), 3),
-        "bytes": sum(shard.num_bytes(version.info.spec) for shard in shards),
-        "bytes_on_disk": version.bytes_on_disk(),
+        "audio_seconds": round(sum(shards["seconds"]), 3),
+        "bytes": _num_bytes(version, index, shards),
+        "bytes_on_disk": version.bytes_on_disk() if on_disk else None,
         "shards": len(index.shards),
         "batching": [
-            {"policy": policy, "mismatch": mismatch} for policy, mismatch in sorted(batched, key=str) if policy
+            {"policy": policy, "mismatch": mismatch}
+            for policy, mismatch in sorted({*zip(shards["batching"], shards["mismatch"], strict=True)}, key=str)
+            if policy
         ],
         "probes": list(newest.values()),
         "tags": tags_to_show(version),
@@ -120,6 +121,16 @@ def _describe(version: Version) -> dict[str, Any]:
         "failed": len(failures),
         "failures": failures,
     }
+
+
+def _num_bytes(version: Version, index: Index, shards: dict[str, list[Any]]) -> int:
+    """The stored bytes of features and of side arrays' entries, as `Shard.num_bytes` counts them."""
+    from featcache.spec import QUANTIZATION
+
+    spec = version.info.spec
+    if {side.name for side in spec.side} - {QUANTIZATION}:
+        return sum(version.shard(name).num_bytes(spec) for name in index.shards)
+    return int(sum(shards["frames"])) * spec.bytes_per_frame + int(sum(shards["items"])) * spec.bytes_per_item
 
 
 def _print(document: dict[str, Any], failures: bool) -> None:

@@ -47,7 +47,7 @@ def ls(ctx: click.Context, path: Location, as_json: bool) -> None:
       featcache ls features
       featcache ls features --json
     """
-    documents, is_damaged = describe_versions(path)
+    documents, is_damaged = describe_versions(path, on_disk=False)
     if as_json:
         versions = [{name: one[name] for name in _FIELDS} for one in documents]
         print_json({"versions": versions})

@@ -26,7 +26,7 @@ from featcache.storage.location import Location, ObjectPath
 
 __all__ = ["REQUESTS", "Objects", "fetched", "in_parallel", "read_ahead", "require_put_if_absent"]
 
-REQUESTS = 32
+REQUESTS = 64
 """How many requests one call makes at once."""
 
 _ATTEMPTS = 5
@@ -101,10 +101,9 @@ class Objects:
         try:
             self.size(location)
         except FileNotFoundError:
-            try:
-                self._list(location)
-            except FileNotFoundError:
-                return False
+            # One page of the listing, however much there is.
+            prefix = f"{location.key}/" if location.key else None
+            return bool(_repeated(location, lambda: next(iter(client(location.root).list(prefix)), None)))
         return True
 
     def names(self, location: Any) -> list[str]:

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ from featcache.store.documents import UNSEALED, is_sealed, parse_object, read_by
 from featcache.store.fields import MOST
 from featcache.store.files import folder_to_write, publish_folder, remove_from_version
 from featcache.store.index_files import read_arrays, write_array
+from featcache.store.index_shards import MOST_DESCRIBED, describe, items_in
 from featcache.store.shard import Shard, are_rising
 from featcache.store.shard_items import AllItems, ShardItems, joined_columns, read_items
 from featcache.store.tags import read_tag, tag_names
@@ -86,6 +87,9 @@ class Index:
     """FNV-1a hashes of the ids, sorted, uint64 `[items]`."""
     by_hash: NDArray[np.uint32]
     """The positions of the items in the order of `id_hash`, uint32 `[items]`."""
+    described: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What else was said of the shards when it was built, not checked yet; empty if nothing was. `describe_shards` has
+    it."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -123,9 +127,8 @@ class Index:
 
 def open_index(version: Version, names: Sequence[str] | None = None, *, keep: bool = False) -> Index:
     """The index of the version's shards: the one on disk if it fits; else it is built, and kept on disk if possible; in
-    an object store, only with `keep`.
-
-    With the names of the shards that count, it is of the version as it was; by default, of all that are there now.
+    an object store, only with `keep`. With the names of the shards that count, it is of the version as it was, and not
+    kept in an object store; by default, of all that are there now.
 
     Raises:
         DamagedError: A shard's metadata or columns are damaged, or a shard of these names is gone.
@@ -134,9 +137,32 @@ def open_index(version: Version, names: Sequence[str] | None = None, *, keep: bo
         if names is None:
             return version.reading(lambda: _open_index(version, version.shard_names()))
         return _open_index(version, names)
-    listed = version.listed_shards() if names is None else names
+    if names is None:
+        return _open_in_store(version, version.listed_shards(), keep)
+    index = load_index(version, names) or build_index(map(version.shard, names))
+    version.take_for_whole(index.shards)
+    return index
+
+
+def keep_index(version: Version) -> tuple[Index, bool]:
+    """The index of all shards of a version, which is on disk; and whether it had to be built.
+
+    Raises:
+        DamagedError: A shard's metadata or columns are damaged.
+        StoreError: It cannot be kept.
+    """
+    listed = version.listed_shards()
+    if (index := load_index(version, listed)) is not None:
+        return index, False
+    index = open_index(version) if isinstance(version.path, Path) else _open_in_store(version, listed, keep=True)
+    if load_index(version, index.shards) is None:
+        raise StoreError(f"{version.path / 'index'}: cannot be written, or is a link: the index has not been kept")
+    return index, True
+
+
+def _open_in_store(version: Version, listed: Sequence[str], keep: bool) -> Index:
     if (index := load_index(version, listed)) is None:
-        index = _index_of_whole(version, listed) if names is None else build_index(map(version.shard, names))
+        index = _index_of_whole(version, listed)
         if keep and load_index(version, index.shards) is None:
             _put(index, version)
     version.take_for_whole(index.shards)  # they were when it was built
@@ -145,16 +171,18 @@ def open_index(version: Version, names: Sequence[str] | None = None, *, keep: bo
 
 def _index_of_whole(version: Version, names: Sequence[str]) -> Index:
     """The index of those shards in an object store that are there as a whole: one that is kept, if all others are what
-    killed runs have left; else no request is made only to ask whether they are there.
+    killed runs have left; else no request is made only to ask whether they are there, or for what a kept one says.
     """
-
-    entries = recorded_entries(version)
+    entries, known = recorded_entries(version), dict[str, ShardItems]()
     if (older := latest_index(version, names)) is not None:
         others = [*{*names}.difference(older.shards)]
         if not any(name in entries for name in others) and not any(in_parallel(version.has_shard, others)):
             return older
+        known = {one.shard.name: one for one in items_in(older, version)}
 
     def read(name: str) -> ShardItems | None:
+        if name in known:
+            return known[name]
         try:
             return ShardItems.read(version.shard(name), entries.get(name, ""))
         except DamagedError:
@@ -202,7 +230,7 @@ def index_of(shards: Iterable[ShardItems]) -> Index:
     counts = ~items.superseded
     # Two runs that did not know of each other may have extracted an id twice: the last one counts.
     counts[[earlier for earlier, _ in items.duplicates()]] = False
-    columns = {
+    columns: dict[str, Any] = {
         "shard": np.repeat(np.arange(len(items.of_shards), dtype=np.uint32), items.counts),
         "item": items.item.astype(np.uint32),
         "first_frame": joined_columns([one.offsets[:-1] for one in items.of_shards], np.int64),
@@ -217,7 +245,8 @@ def index_of(shards: Iterable[ShardItems]) -> Index:
         by_hash = np.argsort(id_hash, kind="stable")
     names = [shard.name for shard in items.shards]
     runs = [shard.run for shard in items.shards]
-    return Index(names, runs, ids, **columns, id_hash=id_hash[by_hash], by_hash=by_hash.astype(np.uint32))
+    at: dict[str, Any] = {"id_hash": id_hash[by_hash], "by_hash": by_hash.astype(np.uint32)}
+    return Index(names, runs, ids, **columns, **at, described=describe(shard.info for shard in items.shards))
 
 
 def latest_index(version: Version, names: Sequence[str]) -> Index | None:
@@ -243,37 +272,6 @@ def take_seen_for_whole(version: Version) -> None:
         version.take_for_whole(recorded_entries(version))
         if (index := latest_index(version, version.listed_shards())) is not None:
             version.take_for_whole(index.shards)
-
-
-def extend_index(version: Version, older: Index, newer: Index) -> Index:
-    """An index with the items of another, of shards that were added since, behind its own; in no particular order."""
-    if not len(newer):
-        return older
-    numbers = {name: number for number, name in enumerate(older.shards)}
-    counts = np.ones(len(older), bool)
-    for name in newer.shards:
-        for shard, items in version.shard(name).info.supersedes.items():
-            if shard in numbers:
-                counts &= ~((older.shard == numbers[shard]) & np.isin(older.item, np.array(items, np.int64)))
-    # What two runs that did not know of each other have extracted: the later one's counts.
-    at = older.find(newer.ids)
-    same = np.flatnonzero(at >= 0)
-    runs_of_both = np.array(newer.runs, str)[newer.shard[same]], np.array(older.runs, str)[older.shard[at[same]]]
-    is_later = runs_of_both[0] >= runs_of_both[1]
-    counts[at[same[is_later]]] = False
-    takes = np.ones(len(newer), bool)
-    takes[same[~is_later]] = False
-    parts = [(older, np.flatnonzero(counts), 0), (newer, np.flatnonzero(takes), len(older.shards))]
-    ids = Strings.concatenate([index.ids.take(keep) for index, keep, _ in parts])
-    columns: dict[str, NDArray[Any]] = {
-        name: np.concatenate([getattr(index, name)[keep] for index, keep, _ in parts])
-        for name in ("item", "first_frame", "num_frames", "row_hash")
-    }
-    columns["shard"] = np.concatenate([index.shard[keep] + np.uint32(first) for index, keep, first in parts])
-    id_hash = ids.hashes()
-    by_hash = np.argsort(id_hash, kind="stable").astype(np.uint32)
-    names, runs = [*older.shards, *newer.shards], [*older.runs, *newer.runs]
-    return Index(names, runs, ids, **columns, id_hash=id_hash[by_hash], by_hash=by_hash)
 
 
 def _equal(a: Strings, at_a: NDArray[np.int64], b: Strings, at_b: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -330,9 +328,15 @@ def _write(index: Index, version: Version, folder: Location) -> bytes:
     """Write the arrays of an index; returns the document about them, which is to be written last."""
     arrays = {"ids": index.ids.blob, "id_offsets": index.ids.offsets}
     arrays |= {name: getattr(index, name) for name in _ARRAYS}
-    document = {"fingerprint": version.info.fingerprint, "shards": index.shards, "runs": index.runs}
-    checksums = {name: write_array(folder / f"{name}.npy", array) for name, array in arrays.items()}
-    return seal({**document, "crc32c": checksums, "checksum": UNSEALED})
+    document = {
+        "fingerprint": version.info.fingerprint,
+        "shards": index.shards,
+        "runs": index.runs,
+        "described": dict(index.described) if len(index.shards) <= MOST_DESCRIBED else {},
+        "crc32c": {name: write_array(folder / f"{name}.npy", array) for name, array in arrays.items()},
+        "checksum": UNSEALED,
+    }
+    return seal(document, indent=None)
 
 
 def load_index(version: Version, names: Sequence[str]) -> Index | None:
@@ -351,7 +355,8 @@ def load_index(version: Version, names: Sequence[str]) -> Index | None:
         if arrays is None:
             return None
         runs = document["runs"] if "runs" in document else _runs_of(version, document["shards"])
-        index = Index(document["shards"], runs, Strings(arrays.pop("ids"), arrays.pop("id_offsets")), **arrays)
+        ids, described = Strings(arrays.pop("ids"), arrays.pop("id_offsets")), document.get("described", {})
+        index = Index(document["shards"], runs, ids, **arrays, described=described)
         return index if _fits_together(index) else None
     except DamagedError:
         return None

@@ -15,10 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from featcache.manifest import Manifest
-from featcache.store.index import Index, build_index, extend_index, latest_index, load_index
+from featcache.store.index import Index, build_index, latest_index, load_index
 from featcache.store.run_records import RunRecord, ShardEvent, not_missed_until, read_runs
 from featcache.store.version import Version
+from featcache.strings import Strings
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,7 @@ def index_of_partition(version: Version, partition: PartitionRows) -> Index:
 
 
 def _index_of_partition(version: Version, partition: PartitionRows) -> Index:
-    names = version.shard_names()
+    names = version.listed_shards()
     if (index := load_index(version, names)) is not None:
         return index
     runs = read_runs(version)
@@ -187,8 +190,39 @@ def _index_of_partition(version: Version, partition: PartitionRows) -> Index:
     }
     known = latest_index(version, names)
     shards = {*names} - elsewhere - {*(() if known is None else known.shards)}
-    new = build_index(map(version.shard, sorted(shards)))
+    new = build_index(map(version.shard, version.whole(sorted(shards))))
     return new if known is None else extend_index(version, known, new)
+
+
+def extend_index(version: Version, older: Index, newer: Index) -> Index:
+    """An index with the items of another, of shards that were added since, behind its own; in no particular order."""
+    if not len(newer):
+        return older
+    numbers = {name: number for number, name in enumerate(older.shards)}
+    counts = np.ones(len(older), bool)
+    for name in newer.shards:
+        for shard, items in version.shard(name).info.supersedes.items():
+            if shard in numbers:
+                counts &= ~((older.shard == numbers[shard]) & np.isin(older.item, np.array(items, np.int64)))
+    # What two runs that did not know of each other have extracted: the later one's counts.
+    at = older.find(newer.ids)
+    same = np.flatnonzero(at >= 0)
+    runs_of_both = np.array(newer.runs, str)[newer.shard[same]], np.array(older.runs, str)[older.shard[at[same]]]
+    is_later = runs_of_both[0] >= runs_of_both[1]
+    counts[at[same[is_later]]] = False
+    takes = np.ones(len(newer), bool)
+    takes[same[~is_later]] = False
+    parts = [(older, np.flatnonzero(counts), 0), (newer, np.flatnonzero(takes), len(older.shards))]
+    ids = Strings.concatenate([index.ids.take(keep) for index, keep, _ in parts])
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(index, name)[keep] for index, keep, _ in parts])
+        for name in ("item", "first_frame", "num_frames", "row_hash")
+    }
+    columns["shard"] = np.concatenate([index.shard[keep] + np.uint32(first) for index, keep, first in parts])
+    id_hash = ids.hashes()
+    by_hash = np.argsort(id_hash, kind="stable").astype(np.uint32)
+    names, runs = [*older.shards, *newer.shards], [*older.runs, *newer.runs]
+    return Index(names, runs, ids, **columns, id_hash=id_hash[by_hash], by_hash=by_hash)
 
 
 def shards_to_make_up_for_in(version: Version, partition: PartitionRows) -> list[ShardEvent]:

@@ -181,6 +181,10 @@ class Shard:
         """Take these bytes for those of the shard's `zarr.json`, which then is not read."""
         self._info = self._read_info(data)
 
+    def take_info(self, info: ShardInfo) -> None:
+        """Take these for the shard's attributes, which then are not read."""
+        self._info = info
+
     @property
     def seal(self) -> str:
         """The seal of the group's `zarr.json`, eight hex digits. It tells a shard from those that other runs make of

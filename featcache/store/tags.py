@@ -257,10 +257,12 @@ def tags_to_show(version: Version) -> list[dict[str, Any]]:
 def check_tags(version: Version) -> Iterator[tuple[str, str]]:
     """What is wrong with the tags of a version: the name of the tag, and what it is."""
     there: set[str] = set()
+    if not (names := tag_names(version)):
+        return
     with suppress(DamagedError, OSError):
         there = {*version.listed_shards()}
     opened: dict[str, Shard] = {}
-    for tag_name in tag_names(version):
+    for tag_name in names:
         try:
             tag = read_tag(version, tag_name)
         except StoreError as error:

@@ -211,8 +211,7 @@ class Version:
 
         In an object store, where nothing is renamed, a shard is there once its `zarr.json` is, which comes last.
         """
-        names = self.listed_shards()
-        return names if isinstance(self.path, Path) else self._whole(names)
+        return self.whole(self.listed_shards())
 
     def listed_shards(self) -> list[str]:
         """The names that shards have in the listing, sorted; in an object store, some may not be there as a whole."""
@@ -236,8 +235,12 @@ class Version:
         """Take these shards for whole without looking."""
         self._known_whole.update(names)
 
-    def _whole(self, names: list[str]) -> list[str]:
-        """Those of some shards in an object store whose `zarr.json` is there. Nobody takes it away again."""
+    def whole(self, names: list[str]) -> list[str]:
+        """Those of some listed shards that are there as a whole: in an object store, whose `zarr.json` is there. Nobody
+        takes it away again.
+        """
+        if isinstance(self.path, Path):
+            return names
         new = [name for name in names if name not in self._known_whole]
         with ThreadPoolExecutor(REQUESTS) as pool:
             there = list(pool.map(self.has_shard, new))
@@ -262,12 +265,14 @@ class Version:
         Raises:
             DamagedError: As `read` raises it while all shards are still there.
         """
+        # In an object store, without a request for each shard: what a killed run has left of one comes and goes, too.
+        listed = self.shard_folders if isinstance(self.path, Path) else lambda: dict.fromkeys(self.listed_shards())
         while True:
-            there = self.shard_folders()
+            there = listed()
             try:
                 return read()
             except DamagedError:
-                if there.items() <= self.shard_folders().items():
+                if there.items() <= listed().items():
                     raise
 
     def shard(self, name: str) -> Shard:

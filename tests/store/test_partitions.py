@@ -13,7 +13,7 @@ from scratch import scratch_folder
 from small_shards import INFO, item, write
 
 from featcache.store import partitions
-from featcache.store.index import build_index, extend_index, open_index
+from featcache.store.index import build_index, open_index
 from featcache.store.ledger import Failure
 from featcache.store.partitions import PartitionRows, index_of_partition, is_done, shards_to_make_up_for_in
 from featcache.store.run_records import ShardEvent
@@ -141,7 +141,7 @@ def test_an_extended_index_has_the_items_of_one_that_is_built(version, seed):
     all_shards = [shard for shard, _ in shards]
     whole = build_index(all_shards)
     for cut in range(len(all_shards) + 1):
-        both = extend_index(version, build_index(all_shards[:cut]), build_index(all_shards[cut:]))
+        both = partitions.extend_index(version, build_index(all_shards[:cut]), build_index(all_shards[cut:]))
         assert {id_: both.place(both.find_one(id_)) for id_ in both.ids} == {
             id_: whole.place(whole.find_one(id_)) for id_ in whole.ids
         }
