@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import resource
+import selectors
 import signal
 import socket
 import sys
@@ -22,6 +23,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 import shim
@@ -54,24 +56,56 @@ def preload() -> None:
 
 
 def serve(path: str, parent: int) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the handlers of connections
-    with socket.socket(socket.AF_UNIX) as server:
+    with socket.socket(socket.AF_UNIX) as server, selectors.EpollSelector() as waiting:
         server.bind(path)
         server.listen()
-        server.settimeout(5)
+        waiting.register(server, selectors.EVENT_READ)
         while os.path.exists(f"/proc/{parent}"):  # it does not outlive the tests, however they end
-            try:
-                connection, _ = server.accept()
-            except TimeoutError:
-                continue
-            connection.setblocking(True)
-            with connection, connection.makefile("rw") as stream:
-                line = stream.readline()
-                if not line:
+            for key, _ in waiting.select(5):
+                if key.data is not None:
+                    waiting.unregister(key.fd)
+                    tell_end(key.fd, key.data)
+                elif (begun := begin(server, waiting)) is None:
                     return  # a connection that asks for nothing ends the server
-                if os.fork() == 0:
-                    server.close()
-                    return handle(json.loads(line), stream)
+                else:
+                    waiting.register(*begun)
+
+
+def begin(server: socket.socket, waiting: selectors.EpollSelector) -> tuple[int, int, socket.socket] | None:
+    """Begin the process that the next connection asks for: what to wait for, and whom to tell then."""
+    connection, _ = server.accept()
+    with connection.makefile() as stream:
+        line = stream.readline()
+    if not line:
+        connection.close()
+        return None
+    pid = os.fork()
+    if pid == 0:
+        close_all(server, waiting, connection)
+        request = json.loads(line)
+        become(request)
+        leave(run(request["args"], request.get("entry", "")))
+    connection.send(b"%d\n" % pid)
+    return os.pidfd_open(pid), selectors.EVENT_READ, connection
+
+
+def close_all(server: socket.socket, waiting: selectors.EpollSelector, connection: socket.socket) -> None:
+    """Close what is the server's in a process that has begun."""
+    for key in [*waiting.get_map().values()]:
+        if key.data is not None:
+            os.close(key.fd)
+            key.data.close()
+    for each in (waiting, server, connection):
+        each.close()
+
+
+def tell_end(pidfd: int, connection: socket.socket) -> None:
+    """Tell how a process ended, unless nobody listens any more."""
+    ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+    os.close(pidfd)
+    with suppress(ConnectionError), connection:
+        code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        connection.send(b"%d\n" % code)
 
 
 def serve_beside(path: str, parent: str, *modules: str) -> None:
@@ -84,18 +118,6 @@ def prepare(modules: Sequence[str]) -> None:
     for name in modules:
         importlib.import_module(name)
     gc.freeze()  # so that collections in a fork do not copy all of it
-
-
-def handle(request: dict, stream) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    pid = os.fork()
-    if pid == 0:
-        become(request)
-        leave(run(request["args"], request.get("entry", "")))
-    print(pid, file=stream, flush=True)
-    _, status = os.waitpid(pid, 0)
-    print(os.waitstatus_to_exitcode(status), file=stream, flush=True)
-    os._exit(0)
 
 
 def run(args: list[str], entry: str) -> int:
