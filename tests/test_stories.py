@@ -54,6 +54,7 @@ def assert_is_png(path):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_keywords_trains_on_the_same_codes_whenever_they_are_made(run, digits, tmp_path):
     pytest.importorskip("transformers")
     from small_models import encodec_24khz
@@ -77,6 +78,7 @@ def test_keywords_trains_on_the_same_codes_whenever_they_are_made(run, digits, t
     assert_is_png(png)
 
 
+@pytest.mark.slow
 def test_xvector_trains_with_noise_drawn_in_two_places(run, digits, tmp_path):
     png = tmp_path / "xvector.png"
     options = ["--data", digits, "--epochs", 3, "--channels", 8, "--batch-size", 9, "--threads", 1, "--png", png]

@@ -22,26 +22,15 @@ def places(s3, tmp_path):
     return str(tmp_path / "c"), "s3://speech/cli"
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("info",),
-        ("verify",),
-        ("verify", "--no-data"),
-        ("verify", "--subset", "1/2"),
-        ("show", "utt-3"),
-        ("stats",),
-    ],
-    ids=" ".join,
-)
-def test_they_say_the_same(cli, s3, places, args):
-    said = []
-    for place in places:
-        command, *rest = args
-        finished = cli(command, place, *rest, "--json", env=s3.environment)
-        assert finished.code == 0, finished.err
-        said.append(json.loads(finished.out.replace(place, "CACHE")))
-    assert said[0] == said[1]
+def test_they_say_the_same(cli, s3, places):
+    for args in ("info", "verify", "verify --no-data", "verify --subset 1/2", "show utt-3", "stats"):
+        said = []
+        for place in places:
+            command, *rest = args.split()
+            finished = cli(command, place, *rest, "--json", env=s3.environment)
+            assert finished.code == 0, finished.err
+            said.append(json.loads(finished.out.replace(place, "CACHE")))
+        assert said[0] == said[1], args
 
 
 def test_info_and_ls_ask_the_index_and_no_shard(cli, s3, places):

@@ -66,7 +66,7 @@ def clips_around(request, folders):
     return request.param, clips, [alone(model, clip) for clip in clips]
 
 
-@pytest.mark.parametrize("policy", ["padded", "equal_length", "single"])
+@pytest.mark.parametrize("policy", codes.POLICIES)
 def test_every_length_around_the_boundaries(folders, clips_around, policy):
     name, clips, references = clips_around
     extractor = build(folders[name], MODELS[name][0])

@@ -71,7 +71,7 @@ def around(model):
     return clips, [alone(model, clip)[0] for clip in clips]
 
 
-@pytest.mark.parametrize("policy", ["padded", "equal_length", "single"])
+@pytest.mark.parametrize("policy", codes.POLICIES)
 def test_every_length_around_the_boundaries(folder, around, policy):
     extractor = build(folder)
     extractor.chosen_batching = policy
@@ -133,7 +133,7 @@ def test_a_zero_padded_batch_has_other_codes(folder, model):
 STEREO_BOUNDARIES = [1, 2, 319, 320, 321, 5003, 47519, 47520, 47521, 47680, 47999, 48000, 48001, 95040, 95201, 100003]
 
 
-@pytest.mark.parametrize("policy", ["padded", "equal_length", "single"])
+@pytest.mark.parametrize("policy", codes.POLICIES)
 def test_chunks_of_the_48_khz_model(stereo_folder, stereo_model, policy):
     extractor = build(stereo_folder, 48000)
     extractor.chosen_batching = policy

@@ -12,7 +12,7 @@ import fuzzing
 import pytest
 from scratch import scratch_folder
 
-QUICK_SECONDS = 3
+QUICK_SECONDS = 2
 SLOW_SECONDS = float(os.environ.get("FEATCACHE_FUZZ_SECONDS", 60))
 
 

@@ -14,7 +14,7 @@ from scratch import scratch_folder
 
 COMMANDS = 11 + 3
 EXIT_CODES = {0, 1, 2, 3}
-QUICK = 8
+QUICK = 12
 """Every so many edits are tried each time; all of them with `-m slow`."""
 
 

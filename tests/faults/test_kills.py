@@ -11,7 +11,7 @@ import pytest
 from promises import assert_finishes, assert_is_after, assert_old_or_new
 from shim import CHANGES, STEP, Faults, Strike, read_calls, spread_kills
 
-SAMPLE = 6
+SAMPLE = 4
 """Kills of a scenario in CI."""
 
 

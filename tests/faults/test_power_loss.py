@@ -46,7 +46,7 @@ def lose_power(cli, scenario, disk, trials, seed) -> None:
 
 
 def test_some_states_after_a_power_cut(faulty, scenario, recorded, trials):
-    for seed in range(12):
+    for seed in range(8):
         lose_power(faulty, scenario, recorded, trials, seed)
 
 

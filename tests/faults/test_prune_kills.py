@@ -20,7 +20,7 @@ import featcache
 from featcache.store.index import open_index
 from featcache.store.tags import at_tag, make_tag
 
-SAMPLE = 9
+SAMPLE = 6
 FAULTS = {
     "no space once": ("error", GROWS, errno.ENOSPC, 1),
     "no space from then on": ("error", GROWS, errno.ENOSPC, -1),

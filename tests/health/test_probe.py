@@ -159,6 +159,7 @@ def test_naive_padding_of_encodec_is_found_and_ours_is_clean(tmp_path, speech, e
             assert found.fastest.policy != "padded"
 
 
+@pytest.mark.slow
 def test_chunks_are_held_to_the_whole(tmp_path, speech, encodec):
     """EnCodec's LSTM looks at all that was before, so a little overlap is not exact."""
     config = load_config(encodec_config(tmp_path, encodec, chunk={"seconds": 0.6, "overlap": 0.04}))

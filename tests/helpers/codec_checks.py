@@ -80,7 +80,7 @@ class CodecChecks(ABC):
     def all_alone(cls, model, clips):
         return [cls.alone(model, clip) for clip in clips]
 
-    @pytest.mark.parametrize("policy", ["padded", "equal_length", "single"])
+    @pytest.mark.parametrize("policy", codes.POLICIES)
     def test_every_length_around_the_boundaries(self, folder, clips, references, policy):
         extractor = self.build(folder)
         extractor.chosen_batching = policy

@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass
 
+import pytest
 import real_speech
 import torch
 import torchaudio
 
 from featcache.extractors import Clip
 from featcache.extractors.rows import pad_rows
+
+POLICIES = ["padded", *(pytest.param(policy, marks=pytest.mark.slow) for policy in ("equal_length", "single"))]
+"""How clips may share a batch; what padding could spoil is tried each time."""
 
 ROUNDING = 1e-5
 """Of latents, relative to the largest of the clip's: what another batch shape may change."""

@@ -68,7 +68,9 @@ def ahead_threads():
 
 
 @pytest.mark.filterwarnings("error::featcache.FeatcacheWarning")
-@pytest.mark.parametrize("room", [2, 3, 4, 6])  # in shards, of which a window has two
+@pytest.mark.parametrize(
+    "room", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow), 6]
+)  # in shards, of which a window has two
 def test_each_byte_is_fetched_once_an_epoch_whatever_the_room(s3, uploaded, folder, tmp_path, room):
     limit, most = sum(sizes(folder)[-room:]), sum(sizes(folder))
     cache, expected = featcache.open(uploaded, copy_to=tmp_path, copy_limit=limit), featcache.open(folder)

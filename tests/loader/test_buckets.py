@@ -36,6 +36,7 @@ def test_chunks_decide_nothing(lengths, max_frames, batch_size, shuffle, drop_la
             assert np.array_equal(getattr(chunked, name), getattr(whole, name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", [Rules(20_000, None, True, 0, 8, False), Rules(None, 64, True, 0, 8, True)])
 def test_a_million_utterances_take_some_twenty_megabytes(rules, traced):
     lengths = np.random.default_rng(0).integers(80, 3000, 10**6)

@@ -6,7 +6,7 @@ from processes import run_python
 
 class TestNeeds:
     def test_no_descriptor_for_an_open_shard(self, tmp_path):
-        make_version(tmp_path, *(make_features(2, prefix=f"shard{n}") for n in range(200)))
+        make_version(tmp_path, *(make_features(2, prefix=f"shard{n}") for n in range(80)))
         run_python(
             """
             import resource, sys
@@ -15,8 +15,8 @@ class TestNeeds:
             resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
             cache = featcache.open(sys.argv[1], check=True)  # builds the index
             arrays = list(cache.values())
-            assert len(arrays) == 400
-            features, lengths = cache.batch(range(400))
+            assert len(arrays) == 160
+            features, lengths = cache.batch(range(160))
             assert all((row[:len(array)].numpy() == array).all() for row, array in zip(features, arrays))
             """,
             tmp_path,

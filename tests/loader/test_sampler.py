@@ -403,6 +403,7 @@ def test_an_epoch_that_does_not_exist_is_refused():
         BucketBatchSampler([3], batch_size=1).set_epoch(-1)
 
 
+@pytest.mark.slow
 def test_ten_million_utterances_are_held_as_a_few_arrays(traced):
     lengths = np.full(10**7, 500)
 

@@ -365,7 +365,12 @@ class TestFaults:
 class TestKills:
     @pytest.mark.parametrize(
         "when",
-        ["array", "entry", pytest.param("entry before", marks=pytest.mark.slow), "zarr.json"],
+        [
+            pytest.param("array", marks=pytest.mark.slow),
+            "entry",
+            pytest.param("entry before", marks=pytest.mark.slow),
+            "zarr.json",
+        ],
     )
     def test_a_killed_writer_costs_its_shard_and_nothing_else(self, s3, place, when):
         other = make_features(5, prefix="other")
