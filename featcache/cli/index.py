@@ -35,7 +35,7 @@ class _Indexed:
 @options.as_json("Print the result as one JSON document.")
 @for_each_part()
 def index(path: Location, as_json: bool) -> None:
-    """Build the index of all versions of a cache, or of one, unless it is there: from the columns of all shards.
+    """Build the index of all versions of a cache, or of one, unless it is there.
 
     `featcache extract` builds it when it ends, but not with --partition: there, one job does it after all others. Until
     then, whoever opens the version builds it. Says on stderr if utterances are still missing.
