@@ -16,6 +16,7 @@ from object_stores import BUCKET, upload
 
 from featcache.audio import container_copies, remote
 from featcache.audio.kept import Kept
+from featcache.audio.members import read_member
 from featcache.config import load_config
 from featcache.errors import AudioError
 from featcache.extraction.downloads import Downloads
@@ -182,6 +183,17 @@ def test_one_that_is_too_large_for_the_disk_is_said_to_be(cli, plain, server, sc
     assert message.startswith(f"the container cannot be copied to {tempfile.gettempdir()}: it has 0.0 GB, and ")
     assert message.endswith("GB would not be left free there: set TMPDIR to a disk with more room")
     assert not server.asked("GET")
+
+
+def test_what_is_unpacked_is_not_fetched_again(plain, server, scratch, monkeypatch):
+    """Where there is room for one copy alone."""
+    inside = packed(plain, scratch, "tar.gz")
+    serve(server, scratch, "tar.gz")
+    monkeypatch.setattr(container_copies, "_COPIES", Kept(1))
+    container, _, name = inside.rows[0]["path"].partition("/")
+    member = Member(Url(server.url(f"/{container}")), name)
+    assert [read_member(member).stamp for _ in range(3)] == [read_member(member).stamp] * 3
+    assert server.asked("GET") == 1
 
 
 def test_a_network_that_goes_away_ends_the_run(plain, server, scratch, monkeypatch):
