@@ -19,6 +19,7 @@ from featcache.audio.kept import Kept
 from featcache.audio.members import read_member
 from featcache.config import load_config
 from featcache.errors import AudioError
+from featcache.extraction import durations
 from featcache.extraction.downloads import Downloads
 from featcache.extraction.plan import Options
 from featcache.extraction.tasks import ShardTask
@@ -194,6 +195,23 @@ def test_what_is_unpacked_is_not_fetched_again(plain, server, scratch, monkeypat
     member = Member(Url(server.url(f"/{container}")), name)
     assert [read_member(member).stamp for _ in range(3)] == [read_member(member).stamp] * 3
     assert server.asked("GET") == 1
+
+
+def test_durations_do_not_wait_for_containers_once_they_are_interrupted(plain, server, scratch, monkeypatch):
+    inside = packed(plain, scratch, "tar")
+    serve(server, scratch)
+    server.always["/audio_1.tar"] = 503
+    monkeypatch.setattr(remote, "_FIRST_WAIT", 100.0)  # seconds until it is tried again
+    monkeypatch.setattr(durations, "_FILES_AT_ONCE", 1)
+    manifest = read_manifest(inside.manifest(), root=server.address)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        durations.measure_durations(manifest, 2, interrupt, every=True)
+    assert time.monotonic() - began < 50
+
+
+def interrupt(_):
+    raise KeyboardInterrupt
 
 
 def test_a_network_that_goes_away_ends_the_run(plain, server, scratch, monkeypatch):
