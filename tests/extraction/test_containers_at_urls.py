@@ -6,6 +6,7 @@ import tempfile
 import threading
 import time
 
+import numpy as np
 import pytest
 from audio_server import audio_server
 from cache_contents import items, provenance
@@ -204,6 +205,8 @@ def test_durations_do_not_wait_for_containers_once_they_are_interrupted(plain, s
     monkeypatch.setattr(remote, "_FIRST_WAIT", 100.0)  # seconds until it is tried again
     monkeypatch.setattr(durations, "_FILES_AT_ONCE", 1)
     manifest = read_manifest(inside.manifest(), root=server.address)
+    paths = list(manifest.paths)
+    manifest = manifest.take(np.array([0, next(row for row, path in enumerate(paths) if path.startswith("audio_1"))]))
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         durations.measure_durations(manifest, 2, interrupt, every=True)
