@@ -30,7 +30,7 @@ from featcache.audio.kept import Kept
 from featcache.audio.remote import TRIES, Fetched, FileStamp, fetch_to_disk, kept_on_disk, stamp_of
 from featcache.audio.tables import pyarrow
 from featcache.errors import AudioError, Reason
-from featcache.manifest.audio_locations import Url, is_compressed
+from featcache.manifest.audio_locations import Url, is_compressed, suffix_of
 
 _UNPACKED_PIECE = 64 << 10
 """What is unpacked at a time; with .tar.zst, up to so much before a cut is lost."""
@@ -75,15 +75,16 @@ def opened_copy(
         return
     stamp = _asked(container, wait)
     state = (container, *stamp)
-    copy = _COPIES.get(state, lambda: _fetched(container, stamp, wait))
-    if is_compressed(container):
-        fetched, suffix = copy, f".{container.rpartition('.')[2]}"
 
-        def unpack() -> Fetched:
-            with fetched.open() as file:
-                return _unpacked(file, suffix, wait)
+    def fetch() -> Fetched:
+        return _COPIES.get(state, lambda: _fetched(container, stamp, wait))
 
-        copy = _COPIES.get((*state, "unpacked"), unpack)
+    def unpack() -> Fetched:
+        with fetch().open() as file:
+            return _unpacked(file, suffix_of(container), wait)
+
+    # What was fetched is needed no more when it is unpacked, so it is not asked for again, and makes room first.
+    copy = _COPIES.get((*state, "unpacked"), unpack) if is_compressed(container) else fetch()
     with _reading(), copy.open() as file:
         yield file, state, _mtime(stamp)
 

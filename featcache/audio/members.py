@@ -61,9 +61,9 @@ def copy_of(source: Url | Member, wait: Callable[[float], object] = time.sleep) 
     return read_member(source, wait) if isinstance(source, Member) else fetch(source, wait)
 
 
-def beginning_of(source: Url | Member) -> Fetched:
+def beginning_of(source: Url | Member, wait: Callable[[float], object] = time.sleep) -> Fetched:
     """The same; of a file at a URL, with the bytes alone in which its header is."""
-    return read_member(source) if isinstance(source, Member) else fetch_beginning(source)
+    return read_member(source, wait) if isinstance(source, Member) else fetch_beginning(source)
 
 
 def read_member(member: Member, wait: Callable[[float], object] = time.sleep) -> Fetched:

@@ -58,6 +58,9 @@ _RANGE = 8 << 20
 _RANGES_AT_ONCE = 8
 """Such requests for a container at a time: a connection to an object store gives 50 to 100 MB a second."""
 
+_HEAD_REFUSED = (403, 405, 501)
+"""What servers answer to HEAD that may answer GET."""
+
 URLS_AT_ONCE = 64
 """How many files at URLs are asked about at a time."""
 
@@ -204,7 +207,12 @@ def stamp_of(url: Url, tries: int = FEW_TRIES, wait: Callable[[float], object] =
     """
 
     def head(store: ObjectStore, key: str) -> FileStamp:
-        return _stamp(store.head(key))
+        try:
+            return _stamp(store.head(key))
+        except (library().exceptions.BaseError, FileNotFoundError) as error:
+            if status_of(error) not in _HEAD_REFUSED:
+                raise
+            return _stamp(store.get(key).meta)  # nothing more is read of the answer
 
     return _try(url, tries, head, wait)
 
@@ -317,7 +325,7 @@ def _try(
 
 def _fault(url: Url, error: Exception) -> tuple[AudioError, bool]:
     """What is wrong, and whether it may pass."""
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError) and status_of(error) != 405:  # which obstore takes for one of them
         return AudioError(Reason.FILE_MISSING, "there is no such file"), False
     if isinstance(error, ValueError):
         return AudioError(Reason.FILE_MISSING, "not a valid path in a store"), False

@@ -51,7 +51,7 @@ def manifest(
     """
     import numpy as np
 
-    from featcache.manifest.write import WRITTEN, format_to_write, packed
+    from featcache.manifest.write import WRITTEN, format_to_write, packed, require_names
     from featcache.store.files import write_file
 
     refuse_output(output, force)
@@ -63,6 +63,7 @@ def manifest(
     else:
         from featcache.extraction.audio_files import missing_file_notes
 
+        require_names(read, kind)
         missing_file_notes(read, np.ones(len(read), bool))  # raises if none is there
         found = look(read, threads, every=kind == "lhotse")
         failures = found.failures

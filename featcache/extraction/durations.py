@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 
 from featcache.audio.members import beginning_of
 from featcache.audio.recording import UNKNOWN, Recording
-from featcache.audio.remote import URLS_AT_ONCE
+from featcache.audio.remote import URLS_AT_ONCE, StoppedError
 from featcache.errors import AudioError, Reason
 from featcache.manifest import Manifest
 from featcache.manifest.audio_locations import Url
@@ -79,10 +81,17 @@ def measure_durations(
     seconds = np.full(len(manifest), math.nan)
     failures: dict[int, tuple[str, str]] = {}
     headers: dict[int, Header] = {}
+    stop = threading.Event()
+
+    def wait(seconds: float) -> None:
+        if stop.wait(seconds):
+            raise StoppedError
 
     def look(some: Sequence[NDArray[np.int64]]) -> None:
         for members in some:
-            header = _header(manifest, int(members[0]))
+            if stop.is_set():
+                return
+            header = _header(manifest, int(members[0]), wait)
             for row in members.tolist():
                 found = _seconds(manifest, row, header) if isinstance(header, Header) else header
                 if isinstance(found, float) and isinstance(header, Header):
@@ -96,16 +105,19 @@ def measure_durations(
     are_at_urls = len(files) > 0 and isinstance(manifest.resolve(manifest.paths[int(files[0][0])]), Url)
     at_once = max(threads, URLS_AT_ONCE) if are_at_urls else threads
     with ThreadPoolExecutor(at_once, "featcache-durations") as pool:
-        for _ in pool.map(look, [files[at : at + _FILES_AT_ONCE] for at in range(0, len(files), _FILES_AT_ONCE)]):
-            pass
+        try:
+            for _ in pool.map(look, [files[at : at + _FILES_AT_ONCE] for at in range(0, len(files), _FILES_AT_ONCE)]):
+                pass
+        finally:  # Ctrl-C does not wait until a container is copied
+            stop.set()
     return Durations(seconds, dict(sorted(failures.items())), headers)
 
 
-def _header(manifest: Manifest, row: int) -> Header | tuple[str, str]:
-    """The header of a row's file, or why nothing is known of it."""
+def _header(manifest: Manifest, row: int, wait: Callable[[float], object]) -> Header | tuple[str, str]:
+    """The header of a row's file, or why nothing is known of it; `wait` as for `beginning_of`."""
     location = manifest.resolve(manifest.paths[row])
     try:
-        with closing(Recording(location, beginning_of)) as recording:
+        with closing(Recording(location, partial(beginning_of, wait=wait))) as recording:
             shortfall, num_samples = recording.shortfall, recording.num_samples
             if num_samples == UNKNOWN and not (shortfall or isinstance(location, Url)):
                 num_samples = recording.count_samples()

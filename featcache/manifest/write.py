@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from featcache.errors import ArgumentError, ManifestError, MissingDependencyError, listing
-from featcache.manifest.audio_locations import AudioSource, Command, Member, Url
+from featcache.manifest.audio_locations import Command, Member, Url
 from featcache.manifest.columns import COLUMNS, meaning_of
 from featcache.manifest.formats.source import suffix_of
 from featcache.manifest.utterances import Manifest, Utterance
@@ -79,14 +79,26 @@ def to_parquet(manifest: Manifest) -> bytes:
     return out.getvalue()
 
 
+def require_names(manifest: Manifest, kind: str) -> None:
+    """Check that NeMo, or Lhotse, has names for where the audio is.
+
+    Raises:
+        ManifestError: Some is inside a container, or for NeMo, what a command prints.
+    """
+    for path in manifest.paths:
+        location = manifest.resolve(path)
+        if isinstance(location, Member):
+            raise ManifestError(f"{path}: is inside a container, which NeMo and Lhotse name in other ways: unpack it")
+        if isinstance(location, Command) and kind == "nemo":
+            raise ManifestError(f"{path}: NeMo runs no commands")
+
+
 def to_nemo(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
     """NeMo's JSON lines, with absolute paths and the ids. Every row has a duration."""
 
     def rows() -> Iterator[dict[str, Any]]:
         for number, row in _utterances(manifest):
-            if isinstance(location := _whole_file(manifest, row), Command):
-                raise ManifestError(f"{row.path}: NeMo runs no commands")
-            found = {"audio_filepath": str(location), "duration": row.duration, "id": row.id}
+            found = {"audio_filepath": str(manifest.resolve(row.path)), "duration": row.duration, "id": row.id}
             found |= {"offset": row.start} if row.start is not None else {}
             found |= {"channel": row.channel} if row.channel is not None else {}
             yield found | _carried(manifest, number)
@@ -106,7 +118,7 @@ def to_lhotse(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
 
 def _cut(manifest: Manifest, row: Utterance, file: AudioFile, carried: dict[str, str]) -> dict[str, Any]:
     rate, num_samples, num_channels = file
-    location = _whole_file(manifest, row)
+    location = manifest.resolve(row.path)
     channels = list(range(num_channels))
     channel: int | list[int] = row.channel if row.channel is not None else channels if num_channels > 1 else 0
     start = row.start or 0.0
@@ -132,18 +144,6 @@ def _cut(manifest: Manifest, row: Utterance, file: AudioFile, carried: dict[str,
         "recording": recording,
         "type": "MultiCut" if isinstance(channel, list) else "MonoCut",
     }
-
-
-def _whole_file(manifest: Manifest, row: Utterance) -> AudioSource:
-    """Where a row's file is.
-
-    Raises:
-        ManifestError: It is inside a container.
-    """
-    location = manifest.resolve(row.path)
-    if isinstance(location, Member):
-        raise ManifestError(f"{row.path}: is inside a container, which NeMo and Lhotse name in other ways: unpack it")
-    return location
 
 
 WRITTEN: dict[str, Callable[..., bytes]] = {

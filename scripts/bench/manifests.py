@@ -64,6 +64,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("formats", nargs="*", metavar="FORMAT", help=f"some of {', '.join(_WRITERS)}; default: all")
     options = parser.parse_args()
+    if unknown := set(options.formats) - _WRITERS.keys():
+        parser.error(f"there is no {', '.join(sorted(unknown))}: choose some of {', '.join(_WRITERS)}")
     clips = [
         Clip(f"audio/{number % 1000:03d}/{number:07d}.flac", 12_000 + number % 9000, f"what was said {number}", "anna")
         for number in range(options.rows)

@@ -245,6 +245,15 @@ def test_without_an_etag_it_is_the_date(server):
     assert stamp_of(Url(server.url("/a"))) == (3, 1795348800 * 10**9)
 
 
+@pytest.mark.parametrize("status", [403, 405, 501])
+def test_a_server_that_refuses_head_is_asked_for_the_file(server, status):
+    server.files["/a"], server.faults["/a"] = b"abc", [status]
+    assert stamp_of(Url(server.url("/a"))) == fetch(Url(server.url("/a"))).stamp
+    server.always["/a"] = 405
+    with pytest.raises(AudioError, match="the server answers 405"):
+        stamp_of(Url(server.url("/a")))
+
+
 # --- URLs
 
 

@@ -81,3 +81,10 @@ def test_wrong_options_are_one_line(cli, data, scratch, options, words):
     assert ended.code == 2
     assert words in ended.err
     assert not (scratch / options[1]).exists()
+
+
+@pytest.mark.parametrize("kind", ["nemo", "lhotse"])
+def test_a_container_is_refused_before_it_is_copied(cli, scratch, kind):
+    (scratch / "m.csv").write_text("id,path\na,gone.tar.gz/a.wav\n")
+    ended = cli("manifest", scratch / "m.csv", "-o", scratch / "cuts.jsonl", "--to", kind)
+    assert (ended.code, "gone.tar.gz/a.wav: is inside a container" in ended.err) == (2, True)

@@ -6,6 +6,7 @@ import tempfile
 import threading
 import time
 
+import numpy as np
 import pytest
 from audio_server import audio_server
 from cache_contents import items, provenance
@@ -16,8 +17,10 @@ from object_stores import BUCKET, upload
 
 from featcache.audio import container_copies, remote
 from featcache.audio.kept import Kept
+from featcache.audio.members import read_member
 from featcache.config import load_config
 from featcache.errors import AudioError
+from featcache.extraction import durations
 from featcache.extraction.downloads import Downloads
 from featcache.extraction.plan import Options
 from featcache.extraction.tasks import ShardTask
@@ -182,6 +185,36 @@ def test_one_that_is_too_large_for_the_disk_is_said_to_be(cli, plain, server, sc
     assert message.startswith(f"the container cannot be copied to {tempfile.gettempdir()}: it has 0.0 GB, and ")
     assert message.endswith("GB would not be left free there: set TMPDIR to a disk with more room")
     assert not server.asked("GET")
+
+
+def test_what_is_unpacked_is_not_fetched_again(plain, server, scratch, monkeypatch):
+    """Where there is room for one copy alone."""
+    inside = packed(plain, scratch, "tar.gz")
+    serve(server, scratch, "tar.gz")
+    monkeypatch.setattr(container_copies, "_COPIES", Kept(1))
+    container, _, name = inside.rows[0]["path"].partition("/")
+    member = Member(Url(server.url(f"/{container}")), name)
+    assert [read_member(member).stamp for _ in range(3)] == [read_member(member).stamp] * 3
+    assert server.asked("GET") == 1
+
+
+def test_durations_do_not_wait_for_containers_once_they_are_interrupted(plain, server, scratch, monkeypatch):
+    inside = packed(plain, scratch, "tar")
+    serve(server, scratch)
+    server.always["/audio_1.tar"] = 503
+    monkeypatch.setattr(remote, "_FIRST_WAIT", 100.0)  # seconds until it is tried again
+    monkeypatch.setattr(durations, "_FILES_AT_ONCE", 1)
+    manifest = read_manifest(inside.manifest(), root=server.address)
+    paths = list(manifest.paths)
+    manifest = manifest.take(np.array([0, next(row for row, path in enumerate(paths) if path.startswith("audio_1"))]))
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        durations.measure_durations(manifest, 2, interrupt, every=True)
+    assert time.monotonic() - began < 50
+
+
+def interrupt(_):
+    raise KeyboardInterrupt
 
 
 def test_a_network_that_goes_away_ends_the_run(plain, server, scratch, monkeypatch):

@@ -40,6 +40,16 @@ def test_faults_of_a_data_directory(top):
     )
 
 
+def test_of_an_id_that_is_twice_in_a_file_of_values_the_first_counts(tmp_path):
+    """Wherever the two are: in one batch of lines or in two, before the id is wanted or after."""
+    ids = [f"u{number:04}" for number in range(600)]
+    (tmp_path / "wav.scp").write_text("".join(f"{id_} {id_}.wav\n" for id_ in ids))
+    lines = [f"{id_} first\n" for id_ in reversed(ids)]
+    lines[10:10] = ["u0001 first\n", f"{ids[-1]} second\n"]
+    (tmp_path / "text").write_text("".join([*lines, *(f"{id_} second\n" for id_ in ids)]))
+    assert set(read_manifest(tmp_path).columns["text"]) == {"first"}
+
+
 def test_a_pipe_inside_of_a_folder_is_not_waited_for(top):
     written = WRITERS["kaldi"](top, CLIPS[:2])
     os.mkfifo(written.manifest / "utt2lang")
@@ -69,6 +79,10 @@ def test_faults_of_lhotses_objects(top, written):
         {**base, "id": "y", "duration": -1, "recording": good},
         {**base, "id": "z", "channel": 1, "recording": good},
         {"id": "t", "duration": 1.0, "type": "MonoCut", "recording": good},
+        {**base, "recording": {**good, "transforms": 5}},
+        {**base, "recording": {**good, "sources": [{**good["sources"][0], "channels": ["0"]}]}},
+        {**base, "id": "whole", "start": None, "duration": None, "recording": good},
+        {**base, "id": "two", "supervisions": [{"speaker": ["ann"]}, {"speaker": ["bob"]}], "recording": good},
     ]
     faults = faults_of(written("\n".join(map(json.dumps, rows)), "cuts.jsonl"))
     assert faults == [
@@ -77,11 +91,13 @@ def test_faults_of_lhotses_objects(top, written):
         "line 4: the recording has 2 sources, and one is read: make a recording of each",
         "line 5: the recording has transforms, which are not applied: Speed: save its audio first",
         "line 6: channel 2 is not among the recording's: [0, 1]",
-        "line 7: not as expected: Object missing required field `sources` - at `$.recording`",
+        "line 7: recording.sources is missing",
         "line 8: MonoCut without a recording is not read: save its audio first",
         "line 9: duration is negative: -1.0",
         "line 10: channel 1 is not among the recording's: [0]",
         "line 11: a cut without start or duration",
+        "line 12: recording.transforms is a whole number, and a list is expected",
+        "line 13: recording.sources[0].channels[0] is text, and a whole number is expected",
     ]
 
 
@@ -137,6 +153,7 @@ def test_placeholders_without_values_and_samples_in_place_of_seconds(written):
         ('{"a": {"wav": "x.wav"},\n "b": 3}', "line 2: not an object of an utterance: 'b'"),
         ('{"a": {"wav": "x.wav"}\n "b": {}}', "line 2: not JSON: Expecting ',' at character 2"),
         ('{"a": {"wav": "x.wav"},\n', "line 2: not JSON: Expecting value at character 1"),
+        ('{"a": {"wav": "x.wav"}}\n{"b": {"wav": "y.wav"}}\n', "line 2: not JSON: Extra data at character 1"),
         ('{"a": {"wav": "x.wav"},\n "b": {"wav": "y.wav", "x": ' + "[" * 100_000, "line 2: JSON that cannot be read: "),
     ],
 )

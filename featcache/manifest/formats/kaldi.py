@@ -176,6 +176,8 @@ class _Lookup:
         values = []
         for id_ in ids:
             while id_ not in ahead and (more := next(self._rest, None)) is not None:
+                for repeated in more.keys() & ahead.keys():  # the first value of an id counts
+                    del more[repeated]
                 ahead.update(more)
             values.append(ahead.pop(id_, ""))
         return values

@@ -33,8 +33,9 @@ _CUTS = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut")
 _COLUMNS = ("id", "path", "start", "duration", "channel", *_SAID, "custom")
 """The cells of a row."""
 
-Audio = tuple[str, tuple[int, ...]]
-"""The path of a recording's audio, and the numbers of its channels: tuples, which the garbage collector can forget."""
+Audio = tuple[Any, tuple[int, ...]]
+"""The path of a recording's audio, None if it is Shar's, and the numbers of its channels: tuples, which the garbage
+collector can forget."""
 
 
 class _NotReadError(ValueError):
@@ -54,7 +55,7 @@ class _Recording(msgspec.Struct, gc=False):
     id: Any
     duration: Any
     sources: tuple[_AudioSource, ...]
-    transforms: Any = None
+    transforms: list[Any] | None = None
 
 
 class _Said(msgspec.Struct, kw_only=True, gc=False):
@@ -77,8 +78,8 @@ class _Supervision(_Said, kw_only=True, gc=False):
 
 class _Cut(msgspec.Struct, gc=False):
     id: Any
-    start: Any = None
-    duration: Any = None
+    start: Any = msgspec.UNSET
+    duration: Any = msgspec.UNSET
     channel: Any = 0
     custom: Any = None
     type: Any = "a cut"
@@ -210,10 +211,10 @@ def _of_supervision(recordings: dict[str, Audio], one: _Supervision) -> tuple[An
 def _of_cut(tar: _SharTar, cut: _Cut) -> tuple[Any, ...]:
     if cut.type in ("MixedCut", "PaddingCut") or cut.recording is None:
         raise _NotReadError(f"{cut.type} without a recording is not read: save its audio first")
-    if cut.start is None or cut.duration is None:
+    if cut.start is msgspec.UNSET or cut.duration is msgspec.UNSET:
         raise _NotReadError("a cut without start or duration")
     path, channels = _audio(cut.recording, is_shar=True)
-    path = path or tar.path_of(cut.id)
+    path = tar.path_of(cut.id) if path is None else path
     said = _all_said(cut.supervisions or ())
     return cut.id, path, cut.start, cut.duration, _channel(cut.channel, channels), *said, cut.custom or None
 
@@ -225,9 +226,8 @@ def _all_said(supervisions: Sequence[_Said]) -> tuple[Any, ...]:
         return one.text, one.speaker, one.language, one.gender
     said = []
     for name in _SAID:
-        values = [value for one in supervisions if (value := getattr(one, name)) is not None]
-        values = values if name == "text" else list(dict.fromkeys(values))
-        said.append(" ".join(map(str, values)) if len(values) > 1 else values[0] if values else None)
+        values = [str(value) for one in supervisions if (value := getattr(one, name)) is not None]
+        said.append(" ".join(values if name == "text" else dict.fromkeys(values)) or None)
     return tuple(said)
 
 
@@ -245,7 +245,7 @@ def _channel(wanted: Any, channels: tuple[int, ...]) -> int | None:
 
 
 def _audio(recording: _Recording, is_shar: bool = False) -> Audio:
-    """The audio of a recording; without a path, if it is Shar's, which a cut's may be."""
+    """The audio of a recording; only that of a cut may be Shar's."""
     if transforms := recording.transforms:
         names = listing(str(one.get("name") if isinstance(one, dict) else one) for one in transforms)
         raise _NotReadError(f"the recording has transforms, which are not applied: {names}: save its audio first")
@@ -256,7 +256,7 @@ def _audio(recording: _Recording, is_shar: bool = False) -> Audio:
     if one.type == "command":
         return f"{one.source} |", one.channels
     if one.type == "shar" and is_shar:
-        return "", one.channels
+        return None, one.channels
     if one.type not in ("file", "url"):
         raise _NotReadError(f"a source of type {one.type!r} is not read, only 'file', 'url' and 'command'")
     return one.source, one.channels

@@ -15,8 +15,9 @@ from featcache.manifest.formats.source import Batch, Source, lines_of
 from featcache.manifest.formats.tables import Rows, csv_rows, json_batches, table_batches
 
 _MOST_BYTES = 2 << 30
-_BLOCK_BYTES = 1 << 20
 """The largest JSON file that is read: all of it is in memory."""
+
+_BLOCK_BYTES = 1 << 20
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _MARKS = {mark: re.compile(rf"[ \t\r\n]*{re.escape(mark)}[ \t\r\n]*") for mark in "{:,"}
@@ -113,6 +114,9 @@ def _entries(source: Source) -> Rows:
                 yield line, row
             else:
                 faults.add(line, f"not an object of an utterance: {shown(key)}")
+        at = _SPACE.match(text, at + 1).end()  # type: ignore[union-attr]
+        if at < len(text):
+            raise json.JSONDecodeError("Extra data", text, at)
     except json.JSONDecodeError as error:
         faults.add(error.lineno, f"not JSON: {error.msg} at character {error.colno}")
     except (ValueError, RecursionError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
@@ -185,7 +186,27 @@ def _slowly_decoded(line: str, of: Any) -> Any:
     try:
         return msgspec.convert(row, of)
     except msgspec.ValidationError as error:
-        raise ValueError(f"not as expected: {error}") from None
+        raise ValueError(_in_words(str(error))) from None
+
+
+def _in_words(fault: str) -> str:
+    """What msgspec says of an object of another form, in other words: of what is expected, it names Python's types."""
+    what, _, inside = fault.partition(" - at `$")
+    inside = inside.lstrip(".").removesuffix("`")
+    if missing := _MISSING.fullmatch(what):
+        return f"{f'{inside}.' if inside else ''}{missing[1]} is missing"
+    if expected := _EXPECTED.fullmatch(what):
+        wanted, found = (_JSON_TYPES.get(name, name) for name in expected.groups())
+        return f"{inside or 'the object'} is {found}, and {wanted} is expected"
+    return f"not as expected: {fault}"
+
+
+_MISSING = re.compile(r"Object missing required field `(.*)`")
+_EXPECTED = re.compile(r"Expected `(\w+)(?: \| null)?`, got `(\w+)`")
+_JSON_TYPES = {
+    **{"array": "a list", "object": "an object", "str": "text", "int": "a whole number", "float": "a number"},
+    **{"bool": "true or false", "null": "null"},
+}
 
 
 def json_batches(rows: Rows, required: Collection[str], faults: Faults) -> Iterator[Batch]:
