@@ -9,6 +9,7 @@ reads it has been made; then it may make room for others at once.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -109,9 +110,10 @@ class ShardsAhead:
         finally:
             self._end(number)
 
-    def close(self) -> None:
+    # A default, since at the interpreter's exit the module's own names may be gone.
+    def close(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """Fetch nothing more, and hold nothing."""
-        if os.getpid() != self._process:  # a forked child has neither the threads nor the locks
+        if is_ending() or os.getpid() != self._process:  # a forked child has neither the threads nor the locks
             return
         with self._changed:
             self._is_closed = True
