@@ -9,10 +9,11 @@ reads it has been made; then it may make room for others at once.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count, groupby
 from pathlib import Path
@@ -64,6 +65,7 @@ class ShardsAhead:
         self._process = os.getpid()
         self._changed = threading.Condition()
         self._threads = ThreadPoolExecutor(_AT_ONCE, "featcache-ahead")
+        self._is_closed = False
         self._numbers = count()
         self._left: Counter[ToFetch] = Counter()  # utterances that are still to be read
         self._queue: dict[ToFetch, None] = {}  # shards that are not begun, in their order
@@ -79,15 +81,10 @@ class ShardsAhead:
         for _, group in groupby(batches, lambda batch: sampler.window):
             upcoming.append(list(group))
             self._expect(np.concatenate([np.array(batch, np.int64) for batch in upcoming[-1]]))
-            if len(upcoming) > 1 and (self._is_busy() or len(upcoming) > _MOST_WINDOWS):
+            if len(upcoming) > 1 and (self._queue or len(upcoming) > _MOST_WINDOWS):
                 yield from upcoming.popleft()
         for rest in upcoming:
             yield from rest
-
-    def _is_busy(self) -> bool:
-        """Whether no thread would fetch more now."""
-        with self._changed:
-            return bool(self._queue) or sum(not each.done() for each in self._begun.values()) >= _AT_ONCE
 
     def add(self, rows: list[int]) -> int:
         """Add a batch, which is to be made after those before; returns its number."""
@@ -99,29 +96,32 @@ class ShardsAhead:
 
     @contextmanager
     def reading(self, number: int) -> Iterator[None]:
-        """The context to make a batch in."""
+        """The context to make a batch in.
+
+        Raises:
+            CancelledError: All was closed meanwhile.
+        """
         with self._changed:
-            wanted = self._batches.get(number, {})
-            self._changed.wait_for(
-                lambda: number <= next(iter(self._batches), number) or not self._queue.keys() & wanted.keys()
-            )
-            under_way = [self._begun[shard] for shard in wanted if shard in self._begun]
-        wait(under_way)
+            self._changed.wait_for(lambda: self._is_closed or self._may_read(number))
+            if self._is_closed:
+                raise CancelledError
         try:
             yield
         finally:
             self._end(number)
 
-    def close(self) -> None:
+    # A default, since at the interpreter's exit the module's own names may be gone.
+    def close(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """Fetch nothing more, and hold nothing."""
-        if os.getpid() != self._process:  # a forked child has neither the threads nor the locks
+        if is_ending() or os.getpid() != self._process:  # a forked child has neither the threads nor the locks
             return
         with self._changed:
+            self._is_closed = True
             begun = list(self._begun.values())
             for pending in (self._queue, self._begun, self._left, self._batches):
                 pending.clear()
             self._changed.notify_all()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False)
         for future in begun:
             future.add_done_callback(_release)
 
@@ -138,16 +138,41 @@ class ShardsAhead:
             self._left.update(wanted)
             self._begin()
 
+    def _may_read(self, number: int) -> bool:
+        """Whether a batch's shards are there; for the first one, those that there is room for."""
+        wanted = self._batches[number].keys()
+        if any(not self._begun[shard].done() for shard in wanted & self._begun.keys()):
+            return False
+        return not wanted & self._queue.keys() or (number == next(iter(self._batches)) and not self._has_room())
+
+    def _has_room(self) -> bool:
+        """Whether there is room for the first shard of the queue."""
+        shard = next(iter(self._queue))
+        folder, limit = shard.copies.folder, shard.copies.limit
+        return limit is None or self._bytes[folder] + shard.num_bytes <= limit
+
     def _begin(self) -> None:
-        """Begin to fetch, in the order of the queue, what there is room for."""
-        while self._queue:
+        """Begin to fetch, in the order of the queue, what there are threads and room for: no more than that, since the
+        interpreter does not end before what has been begun.
+        """
+        while self._queue and sum(not each.done() for each in self._begun.values()) < _AT_ONCE and self._has_room():
             shard = next(iter(self._queue))
-            folder, limit = shard.copies.folder, shard.copies.limit
-            if limit is not None and self._bytes[folder] + shard.num_bytes > limit:
+            try:
+                future = self._threads.submit(shard.hold)
+            except RuntimeError:  # the interpreter is ending, or there are no more threads: who reads them fetches them
+                self._queue.clear()
+                self._changed.notify_all()
                 return
             del self._queue[shard]
-            self._bytes[folder] += shard.num_bytes
-            self._begun[shard] = self._threads.submit(shard.hold)
+            self._bytes[shard.copies.folder] += shard.num_bytes
+            self._begun[shard] = future
+            future.add_done_callback(self._go_on)
+
+    def _go_on(self, _: object) -> None:
+        """Begin what can be begun since a fetch has ended, and wake who waits for it."""
+        with self._changed:
+            self._begin()
+            self._changed.notify_all()
 
     def _end(self, number: int) -> None:
         """Let go of the shards that nobody reads any more after this batch, and only then go on with the next."""
@@ -171,5 +196,5 @@ class ShardsAhead:
 
 def _release(future: Future[Callable[[], None] | None]) -> None:
     """Let go of a copy, if there is one."""
-    if not future.cancelled() and future.exception() is None and (let_go := future.result()) is not None:
+    if future.exception() is None and (let_go := future.result()) is not None:
         let_go()

@@ -54,8 +54,8 @@ class DataLoader:
         batch_sampler: Yields a list of positions in the dataset for each batch: a `BucketBatchSampler`, a
             `torch.utils.data.BatchSampler`, or a list of lists.
         device: The device for the batches.
-        prefetch: How many batches to prepare while training works on one; with as many threads, at most one per core.
-            By default 2; and 8, each with a thread, if their bytes are asked of an object store.
+        prefetch: How many batches to prepare while training works on one; by default 2, or 8 if their bytes are asked
+            of an object store. There each has a thread; else there is at most one per core.
         dtype: Converts features to this dtype, on the device; by default, they keep their stored dtype. With several
             versions, a dictionary by name, or one dtype for all versions that it fits: a float dtype leaves codes as
             they are.

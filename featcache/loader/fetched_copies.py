@@ -128,10 +128,11 @@ class FetchedCopies(Copies):
         copy = self._opened(number, chunk)
         if copy is None:
             return None
-        state, lock, copy.is_held = self._state, None, True
+        state, lock = self._state, None
         with state.lock:
             if state.held < _MOST_HELD and (lock := self._open_disk().hold(copy.path.name)) is not None:
                 state.held += 1
+            copy.is_held = True
         return partial(self._let_go, state, number, copy.path.name, lock)
 
     def _let_go(self, state: _OfProcess, number: int, name: str, lock: Lock | None) -> None:

@@ -120,9 +120,6 @@ class ObjectShards(Shards):
             for number, count in zip(numbers[order].tolist(), counts[order].tolist(), strict=True)
         }
 
-    def use_copies(self) -> None:
-        """Nothing: copies are made before they are read, and not beside that."""
-
     def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
         rows: dict[int, list[int]] = defaultdict(list)
         for row, number in enumerate(shards):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import threading
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from torch.utils.data import DataLoader
 import featcache
 from featcache.errors import StoreError
 from featcache.loader.ahead import ShardsAhead
+from featcache.loader.fetched_copies import FetchedCopies
 from featcache.storage import clients
 
 pytest.importorskip("obstore")
@@ -63,6 +67,14 @@ def same(found, expected):
     assert all(torch.equal(one, other) for (_, one), (_, other) in zip(found, expected, strict=True))
 
 
+def bytes_of_copies(folder):
+    found = 0
+    for path in folder.glob("featcache/*/*-????????"):
+        with suppress(FileNotFoundError):  # it has made room just now
+            found += path.stat().st_size
+    return found
+
+
 def ahead_threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("featcache-ahead")]
 
@@ -80,7 +92,7 @@ def test_each_byte_is_fetched_once_an_epoch_whatever_the_room(s3, uploaded, fold
         found = []
         for batch in loader:
             found.append((batch["ids"], batch["features"].clone()))
-            assert sum(path.stat().st_size for path in tmp_path.glob("featcache/*/*-????????")) <= limit
+            assert bytes_of_copies(tmp_path) <= limit
         same(found, batches_of(local))
         assert s3.sent <= 1.05 * most
         chunks = [path for method, path in s3.paths if path.endswith("/features/c/0/0") and method == "GET"]
@@ -156,6 +168,38 @@ def test_an_error_of_the_store_is_raised_where_the_batch_would_have_come(s3, upl
     with pytest.raises(StoreError, match="denied"):
         list(iteration)
     wait_until(lambda: not ahead_threads())
+
+
+def test_ctrl_c_does_not_wait_for_what_is_not_fetched_yet(s3, uploaded, folder, tmp_path, monkeypatch):
+    """One shard hangs in the network, and others wait for its thread."""
+    may_end = threading.Event()
+    monkeypatch.setattr("featcache.loader.ahead._AT_ONCE", 1)
+
+    def hang(*_):
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        may_end.wait(30)
+
+    monkeypatch.setattr(FetchedCopies, "hold", hang)
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(loader_of(featcache.open(uploaded, copy_to=tmp_path), window=SHARDS)))
+    assert len(ahead_threads()) == 1  # still in the network: nobody has waited for it
+    monkeypatch.undo()
+    may_end.set()
+    wait_until(lambda: not ahead_threads())
+
+
+def test_without_more_threads_batches_fetch_their_shards(s3, uploaded, folder, tmp_path, monkeypatch):
+    """While the interpreter ends, there are none either; no batch waits for ever for what is never begun."""
+
+    class Ending(ThreadPoolExecutor):
+        def submit(self, *args):
+            if self._work_queue.qsize() or self._threads:
+                raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+            return super().submit(*args)
+
+    monkeypatch.setattr("featcache.loader.ahead.ThreadPoolExecutor", Ending)
+    found = batches_of(loader_of(featcache.open(uploaded, copy_to=tmp_path)))
+    same(found, batches_of(loader_of(featcache.open(folder))))
 
 
 def test_a_disk_that_is_full_is_told_and_ranges_are_read(s3, uploaded, folder, tmp_path, monkeypatch):
