@@ -13,7 +13,7 @@ from featcache.store import commits
 from featcache.store.files import remove_from_cache, remove_from_version, sync
 from featcache.store.leftovers import temporary_name
 from featcache.store.locks import Claim
-from featcache.store.run_records import is_running, read_run, request_of, run_names
+from featcache.store.run_records import is_running, read_run, read_runs, request_of, run_names
 from featcache.store.version import Version
 
 
@@ -45,21 +45,23 @@ def refuse_beside_runs(version: Version, own: str = "") -> None:
     Raises:
         StoreError: Says which run.
     """
-    for name in run_names(version):
-        if name > own and is_running(version, name):
+    names = [name for name in run_names(version) if name > own]
+    for name in names:
+        if is_running(version, name):
             asked = request_of(version, name)
             process = f", process {asked['pid']} on {asked['host']}" if {"pid", "host"} <= asked.keys() else ""
             raise StoreError(f"{version.path}: a run is under way ({name}{process}): nothing is removed beside it")
     if isinstance(version.path, Path):
         return
-    for name in run_names(version):
-        is_elsewhere = name > own and not (version.desk / "runs" / name).exists()
-        record = read_run(version, name) if is_elsewhere else None
-        if record is not None and record.outcome is None and commits.was_written_lately(version):
-            raise StoreError(
-                f"{version.path}: a run on {record.asked.get('host', 'another machine')} may be under way ({name}): "
-                "nothing is removed beside it. If it was killed, wait until nothing has been written for a day"
-            )
+    elsewhere = read_runs(version, [name for name in names if not (version.desk / "runs" / name).exists()])
+    # Of a record that is lost, nothing tells that the run has ended: half a removal leaves such ones, too.
+    unended = [run for run in elsewhere if run.is_known and run.outcome is None]
+    if unended and commits.was_written_lately(version):
+        run = unended[0]
+        raise StoreError(
+            f"{version.path}: a run on {run.asked.get('host', 'another machine')} may be under way ({run.name}): "
+            "nothing is removed beside it. If it was killed, wait until nothing has been written for a day"
+        )
 
 
 def prune_claim(version: Version) -> Claim:
@@ -78,13 +80,9 @@ def prune_claim(version: Version) -> Claim:
 
 
 def refuse_pruned(version: Version, planned: Iterable[str]) -> None:
-    """Refuse to go on with a run that has begun, if a prune has taken away shards since it was planned.
+    """Refuse to go on with a run that has begun, if a prune has taken away shards since it was `planned` with these.
 
     As soon as a run has begun, no prune takes a shard away that it has not begun with.
-
-    Args:
-        version: The version.
-        planned: The names of the shards that there were.
 
     Raises:
         StoreError: A shard was pruned. Says that the same command does what is now to be done.
@@ -135,7 +133,8 @@ def take_shard(version: Version, name: str) -> Path:
 
 def remove_version(version: Version) -> None:
     """Remove a version, with everything in its folder: it is gone at once, by a rename, and then deleted. In an object
-    store, its shards are removed one by one, and its own `zarr.json` last: after a kill, it can be done again.
+    store, its shards are removed one by one, and its own `zarr.json` last: after a kill, it can be done again, unless
+    that file alone is left, which is no version.
 
     Raises:
         StoreError: Its folder is a link, a run is under way, or it cannot be removed.

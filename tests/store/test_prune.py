@@ -289,6 +289,28 @@ def test_in_an_object_store_what_stays_is_there_whichever_request_is_the_last(st
     assert plan_prune(again, wanted).is_empty
 
 
+def test_a_removal_from_an_object_store_that_is_cut_off_is_continued(stored, monkeypatch):
+    version, _ = stored
+    run = Run(version, {"host": "far"})
+    run.record_shards([ShardEvent(name, 1) for name in version.shard_names()])
+    run.finish({})
+    open_index(version, keep=True)
+    for last in ("crc32c/c/0", "index.json", "run.json", "shards/zarr.json"):
+        delete = Objects.delete
+
+        def cut_off(self, location, last=last, delete=delete):
+            delete(self, location)
+            if str(location).endswith(last):
+                raise StoreError("cut off")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Objects, "delete", cut_off)
+            with pytest.raises(StoreError, match="cut off"):
+                remove_version(version)
+        version = Version.open(version.path)
+    assert [name for name, _ in store_of(version.path).walk(version.path)] == ["zarr.json"]
+
+
 def test_in_an_object_store_nothing_is_removed_beside_a_run_elsewhere(stored):
     version, _ = stored
     names, run = version.shard_names(), Run(version, {"host": "far", "pid": 12})
