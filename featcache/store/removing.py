@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from featcache.errors import StoreError
+from featcache.errors import DamagedError, StoreError
 from featcache.storage.location import ObjectPath
+from featcache.storage.objects import Objects
 from featcache.store import commits
+from featcache.store.documents import read_bytes
 from featcache.store.files import remove_from_cache, remove_from_version, sync
 from featcache.store.leftovers import temporary_name
 from featcache.store.locks import Claim
 from featcache.store.run_records import is_running, read_run, read_runs, request_of, run_names
 from featcache.store.version import Version
+
+_NAME = re.compile(b'"([0-9a-f]{12})"')
 
 
 def claim_shards(version: Version) -> Claim:
@@ -97,6 +103,21 @@ def refuse_pruned(version: Version, planned: Iterable[str]) -> None:
         record = read_run(version, run)
         if record is not None and any(event.pruned and event.shard in gone for event in record.events()):
             raise StoreError(f"{version.path}: was pruned while this run was being planned: run the same command again")
+
+
+def forget_indexes(version: Version, shards: Collection[str]) -> None:
+    """In an object store, remove the indexes that have one of these shards, before it is taken away: else, what a kill
+    leaves of it would be taken for a shard that is damaged.
+    """
+    if isinstance(version.path, Path):
+        return
+    folder, store = version.path / "index", Objects()
+    with suppress(FileNotFoundError):
+        for name in store.names(folder):
+            with suppress(FileNotFoundError, DamagedError):
+                described = {*_NAME.findall(read_bytes(folder / name / "index.json"))}
+                if not described.isdisjoint(shard.encode() for shard in shards):
+                    store.delete_folder(folder / name)
 
 
 def remove_shard(version: Version, name: str) -> None:

@@ -289,6 +289,27 @@ def test_in_an_object_store_what_stays_is_there_whichever_request_is_the_last(st
     assert plan_prune(again, wanted).is_empty
 
 
+def test_what_is_left_of_a_shard_in_an_object_store_is_not_damaged_though_an_index_had_it(tmp_path, monkeypatch):
+    version = make_version(parse_location("cache", f"memory://{uuid.uuid4()}/features"))
+    features = make_features(3)
+    name = add_shard(version, features)
+    open_index(version, keep=True)
+    wanted, delete = manifest(tmp_path, [*features][:2]), Objects.delete
+
+    def cut_off(self, location):
+        delete(self, location)
+        if str(location).endswith(f"{name}/zarr.json"):
+            raise StoreError("cut off")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Objects, "delete", cut_off)
+        with pytest.raises(StoreError, match="cut off"):
+            prune_all(version, wanted)
+    again = Version.open(version.path)
+    assert read(again) == {id_: features[id_].tobytes() for id_ in [*features][:2]}
+    assert plan_prune(again, wanted).is_empty
+
+
 def test_a_removal_from_an_object_store_that_is_cut_off_is_continued(stored, monkeypatch):
     version, _ = stored
     run = Run(version, {"host": "far"})
