@@ -24,9 +24,10 @@ from featcache.storage.objects import Objects
 from featcache.storage.store import store_of
 from featcache.store.index import open_index
 from featcache.store.ledger import Failure, standing_failures
+from featcache.store.made_items import MadeItems
 from featcache.store.prune import plan_prune, prune
 from featcache.store.removing import remove_version
-from featcache.store.run_records import ShardEvent
+from featcache.store.run_records import ShardEvent, read_runs
 from featcache.store.runs import Run
 from featcache.store.tags import at_tag, make_tag, read_tags
 from featcache.store.version import Version
@@ -308,6 +309,7 @@ def test_what_is_left_of_a_shard_in_an_object_store_is_not_damaged_though_an_ind
     again = Version.open(version.path)
     assert read(again) == {id_: features[id_].tobytes() for id_ in [*features][:2]}
     assert plan_prune(again, wanted).is_empty
+    assert MadeItems(again, open_index(again), read_runs(again)).num_pruned_since("") == 1
 
 
 def test_a_removal_from_an_object_store_that_is_cut_off_is_continued(stored, monkeypatch):
