@@ -40,7 +40,7 @@ from featcache.store.damaged import DamagedShard, RepairPlan, copy_sound_items, 
 from featcache.store.files import WRITTEN, folder_to_write, refuse_links, remove_from_version, write_file
 from featcache.store.index import build_index, open_index
 from featcache.store.records import read_document
-from featcache.store.removing import claim_shards, remove_shard, take_shard
+from featcache.store.removing import claim_shards, forget_indexes, remove_shard, take_shard
 from featcache.store.run_records import ShardEvent, names_of_runs, run_names
 from featcache.store.runs import Run
 from featcache.store.selection import select_versions
@@ -151,6 +151,7 @@ def _replace_damaged_shards(
         return Repaired(str(path), [], restored, None, interrupted=True)
     missing = 0 if again is None else _count_in_no_shard(found, plans)
     run = _record(version, manifest, plans, copies, again)
+    forget_indexes(version, [plan.shard.name for plan in plans])
     tagged = _tagged(version)
     to_put_back = [plan.shard for plan in plans if plan.shard.name in tagged and isinstance(plan.shard, DamagedShard)]
     aside, taken = _take_away(version, [plan.shard for plan in plans], to_put_back)

@@ -335,10 +335,10 @@ def remove_shard_of_objects(version: Version, name: str) -> None:
 
 
 def remove_version_of_objects(version: Version) -> None:
-    """Remove a version in an object store: each shard as above, then the rest, and what makes it a version last."""
+    """Remove a version in an object store: each shard as above, then the rest, and its own `zarr.json` last."""
     for name in version.listed_shards():
         remove_shard_of_objects(version, name)
-    for folder in ("commits", "index", "probes", "runs", "tags"):
+    for folder in ("commits", "index", "probes", "runs", "tags", "shards"):
         _store.delete_folder(version.path / folder)
     _store.delete_folder(version.path)
 

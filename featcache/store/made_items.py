@@ -55,8 +55,10 @@ class MadeItems:
             for event in run.events()
             if event.pruned
         }
-        there = {*self._version.listed_shards()} if latest else ()
-        return [pruned for shard, pruned in latest.items() if shard not in there]
+        version = self._version
+        there = {*version.listed_shards()} if latest else ()
+        # In an object store, a kill may have left files of one that is gone.
+        return [pruned for shard, pruned in latest.items() if shard not in there or not version.has_shard(shard)]
 
     @cached_property
     def counts(self) -> Counter[str]:

@@ -27,7 +27,7 @@ from featcache.store.files import WRITTEN, is_being_made, is_being_written, refu
 from featcache.store.index import Index, open_index
 from featcache.store.ledger import WITHDRAWN, latest_failures
 from featcache.store.leftovers import leftovers
-from featcache.store.removing import claim_shards, prune_claim, refuse_beside_runs, remove_shard
+from featcache.store.removing import claim_shards, forget_indexes, prune_claim, refuse_beside_runs, remove_shard
 from featcache.store.run_records import ShardEvent, run_names
 from featcache.store.runs import Run
 from featcache.store.shard import ShardInfo
@@ -266,6 +266,7 @@ def _prune_shards(
     run = Run(version, {**asked, "made_by": library_versions()}, after=index.runs)
     until = max([*run_names(version), run.id])
     failed = latest_failures(version) if goes_unwanted else {}
+    forget_indexes(version, contents.goes)
     stay: set[str] = set()
     removed = rewritten = 0
     is_stopped = False

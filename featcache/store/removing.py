@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from featcache.errors import StoreError
+from featcache.errors import DamagedError, StoreError
 from featcache.storage.location import ObjectPath
+from featcache.storage.objects import Objects
 from featcache.store import commits
+from featcache.store.documents import read_bytes
 from featcache.store.files import remove_from_cache, remove_from_version, sync
 from featcache.store.leftovers import temporary_name
 from featcache.store.locks import Claim
-from featcache.store.run_records import is_running, read_run, request_of, run_names
+from featcache.store.run_records import is_running, read_run, read_runs, request_of, run_names
 from featcache.store.version import Version
+
+_NAME = re.compile(b'"([0-9a-f]{12})"')
 
 
 def claim_shards(version: Version) -> Claim:
@@ -45,21 +51,23 @@ def refuse_beside_runs(version: Version, own: str = "") -> None:
     Raises:
         StoreError: Says which run.
     """
-    for name in run_names(version):
-        if name > own and is_running(version, name):
+    names = [name for name in run_names(version) if name > own]
+    for name in names:
+        if is_running(version, name):
             asked = request_of(version, name)
             process = f", process {asked['pid']} on {asked['host']}" if {"pid", "host"} <= asked.keys() else ""
             raise StoreError(f"{version.path}: a run is under way ({name}{process}): nothing is removed beside it")
     if isinstance(version.path, Path):
         return
-    for name in run_names(version):
-        is_elsewhere = name > own and not (version.desk / "runs" / name).exists()
-        record = read_run(version, name) if is_elsewhere else None
-        if record is not None and record.outcome is None and commits.was_written_lately(version):
-            raise StoreError(
-                f"{version.path}: a run on {record.asked.get('host', 'another machine')} may be under way ({name}): "
-                "nothing is removed beside it. If it was killed, wait until nothing has been written for a day"
-            )
+    elsewhere = read_runs(version, [name for name in names if not (version.desk / "runs" / name).exists()])
+    # Of a record that is lost, nothing tells that the run has ended: half a removal leaves such ones, too.
+    unended = [run for run in elsewhere if run.is_known and run.outcome is None]
+    if unended and commits.was_written_lately(version):
+        run = unended[0]
+        raise StoreError(
+            f"{version.path}: a run on {run.asked.get('host', 'another machine')} may be under way ({run.name}): "
+            "nothing is removed beside it. If it was killed, wait until nothing has been written for a day"
+        )
 
 
 def prune_claim(version: Version) -> Claim:
@@ -78,13 +86,9 @@ def prune_claim(version: Version) -> Claim:
 
 
 def refuse_pruned(version: Version, planned: Iterable[str]) -> None:
-    """Refuse to go on with a run that has begun, if a prune has taken away shards since it was planned.
+    """Refuse to go on with a run that has begun, if a prune has taken away shards since it was `planned` with these.
 
     As soon as a run has begun, no prune takes a shard away that it has not begun with.
-
-    Args:
-        version: The version.
-        planned: The names of the shards that there were.
 
     Raises:
         StoreError: A shard was pruned. Says that the same command does what is now to be done.
@@ -99,6 +103,21 @@ def refuse_pruned(version: Version, planned: Iterable[str]) -> None:
         record = read_run(version, run)
         if record is not None and any(event.pruned and event.shard in gone for event in record.events()):
             raise StoreError(f"{version.path}: was pruned while this run was being planned: run the same command again")
+
+
+def forget_indexes(version: Version, shards: Collection[str]) -> None:
+    """In an object store, remove the indexes that have one of these shards, before it is taken away: else, what a kill
+    leaves of it would be taken for a shard that is damaged.
+    """
+    if isinstance(version.path, Path):
+        return
+    folder, store = version.path / "index", Objects()
+    with suppress(FileNotFoundError):
+        for name in store.names(folder):
+            with suppress(FileNotFoundError, DamagedError):
+                described = {*_NAME.findall(read_bytes(folder / name / "index.json"))}
+                if not described.isdisjoint(shard.encode() for shard in shards):
+                    store.delete_folder(folder / name)
 
 
 def remove_shard(version: Version, name: str) -> None:
@@ -135,7 +154,8 @@ def take_shard(version: Version, name: str) -> Path:
 
 def remove_version(version: Version) -> None:
     """Remove a version, with everything in its folder: it is gone at once, by a rename, and then deleted. In an object
-    store, its shards are removed one by one, and its own `zarr.json` last: after a kill, it can be done again.
+    store, its shards are removed one by one, and its own `zarr.json` last: after a kill, it can be done again, unless
+    that file alone is left, which is no version.
 
     Raises:
         StoreError: Its folder is a link, a run is under way, or it cannot be removed.

@@ -24,9 +24,10 @@ from featcache.storage.objects import Objects
 from featcache.storage.store import store_of
 from featcache.store.index import open_index
 from featcache.store.ledger import Failure, standing_failures
+from featcache.store.made_items import MadeItems
 from featcache.store.prune import plan_prune, prune
 from featcache.store.removing import remove_version
-from featcache.store.run_records import ShardEvent
+from featcache.store.run_records import ShardEvent, read_runs
 from featcache.store.runs import Run
 from featcache.store.tags import at_tag, make_tag, read_tags
 from featcache.store.version import Version
@@ -287,6 +288,50 @@ def test_in_an_object_store_what_stays_is_there_whichever_request_is_the_last(st
     prune_all(again, wanted)
     assert read(again) == before
     assert plan_prune(again, wanted).is_empty
+
+
+def test_what_is_left_of_a_shard_in_an_object_store_is_not_damaged_though_an_index_had_it(tmp_path, monkeypatch):
+    version = make_version(parse_location("cache", f"memory://{uuid.uuid4()}/features"))
+    features = make_features(3)
+    name = add_shard(version, features)
+    open_index(version, keep=True)
+    wanted, delete = manifest(tmp_path, [*features][:2]), Objects.delete
+
+    def cut_off(self, location):
+        delete(self, location)
+        if str(location).endswith(f"{name}/zarr.json"):
+            raise StoreError("cut off")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Objects, "delete", cut_off)
+        with pytest.raises(StoreError, match="cut off"):
+            prune_all(version, wanted)
+    again = Version.open(version.path)
+    assert read(again) == {id_: features[id_].tobytes() for id_ in [*features][:2]}
+    assert plan_prune(again, wanted).is_empty
+    assert MadeItems(again, open_index(again), read_runs(again)).num_pruned_since("") == 1
+
+
+def test_a_removal_from_an_object_store_that_is_cut_off_is_continued(stored, monkeypatch):
+    version, _ = stored
+    run = Run(version, {"host": "far"})
+    run.record_shards([ShardEvent(name, 1) for name in version.shard_names()])
+    run.finish({})
+    open_index(version, keep=True)
+    for last in ("crc32c/c/0", "index.json", "run.json", "shards/zarr.json"):
+        delete = Objects.delete
+
+        def cut_off(self, location, last=last, delete=delete):
+            delete(self, location)
+            if str(location).endswith(last):
+                raise StoreError("cut off")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Objects, "delete", cut_off)
+            with pytest.raises(StoreError, match="cut off"):
+                remove_version(version)
+        version = Version.open(version.path)
+    assert [name for name, _ in store_of(version.path).walk(version.path)] == ["zarr.json"]
 
 
 def test_in_an_object_store_nothing_is_removed_beside_a_run_elsewhere(stored):
