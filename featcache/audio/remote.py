@@ -17,6 +17,7 @@ import os
 import random
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -93,10 +94,8 @@ class Fetched:
         self.stamp = stamp
         self._data = data
         self._file = file
-
-    def __del__(self) -> None:
-        if self._file is not None:  # several recordings may share it, so none of them closes it
-            self._file.close()
+        if file is not None:  # several recordings may share it, so none of them closes it
+            weakref.finalize(self, file.close)
 
     def open(self) -> io.FileIO:
         """The file, as one of this machine, with a position of its own. Bytes that were not fetched are zeros.

@@ -170,7 +170,15 @@ def test_an_error_of_the_store_is_raised_where_the_batch_would_have_come(s3, upl
     wait_until(lambda: not ahead_threads())
 
 
-def test_ctrl_c_does_not_wait_for_what_is_not_fetched_yet(s3, uploaded, folder, tmp_path, monkeypatch):
+@pytest.fixture
+def interruptible():
+    """A shell has SIGINT ignored where tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_does_not_wait_for_what_is_not_fetched_yet(s3, uploaded, folder, tmp_path, monkeypatch, interruptible):
     """One shard hangs in the network, and others wait for its thread."""
     may_end = threading.Event()
     monkeypatch.setattr("featcache.loader.ahead._AT_ONCE", 1)
