@@ -205,3 +205,12 @@ def upload(folder, url):
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(put, paths))
+
+
+def upload_for_module(s3, folder, url):
+    """The same before the tests of a module, with clients that are not theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3.environment.items():
+            patch.setenv(name, value)
+        patch.setattr(clients, "_clients", OrderedDict())
+        upload(folder, url)

@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import threading
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -15,7 +14,7 @@ import pytest
 import torch
 from forking import fork, join, wait_until
 from make_cache import make_features, make_version
-from object_stores import upload
+from object_stores import upload, upload_for_module
 from processes import open_files
 from torch.utils.data import DataLoader
 
@@ -23,7 +22,6 @@ import featcache
 from featcache.errors import StoreError
 from featcache.loader.ahead import ShardsAhead
 from featcache.loader.fetched_copies import FetchedCopies
-from featcache.storage import clients
 
 pytest.importorskip("obstore")
 URL, SHARDS, EACH = "s3://speech/ahead", 8, 12
@@ -41,11 +39,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def uploaded(folder, s3_of_module):
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in s3_of_module.environment.items():
-            patch.setenv(name, value)
-        patch.setattr(clients, "_clients", OrderedDict())
-        upload(folder, URL)
+    upload_for_module(s3_of_module, folder, URL)
     return URL
 
 

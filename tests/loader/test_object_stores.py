@@ -3,13 +3,12 @@
 import multiprocessing
 import os
 import time
-from collections import OrderedDict
 
 import numpy as np
 import pytest
 import torch
 from make_cache import make_features, make_version
-from object_stores import upload
+from object_stores import upload, upload_for_module
 from torch.utils.data import DataLoader
 
 import featcache
@@ -37,13 +36,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def uploaded(folder, s3_of_module):
     """The same cache in S3."""
-    from featcache.storage import clients
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in s3_of_module.environment.items():
-            patch.setenv(name, value)
-        patch.setattr(clients, "_clients", OrderedDict())
-        upload(folder, URL)
+    upload_for_module(s3_of_module, folder, URL)
     return URL
 
 
