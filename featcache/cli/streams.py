@@ -5,12 +5,14 @@ If a stream is closed (`2>&-`), the next file that is opened gets its number, an
 that file. So `/dev/null` is put in its place. And a message that nobody can be given, because the disk below a log is
 full or the terminal has been closed, is dropped.
 
-On damaged files, libsndfile's readers of SDS and of G.72x print to stdout, by its descriptor, and offer no way to turn
-that off. That would be in the middle of a result which a program reads.
+On damaged files, libsndfile's readers of SDS and of G.72x print to C's stdout, and offer no way to turn that off. That
+would be in the middle of a result which a program reads, or after it: C keeps what is printed to a file or a pipe until
+its buffer is full or the process ends.
 """
 
 from __future__ import annotations
 
+import ctypes
 import io
 import os
 import sys
@@ -72,6 +74,7 @@ def stdout_for_results() -> Iterator[None]:
         with suppress(OSError):  # what could not be printed has raised an error when it was
             sys.stdout.close()
         sys.stdout = stream
+        ctypes.CDLL(None).fflush(None)  # while descriptor 1 is standard error
         os.dup2(copy, 1)
         os.close(copy)
 

@@ -43,7 +43,8 @@ def test_the_libraries_do_print_of_these_files(damaged):
     assert "Error" in done.stdout
 
 
-def test_a_result_is_one_document(damaged, scratch):
+def test_a_result_is_one_document(damaged, scratch, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # with it, C's stdout has no buffer either
     command = [sys.executable, "-m", "featcache", "extract", str(damaged), "-o", str(scratch / "cache"), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 3), done.stderr
