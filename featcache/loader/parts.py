@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from featcache.errors import StoreError
@@ -108,8 +109,9 @@ def _shards_then(version: Version, index: str) -> list[str]:
         raise StoreError(f"{version.path}: has changed since the corpus was opened: open it again") from error
 
 
-class PartsColumn:
-    """A number for each utterance of a corpus, as an array: of those that are looked at, their parts are read.
+class PartsColumn(NDArrayOperatorsMixin):
+    """A number for each utterance of a corpus, indexed and compared as an array is: of those that are looked at, their
+    parts are read.
 
     Args:
         parts: The parts.
@@ -128,15 +130,16 @@ class PartsColumn:
         return self.shape[0]
 
     def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            at = np.arange(*at.indices(len(self)))
-        elif not isinstance(at, np.ndarray):
-            number, offset = self.parts.locate(range(len(self))[at])
-            return self.of_part(number)[offset]
-        values = np.empty(len(at), self.dtype)
-        for number, where, inside in self.parts.split(at):
+        chosen = _positions(at, len(self))
+        positions = np.asarray(chosen)
+        values = np.empty(positions.size, self.dtype)
+        for number, where, inside in self.parts.split(positions.ravel()):
             values[where] = self.of_part(number)[inside]
-        return values
+        return values.reshape(positions.shape)[... if isinstance(chosen, np.ndarray) else ()]
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **settings: Any) -> Any:
+        arrays = (np.asarray(each) if isinstance(each, PartsColumn) else each for each in inputs)
+        return getattr(ufunc, method)(*arrays, **settings)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         numbers = range(len(self.parts))
@@ -156,6 +159,16 @@ class PartsColumn:
         """Tells the utterances of a corpus, their order and the limit from others."""
         known = [f"{part.name}/{part.known.index}/{part.known.utterances}" for part in self.parts.opened]
         return hashlib.sha256("\n".join([*known, str(self._limit)]).encode()).hexdigest()
+
+
+def _positions(at: Any, count: int) -> Any:
+    """The positions that an index of numpy's chooses of so many; those of a batch without an array of all."""
+    positions = np.asarray(at) if isinstance(at, int | np.integer | np.ndarray) else None
+    if positions is None or positions.dtype.kind not in "iu":
+        return np.arange(count)[at]
+    if positions.size and not -count <= positions.min() <= positions.max() < count:
+        raise IndexError(f"index {positions.max()} is out of bounds: there are {count}")
+    return positions.astype(np.int64) % max(1, count)
 
 
 class PartsIds(Sequence[str]):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis.extra import numpy as st_numpy
 from make_cache import add_shard, make_features, make_version
 from make_corpus import make_corpus
 
@@ -64,6 +65,56 @@ def test_a_corpus_is_the_caches_of_its_parts_one_after_another(folder):
         assert not row[length:].any()
     checked, _ = corpus.batch(list(corpus.ids.texts(positions)), check=True)
     assert torch.equal(checked, features)
+
+
+def columns_of(corpus):
+    dataset = featcache.FeatureDataset(corpus, crop=8)
+    return corpus.lengths, corpus.index.shard, dataset.lengths, dataset.shards
+
+
+@pytest.fixture(scope="module")
+def columns(folder):
+    """Numbers of a corpus's utterances, and the same ones as arrays of numpy's."""
+    return [(column, np.asarray(column)) for column in columns_of(featcache.open(folder))]
+
+
+SOME = st.integers(-31, 31)
+INDICES = st.one_of(
+    SOME,
+    st.integers(-30, 29).map(np.int32),
+    st.lists(st.integers(-30, 29), max_size=5),
+    st.lists(SOME, max_size=5),
+    st.lists(st.booleans(), min_size=30, max_size=30),
+    st_numpy.arrays(bool, st.sampled_from([30, 30, 29, (30, 1), ()])),
+    st_numpy.arrays(
+        st_numpy.integer_dtypes(), st_numpy.array_shapes(min_dims=0, max_dims=2), elements=st.integers(0, 29)
+    ),
+    st_numpy.arrays(np.int64, st.integers(0, 5), elements=SOME),
+    st_numpy.basic_indices((30,), allow_newaxis=True, allow_ellipsis=True),
+    st.sampled_from([np.float64(3), [0.5], None, "utt", np.array([3.0])]),
+)
+
+
+@given(at=INDICES)
+def test_a_column_is_indexed_as_an_array_is(columns, at):
+    for column, array in columns:
+        try:
+            expected = array[at]
+        except IndexError:
+            with pytest.raises(IndexError):
+                column[at]
+        else:
+            chosen = column[at]
+            assert (type(chosen), chosen.dtype) == (type(expected), expected.dtype)
+            assert np.array_equal(chosen, expected)
+
+
+def test_a_column_is_compared_as_an_array_is(columns):
+    for column, array in columns:
+        limit = int(np.median(array))
+        assert np.array_equal(column[column > limit], array[array > limit])
+        assert np.array_equal(column == limit, array == limit)
+        assert np.array_equal(column + column, array + array)
 
 
 def test_parts_are_opened_when_something_of_them_is_read(folder, opened):
