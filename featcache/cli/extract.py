@@ -128,12 +128,6 @@ if TYPE_CHECKING:
     help="With --dry-run: also extract a random sample on this device for some ten seconds, into a temporary folder, "
     "and say how long all of it would take.",
 )
-@click.option(
-    "--price",
-    type=options.NOT_NEGATIVE,
-    metavar="NUMBER",
-    help="With --trial: what an hour of a device costs, to say what all of it would cost.",
-)
 @progress_options
 @options.as_json("Print the summary as one JSON document.")
 @click.pass_context
@@ -147,7 +141,6 @@ def extract(
     engine: str,
     dry_run: bool,
     trial: bool,
-    price: float | None,
     progress: str,
     as_json: bool,
     reading: dict[str, Any],
@@ -186,14 +179,14 @@ def extract(
       featcache extract train.csv -c hubert-base-l6 --device all
       featcache extract train.csv -c hubert-base-l6 -o /shared/features --engine ray
       featcache extract segments.jsonl -c my-config.yaml --root /corpora/audio --dry-run
-      featcache extract train.csv -c hubert-base-l6 --device all --dry-run --trial --price 2.5
+      featcache extract train.csv -c hubert-base-l6 --device all --dry-run --trial
       featcache extract train.csv --partition 3/8
       featcache extract 'manifests/*.parquet' -o features
       featcache extract train.csv --root s3://bucket/corpus
       featcache extract train.csv -o s3://bucket/features
     """
-    if (trial and not dry_run) or (price is not None and not trial):
-        raise ArgumentError("--trial goes with --dry-run, and --price with both")
+    if trial and not dry_run:
+        raise ArgumentError("--trial goes with --dry-run")
     _limit_libraries(chosen["threads"])
     from featcache.config import load_config
     from featcache.engines.main_job import choose_engine, parse_options
@@ -208,7 +201,7 @@ def extract(
     if parsed.partition is not None and parsed.partition.chosen_by:
         note(f"--partition {parsed.partition}, by {parsed.partition.chosen_by}")
     known = list(dict.fromkeys(key for config in loaded for key in config.keys))
-    job = _Job(run, parsed, {**reading, "root": root}, known, dry_run, trial, price, progress, as_json)
+    job = _Job(run, parsed, {**reading, "root": root}, known, dry_run, trial, progress, as_json)
     parts = manifests_of_parts(manifests)
     if parts is not None or is_corpus(cache):
         if trial:
@@ -246,8 +239,6 @@ class _Job:
     dry_run: bool
     trial: bool
     """Whether a dry run tries how long it would take."""
-    price: float | None
-    """What an hour of a device costs."""
     progress: str
     """How progress is shown."""
     as_json: bool
@@ -271,7 +262,7 @@ class _Job:
                 folder = _shared_folder(cache) if self.options.workers == RAY else None
                 with redirect_stdout(sys.stderr):
                     trials = run_trial(plan, self.engine, folder)
-                document["trial"] = trial_document(trials, self.price, prints=not self.as_json)
+                document["trial"] = trial_document(trials, prints=not self.as_json)
             return _Outcome(document, 0, None)
         # Ray prints to standard output, which is for the result.
         with Display(plan, self.progress) as display, stoppable() as stop, redirect_stdout(sys.stderr):

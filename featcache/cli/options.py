@@ -59,9 +59,6 @@ class _Number(click.FloatRange):
 POSITIVE = _Number(min=0, min_open=True)
 """A finite number above 0."""
 
-NOT_NEGATIVE = _Number(min=0)
-"""A finite number, 0 or more."""
-
 
 def _no_folder(path: str) -> str | None:
     if os.path.isdir(path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -52,18 +52,12 @@ def plan_document(plan: ExtractionPlan, *, prints: bool) -> dict[str, Any]:
     return {"dry_run": True, "versions": versions}
 
 
-def trial_document(trials: Sequence[Trial], price: float | None, *, prints: bool) -> dict[str, Any]:
-    """How long a run would take, and what it would cost at a price for an hour of a device; with `prints`, print it for
-    people.
-    """
+def trial_document(trials: Sequence[Trial], *, prints: bool) -> dict[str, Any]:
+    """How long a run would take; with `prints`, print it for people."""
     seconds = sum(trial.expected_seconds for trial in trials)
     lowest = [trial.at_least for trial in trials if trial.at_least is not None]
     highest = [trial.at_most for trial in trials if trial.at_most is not None]
     span = [sum(ends) if len(ends) == len(trials) else None for ends in (lowest, highest)]
-    devices = max((trial.processes for trial in trials), default=1)
-    costs = [
-        None if end is None or price is None else round(end / 3600 * devices * price, 2) for end in (seconds, *span)
-    ]
     for trial in trials if prints else ():
         on = f"{_devices(trial.processes, trial.device)}, {counted(trial.threads, 'thread')}"
         failed = f"; {counted(trial.failed, 'utterance')} of it failed" if trial.failed else ""
@@ -74,25 +68,19 @@ def trial_document(trials: Sequence[Trial], price: float | None, *, prints: bool
     if prints and trials and math.isnan(seconds):
         say("nothing of the sample was extracted, so nobody can say how long all of it would take")
     elif prints and trials:
-        cost = f", and cost {_range(costs[0], costs[1:], '{:,.2f}'.format)}" if price is not None else ""
-        far = " (too little was measured to say how far off that is)" if None in span else ""
-        say(f"all of it would take about {_range(seconds, span, hours)}{cost}{far}")
+        ends = [hours(end) for end in span if end is not None]
+        far = f"({' to '.join(ends)})" if len(ends) == 2 else "(too little was measured to say how far off that is)"
+        say(f"all of it would take about {hours(seconds)} {far}")
     return {
         "tried": [asdict(trial) for trial in trials],
         "expected_seconds": seconds,
         "at_least": span[0],
         "at_most": span[1],
-        "cost": dict(zip(("expected", "at_least", "at_most"), costs, strict=True)) if price is not None else None,
     }
 
 
 def _devices(processes: int, model: str) -> str:
     return f"{processes} × {model}" if processes > 1 else model
-
-
-def _range(expected: float | None, ends: Sequence[float | None], shown: Callable[[float], str]) -> str:
-    known = [shown(end) for end in (expected, *ends) if end is not None]
-    return f"{known[0]} ({known[1]} to {known[2]})" if len(known) == 3 else known[0]
 
 
 def summary_document(summary: Summary) -> dict[str, Any]:

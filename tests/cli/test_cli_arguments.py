@@ -92,12 +92,11 @@ def test_paths_that_cannot_be_are_refused(cli, scratch, paths, args, message):
     assert listed(scratch) == before
 
 
-@pytest.mark.parametrize("option", ["--price", "--shard-size"])
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e999", "two"])
-def test_a_number_is_a_number(cli, paths, scratch, option, value):
-    refused = cli("extract", paths["manifest"], "-o", scratch / "c", "--dry-run", "--trial", f"{option}={value}")
+def test_a_number_is_a_number(cli, paths, scratch, value):
+    refused = cli("extract", paths["manifest"], "-o", scratch / "c", "--dry-run", f"--shard-size={value}")
     assert (refused.code, refused.out) == (2, "")
-    assert f"Invalid value for '{option}': " in refused.err.splitlines()[-1]
+    assert "Invalid value for '--shard-size': " in refused.err.splitlines()[-1]
     assert not (scratch / "c").exists()
 
 

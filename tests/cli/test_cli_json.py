@@ -58,7 +58,7 @@ def home(cli, plain, tmp_path_factory):
 MANIFESTS = {"few": "few", "gone": "with-gone", "new": "with-new", "there": "there"}
 COMMANDS = {
     "extract": "extract {gone} -o {home}/again",
-    "extract --dry-run": "extract {gone} -o {home}/dry --dry-run --trial --price 2",
+    "extract --dry-run": "extract {gone} -o {home}/dry --dry-run --trial",
     "info": "info {cache}",
     "ls": "ls {cache}",
     "show": "show {cache} utt-03",
@@ -121,7 +121,7 @@ def test_a_corpus_has_the_keys_of_the_page_besides_the_command_s(cli, plain, scr
         ("info nowhere --json", "StoreError", 1),
         ("extract nowhere.csv --json", "ManifestError", 2),
         ("extract nowhere.csv -c nonsense --json", "ConfigError", 2),
-        ("extract nowhere.csv --json --price 2", "ArgumentError", 2),
+        ("extract nowhere.csv --json --trial", "ArgumentError", 2),
         ("stats nowhere --nonsense --json", "UsageError", 2),
         ("nonsense --json", "UsageError", 2),
         ("verify nowhere --subset x --json", "UsageError", 2),
