@@ -228,7 +228,7 @@ def main() -> None:
     parser.add_argument("--latency", type=float, nargs="+", default=[0, 50], help="milliseconds")
     given = parser.parse_args()
     server = Server()
-    os.environ |= {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_address[1]}", "AWS_ALLOW_HTTP": "true"}
+    os.environ |= {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_address[1]}"}
     os.environ |= {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
     with tempfile.TemporaryDirectory() as name:
         tempfile.tempdir = os.environ["TMPDIR"] = name

@@ -25,7 +25,6 @@ _ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "id",
     "AWS_SECRET_ACCESS_KEY": "secret",
     "AWS_REGION": "us-east-1",
-    "AWS_ALLOW_HTTP": "true",
 }
 _SERVER = """
 import socket, sys
