@@ -33,7 +33,8 @@ def copy(ctx: click.Context, path: Location, to: Location, threads: int | None, 
 
     Every byte is checked while it is copied: a damaged shard is named, and not copied. What is there already stays: run
     the same command again to continue a copy that was interrupted, or to add what has been extracted since. Nothing is
-    removed. A shard is there as a whole or not at all.
+    removed. A shard is there as a whole or not at all, and after those that replace utterances of it: half a copy has
+    no older features.
 
     Exits with 1 if a shard is damaged.
 
@@ -79,7 +80,7 @@ def _print(result: Copied) -> None:
         say(f"  {problem.message}" + (f" (shard {problem.shard})" if problem.shard else ""))
     if damaged := sum(problem.shard is not None for problem in result.problems):
         note(
-            f"{counted(damaged, 'shard is', 'shards are')} damaged, and not copied: "
+            f"{counted(damaged, 'shard is', 'shards are')} not copied, for damage: "
             f"featcache verify {shlex.quote(result.source)}"
         )
     if result.interrupted:

@@ -5,18 +5,21 @@ shard's sealed record of it. What is there already stays and is not read again, 
 continued by making it again. Nothing is removed.
 
 The order makes half a copy harmless. The records of runs come before the shards: a reader is told what is missing. A
-shard appears in a folder by a rename, and in an object store by its `zarr.json`, which comes last. The index, whose
-name says of which shards it is, comes after them, its document last.
+shard appears in a folder by a rename, and in an object store by its `zarr.json`, which comes last; and only when those
+are there that replace utterances of it, which would else have their older features. The index, whose name says of which
+shards it is, comes after them, its document last.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from featcache.errors import ArgumentError, DamagedError, StoreError, listing
 from featcache.storage.location import Location
@@ -32,7 +35,7 @@ from featcache.store.files import (
     remove_from_version,
     write_file,
 )
-from featcache.store.index import index_folder, load_index, open_index
+from featcache.store.index import Index, index_folder, load_index, open_index
 from featcache.store.run_records import record_files, run_names
 from featcache.store.selection import version_names
 from featcache.store.shard import Shard
@@ -60,7 +63,7 @@ class Copied:
     records: int = 0
     """The number of files that were copied besides: records of runs and probes, and the index."""
     problems: list[Problem] = field(default_factory=list)
-    """Damaged shards, which were not copied."""
+    """Damaged shards, which were not copied, and those that such a one replaces, which neither were."""
     interrupted: bool = False
     """Whether it was stopped before all shards were copied."""
 
@@ -89,25 +92,35 @@ def copy_version(
         raise ArgumentError(f"{cache}: is a corpus: copy to one of its parts, a folder in it, or to another cache")
     copy = _create(version, cache)
     result = Copied(str(version.path), str(copy.path))
-    open_index(version)  # which keeps an index, if it is in a folder that can be written
+    index = open_index(version)  # which keeps one, if it is in a folder that can be written
     result.records += _copy_records(version, copy)
-    there, names = {*copy.shard_names()}, version.shard_names()
-    missing = [name for name in names if name not in there]
-    result.there, result.others = len(names) - len(missing), len(there.difference(names))
+    there, runs = {*copy.shard_names()}, dict(zip(index.shards, index.runs, strict=True))
+    missing = sorted(
+        runs.keys() - there, key=lambda name: (runs[name], name), reverse=True
+    )  # what replaces others first
+    result.there, result.others = len(runs) - len(missing), len(there - runs.keys())
+    replaced_by = _replaced_by(version, index, missing)
+    copies: dict[str, Future[int | Problem]] = {}
 
-    def copy_one(name: str) -> int | DamagedError:
+    def copy_one(name: str, newer: Mapping[str, Future[int | Problem]]) -> int | Problem:
+        if lacking := [other for other, copied in newer.items() if isinstance(copied.result(), Problem)]:
+            what = "replaces some of its utterances, and is not copied"
+            return Problem("missing", f"not copied, as {listing(lacking)} {what}", name)
         if stop.is_set() or failed.is_set():
             return 0
         try:
             return _copy_shard(version.shard(name), version, copy)
         except DamagedError as error:
-            return error
+            return Problem("structure", error.what, name)
 
     with ThreadPoolExecutor(threads, "featcache-copy") as pool, ExitStack() as ended:
         ended.callback(failed.set)  # after an error, the pool waits for shards that are under way
-        for name, done in zip(missing, pool.map(copy_one, missing), strict=True):
-            if isinstance(done, DamagedError):
-                result.problems.append(Problem("structure", done.what, name))
+        for name in missing:
+            newer = {other: copies[other] for other in replaced_by.get(name, ()) if other in copies}
+            copies[name] = pool.submit(copy_one, name, newer)
+        for copied in copies.values():
+            if isinstance(done := copied.result(), Problem):
+                result.problems.append(done)
             elif done:
                 result.copied += 1
                 result.num_bytes += done
@@ -119,6 +132,21 @@ def copy_version(
         result.records += _copy_tags(version, copy, result)
         result.records += _copy_index(version, copy)
     return result
+
+
+def _replaced_by(version: Version, index: Index, names: Sequence[str]) -> dict[str, list[str]]:
+    """Of those of some shards that have items which do not count: the shards with those that count in their place."""
+    counts = dict(zip(index.shards, np.bincount(index.shard, minlength=len(index.shards)).tolist(), strict=True))
+    shards = [version.shard(name) for name in names]
+    replaced_by = {}
+    with read_ahead(file for shard in shards for file in shard.files(())):
+        for shard in shards:
+            with suppress(DamagedError):  # which whoever copies it says
+                if shard.info.items > counts[shard.name]:
+                    positions = index.find(shard.ids)
+                    newer = np.unique(index.shard[positions[positions >= 0]])
+                    replaced_by[shard.name] = [index.shards[at] for at in newer.tolist()]
+    return replaced_by
 
 
 def copy_parts_list(corpus: Location, to: Location) -> None:

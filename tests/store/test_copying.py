@@ -12,9 +12,10 @@ import time
 import uuid
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from make_cache import make_features, make_version
+from make_cache import add_shard, make_features, make_version
 
 import featcache
 from featcache.errors import ArgumentError, DamagedError, StoreError
@@ -136,6 +137,54 @@ class TestCopies:
         assert [problem.shard for problem in result.problems] == [shard.name]
         assert result.copied == SHARDS - 1
         assert select_version(to).shard_names() == sorted({*version.shard_names()} - {shard.name})
+
+
+@pytest.fixture(scope="module")
+def extracted_again(tmp_path_factory):
+    """A cache whose every shard replaces two utterances of the one before; `utt-<n>` in shard n // 2 and the next."""
+    folder = tmp_path_factory.mktemp("copying") / "again"
+    version, name = make_version(folder), None
+    for at in range(6):
+        features = {f"utt-{at * 2 + of}": np.full((3, 80), at, np.float16) for of in range(4)}
+        run = f"20260101T00000{at}.000000Z-0000"
+        name = add_shard(version, features, run=run, supersedes={name: [2, 3]} if name else {})
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore::featcache.errors.FeatcacheWarning")  # there are no records of these runs
+class TestUtterancesThatWereExtractedAgain:
+    """A copy has none of their older features, however far it has come."""
+
+    def values(self, cache):
+        return {id_: features[0, 0] for id_, features in featcache.open(as_given(cache)).items()}
+
+    @pytest.mark.parametrize("threads", [1, 4])
+    def test_a_copy_that_is_stopped_and_continued(self, extracted_again, to, threads):
+        whole, counts = self.values(extracted_again), [0]
+        while counts[-1] < len(whole):
+            stop = threading.Event()
+            copy_version(select_version(extracted_again), to, threads=threads, report=stop.set, stop=stop)
+            copied = self.values(to)
+            assert copied.items() <= whole.items()
+            counts.append(len(copied))
+        assert len(counts) > 1
+        assert counts == sorted({*counts})
+
+    def test_a_damaged_shard_and_what_it_replaces(self, extracted_again, to, tmp_path):
+        whole = self.values(extracted_again)
+        shutil.copytree(extracted_again, tmp_path / "c")
+        version = select_version(tmp_path / "c")
+        index = featcache.open(tmp_path / "c").index
+        bad = index.place(index.find_one("utt-6")).shard
+        file = version.path / "shards" / bad / "features/c/0/0"
+        file.write_bytes(b"\0" * file.stat().st_size)
+        result = copy_version(version, to)
+        first, *others = [problem.message for problem in result.problems]
+        assert result.problems[0].shard == bad
+        assert bad in first
+        assert others
+        assert all("replaces some of its utterances" in message for message in others)
+        assert self.values(to).items() <= whole.items()
 
 
 class TestFaults:
