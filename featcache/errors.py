@@ -19,7 +19,9 @@ with the class's `exit_code`; library code lets the error rise.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
+from contextlib import suppress
 from enum import StrEnum
 from shlex import quote
 
@@ -37,6 +39,7 @@ __all__ = [
     "Reason",
     "StoreError",
     "counted",
+    "ending",
     "hours",
     "listing",
     "megabytes",
@@ -162,6 +165,15 @@ def listing(names: Iterable[str], at_most: int = 10) -> str:
 def counted(count: int, singular: str, plural: str = "") -> str:
     """Count things for a message: `1 shard`, `2,500 shards`; pass `plural` where it takes more than an s."""
     return f"{count:,} {singular if count == 1 else plural or f'{singular}s'}"
+
+
+def ending(return_code: int) -> str:
+    """How a process ended, for a message, by what `subprocess` returns: `exit code 3`, `SIGKILL`, `signal 40`."""
+    if return_code >= 0:
+        return f"exit code {return_code}"
+    with suppress(ValueError):  # a real-time signal has no name
+        return signal.Signals(-return_code).name
+    return f"signal {-return_code}"
 
 
 def megabytes(num_bytes: float) -> str:

@@ -2,6 +2,7 @@
 
 A command runs only if the user has allowed it, and if his manifest names it (`featcache.trust`). It needs a shell only
 if it has characters that mean something to one. What it prints is kept in a file without a name until it is decoded.
+It leads a process group of its own, so that it can be ended with all that it has started.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import shlex
 import signal
 import subprocess
 import tempfile
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import IO
 
 from featcache.audio.remote import Fetched, FileStamp
-from featcache.errors import AudioError, Reason
+from featcache.errors import AudioError, Reason, ending
 from featcache.manifest.audio_locations import Command
 from featcache.trust import command_is_allowed
 
@@ -26,9 +29,19 @@ _MOST_SECONDS = 3600
 _MOST_BYTES = 8 << 30
 _SHOWN = 200
 
+_FINISHED_SECONDS = 2.0
+"""A command that takes no longer is finished also by a run that is being stopped."""
 
-def run_command(command: Command) -> Fetched:
+_POLL_SECONDS = 0.2
+
+_running: set[int] = set()
+"""The process groups of the commands that run."""
+
+
+def run_command(command: Command, wait: Callable[[float], object] = time.sleep) -> Fetched:
     """Run a command, and keep what it prints.
+
+    If it takes long, `wait` is called now and then, with no seconds, and may raise to give up.
 
     Raises:
         AudioError: It is not allowed, does not run, fails, prints nothing, or does not end within an hour.
@@ -39,7 +52,7 @@ def run_command(command: Command) -> Fetched:
     printed = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (Fetched closes it)
     try:
         with tempfile.TemporaryFile() as errors:
-            _run(_arguments(command), printed, errors)
+            _run(_arguments(command), printed, errors, wait)
         size = os.fstat(printed.fileno()).st_size
         if size == 0:
             raise AudioError(Reason.EMPTY, "the command prints nothing")
@@ -47,6 +60,17 @@ def run_command(command: Command) -> Fetched:
     except BaseException:
         printed.close()
         raise
+
+
+def kill_commands() -> None:
+    """Kill the commands that run, for a process that is about to end without waiting for them."""
+    for group in tuple(_running):
+        _kill(group)
+
+
+def _kill(group: int) -> None:
+    with suppress(ProcessLookupError):  # all of it has ended
+        os.killpg(group, signal.SIGKILL)
 
 
 def _arguments(command: Command) -> list[str]:
@@ -57,7 +81,7 @@ def _arguments(command: Command) -> list[str]:
     return ["sh", "-c", text]
 
 
-def _run(arguments: list[str], printed: IO[bytes], errors: IO[bytes]) -> None:
+def _run(arguments: list[str], printed: IO[bytes], errors: IO[bytes], wait: Callable[[float], object]) -> None:
     try:
         process = subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=printed, stderr=errors, start_new_session=True
@@ -65,20 +89,28 @@ def _run(arguments: list[str], printed: IO[bytes], errors: IO[bytes]) -> None:
     except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or str(error)
         raise AudioError(Reason.FILE_UNREADABLE, f"the command does not run: {arguments[0]}: {what}") from error
+    _running.add(process.pid)
     try:
         with suppress(ProcessLookupError):  # it has ended
             resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (_MOST_BYTES, _MOST_BYTES))
-        code = process.wait(_MOST_SECONDS)
-    except subprocess.TimeoutExpired as error:
-        message = f"the command has not ended after {_MOST_SECONDS:,} s"
-        raise AudioError(Reason.FILE_UNREADABLE, message) from error
+        code = _wait_for(process, wait)
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own, so all that it has started
+            _kill(process.pid)
             process.wait()
+        _running.discard(process.pid)
     if code:
-        ended = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-        raise AudioError(Reason.FILE_UNREADABLE, f"the command ends with {ended}{_last_line(errors)}")
+        raise AudioError(Reason.FILE_UNREADABLE, f"the command ends with {ending(code)}{_last_line(errors)}")
+
+
+def _wait_for(process: subprocess.Popen[bytes], wait: Callable[[float], object]) -> int:
+    started = time.monotonic()
+    while (seconds := time.monotonic() - started) < _MOST_SECONDS:
+        if seconds > _FINISHED_SECONDS:
+            wait(0.0)
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(_POLL_SECONDS)
+    raise AudioError(Reason.FILE_UNREADABLE, f"the command has not ended after {_MOST_SECONDS:,} s")
 
 
 def _last_line(errors: IO[bytes]) -> str:

@@ -20,7 +20,7 @@ from featcache.audio.recording import END_TOLERANCE_SECONDS, UNKNOWN, Recording,
 from featcache.audio.remote import Fetched
 from featcache.audio.resample import error_if_too_long
 from featcache.errors import AudioError, Reason
-from featcache.manifest.audio_locations import AudioSource, Command, Member, Url
+from featcache.manifest.audio_locations import AudioSource, Command, CopiedSource, Url
 from featcache.spec import all_finite
 
 
@@ -57,7 +57,7 @@ def decode(
     max_seconds: float | None = None,
     reserve: Callable[[int, float], None] | None = None,
     hashes: ContentHashes | None = None,
-    fetched: Callable[[Url | Member], Fetched] = copy_of,
+    fetched: Callable[[CopiedSource], Fetched] = copy_of,
 ) -> Iterator[tuple[NDArray[np.float32], FileIdentity] | AudioError]:
     """Cut segments out of one file, which stays open until the iterator is exhausted or closed.
 
@@ -75,7 +75,7 @@ def decode(
         reserve: Called before anything is decoded, with the bytes that the longest segment will take and its seconds,
             so that the caller can wait for room. Both are 0 if the header does not tell.
         hashes: Hashes the file before it is decoded, so that the decoder finds it in memory; None to leave that out.
-        fetched: Gives the file of a URL, or a member of a container.
+        fetched: Gives a copy of what is not a file of this machine.
 
     Yields:
         For each segment, in the order given: its samples, float32 `[num_samples, channels]` at the file's rate, with

@@ -1,4 +1,4 @@
-"""Audio inside containers: tars, tables of Parquet and Arrow, Kaldi's archives.
+"""Copies of audio, and audio inside containers: tars, tables of Parquet and Arrow, Kaldi's archives.
 
 What is in a container is found once in each process, from headers alone (`tar.py`, `tables.py`), and kept in memory;
 the threads that decode then read the bytes of one member after the other. As with a file at a URL, what they decode is
@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from featcache.audio.commands import run_command
 from featcache.audio.container_copies import member_mtime, opened_copy, opened_file, state_of
 from featcache.audio.kaldi_archive import ArchiveIndex
 from featcache.audio.kept import Kept
@@ -26,7 +27,15 @@ from featcache.audio.remote import IN_MEMORY, Fetched, FileStamp, fetch, fetch_b
 from featcache.audio.tables import ArrowIndex, ParquetIndex
 from featcache.audio.tar import ByteRange, TarIndex
 from featcache.errors import AudioError, Reason
-from featcache.manifest.audio_locations import Member, Url, is_compressed, is_copied, suffix_of
+from featcache.manifest.audio_locations import (
+    Command,
+    CopiedSource,
+    Member,
+    Url,
+    is_compressed,
+    is_copied,
+    suffix_of,
+)
 
 _INDEX_BYTES = 512 << 20
 """What is kept of where the members of containers lie: those of 20 million members of tars."""
@@ -49,21 +58,26 @@ _INDEXES: Kept[_Index] = Kept(_INDEX_BYTES, lambda index: index.num_bytes)
 _LARGE: Kept[Fetched] = Kept(_MOST_LARGE)
 
 
-def copy_of(source: Url | Member, wait: Callable[[float], object] = time.sleep) -> Fetched:
-    """A copy of a file at a URL, or of a member of a container.
+def copy_of(source: CopiedSource, wait: Callable[[float], object] = time.sleep) -> Fetched:
+    """A copy of a file at a URL, of a member of a container, or of what a command prints.
 
-    `wait` is called with seconds to wait, also with none while a container is copied, and may raise to give up.
+    `wait` is called with seconds to wait, also with none while a container is copied or a command runs, and may raise
+    to give up.
 
     Raises:
-        AudioError: There is no such file, container or member, or it cannot be fetched or read.
+        AudioError: There is no such file, container or member, or it cannot be fetched or read; or the command fails.
         MissingDependencyError: pyarrow is needed, and not installed.
     """
-    return read_member(source, wait) if isinstance(source, Member) else fetch(source, wait)
+    return fetch(source, wait) if isinstance(source, Url) else _made_here(source, wait)
 
 
-def beginning_of(source: Url | Member, wait: Callable[[float], object] = time.sleep) -> Fetched:
+def beginning_of(source: CopiedSource, wait: Callable[[float], object] = time.sleep) -> Fetched:
     """The same; of a file at a URL, with the bytes alone in which its header is."""
-    return read_member(source, wait) if isinstance(source, Member) else fetch_beginning(source)
+    return fetch_beginning(source) if isinstance(source, Url) else _made_here(source, wait)
+
+
+def _made_here(source: Member | Command, wait: Callable[[float], object]) -> Fetched:
+    return run_command(source, wait) if isinstance(source, Command) else read_member(source, wait)
 
 
 def read_member(member: Member, wait: Callable[[float], object] = time.sleep) -> Fetched:

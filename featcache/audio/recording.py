@@ -24,14 +24,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.audio.commands import run_command
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
 from featcache.audio.formats import FFmpegDecoder, format_of
 from featcache.audio.headers import EndlessFile, is_shorten, mp3_end, shortfall
 from featcache.audio.members import copy_of
 from featcache.audio.remote import Fetched, FileStamp
 from featcache.errors import AudioError, MissingDependencyError, Reason
-from featcache.manifest.audio_locations import AudioSource, Command, Member, Url
+from featcache.manifest.audio_locations import AudioSource, CopiedSource
 
 try:
     import soundfile
@@ -64,7 +63,7 @@ class Recording:
 
     Args:
         location: The audio.
-        fetched: Gives the file of a URL, or a member of a container.
+        fetched: Gives a copy of what is not a file of this machine.
 
     Raises:
         AudioError: The file cannot be opened, or is not audio.
@@ -95,14 +94,9 @@ class Recording:
     by_ffmpeg: bool
     """Whether FFmpeg decodes it."""
 
-    def __init__(self, location: AudioSource | str, fetched: Callable[[Url | Member], Fetched] = copy_of) -> None:
-        is_copied = isinstance(location, Url | Member | Command)
-        if isinstance(location, Url | Member):
-            self._file, stamp = _open_copy(fetched(location))
-        elif isinstance(location, Command):
-            self._file, stamp = _open_copy(run_command(location))
-        else:
-            self._file, stamp = _open(location)
+    def __init__(self, location: AudioSource | str, fetched: Callable[[CopiedSource], Fetched] = copy_of) -> None:
+        is_copied = isinstance(location, CopiedSource)
+        self._file, stamp = _open_copy(fetched(location)) if isinstance(location, CopiedSource) else _open(location)
         self.size, self.mtime_ns = stamp
         self._opened_as = None if is_copied else stamp
         try:

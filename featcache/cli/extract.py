@@ -247,6 +247,7 @@ class _Job:
         self, manifest: str | Path, configs: Sequence[Config | BuiltConfig], cache: Location, *, is_part: bool = False
     ) -> _Outcome:
         """Extract a manifest, and print the summary for people."""
+        from featcache.audio.commands import kill_commands
         from featcache.engines.ray import RAY
         from featcache.extraction.extraction import run_extraction
         from featcache.extraction.plan import plan_extraction
@@ -265,7 +266,7 @@ class _Job:
                 document["trial"] = trial_document(trials, prints=not self.as_json)
             return _Outcome(document, 0, None)
         # Ray prints to standard output, which is for the result.
-        with Display(plan, self.progress) as display, stoppable() as stop, redirect_stdout(sys.stderr):
+        with Display(plan, self.progress) as display, stoppable(kill_commands) as stop, redirect_stdout(sys.stderr):
             summary = run_extraction(plan, self.engine, display.update, stop)
         document = summary_document(summary)
         if not self.as_json:

@@ -57,13 +57,14 @@ def repair(
     Example:
       featcache repair features --manifest train.csv
     """
+    from featcache.audio.commands import kill_commands
     from featcache.extraction.plan import Options
     from featcache.health.repair import repair as repair_version
     from featcache.store.selection import version_folders
 
     read = read_manifest(manifest, reading, root=root, carry=False)
     chosen = Options(device=device, threads=threads)
-    with stoppable() as stop:
+    with stoppable(kill_commands) as stop:
         repaired = [repair_version(folder, read, chosen, stop=stop) for folder in version_folders(path)]
     if as_json:
         print_json({"versions": [as_document(version) for version in repaired]})

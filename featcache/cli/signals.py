@@ -29,13 +29,14 @@ def signals_interrupt() -> Iterator[None]:
 
 
 @contextmanager
-def stoppable() -> Iterator[threading.Event]:
-    """Yield an event that the first of the signals sets; a second one ends the process at once."""
+def stoppable(at_once: Callable[[], object] = lambda: None) -> Iterator[threading.Event]:
+    """Yield an event that the first of the signals sets; a second one calls `at_once`, and ends the process."""
     stop = threading.Event()
     signals = count()  # instead of `stop.is_set()`: a second signal may come in the middle of `stop.set()`
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if next(signals):
+            at_once()
             os._exit(INTERRUPTED)  # half-written shards are in work/, and the next run removes them
         stop.set()
         note("interrupted: finishing and committing what is under way (once more to stop at once, and lose it)")

@@ -10,9 +10,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from featcache.audio.members import copy_of
+from featcache.audio.remote import StoppedError
 from featcache.device import Device
 from featcache.engines.process import Fault, OtherProcess, kills_for_memory
 from featcache.engines.setup import Setup
@@ -26,6 +29,7 @@ from featcache.extractors.base import Batching
 from featcache.manifest import Utterance
 
 _MAIN = "featcache.engines.isolated:serve"
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,9 @@ class IsolatedProcess:
     def __exit__(self, *_: object) -> None:
         self._stop()
 
-    def extract(self, batch: Sequence[Utterance], times: WorkerTimes) -> Iterator[list[Extracted | PendingRows]]:
+    def extract(
+        self, batch: Sequence[Utterance], times: WorkerTimes, stop: threading.Event
+    ) -> Iterator[list[Extracted | PendingRows]]:
         """Extract a batch, one utterance after the other. An utterance that crashes the other process fails.
 
         If the other process cannot even begin (a GPU may have no room for a second model), utterances fail too: in this
@@ -69,12 +75,13 @@ class IsolatedProcess:
 
         Raises:
             ExtractorError: The extractor broke its contract in the other process.
+            StoppedError: `stop` is set, and the audio takes long to come.
         """
         for utterance in batch:
             with self._turn:
-                yield [self._extract(number, utterance, times) for number in range(len(self._specs))]
+                yield [self._extract(number, utterance, times, stop) for number in range(len(self._specs))]
 
-    def _extract(self, number: int, utterance: Utterance, times: WorkerTimes) -> Extracted:
+    def _extract(self, number: int, utterance: Utterance, times: WorkerTimes, stop: threading.Event) -> Extracted:
         """Extract an utterance for the config of that number."""
         if utterance.id in self._fatal:
             return self._crashed(
@@ -86,13 +93,14 @@ class IsolatedProcess:
             return self._crashed(number, utterance, f"a process of its own cannot begin: {self._obstacle}")
         kills = kills_for_memory()
         try:
-            self._process.connection.send((number, utterance))
-            answer = self._process.connection.recv()
+            answer = _ask(self._process.connection, (number, utterance), stop)
         except (EOFError, OSError):
             ended = self._stop()
             if ended == "SIGKILL" and kills_for_memory() > kills:
                 ended = "out of memory"
             return self._crashed(number, utterance, f"extracting it ended a process: {ended}")
+        if answer is None:
+            raise StoppedError
         if isinstance(answer, Fault):
             raise answer.error()
         extracted, times_there = answer
@@ -125,34 +133,58 @@ class IsolatedProcess:
         return "" if process is None else process.end()
 
 
-# In the other process
+_Answer = tuple[Extracted, WorkerTimes] | Fault | None
+"""What the other process says of an utterance: None if it has given up, because it was to stop."""
 
-_Answer = tuple[Extracted, WorkerTimes] | Fault
+
+def _ask(connection: Connection, question: tuple[int, Utterance], stop: threading.Event) -> _Answer:
+    """Ask the other process, and wait for its answer. Once `stop` is set, it is told so by a None."""
+    connection.send(question)
+    while not connection.poll(_POLL_SECONDS):
+        if stop.is_set():
+            connection.send(None)
+            break
+    answer: _Answer = connection.recv()
+    return answer
+
+
+# In the other process
 
 
 def serve(connection: Connection) -> None:
     """Be the other process: answer over the connection until it is closed."""
     with suppress(OSError):  # if memory runs out, the system shall end this process, and not the run
         Path("/proc/self/oom_score_adj").write_text("1000")
-    with suppress(EOFError):
+    with suppress(EOFError, BrokenPipeError):
         try:
-            extract = _prepare(connection.recv())
+            extract = _prepare(connection.recv(), partial(_wait, connection))
         except Exception as error:  # noqa: BLE001 (the run is told)
             connection.send(Fault.of(error))
             return
         connection.send(None)
         while True:
-            connection.send(extract(*connection.recv()))
+            if (question := connection.recv()) is not None:  # else the answer was there before it was told to stop
+                connection.send(extract(*question))
 
 
-def _prepare(isolated: _Isolated) -> Callable[[int, Utterance], _Answer]:
-    """Build the extractors. Returns a function that extracts an utterance for the config of a number."""
+def _wait(connection: Connection, seconds: float) -> None:
+    """Wait, unless the run says that it is being stopped, or has ended: nothing else comes before an answer."""
+    if connection.poll(seconds):
+        raise StoppedError
+
+
+def _prepare(isolated: _Isolated, wait: Callable[[float], None]) -> Callable[[int, Utterance], _Answer]:
+    """Build the extractors. Returns a function that extracts an utterance for the config of a number.
+
+    `wait` waits for audio, and raises `StoppedError` to give up.
+    """
     device = Device(isolated.device, 1)
     configs, source = isolated.setup.build(device)
     extractors = []
     for built, batching in zip(configs, isolated.batchings, strict=True):
         built.extractor.use_batching(batching)
-        extractors.append(batch_extractor(isolated.setup.root, [built], device, source))
+        fetched = partial(copy_of, wait=wait)
+        extractors.append(batch_extractor(isolated.setup.root, [built], device, source, fetched))
 
     def extract(number: int, utterance: Utterance) -> _Answer:
         times = WorkerTimes()
@@ -162,6 +194,8 @@ def _prepare(isolated: _Isolated) -> Callable[[int, Utterance], _Answer]:
                 result.compute(device)
                 result = result.extracted()
                 times.extract += result.seconds
+        except StoppedError:
+            return None
         except Exception as error:
             if device.is_lost():
                 raise SystemExit(f"{utterance.id}: {error}") from error  # this process can compute nothing any more

@@ -22,7 +22,7 @@ from itertools import groupby
 from time import perf_counter
 
 from featcache.audio.members import copy_of
-from featcache.audio.remote import StoppedError
+from featcache.audio.remote import Fetched, StoppedError
 from featcache.engines.delivery import Batch, Delivery
 from featcache.engines.isolated import IsolatedProcess
 from featcache.engines.open_shards import open_shards
@@ -33,6 +33,7 @@ from featcache.extraction.jobs import BatchExtractor, JobGroup, RunControl, batc
 from featcache.extraction.padded_rows import PendingRows, Row, RowQueue, compute_rows
 from featcache.extraction.tasks import ShardTask
 from featcache.manifest import Utterance
+from featcache.manifest.audio_locations import Command, CopiedSource
 from featcache.store.in_flight import InFlight
 
 _AHEAD_PER_WORKER = 4
@@ -93,8 +94,7 @@ class _Workers:
         self._jobs = group.jobs
         self._device = device = group.device
         self._suspects = group.suspects.ids
-        fetched = partial(copy_of, wait=self._wait_for_copy) if downloads is None else downloads.take
-        self._extract_batch = batch_extractor(group.root, group.configs, device, group.source, fetched)
+        self._extract_batch = batch_extractor(group.root, group.configs, device, group.source, self._copy_of)
         self._downloads = downloads
         self._in_flight = in_flight
         self._isolated = isolated
@@ -161,8 +161,13 @@ class _Workers:
         except BaseException as error:  # noqa: BLE001 - it is raised again in the thread that called run
             self._fail(error)
 
+    def _copy_of(self, source: CopiedSource) -> Fetched:
+        if self._downloads is None or isinstance(source, Command):
+            return copy_of(source, self._wait_for_copy)
+        return self._downloads.take(source)
+
     def _wait_for_copy(self, seconds: float) -> None:
-        if self._stop.wait(seconds):
+        if self._stop.wait(seconds) or self._error is not None:
             raise StoppedError
 
     def _fail(self, error: BaseException) -> None:
@@ -244,7 +249,8 @@ class _Workers:
             self._state.notify_all()
         if not isinstance(batch, Batch):
             return
-        extract: BatchExtractor = self._isolated.extract if batch.is_suspect else self._extract_batch
+        apart = partial(self._isolated.extract, stop=self._stop)
+        extract: BatchExtractor = apart if batch.is_suspect else self._extract_batch
         ids = (utterance.id for utterance in batch.utterances)
         with self._in_flight.working_on(worker.number, ids, batch.is_suspect):
             try:

@@ -18,7 +18,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 from featcache import errors
-from featcache.errors import FeatcacheError
+from featcache.errors import FeatcacheError, ending
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SECONDS_TO_END = 10.0
@@ -80,7 +80,7 @@ class OtherProcess:
         except subprocess.TimeoutExpired:  # it is still extracting, and nobody waits for that any more
             self._process.kill()
             code = self._process.wait()
-        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return ending(code)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from pathlib import Path
 from time import monotonic
 
 from featcache import __version__
+from featcache.audio.commands import kill_commands
 from featcache.device import Device
 from featcache.engines.local import run_locally
 from featcache.engines.process import Fault
@@ -187,6 +188,7 @@ class Inbox:
 
 def end_process() -> None:
     """End this process at once: what is half-written in `work/` is removed by the next run."""
+    kill_commands()
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -20,7 +20,7 @@ from featcache.audio.remote import Fetched
 from featcache.audio.waveform import WaveformMaker
 from featcache.errors import AudioError
 from featcache.manifest import Utterance
-from featcache.manifest.audio_locations import AudioLocation, Member, Url, locate
+from featcache.manifest.audio_locations import AudioLocation, CopiedSource, locate
 from featcache.store.shard import Item
 
 _SMALLEST = 8
@@ -148,7 +148,7 @@ def decode_all(
     max_seconds: float | None = None,
     reserve: Callable[[int, float], None] | None = None,
     hashes: ContentHashes | None = None,
-    fetched: Callable[[Url | Member], Fetched] = copy_of,
+    fetched: Callable[[CopiedSource], Fetched] = copy_of,
 ) -> Iterator[Decoded]:
     """Decode utterances one by one, in order. Neighbours that cut the same file share its decoder.
 

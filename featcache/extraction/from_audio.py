@@ -25,7 +25,7 @@ from featcache.extraction.out_of_memory import is_out_of_memory
 from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest import Utterance
-from featcache.manifest.audio_locations import AudioLocation, Member, Url
+from featcache.manifest.audio_locations import AudioLocation, CopiedSource
 from featcache.store.ledger import Failure
 from featcache.store.shard import Item
 
@@ -36,7 +36,7 @@ def extract_from_audio(
     device: Device,
     memory: AudioMemory,
     hashes: ContentHashes,
-    fetched: Callable[[Url | Member], Fetched],
+    fetched: Callable[[CopiedSource], Fetched],
     batch: Sequence[Utterance],
     times: WorkerTimes,
 ) -> Iterator[list[Extracted | PendingRows]]:

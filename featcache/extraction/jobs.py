@@ -27,7 +27,7 @@ from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.tasks import ShardTask
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest import Utterance
-from featcache.manifest.audio_locations import AudioLocation, Member, Url
+from featcache.manifest.audio_locations import AudioLocation, CopiedSource
 from featcache.store.in_flight import Suspects, forget_suspects
 from featcache.store.index import open_index
 from featcache.store.join import RowKeys
@@ -337,11 +337,11 @@ def batch_extractor(
     configs: Sequence[BuiltConfig],
     device: Device,
     source: SourceVersion | None,
-    fetched: Callable[[Url | Member], Fetched] = copy_of,
+    fetched: Callable[[CopiedSource], Fetched] = copy_of,
 ) -> BatchExtractor:
     """A function that extracts batches for these configs: from audio, or if there is a source, from its features.
 
-    `fetched` gives the file of a URL, or a member of a container.
+    `fetched` gives a copy of what is not a file of this machine.
     """
     if source is not None:
         return partial(extract_from_version, root, configs, device, source)

@@ -76,6 +76,9 @@ AudioLocation = Path | Url
 AudioSource = AudioLocation | Member | Command
 """Where audio is: a file, a part of one, or what a command prints."""
 
+CopiedSource = Url | Member | Command
+"""Audio that is decoded from a copy of its bytes."""
+
 
 def is_command(path: str) -> bool:
     """Whether a path is a command that prints audio."""

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import soundfile
+from forking import wait_until
 
 import featcache
 from featcache.audio.commands import run_command
+from featcache.config import load_config
+from featcache.engines.local import run_locally
 from featcache.errors import AudioError
+from featcache.extraction.extraction import run_extraction
+from featcache.extraction.plan import Options, plan_extraction
+from featcache.manifest import read_manifest
 from featcache.manifest.audio_locations import Command
+from featcache.store.in_flight import Suspects
 from featcache.trust import allow_commands
 
 
@@ -65,6 +78,7 @@ def test_commands_that_fail_are_in_the_ledger(cli, data):
         f"u5 head -c 4000 {data}/c.wav |",
         f"u6 cat {data}/c.wav; kill -9 $$ |",
         f"u7 cat {data}/c.wav |",
+        "u8 kill -40 $$ |",
     ]
     (data / "commands" / "wav.scp").write_text("\n".join(lines))
     ended = cli("extract", data / "commands", "-o", data / "cache", "--allow-commands")
@@ -80,6 +94,7 @@ def test_commands_that_fail_are_in_the_ledger(cli, data):
     assert found["u5"][0] == "truncated"
     assert found["u6"] == ("file_unreadable", "the command ends with SIGKILL")
     assert "u7" not in found
+    assert found["u8"] == ("file_unreadable", "the command ends with signal 40")
 
 
 def test_a_command_that_does_not_end_is_killed_with_what_it_started(monkeypatch, scratch):
@@ -88,6 +103,54 @@ def test_a_command_that_does_not_end_is_killed_with_what_it_started(monkeypatch,
     allow_commands([command])
     with pytest.raises(AudioError, match=r"the command has not ended after 0\.5 s"):
         run_command(command)
+
+
+class Hanging:
+    """A manifest of a command that hangs, as does what it has started: all of it holds a pipe open."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        os.mkfifo(folder / "pipe")
+        self._pipe = os.open(folder / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+        (folder / "wav.scp").write_text(f"u1 exec 9> {folder}/pipe; sleep 99 & echo begun >&9; sleep 99; true |\n")
+
+    def has_begun(self):
+        with suppress(BlockingIOError):
+            return os.read(self._pipe, 64) == b"begun\n"
+        return False
+
+    def has_ended(self):
+        with suppress(BlockingIOError):
+            return os.read(self._pipe, 64) == b""
+        return False
+
+
+@pytest.mark.parametrize("is_suspect", [False, True])
+def test_a_run_that_is_stopped_kills_a_command_that_hangs(scratch, monkeypatch, is_suspect):
+    monkeypatch.setattr("featcache.audio.commands._FINISHED_SECONDS", 0)  # but in the process for suspects
+    hanging, stop = Hanging(scratch), threading.Event()
+    manifest = read_manifest(scratch / "wav.scp", allow_commands=True)
+    plan = plan_extraction(manifest, [load_config("fbank80")], scratch / "cache", Options("cpu", 1))
+    if is_suspect:
+        plan = replace(plan, versions=[replace(plan.versions[0], suspects=Suspects(frozenset({"u1"})))])
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run_extraction, plan, run_locally, stop=stop)
+        wait_until(hanging.has_begun)
+        stop.set()
+        summary = running.result()
+    wait_until(hanging.has_ended)
+    assert (summary.interrupted, summary.failed) == (True, 0)
+
+
+def test_a_second_interrupt_kills_a_command_that_hangs_too(cli, scratch):
+    hanging = Hanging(scratch)
+    running = cli.start("extract", scratch / "wav.scp", "-o", scratch / "cache", "--allow-commands")
+    running.wait_until(hanging.has_begun)
+    running.send(signal.SIGINT)
+    running.wait_until(lambda: "interrupted" in running.err())
+    running.send(signal.SIGINT)
+    assert running.wait().code == 130
+    wait_until(hanging.has_ended)
 
 
 def test_a_command_that_was_not_allowed_does_not_run(scratch):
