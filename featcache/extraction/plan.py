@@ -40,9 +40,6 @@ from featcache.strings import Strings
 SHARD_MEGABYTES = 128.0
 """The default size of a shard, approximately."""
 
-SHARD_HOURS = 4.0
-"""The most audio in a shard, approximately: what a kill costs."""
-
 
 @dataclass(frozen=True)
 class Options:
@@ -284,6 +281,5 @@ def group_versions(versions: Sequence[VersionPlan]) -> list[list[VersionPlan]]:
 
 
 def seconds_per_shard(specs: Iterable[FeatureSpec], shard_megabytes: float) -> float:
-    """How much audio a shard holds, about, if it is to have features of each of these specs."""
-    largest = max(spec.frame_rate * spec.bytes_per_frame for spec in specs)
-    return min(SHARD_HOURS * 3600, shard_megabytes * 1e6 / largest)
+    """How much audio fills a shard, about, if it is to have features of each of these specs."""
+    return shard_megabytes * 1e6 / max(spec.frame_rate * spec.bytes_per_frame for spec in specs)

@@ -9,6 +9,7 @@ rows, a grown manifest, an interrupted run) are gathered into tasks of a shard's
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,13 @@ from featcache.store.ledger import Failure
 
 MAX_ITEMS = 100_000
 """The most utterances in a shard. A megabyte holds many short clips."""
+
+SHARD_HOURS = 4.0
+"""The most audio in a shard, about, however small its features are: a kill costs each process the shard it was making.
+"""
+
+FEWEST_SHARDS = 256
+"""Where rows have more than so many times `SHARD_HOURS`, a shard may hold this part of their audio instead."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +106,16 @@ def compare(
 
 
 def shard_ranges(seconds: NDArray[np.float64], seconds_per_shard: float) -> NDArray[np.int64]:
-    """The number of the range that each row is in, int64 `[rows]`; it depends on the rows' durations only."""
-    weight = np.clip(seconds / seconds_per_shard, 1 / MAX_ITEMS, 1)  # at most 1: a row fills no more than one shard
+    """The number of the range that each row is in, int64 `[rows]`; it depends on the rows' durations only.
+
+    Args:
+        seconds: The durations of the rows.
+        seconds_per_shard: How much audio fills a shard, about. A range ends before it at `SHARD_HOURS`, or at a part of
+            all audio if that is more: so shards of codes are not tiny, and a kill costs little of the whole.
+    """
+    in_all = math.fsum(np.minimum(seconds, seconds_per_shard).tolist())  # the same bits on every machine
+    seconds_per_range = min(seconds_per_shard, max(SHARD_HOURS * 3600, in_all / FEWEST_SHARDS))
+    weight = np.clip(seconds / seconds_per_range, 1 / MAX_ITEMS, 1)  # at most 1: a row fills no more than one shard
     begins = np.zeros(len(weight))
     np.cumsum(weight[:-1], out=begins[1:])
     ranges: NDArray[np.int64] = np.floor(begins).astype(np.int64)
@@ -120,7 +136,7 @@ def shard_tasks(
     Args:
         manifest, index, status: The rows that the version should hold, its items, and what it lacks of the rows.
         seconds: The durations of the rows, known or estimated; they decide only which shard a row is in.
-        seconds_per_shard: How much audio a shard holds, about.
+        seconds_per_shard: How much audio fills a shard, about.
         ranges: If the rows are a partition of a manifest: the number of the range of the whole that each is in.
         first_row: The number of their first row in the whole.
     """
