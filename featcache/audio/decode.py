@@ -21,6 +21,7 @@ from featcache.audio.remote import Fetched
 from featcache.audio.resample import error_if_too_long
 from featcache.errors import AudioError, Reason
 from featcache.manifest.audio_locations import AudioSource, Command, CopiedSource, Url
+from featcache.manifest.utterances import nearest_sample
 from featcache.spec import all_finite
 
 
@@ -61,10 +62,10 @@ def decode(
 ) -> Iterator[tuple[NDArray[np.float32], FileIdentity] | AudioError]:
     """Cut segments out of one file, which stays open until the iterator is exhausted or closed.
 
-    A segment is, bit for bit, what decoding the whole file and cutting gives: the samples from round(start * rate) up
-    to round(start * rate) + round(duration * rate). In WAV, FLAC and similar files, each segment is reached by seeking,
-    and only one is in memory at a time. Other files (MP3, Ogg) are decoded once, up to the last sample that is needed;
-    segments that are not given in the order of the file then wait in memory for their turn.
+    A segment is, bit for bit, what decoding the whole file and cutting gives: as many samples as are nearest to its
+    duration, from the one nearest to its start on (`nearest_sample`). In WAV, FLAC and similar files, each segment is
+    reached by seeking, and only one is in memory at a time. Other files (MP3, Ogg) are decoded once, up to the last
+    sample that is needed; segments that are not given in the order of the file then wait in memory for their turn.
 
     In a truncated or damaged file, the segments before the damage are good and the others fail.
 
@@ -143,8 +144,8 @@ def probe_rate(location: AudioSource | str) -> int | None:
 def _span(recording: Recording, num_samples: int, segment: Cut, max_seconds: float | None) -> Span | AudioError:
     """Where a segment lies in a recording of `num_samples` samples, or what is wrong with it."""
     rate = recording.sample_rate
-    first = round((segment.start or 0.0) * rate)
-    stop = num_samples if segment.duration is None else first + round(segment.duration * rate)
+    first = nearest_sample(segment.start or 0.0, rate)
+    stop = num_samples if segment.duration is None else first + nearest_sample(segment.duration, rate)
     if recording.shortfall and (segment.duration is None or stop > num_samples):
         return AudioError(Reason.TRUNCATED, recording.shortfall)
     if num_samples == 0:

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from featcache.audio.resample import Channel, to_mono, to_waveform
 from featcache.errors import AudioError, ConfigError, ManifestError, Reason, listing
 from featcache.manifest import Manifest, Utterance, read_manifest
+from featcache.manifest.utterances import nearest_sample
 
 if TYPE_CHECKING:
     from featcache.audio.sections import AudioPolicy, NoisePolicy
@@ -231,8 +232,8 @@ def _noise_clip(manifest: Manifest, row: Utterance) -> NoiseClip | str:
             if row.channel is not None and row.channel >= recording.num_channels:
                 raise AudioError(Reason.NO_SUCH_CHANNEL, f"there is no channel {row.channel}")
             rate, held = recording.sample_rate, recording.num_samples
-            first = round((row.start or 0.0) * rate)
-            stop = held if row.duration is None else first + round(row.duration * rate)
+            first = nearest_sample(row.start or 0.0, rate)
+            stop = held if row.duration is None else first + nearest_sample(row.duration, rate)
             if stop > held + round(END_TOLERANCE_SECONDS * rate) or min(stop, held) <= first:
                 raise AudioError(Reason.SEGMENT_OUTSIDE, f"no such segment: the file holds {held / rate:.3f} s")
             return NoiseClip(

@@ -21,6 +21,7 @@ from featcache.audio.remote import URLS_AT_ONCE, StoppedError
 from featcache.errors import AudioError, Reason
 from featcache.manifest import Manifest
 from featcache.manifest.audio_locations import Url
+from featcache.manifest.utterances import nearest_sample
 
 _FILES_AT_ONCE = 256
 """Files that a thread looks at before it says so."""
@@ -134,7 +135,7 @@ def _header(manifest: Manifest, row: int, wait: Callable[[float], object]) -> He
 def _seconds(manifest: Manifest, row: int, header: Header) -> float | tuple[str, str]:
     """The seconds from a row's start to the end of its file, or why there are none."""
     rate, num_samples, _ = header
-    first = round(float(np.nan_to_num(manifest.start[row])) * rate)
+    first = nearest_sample(float(np.nan_to_num(manifest.start[row])), rate)
     if first < num_samples:
         return (num_samples - first) / rate
     if not num_samples:

@@ -14,6 +14,14 @@ from featcache.manifest.audio_locations import AudioLocation, AudioSource, Url, 
 from featcache.strings import Strings, extend_hashes
 
 
+def nearest_sample(seconds: float, rate: float) -> int:
+    """The number of samples nearest to some seconds; half a sample counts as one, as Lhotse and Kaldi count it.
+
+    It is Lhotse's `compute_num_samples`: what is off by less than 1e-8 samples, as binary fractions are, is a half too.
+    """
+    return math.floor(round(seconds * rate, 8) + 0.5)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """A stretch of one channel of an audio file, in Kaldi's sense: what a row of a manifest asks for.

@@ -17,7 +17,7 @@ from featcache.errors import ArgumentError, ManifestError, MissingDependencyErro
 from featcache.manifest.audio_locations import Command, Member, Url
 from featcache.manifest.columns import COLUMNS, meaning_of
 from featcache.manifest.formats.source import suffix_of
-from featcache.manifest.utterances import Manifest, Utterance
+from featcache.manifest.utterances import Manifest, Utterance, nearest_sample
 
 AudioFile = tuple[int, int, int]
 """A file's sample rate in Hz, its samples per channel, and its channels."""
@@ -122,7 +122,7 @@ def _cut(manifest: Manifest, row: Utterance, file: AudioFile, carried: dict[str,
     channels = list(range(num_channels))
     channel: int | list[int] = row.channel if row.channel is not None else channels if num_channels > 1 else 0
     start = row.start or 0.0
-    seconds = min(row.duration or math.inf, (num_samples - round(start * rate)) / rate)
+    seconds = min(row.duration or math.inf, (num_samples - nearest_sample(start, rate)) / rate)
     segment = {"start": start, "duration": seconds, "channel": channel}
     supervision = {"id": row.id, "recording_id": row.path, **segment, "start": 0.0}
     supervision |= {name: carried.pop(name) for name in _SAID if name in carried}

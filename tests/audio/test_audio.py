@@ -90,6 +90,19 @@ def test_start_and_duration_are_each_rounded_to_samples(files):
     np.testing.assert_array_equal(samples_of(path, Cut(100.4 / RATE, 10.6 / RATE)), whole[100:111])
 
 
+def test_a_segment_has_the_samples_that_lhotse_loads(tmp_path):
+    """Of random seconds, and of hundredths at 22,050 Hz, every second of which lies between two samples."""
+    lhotse = pytest.importorskip("lhotse")
+    path = tmp_path / "a.wav"
+    soundfile.write(path, np.arange(3 * 22050).astype(np.int16), 22050)
+    rng = np.random.default_rng(0)
+    cuts = [Cut(*pair) for pair in rng.uniform(0.01, 1.4, (100, 2)).tolist()]
+    cuts += [Cut(*pair) for pair in (rng.integers(1, 140, (100, 2)) / 100).tolist()]
+    theirs = lhotse.Recording.from_file(path)
+    for cut, (ours, _) in zip(cuts, decode(path, cuts), strict=True):
+        np.testing.assert_array_equal(ours.T, theirs.load_audio(offset=cut.start, duration=cut.duration))
+
+
 @pytest.mark.parametrize("kind", ["mp3-variable", "vorbis", "mp3-unknown"])
 def test_what_cannot_be_seeked_is_decoded_once(files, kind, monkeypatch):
     path, whole = files[kind]
