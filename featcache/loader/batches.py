@@ -6,8 +6,7 @@ one to each rank; since a round is cut from neighbours in the order, its batches
 waits for another. The rounds come in random order.
 
 With windows, the shards are shuffled and cut into windows of a few, and all this is done for one window after the
-other: an epoch then needs the shards of one window at a time, and each of them once. In the same way, a corpus is taken
-a few parts at a time, and within these, a few shards.
+other: an epoch then needs the shards of one window at a time, and each of them once.
 
 `make_batches` is the same on every machine: the random numbers are PCG64's raw ones, seeded by a SeedSequence, which
 numpy has promised not to change (NEP 19; `Generator.permutation` and its like have no such promise), and the arithmetic
@@ -17,10 +16,9 @@ sorting takes the most memory: some 18 bytes for each.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,12 +43,11 @@ class Rules:
     world_size: int
     drop_last: bool
     shards_in_memory: int | None = None
-    parts_in_memory: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_frames is None and self.batch_size is None:
             raise ArgumentError("batches have no limit: give max_frames, batch_size or both")
-        limits = ("max_frames", "batch_size", "shards_in_memory", "parts_in_memory")  # each of which may be None
+        limits = ("max_frames", "batch_size", "shards_in_memory")  # each of which may be None
         for name, least in (*((limit, 1) for limit in limits), ("seed", 0), ("world_size", 1)):
             value = getattr(self, name)
             if value is not None or name not in limits:
@@ -86,18 +83,14 @@ class Batches:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def has(self, number: int) -> bool:
-        """Whether there is a round of this number."""
-        return number < len(self)
-
     def batch(self, number: int, rank: int) -> list[int]:
         """The positions of a rank's batch in one round."""
         positions: list[int] = self.order[self.starts[number, rank] : self.ends[number, rank]].tolist()
         return positions
 
-    def window(self, number: int) -> tuple[int, int]:
+    def window(self, number: int) -> int:
         """Which window of shards the round of this number is of; they rise."""
-        return 0, int(np.searchsorted(self.windows, number, side="right"))
+        return int(np.searchsorted(self.windows, number, side="right"))
 
     def after(self, rounds: int) -> NDArray[np.int64]:
         """The positions of the utterances of all rounds but the first ones, sorted."""
@@ -112,7 +105,6 @@ def make_batches(
     rules: Rules,
     epoch: int,
     shards: NDArray[Any] | None = None,
-    window: int | None = None,
 ) -> Batches:
     """Make an epoch's batches.
 
@@ -123,10 +115,8 @@ def make_batches(
         rules: How batches are made.
         epoch: The epoch; with `rules.shuffle`, each has other batches.
         shards: The number of each utterance's shard, from 0, integers `[utterances]`; with `rules.shards_in_memory`.
-        window: If these utterances are those of some parts of a corpus: the number of this window in the epoch.
     """
-    drawn_by = [rules.seed, epoch] if window is None else [rules.seed, epoch, 0, 1 + window]
-    random = np.random.PCG64(np.random.SeedSequence(drawn_by))
+    random = np.random.PCG64(np.random.SeedSequence([rules.seed, epoch]))
     if shards is None or rules.shards_in_memory is None:
         return _make_batches(lengths, positions, rules, random)
     parts: list[Batches] = []
@@ -134,98 +124,9 @@ def make_batches(
         _windows(shards, positions, rules.shards_in_memory, random if rules.shuffle else None)
     ):
         if len(inside) or not parts:
-            own = np.random.PCG64(np.random.SeedSequence([*drawn_by, number]))
+            own = np.random.PCG64(np.random.SeedSequence([rules.seed, epoch, number]))
             parts.append(_make_batches(lengths, inside, rules, own))
     return Batches.joined(parts)
-
-
-class PartColumns(Protocol):
-    """What batches are made of over a corpus: a column of each of its parts, read when it is asked for."""
-
-    starts: NDArray[np.int64]
-    """The position of each part's first utterance, and the end of the last, int64 `[parts + 1]`."""
-
-    def lengths(self, part: int) -> NDArray[np.int64]:
-        """The lengths of a part's utterances, in frames; int64 `[utterances]`."""
-
-    def shards(self, part: int) -> NDArray[Any] | None:
-        """The numbers of their shards, from any number on; None if they do not matter."""
-
-
-class PartWindows:
-    """The batches of an epoch over a corpus, or of what is left of one: made for a few parts at a time, as they come.
-
-    Which parts are taken together is drawn anew in each epoch. What has been made of other parts is forgotten.
-
-    Args:
-        columns: The lengths and shards of the parts.
-        positions: The positions of the utterances that are to be in the batches, sorted; None for all.
-        rules: How batches are made; `parts_in_memory` is given.
-        epoch: The epoch.
-    """
-
-    def __init__(self, columns: PartColumns, positions: NDArray[np.int64] | None, rules: Rules, epoch: int) -> None:
-        self._columns, self._positions, self._rules, self._epoch = columns, positions, rules, epoch
-        order = np.flatnonzero(np.diff(columns.starts))
-        if rules.shuffle:
-            random = np.random.PCG64(np.random.SeedSequence([rules.seed, epoch]))
-            order = order[np.argsort(random.random_raw(len(order)), kind="stable")]
-        self._windows = np.array_split(order, max(1, -(-len(order) // (rules.parts_in_memory or 1))))
-        self._ends = [0]  # of the rounds of the first windows, as far as they have been made
-        self._last: tuple[int, Batches] | None = None
-
-    def __len__(self) -> int:
-        while len(self._ends) <= len(self._windows):
-            self._made(len(self._ends) - 1)
-        return self._ends[-1]
-
-    def has(self, number: int) -> bool:
-        """Whether there is a round of this number; only the windows before it are made."""
-        while self._ends[-1] <= number and len(self._ends) <= len(self._windows):
-            self._made(len(self._ends) - 1)
-        return number < self._ends[-1]
-
-    def batch(self, number: int, rank: int) -> list[int]:
-        """The positions of a rank's batch in one round, which there is."""
-        self.has(number)
-        window = bisect_right(self._ends, number) - 1
-        return self._made(window).batch(number - self._ends[window], rank)
-
-    def window(self, number: int) -> tuple[int, int]:
-        """Which window of parts, and of their shards, the round of this number is of, which there is; they rise."""
-        self.has(number)
-        window = bisect_right(self._ends, number) - 1
-        return window, self._made(window).window(number - self._ends[window])[1]
-
-    def after(self, rounds: int) -> NDArray[np.int64]:
-        """The positions of the utterances of all rounds but the first ones, sorted."""
-        left = [self._columns.starts[:0]]
-        for window in range(len(self._windows)):
-            batches = self._made(window)
-            left.append(batches.after(min(len(batches), max(0, rounds - self._ends[window]))))
-        return np.sort(np.concatenate(left))
-
-    def _made(self, window: int) -> Batches:
-        if self._last is None or self._last[0] != window:
-            self._last = None  # before the next takes memory
-            self._last = window, self._make(window)
-        if len(self._ends) == window + 1:
-            self._ends.append(self._ends[-1] + len(self._last[1]))
-        return self._last[1]
-
-    def _make(self, window: int) -> Batches:
-        parts, starts = np.sort(self._windows[window]).tolist(), self._columns.starts
-        positions = np.concatenate([starts[:0], *(np.arange(starts[part], starts[part + 1]) for part in parts)])
-        lengths = np.concatenate([starts[:0], *(self._columns.lengths(part) for part in parts)])
-        inside = None
-        if (left := self._positions) is not None:
-            cuts = [np.searchsorted(left, starts[part : part + 2]) for part in parts]
-            wanted = np.concatenate([starts[:0], *(left[first:end] for first, end in cuts)])
-            inside = np.searchsorted(positions, wanted)
-        shards = [found for part in parts if (found := self._columns.shards(part)) is not None]
-        numbers = np.unique(np.concatenate(shards), return_inverse=True)[1] if shards else None
-        batches = make_batches(lengths, inside, self._rules, self._epoch, numbers, window)
-        return replace(batches, order=positions[batches.order])
 
 
 def _windows(

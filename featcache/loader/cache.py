@@ -17,7 +17,7 @@ from featcache.loader.display import beginning, card, facts_of, in_a_line
 from featcache.loader.object_shards import open_shards
 from featcache.spec import FeatureSpec
 from featcache.store.dequantize import dequantize_array
-from featcache.store.index import open_index
+from featcache.store.index import Index, open_index
 from featcache.store.join import missing_error
 from featcache.store.ledger import Failure, latest_failures
 from featcache.store.version import Version
@@ -64,12 +64,12 @@ class Cache:
     def __init__(
         self, version: Version, *, check: bool = False, shards: Sequence[str] | None = None, tiers: Tiers | None = None
     ) -> None:
-        self.version = version
-        self.check = check
-        self.index = open_index(version, shards)
-        self._tiers = tiers
+        self._begin(version, open_index(version, shards), check, tiers)
+
+    def _begin(self, version: Version, index: Index, check: bool, tiers: Tiers | None) -> None:
+        self.version, self.index, self.check, self._tiers = version, index, check, tiers
         shard_reader = (
-            open_shards(version, self.index, check=check) if tiers is None else tiers.shards(version, self.index, check)
+            open_shards(version, index, check=check) if tiers is None else tiers.shards(version, index, check)
         )
         self._shards: ShardReader = shard_reader
         self._reader: UtteranceReader = shard_reader if tiers is None else tiers.reader(shard_reader)
@@ -136,7 +136,7 @@ class Cache:
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
         """The number of frames of each utterance; int64 `[utterances]`, read-only."""
-        lengths = self.index.num_frames.view()
+        lengths = np.asarray(self.index.num_frames).view()
         lengths.flags.writeable = False
         return lengths
 
@@ -180,14 +180,14 @@ class Cache:
         """
         position = self._position(key)
         if self.check if check is None else check:
-            out = np.empty((int(self.lengths[position]), *self.spec.item_shape), self.version.dtype)
+            out = np.empty((int(self.index.num_frames[position]), *self.spec.item_shape), self.version.dtype)
             frames = self._reader.load(position, out)
             self._shards.verify(position, frames)
             frames.flags.writeable = False
         else:
             frames = self._reader.utterance(position)
         if start is not None or duration is not None:
-            length = self.lengths[position : position + 1]
+            length = np.array([len(frames)])
             (first,), (count,) = frames_between(length, self.spec.frame_rate, start or 0, duration)
             frames = frames[int(first) : int(first + count)]
         if codebooks is not None:
@@ -239,7 +239,7 @@ class Cache:
             hint = "levels are padded with 0; give padding_value to dequantize"
             raise ArgumentError(f"padding_value is {padding_value}: {hint}")
         positions = self._positions(keys)
-        firsts, counts = None, self.lengths[positions]
+        firsts, counts = None, self.index.num_frames[positions]
         if start is not None or duration is not None:
             firsts, counts = frames_between(counts, self.spec.frame_rate, 0 if start is None else start, duration)
         features = self.gather(
@@ -304,7 +304,7 @@ class Cache:
         padded: NDArray[Any],
     ) -> None:
         """Read and check one utterance after the other, each while it is in the processor's cache."""
-        lengths = self.lengths[positions]
+        lengths = self.index.num_frames[positions]
         begins = np.zeros(len(positions), np.int64) if firsts is None else firsts
         room = np.empty((int(lengths.max(initial=0)), *self.spec.item_shape), self.version.dtype)
         as_stored = codebooks is None and padded.dtype == room.dtype

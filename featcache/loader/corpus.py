@@ -1,161 +1,55 @@
-"""An opened corpus: the versions of its parts as one sequence. A part is opened when something of it is first read.
+"""An opened corpus: the versions of its parts as one sequence. A position counts through all parts, by their names.
 
-How many utterances each part has, and how long the longest is, `corpus.json` says; so a hundred parts are opened in a
-moment, and take no memory until they are looked at. A position counts through all parts, in the order of their names.
+The indexes of all parts are mapped when the corpus is opened, and stay where they are: what is asked of a position is
+looked up in the index of its part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
-from featcache.errors import ArgumentError, StoreError, listing
-from featcache.loader.buffers import Buffers, Readahead
+from featcache.errors import ArgumentError, FeatcacheWarning, StoreError, counted, listing
 from featcache.loader.cache import Cache
-from featcache.loader.display import facts_of
-from featcache.loader.parts import OpenPart, Parts, PartsColumn, PartsIds
-from featcache.loader.tiers import Tiers
 from featcache.storage.location import Location
-from featcache.store.index import Index
+from featcache.storage.objects import REQUESTS
+from featcache.store.corpus import PartVersion, read_parts
+from featcache.store.index import Index, index_folder, open_index
 from featcache.store.ledger import Failure, latest_failures
+from featcache.store.selection import version_names
+from featcache.store.shard import Shard
+from featcache.store.unfinished import find_unfinished
 from featcache.store.version import Version
 from featcache.store.version_info import VersionInfo
 from featcache.strings import Strings
 
 if TYPE_CHECKING:
-    from featcache.loader.object_shards import ToFetch
+    from featcache.loader.tiers import Tiers
 
-__all__ = ["Corpus"]
+__all__ = ["Corpus", "open_corpus"]
 
+_FEW = 4096
+"""Of so many positions, each is looked up by itself; for more, the columns of all parts are joined for a moment."""
 
-class _Index:
-    """Where utterances are, as far as a `Cache` and a dataset need it; see `featcache.store.index.Index`."""
-
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
-        self.ids = PartsIds(parts)
-        self.num_frames = PartsColumn(parts, np.int64, lambda number: parts.cache(number).index.num_frames)
-        self.shard = PartsColumn(parts, np.uint32, self._shards_of)
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def find(self, ids: Strings | PartsIds) -> NDArray[np.int64]:
-        """The position of each id, int64 `[n]`, in the first part that has it; -1 for those that are nowhere.
-
-        The ids of another corpus are looked for in the parts of the same names.
-        """
-        if isinstance(ids, PartsIds):
-            return self._find_by_part(ids)
-        positions = np.full(len(ids), -1, np.int64)
-        for number, start in enumerate(self.parts.starts[:-1].tolist()):
-            left = np.flatnonzero(positions < 0)
-            if not len(left):
-                break
-            found = self.parts.cache(number).index.find(ids.take(left))
-            positions[left] = np.where(found < 0, -1, found + start)
-        return positions
-
-    def find_one(self, id_: str) -> int:
-        """The position of an id in the first part that has it, -1 if none has."""
-        for number, start in enumerate(self.parts.starts[:-1].tolist()):
-            if (position := self.parts.cache(number).index.find_one(id_)) >= 0:
-                return int(start) + position
-        return -1
-
-    def _find_by_part(self, ids: PartsIds) -> NDArray[np.int64]:
-        numbers = {part.name: number for number, part in enumerate(self.parts.opened)}
-        found = [np.empty(0, np.int64)]
-        for other, part in enumerate(ids.parts.opened):
-            wanted = ids.parts.cache(other).ids
-            if (number := numbers.get(part.name)) is None:
-                found.append(np.full(len(wanted), -1, np.int64))
-                continue
-            inside = self.parts.cache(number).index.find(wanted)
-            found.append(np.where(inside < 0, -1, inside + self.parts.starts[number]))
-        return np.concatenate(found)
-
-    def _shards_of(self, number: int) -> NDArray[np.uint32]:
-        return self.parts.cache(number).index.shard + np.uint32(self.parts.shard_starts[number])
+_T = TypeVar("_T")
 
 
-class _Readers:
-    """Reads from the parts that have the utterances: what `Shards` does, by positions in the corpus."""
+@dataclass(frozen=True)
+class _Part:
+    """A part of a corpus, as it was when the corpus was opened."""
 
-    def __init__(self, parts: Parts, are_mapped: bool) -> None:
-        self._parts = parts
-        self._readahead = Readahead() if are_mapped else None
-
-    def utterance(self, position: int) -> NDArray[Any]:
-        """As `Shards.utterance`; the others likewise."""
-        cache, inside = self._at(position)
-        return cache._reader.utterance(inside)
-
-    def load(self, position: int, out: NDArray[Any]) -> NDArray[Any]:
-        """All frames of an utterance, read at once."""
-        cache, inside = self._at(position)
-        return cache._reader.load(inside, out)
-
-    def frames(
-        self, positions: NDArray[np.int64], firsts: NDArray[np.int64] | None, counts: NDArray[np.int64]
-    ) -> list[NDArray[Any]]:
-        """Some frames of several utterances."""
-        found: list[Any] = [None] * len(positions)
-        for number, where, inside in self._parts.split(positions):
-            begins = None if firsts is None else firsts[where]
-            frames = self._parts.cache(number)._reader.frames(inside, begins, counts[where])
-            for at, one in zip(where.tolist(), frames, strict=True):
-                found[at] = one
-        return found
-
-    @contextmanager
-    def requesting(self, positions: NDArray[np.int64]) -> Iterator[None]:
-        """The context to load these utterances in."""
-        with ExitStack() as requested:
-            for number, _, inside in self._parts.split(positions):
-                requested.enter_context(self._parts.cache(number)._reader.requesting(inside))
-            yield
-
-    def to_fetch(self, positions: NDArray[np.int64]) -> dict[ToFetch, int]:
-        """The shards that are copied before these utterances are read, of all parts."""
-        wanted: dict[ToFetch, int] = {}
-        for number, _, inside in self._parts.split(positions):
-            wanted |= self._parts.cache(number)._reader.to_fetch(inside)
-        return wanted
-
-    def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
-        """The context to read such arrays in."""
-        return nullcontext() if self._readahead is None else self._readahead.over(arrays)
-
-    def verify(self, position: int, frames: NDArray[Any]) -> None:
-        """Compare all frames of an utterance with their checksum."""
-        cache, inside = self._at(position)
-        cache._shards.verify(inside, frames)
-
-    def quantization(self, position: int) -> NDArray[np.float32]:
-        """Scale and offset of an utterance."""
-        cache, inside = self._at(position)
-        return cache._shards.quantization(inside)
-
-    def side(self, name: str, position: int) -> NDArray[Any]:
-        """An utterance's entries of a side array."""
-        cache, inside = self._at(position)
-        return cache._shards.side(name, inside)
-
-    def range(self, shard: int, first: int, count: int) -> NDArray[Any]:
-        """Frames of a shard, by its number among those of all parts."""
-        number = int(np.searchsorted(self._parts.shard_starts, shard, "right")) - 1
-        return self._parts.cache(number)._shards.range(shard - int(self._parts.shard_starts[number]), first, count)
-
-    def _at(self, position: int) -> tuple[Cache, int]:
-        number, inside = self._parts.locate(position)
-        return self._parts.cache(number), inside
+    name: str
+    version: Version
+    index: Index
 
 
 class Corpus(Cache):
@@ -163,93 +57,307 @@ class Corpus(Cache):
 
     It is used as a `Cache` is. An utterance also has a position within its part: `corpus["train-07", 3]` is the fourth
     one of that part, and `corpus["train-07", "utt-1"]` the one of that id. An id alone is that of the first part that
-    has it, for which parts are opened one after another until it is found. `corpus.part("train-07")` is a `Cache`.
+    has it. `corpus.part("train-07")` is a `Cache`.
 
-    Lengths and ids are arrays of which only those parts are read that are looked at; `numpy.asarray(corpus.lengths)` is
-    one of all parts. A corpus pickled into another process has the same utterances in the same order.
+    `lengths` is made at the first look, 8 bytes for each utterance; all else stays mapped, and is shared by processes.
+    A corpus pickled into another process has the same utterances in the same order.
 
     Args:
         path: The folder of the corpus, or its URL.
-        info: What the version is, of which each part has one.
-        parts: The parts that have it, in their order: at least one.
+        parts: The parts, in their order: at least one.
         check, tiers: As for `Cache`.
     """
 
     def __init__(
-        self,
-        path: Location,
-        info: VersionInfo,
-        parts: Sequence[OpenPart],
-        *,
-        check: bool = False,
-        tiers: Tiers | None = None,
+        self, path: Location, parts: Sequence[_Part], *, check: bool = False, tiers: Tiers | None = None
     ) -> None:
-        self.version = Version(path / parts[0].path.name, info)  # for messages: there is no such folder
-        self.check = check
-        self._path, self._tiers = path, tiers
-        self._parts = Parts(parts, info.fingerprint, check, tiers)
-        self.index = cast(Index, _Index(self._parts))  # as far as reading needs one
-        are_mapped = isinstance(path, Path) and (tiers is None or tiers.ram is None)
-        self._reader = self._shards = _Readers(self._parts, are_mapped)
-        self._buffers = Buffers()
+        self._path, self._parts = path, {part.name: part for part in parts}
+        first = parts[0].version
+        self._joined = _JoinedIndex(parts)
+        version = _VersionOfParts(path / first.path.name, first.info)
+        self._begin(version, cast(Index, self._joined), check, tiers)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._path, self.version.info, self._parts.opened, self.check, self._tiers)
+        parts = [(part.name, part.version, part.index.shards) for part in self._parts.values()]
+        return _reopen, (self._path, parts, self.check, self._tiers)
 
     def __getitem__(self, key: Any) -> NDArray[Any]:
         return self.item(key)
 
-    @cached_property
-    def lengths(self) -> NDArray[np.int64]:
-        """The number of frames of each utterance, as an array of which only those parts are read that are looked at."""
-        return self.index.num_frames
-
     @property
     def parts(self) -> list[str]:
         """The names of the parts, in their order."""
-        return [part.name for part in self._parts.opened]
+        return [*self._parts]
 
     def part(self, name: str) -> Cache:
         """The version of one part, by the part's name.
 
         Raises:
-            StoreError: There is no such part, or it has changed since the corpus was opened.
+            StoreError: There is no such part.
         """
-        return self._parts.cache(self._number(name))
+        part, cache = self._part(name), Cache.__new__(Cache)
+        cache._begin(part.version, part.index, self.check, self._tiers)
+        return cache
 
     def start_of(self, name: str) -> int:
         """The position of a part's first utterance, by the part's name."""
-        return int(self._parts.starts[self._number(name)])
+        self._part(name)
+        return int(self._joined.starts[self.parts.index(name)])
 
     def locate(self, position: int) -> tuple[str, int]:
         """The name of the part that has a position, and the position in it."""
-        number, inside = self._parts.locate(self._position(position))
-        return self._parts.opened[number].name, inside
+        ((number, inside),) = self._joined.places(np.array([self._position(position)]))
+        return self.parts[number], inside
 
     def _facts(self) -> dict[str, str]:
-        frames = sum(part.known.frames for part in self._parts.opened)
-        return {"parts": f"{len(self._parts):,}"} | facts_of(self.spec, self.version.dtype, len(self), frames)
+        return {"parts": f"{len(self._parts):,}"} | super()._facts()
 
     @cached_property
     def _failures(self) -> dict[str, Failure]:
-        found: dict[str, Failure] = {}
-        for number in range(len(self._parts)):
-            found |= latest_failures(self._parts.cache(number).version)
-        return found
+        failures: dict[str, Failure] = {}
+        for part in self._parts.values():
+            failures |= latest_failures(part.version)
+        return failures
 
-    def _number(self, name: str) -> int:
-        if name not in self.parts:
-            raise StoreError(f"{self._path}: there is no part {name!r}; there are {listing(self.parts)}")
-        return self.parts.index(name)
+    def _part(self, name: str) -> _Part:
+        if name not in self._parts:
+            raise StoreError(f"{self._path}: there is no part {name!r}; there are {listing(self._parts)}")
+        return self._parts[name]
 
     def _position(self, key: Any) -> int:
         if not isinstance(key, tuple):
             return super()._position(key)
         if len(key) != 2 or not isinstance(key[0], str):
             raise ArgumentError(f"{key!r}: give the name of a part, and an id or a position in it")
-        number = self._number(key[0])
-        return int(self._parts.starts[number]) + self._parts.cache(number)._position(key[1])
+        return self.start_of(key[0]) + self.part(key[0])._position(key[1])
 
 
-def _reopen(path: Location, info: VersionInfo, parts: Sequence[OpenPart], check: bool, tiers: Tiers | None) -> Corpus:
-    return Corpus(path, info, parts, check=check, tiers=tiers)
+def _reopen(
+    path: Location, parts: Sequence[tuple[str, Version, list[str]]], check: bool, tiers: Tiers | None
+) -> Corpus:
+    opened = [_Part(name, version, open_index(version, shards)) for name, version, shards in parts]
+    return Corpus(path, opened, check=check, tiers=tiers)
+
+
+class _VersionOfParts(Version):
+    """The versions of all parts as one, whose shards are called after their parts: `train-07/<shard>`.
+
+    There is no folder at its path, which is for messages, and for the name of its local copies.
+    """
+
+    def shard(self, name: str) -> Shard:
+        part, _, shard = name.rpartition("/")
+        return Shard(self.path.parent / part / self.path.name / "shards" / shard, self.info.fingerprint)
+
+
+class _JoinedIndex:
+    """The indexes of all parts as one: where utterances are; see `featcache.store.index.Index`."""
+
+    def __init__(self, parts: Sequence[_Part]) -> None:
+        self._parts = parts
+        indexes = [part.index for part in parts]
+        self.starts = np.cumsum([0, *map(len, indexes)])
+        """The position of each part's first utterance, and the end of the last, int64 `[parts + 1]`."""
+        self.shards = [f"{part.name}/{shard}" for part in parts for shard in part.index.shards]
+        self.ids = _JoinedIds(self, parts)
+        first_shards = np.cumsum([0, *(len(index.shards) for index in indexes)]).astype(np.uint32)
+        self.shard = _JoinedColumn(self, [index.shard for index in indexes], first_shards)
+        self.item = _JoinedColumn(self, [index.item for index in indexes])
+        self.first_frame = _JoinedColumn(self, [index.first_frame for index in indexes])
+        self.num_frames = _JoinedColumn(self, [index.num_frames for index in indexes])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def places(self, positions: NDArray[np.integer[Any]]) -> Iterator[tuple[int, int]]:
+        """For each position, the number of its part, and the position in that."""
+        numbers = np.searchsorted(self.starts, positions, "right") - 1
+        return zip(numbers.tolist(), (positions - self.starts[numbers]).tolist(), strict=True)
+
+    def find(self, ids: Strings | _JoinedIds) -> NDArray[np.int64]:
+        """The position of each id, int64 `[n]`, in the first part that has it; -1 for those that are nowhere.
+
+        The ids of another corpus are looked for in the parts of the same names.
+        """
+        if isinstance(ids, _JoinedIds):
+            return np.concatenate([self._find_in(part.name, part.index.ids) for part in ids.parts])
+        positions = np.full(len(ids), -1, np.int64)
+        for part in self._parts:
+            missing = np.flatnonzero(positions < 0)
+            if not len(missing):
+                break
+            positions[missing] = self._find_in(part.name, ids.take(missing))
+        return positions
+
+    def find_one(self, id_: str) -> int:
+        """The position of an id in the first part that has it, -1 if none has."""
+        for part, start in zip(self._parts, self.starts.tolist(), strict=False):
+            if (position := part.index.find_one(id_)) >= 0:
+                return int(start) + position
+        return -1
+
+    def _find_in(self, name: str, ids: Strings) -> NDArray[np.int64]:
+        """The position of each id in a part; -1 if that lacks it, or there is no such part."""
+        for part, start in zip(self._parts, self.starts.tolist(), strict=False):
+            if part.name == name:
+                inside = part.index.find(ids)
+                return np.where(inside < 0, -1, inside + start)
+        return np.full(len(ids), -1, np.int64)
+
+
+class _JoinedColumn(NDArrayOperatorsMixin):
+    """A column over all parts, as an array: of a batch, only what is asked for is read.
+
+    Args:
+        index: The index that it is of.
+        columns: The column of each part's index.
+        added: What is added to the numbers of each part; nothing by default.
+    """
+
+    def __init__(
+        self, index: _JoinedIndex, columns: list[NDArray[Any]], added: NDArray[np.uint32] | None = None
+    ) -> None:
+        self._index, self._columns = index, columns
+        self._added = np.zeros(len(columns), np.uint32) if added is None else added
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __getitem__(self, at: Any) -> Any:
+        positions = np.asarray(at if isinstance(at, int | np.integer | np.ndarray) else None)
+        are_few = positions.dtype.kind in "iu" and positions.ndim <= 1 and positions.size <= _FEW
+        if not are_few or not 0 <= positions.min(initial=0) <= positions.max(initial=0) < len(self):
+            return np.asarray(self)[at]
+        places = self._index.places(np.atleast_1d(positions).astype(np.int64))
+        values = [self._columns[number][inside] + self._added[number] for number, inside in places]
+        return np.array(values, self._columns[0].dtype).reshape(positions.shape)[()]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        kept = self._columns[0].dtype
+        parts = [column + kept.type(more) for column, more in zip(self._columns, self._added, strict=False)]
+        return np.concatenate(parts).astype(kept if dtype is None else dtype, copy=False)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **settings: Any) -> Any:
+        arrays = (np.asarray(each) if isinstance(each, _JoinedColumn) else each for each in inputs)
+        return getattr(ufunc, method)(*arrays, **settings)
+
+
+class _JoinedIds(Sequence[str]):
+    """The ids of all utterances, used as `Strings` are."""
+
+    def __init__(self, index: _JoinedIndex, parts: Sequence[_Part]) -> None:
+        self._index, self.parts = index, parts
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __getitem__(self, at: Any) -> Any:
+        positions = np.arange(len(self))[at] if isinstance(at, slice) else np.array([range(len(self))[at]])
+        texts = self.texts(positions)
+        return texts if isinstance(at, slice) else texts[0]
+
+    def __iter__(self) -> Iterator[str]:
+        for part in self.parts:
+            yield from part.index.ids
+
+    def __contains__(self, id_: object) -> bool:
+        return isinstance(id_, str) and self._index.find_one(id_) >= 0
+
+    def texts(self, positions: NDArray[Any]) -> list[str]:
+        """The ids at some positions."""
+        return [self.parts[number].index.ids[inside] for number, inside in self._index.places(positions)]
+
+    def take(self, positions: NDArray[Any]) -> Strings:
+        """The ids at some positions, in flat arrays."""
+        return Strings.of(self.texts(positions))
+
+
+def open_corpus(
+    corpus: Location,
+    name: str | None,
+    config: tuple[str, str] | None,
+    *,
+    check: bool,
+    strict: bool,
+    tiers: Tiers | None,
+) -> Corpus:
+    """Open the version that the parts of a corpus hold; those that lack it are left out, which is said.
+
+    Args:
+        corpus: The corpus.
+        name: The version's name, or its folder's.
+        config: The name and the fingerprint of the config that made the version.
+        check, strict, tiers: As for `featcache.open`.
+
+    Raises:
+        StoreError: There is no such version, or there are several; with `strict`, also if something is unfinished.
+    """
+    known = {part.name: part for part in read_parts(corpus)}
+    names = dict(zip(known, _each(lambda part: version_names(corpus / part), [*known], corpus), strict=True))
+    folder, info = _version_in(corpus, names, name, config)
+    lacking = [part for part, folders in names.items() if folder not in folders]
+    messages = []
+    if lacking:
+        have = counted(len(lacking), "part has", "parts have")
+        messages.append(f"{corpus}: {have} no {folder}, not extracted yet: {listing(lacking)}")
+
+    def open_part(part: str) -> tuple[_Part, list[str]]:
+        return _open_part(part, corpus / part / folder, info, known[part].versions.get(folder), strict)
+
+    opened = _each(open_part, [part for part in known if part not in lacking], corpus)
+    for message in [*messages, *(message for _, unfinished in opened for message in unfinished)]:
+        if strict:
+            raise StoreError(message)
+        warnings.warn(message, FeatcacheWarning, stacklevel=3)
+    return Corpus(corpus, [part for part, _ in opened], check=check, tiers=tiers)
+
+
+def _version_in(
+    corpus: Location, folders: Mapping[str, Sequence[str]], name: str | None, config: tuple[str, str] | None
+) -> tuple[str, VersionInfo]:
+    """The folder and the attributes of the only version that parts of a corpus hold; of that name, or of that config.
+
+    Args:
+        corpus, name, config: As for `open_corpus`.
+        folders: The names of the versions' folders in each part.
+
+    Raises:
+        StoreError: There is none, or there are several.
+    """
+    first = {folder: corpus / part / folder for part, names in [*folders.items()][::-1] for folder in names}
+    fingerprint = None if config is None else config[1]
+    fitting = []
+    for path in first.values():
+        version = Version.open(path)
+        if name in (None, path.name, version.info.name) and fingerprint in (None, version.info.fingerprint):
+            fitting.append(version)
+    if len(fitting) == 1:
+        return fitting[0].path.name, fitting[0].info
+    if not first:
+        raise StoreError(f"{corpus}: no part holds a version yet: `featcache extract` creates them")
+    if fitting:
+        names = listing(version.path.name for version in fitting)
+        raise StoreError(f"{corpus}: its parts hold {len(fitting)} versions: {names}; give the name of one")
+    wanted = f"called {name!r}" if config is None else f"{config[0]}-{config[1][:12]}"
+    raise StoreError(f"{corpus}: no part holds a version {wanted}; they hold {listing(sorted(first))}")
+
+
+def _open_part(
+    name: str, path: Location, info: VersionInfo, known: PartVersion | None, strict: bool
+) -> tuple[_Part, list[str]]:
+    """A part as it is now, and what is unfinished in it, if what is known of it no longer holds."""
+    version = Version.open(path)
+    if version.info.fingerprint != info.fingerprint:
+        raise StoreError(f"{path}: has another fingerprint than the version of the same name in other parts")
+    index = open_index(version)
+    if known is not None and not strict and index_folder(version, index.shards).name == known.index:
+        return _Part(name, version, index), []
+    return _Part(name, version, index), [f"{path}: {run}" for run in find_unfinished(version, index, all_runs=strict)]
+
+
+def _each(work: Callable[[str], _T], names: Sequence[str], corpus: Location) -> list[_T]:
+    """What `work` returns for each name; of an object store, for several at once. `work` may call `in_parallel`."""
+    if isinstance(corpus, Path):
+        return list(map(work, names))
+    with ThreadPoolExecutor(REQUESTS) as threads:
+        return list(threads.map(work, names))

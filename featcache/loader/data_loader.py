@@ -63,8 +63,8 @@ class DataLoader:
             what training gets. The loader's threads call it, up to `prefetch` at once and ahead of training; on a GPU,
             on the stream of the copies. The batch is its own: it may write to the tensors.
         batching: Instead of `batch_sampler`, `max_frames` or `batch_size` or both, and `shuffle` (by default true),
-            `seed`, `drop_last`, `rank`, `world_size`, `shards_in_memory` and `parts_in_memory`: the arguments of
-            `BucketBatchSampler`, which describes them.
+            `seed`, `drop_last`, `rank`, `world_size` and `shards_in_memory`: the arguments of `BucketBatchSampler`,
+            which describes them.
 
     Attributes:
         dataset: The dataset, or that of the subset's utterances: `FeatureDataset.subset`.

@@ -26,7 +26,6 @@ from featcache.loader.cache import Cache
 from featcache.loader.columns import Names, Where, take
 from featcache.loader.crop import Crop, Windows, positions_in
 from featcache.loader.display import Batch, beginning, card
-from featcache.loader.parts import PartsColumn
 from featcache.loader.utterances import DatasetVersion, by_version, caches_by_name, find_utterances, labels_by_column
 from featcache.manifest import Manifest, Table
 from featcache.strings import Strings
@@ -207,15 +206,10 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """The number of frames of each utterance in the first version, after cropping; int64 `[utterances]`. Those of
-        a corpus are read when they are looked at, as are `shards`."""
+        """The number of frames of each utterance in the first version, after cropping; int64 `[utterances]`."""
         version = self.versions[0]
-        lengths: Any = version.cache.lengths if version.positions is None else version.cache.lengths[version.positions]
-        if self._windows is not None:
-            most = self._windows.length
-            lengths = lengths.at_most(most) if isinstance(lengths, PartsColumn) else np.minimum(lengths, most)
-        whole: NDArray[np.int64] = lengths
-        return whole
+        lengths = version.cache.lengths if version.positions is None else version.cache.lengths[version.positions]
+        return lengths if self._windows is None else np.minimum(lengths, self._windows.length)
 
     def subset(self, rows: Sequence[int] | NDArray[Any]) -> Self:
         """The dataset of some rows, in their order: of a fold, for example. Its epoch is set by itself.
@@ -242,7 +236,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     def shards(self) -> NDArray[np.uint32]:
         """The number of the shard that has each utterance in the first version, from 0; uint32 `[utterances]`."""
         version = self.versions[0]
-        shards = version.cache.index.shard
+        shards = np.asarray(version.cache.index.shard)
         return shards if version.positions is None else shards[version.positions]
 
     @property
@@ -297,7 +291,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     def frame_ranges(self, rows: NDArray[np.int64], epoch: int) -> list[FrameRanges]:
         """The frames that a batch of some rows holds of each version in an epoch."""
         positions = [version.positions_of(rows) for version in self.versions]
-        lengths = [version.cache.lengths[at] for version, at in zip(self.versions, positions, strict=True)]
+        lengths = [version.cache.index.num_frames[at] for version, at in zip(self.versions, positions, strict=True)]
         if self._windows is None:
             return [FrameRanges(*each) for each in zip(self.versions, positions, repeat(None), lengths)]
         firsts, counts = self._windows.ranges(lengths, positions[0], epoch)

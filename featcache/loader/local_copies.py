@@ -80,7 +80,8 @@ class Copies:
 
     def _name(self, number: int, chunk: Chunk) -> str:
         """The name of the copy of a shard, whose features these are."""
-        return f"{self._shards[number]}-{chunk.checksum:08x}"
+        shard = self._shards[number].rpartition("/")[2]  # a corpus names its part before it
+        return f"{shard}-{chunk.checksum:08x}"
 
     def _copy(self, number: int, chunk: Chunk, *, may_make: bool = True) -> LocalCopy | CopyRefused:
         """Find or make the copy of a shard, whose features these are.

@@ -46,7 +46,9 @@ class HotUtterances:
 
     def __init__(self, shards: Shards, limit: int) -> None:
         index, version = shards.index, shards.version
-        num_bytes = int(index.num_frames.sum()) * math.prod(version.info.spec.item_shape) * version.dtype.itemsize
+        num_bytes = (
+            int(np.asarray(index.num_frames).sum()) * math.prod(version.info.spec.item_shape) * version.dtype.itemsize
+        )
         self._shards = shards
         self._item_shape, self._dtype = version.info.spec.item_shape, version.dtype
         self._ram = Ram(limit, len(index), num_bytes)

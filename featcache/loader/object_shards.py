@@ -96,7 +96,8 @@ class ObjectShards(Shards):
     def sizes(self) -> NDArray[np.int64]:
         """The bytes of the features of each shard, as far as the index tells; int64 `[shards]`."""
         frames = np.zeros(len(self.index.shards), np.int64)
-        np.maximum.at(frames, self.index.shard, self.index.first_frame + self.index.num_frames)
+        ends = np.asarray(self.index.first_frame) + np.asarray(self.index.num_frames)
+        np.maximum.at(frames, np.asarray(self.index.shard), ends)
         return frames * self.version.info.spec.bytes_per_frame
 
     @contextmanager

@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from featcache.errors import (
-    ArgumentError,
-    FeatcacheWarning,
-    MissingDependencyError,
-    StoreError,
-    counted,
-    listing,
-)
+from featcache.errors import ArgumentError, FeatcacheWarning, MissingDependencyError, StoreError
 from featcache.loader.cache import Cache
-from featcache.loader.corpus import Corpus
-from featcache.loader.parts import OpenPart
+from featcache.loader.corpus import open_corpus
 from featcache.loader.tiers import Tiers
-from featcache.storage.location import Location, parse_location
-from featcache.storage.objects import REQUESTS
-from featcache.store.corpus import PartVersion, corpus_of, read_parts
-from featcache.store.index import index_folder, open_index
-from featcache.store.selection import select_configured, select_version, version_names
+from featcache.storage.location import parse_location
+from featcache.store.corpus import corpus_of
+from featcache.store.selection import select_configured, select_version
 from featcache.store.tags import at_tag
 from featcache.store.unfinished import find_unfinished
-from featcache.store.version import Version
 
 __all__ = ["open"]
-
-_T = TypeVar("_T")
 
 
 class _Config(Protocol):
@@ -98,7 +83,8 @@ def open(  # noqa: A001
             raise ArgumentError(
                 f"tag is {tag!r}: {location} is a corpus: open the parts, each of which has its own tags"
             )
-        return _open_corpus(found[0], name, config, check=check, strict=strict, tiers=tiers)
+        made_by = None if config is None else (config.name, config.fingerprint())
+        return open_corpus(found[0], name, made_by, check=check, strict=strict, tiers=tiers)
     if config is None:
         version = select_version(location, name, tag)
     else:
@@ -111,81 +97,6 @@ def open(  # noqa: A001
             raise StoreError(message)
         warnings.warn(message, FeatcacheWarning, stacklevel=2)
     return cache
-
-
-def _open_corpus(
-    corpus: Location, name: str | None, config: _Config | None, *, check: bool, strict: bool, tiers: Tiers | None
-) -> Corpus:
-    """Open the version that the parts of a corpus hold; those that lack it are left out, which is said."""
-    known = {part.name: part for part in read_parts(corpus)}
-    folders = dict(zip(known, _each(lambda part: version_names(corpus / part), list(known), corpus), strict=True))
-    version = _version_in(corpus, folders, name, config)
-    folder = version.path.name
-    lacking = [part for part, there in folders.items() if folder not in there]
-    messages = []
-    if lacking:
-        have = counted(len(lacking), "part has", "parts have")
-        messages.append(f"{corpus}: {have} no {folder}, not extracted yet: {listing(lacking)}")
-
-    def look(part: str) -> tuple[OpenPart, list[str]]:
-        return _look(corpus / part / folder, part, known[part].versions.get(folder), strict)
-
-    found = _each(look, [part for part in known if part not in lacking], corpus)
-    for message in [*messages, *(message for _, unfinished in found for message in unfinished)]:
-        if strict:
-            raise StoreError(message)
-        warnings.warn(message, FeatcacheWarning, stacklevel=3)
-    return Corpus(corpus, version.info, [part for part, _ in found], check=check, tiers=tiers)
-
-
-def _version_in(
-    corpus: Location, folders: Mapping[str, Sequence[str]], name: str | None, config: _Config | None
-) -> Version:
-    """The only version that parts of a corpus hold; of that name, or of that config.
-
-    Args:
-        corpus: The corpus.
-        folders: The names of the versions' folders in each part.
-        name, config: As for `open`.
-
-    Raises:
-        StoreError: There is none, or there are several.
-    """
-    first = {folder: corpus / part / folder for part, there in [*folders.items()][::-1] for folder in there}
-    fingerprint = None if config is None else config.fingerprint()
-    fitting = []
-    for path in first.values():
-        version = Version.open(path)
-        if name in (None, path.name, version.info.name) and fingerprint in (None, version.info.fingerprint):
-            fitting.append(version)
-    if len(fitting) == 1:
-        return fitting[0]
-    if not first:
-        raise StoreError(f"{corpus}: no part holds a version yet: `featcache extract` creates them")
-    if fitting:
-        names = listing(version.path.name for version in fitting)
-        raise StoreError(f"{corpus}: its parts hold {len(fitting)} versions: {names}; give the name of one")
-    wanted = f"called {name!r}" if config is None or fingerprint is None else f"{config.name}-{fingerprint[:12]}"
-    raise StoreError(f"{corpus}: no part holds a version {wanted}; they hold {listing(sorted(first))}")
-
-
-def _look(path: Location, name: str, known: PartVersion | None, strict: bool) -> tuple[OpenPart, list[str]]:
-    """A part as it is now, and what is unfinished in it. It is read only if what is known of it no longer holds."""
-    version = Version.open(path)
-    is_known = known is not None and index_folder(version, version.listed_shards()).name == known.index
-    if known is not None and is_known and not strict:
-        return OpenPart(name, path, known), []
-    index = open_index(version)
-    unfinished = [f"{path}: {run}" for run in find_unfinished(version, index, all_runs=strict)]
-    return OpenPart(name, path, PartVersion.of(version, index)), unfinished
-
-
-def _each(work: Callable[[str], _T], names: Sequence[str], corpus: Location) -> list[_T]:
-    """What `work` returns for each name; of an object store, for several at once. `work` may call `in_parallel`."""
-    if isinstance(corpus, Path):
-        return list(map(work, names))
-    with ThreadPoolExecutor(REQUESTS) as threads:
-        return list(threads.map(work, names))
 
 
 def _load(config: str | Path | _Config) -> _Config:

@@ -18,8 +18,7 @@ from torch.utils.data import Sampler
 
 from featcache.arguments import require_int
 from featcache.errors import ArgumentError
-from featcache.loader.batches import Batches, PartWindows, Rules, make_batches
-from featcache.loader.parts import PartsColumn
+from featcache.loader.batches import Batches, Rules, make_batches
 
 __all__ = ["Batching", "BucketBatchSampler"]
 
@@ -40,7 +39,6 @@ class Batching(TypedDict, total=False):
     world_size: int
     drop_last: bool
     shards_in_memory: int | None
-    parts_in_memory: int | None
 
 
 class BucketBatchSampler(Sampler[list[int]]):
@@ -75,9 +73,6 @@ class BucketBatchSampler(Sampler[list[int]]):
         shards_in_memory: Take the utterances of that many shards at a time, drawn anew in each epoch: for data that is
             larger than what keeps it near, memory or `copy_limit`. Then an epoch reads each shard once, and utterances
             of other shards do not share a batch. Rounds over the ranks, and what is dropped, are those of each window.
-        parts_in_memory: For the `lengths` of a corpus, of which then nothing is read before it is needed: take the
-            utterances of that many parts at a time, drawn anew in each epoch, and with `shards_in_memory`, that many of
-            their shards. Utterances of other parts do not share a batch.
 
     Raises:
         ArgumentError: The arguments contradict each other, or utterances are longer than `max_frames`; also a
@@ -97,22 +92,13 @@ class BucketBatchSampler(Sampler[list[int]]):
         drop_last: bool = False,
         shards: Sequence[int] | NDArray[Any] | None = None,
         shards_in_memory: int | None = None,
-        parts_in_memory: int | None = None,
     ) -> None:
         self.rank = require_int("rank", rank, 0)
-        self.rules = Rules(
-            max_frames, batch_size, shuffle, seed, world_size, drop_last, shards_in_memory, parts_in_memory
-        )
+        self.rules = Rules(max_frames, batch_size, shuffle, seed, world_size, drop_last, shards_in_memory)
         if self.rank >= self.rules.world_size:
             raise ArgumentError(f"rank is {rank}; with world_size={world_size} ranks are 0 to {world_size - 1}")
-        self._columns: _Columns | None = None
-        if parts_in_memory is not None:
-            self._columns = _Columns(lengths, shards, self.rules)
-            self._num_utterances = int(self._columns.starts[-1])
-        else:
-            self.lengths = _checked(lengths, self.rules.max_frames)
-            self.shards = _checked_shards(shards, self.rules.shards_in_memory, len(self.lengths))
-            self._num_utterances = len(self.lengths)
+        self.lengths = _checked(lengths, self.rules.max_frames)
+        self.shards = _checked_shards(shards, self.rules.shards_in_memory, len(self.lengths))
         self._pass = _Pass(self, 0)
 
     def __len__(self) -> int:
@@ -132,9 +118,7 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     def __repr__(self) -> str:
         rules = ", ".join(f"{name}={value}" for name, value in asdict(self.rules).items())
-        return (
-            f"BucketBatchSampler(<{self._num_utterances:,} lengths>, {rules}, rank={self.rank}) in epoch {self.epoch}"
-        )
+        return f"BucketBatchSampler(<{len(self.lengths):,} lengths>, {rules}, rank={self.rank}) in epoch {self.epoch}"
 
     @property
     def sampler(self) -> BucketBatchSampler:
@@ -197,7 +181,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             raise ArgumentError(_NO_STATE) from error
         if digest != self._digest:
             raise ArgumentError(
-                f"the state is for other utterances than these {self._num_utterances:,}, or for other shards: resume "
+                f"the state is for other utterances than these {len(self.lengths):,}, or for other shards: resume "
                 "with the same dataset, in the same order, or begin the epoch again"
             )
         if parts and parts[-1][0] == self.rules:
@@ -205,16 +189,12 @@ class BucketBatchSampler(Sampler[list[int]]):
         else:
             self._pass = _Pass(self, epoch, before=parts)
 
-    def make(self, epoch: int, rules: Rules, positions: NDArray[np.int64] | None) -> Batches | PartWindows:
+    def make(self, epoch: int, rules: Rules, positions: NDArray[np.int64] | None) -> Batches:
         """The batches of an epoch, for all ranks; of some positions, or of all."""
-        if self._columns is not None:
-            return PartWindows(self._columns, positions, rules, epoch)
         return make_batches(self.lengths, positions, rules, epoch, self.shards)
 
     @cached_property
     def _digest(self) -> str:
-        if self._columns is not None:
-            return self._columns.digest
         digest = hashlib.sha256(self.lengths.astype("<i8", copy=False).data)
         if self.shards is not None:
             digest.update(self.shards.astype("<u4", copy=False).data)
@@ -246,7 +226,7 @@ class _Pass(Iterator[list[int]]):
 
     def __next__(self) -> list[int]:
         self.has_begun = True
-        if not self.batches.has(self.done):
+        if self.done >= len(self.batches):
             raise StopIteration
         self.done += 1
         return self.batches.batch(self.done - 1, self._rank)
@@ -257,12 +237,12 @@ class _Pass(Iterator[list[int]]):
         return self._rules.shards_in_memory is not None
 
     @property
-    def window(self) -> tuple[int, int]:
+    def window(self) -> int:
         """Which window of shards the latest batch is of; they rise."""
         return self.batches.window(self.done - 1)
 
     @cached_property
-    def batches(self) -> Batches | PartWindows:
+    def batches(self) -> Batches:
         """All batches under the current rules, for all ranks."""
         left = None
         for rules, rounds in self.before:
@@ -274,35 +254,9 @@ class _Pass(Iterator[list[int]]):
         return batches
 
 
-class _Columns:
-    """The lengths of a corpus's utterances, and their shards if these matter, read part by part: see `PartColumns`."""
-
-    def __init__(self, lengths: Any, shards: Any, rules: Rules) -> None:
-        if not isinstance(lengths, PartsColumn):
-            raise ArgumentError("parts_in_memory is for a corpus: give the lengths of a whole dataset over one")
-        if not len(lengths):
-            raise ArgumentError("lengths is empty: there are no utterances to make batches of")
-        if (shards is None) != (rules.shards_in_memory is None) or not isinstance(shards, PartsColumn | None):
-            raise ArgumentError(_TOGETHER)
-        if rules.max_frames is not None and lengths.most > rules.max_frames:
-            raise ArgumentError(
-                f"max_frames is {rules.max_frames}, and the longest utterance has {lengths.most} frames: raise "
-                "max_frames to that, or crop"
-            )
-        self.starts = lengths.parts.starts
-        self.digest = lengths.digest()
-        self._lengths, self._shards, self._max_frames = lengths, shards, rules.max_frames
-
-    def lengths(self, part: int) -> NDArray[np.int64]:
-        return _checked(self._lengths.of_part(part), self._max_frames)
-
-    def shards(self, part: int) -> NDArray[Any] | None:
-        return None if self._shards is None else self._shards.of_part(part)
-
-
-def _check_rounds(batches: Batches | PartWindows, seen: int) -> None:
+def _check_rounds(batches: Batches, seen: int) -> None:
     """Refuse a state that says that more rounds of an epoch were seen than it has."""
-    if seen and not batches.has(seen - 1):
+    if seen > len(batches):
         raise ArgumentError(_NO_STATE)
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from featcache.errors import DamagedError, StoreError, listing
 from featcache.loader.buffers import Readahead
 from featcache.spec import QUANTIZATION
+from featcache.storage.location import Location
 from featcache.store.checksums import crc32c
 from featcache.store.chunk_file import Chunk, open_chunk, reading_error
 from featcache.store.index import Index
@@ -145,8 +146,8 @@ class Shards:
         """Scale and offset of an utterance with quantised features, float32 `[2, *item_shape]`; read-only."""
         entries = self.side(QUANTIZATION, position)
         if len(entries) != 1:
-            folder = self._shard(int(self.index.shard[position])).folder
-            raise DamagedError(f"{folder}: damaged: not one scale and offset for each item", self.version.path)
+            shard = self._shard(int(self.index.shard[position]))
+            raise _damaged(shard, "not one scale and offset for each item")
         scale_and_offset: NDArray[np.float32] = entries[0]
         return scale_and_offset
 
@@ -164,14 +165,15 @@ class Shards:
             copy = self._copy_paths.get(number)
             where = copy or shard.folder
             what = f"{self.index.ids[position]}: damaged: its features in {where} are not what was written"
-            raise DamagedError(f"{what}; remove this copy") if copy else DamagedError(what, self.version.path)
+            raise DamagedError(f"{what}; remove this copy") if copy else DamagedError(what, _version_of(shard))
 
     def _item(self, position: int, count: int) -> int:
         """The number of an utterance's item in its shard, which holds `count`."""
         item = int(self.index.item[position])
         if item >= count:
-            name, folder = self.index.shards[int(self.index.shard[position])], self.version.path / "index"
-            raise DamagedError(f"{folder}: damaged: there is no item {item} in shard {name}: remove this folder")
+            shard = self._shard(int(self.index.shard[position]))
+            folder = _version_of(shard) / "index"
+            raise DamagedError(f"{folder}: damaged: there is no item {item} in shard {shard.name}: remove this folder")
         return item
 
     def use_copies(self) -> None:
@@ -188,8 +190,9 @@ class Shards:
         slices = [maps[shard][first : first + n] for shard, first, n in zip(shards, firsts, counts, strict=True)]
         if list(map(len, slices)) != counts:
             at = next(at for at, frames in enumerate(slices) if len(frames) != counts[at])
-            name, end = self.index.shards[shards[at]], firsts[at] + counts[at]
-            raise DamagedError(f"{self.version.path}: damaged: shard {name} ends before frame {end}", self.version.path)
+            shard, end = self._shard(shards[at]), firsts[at] + counts[at]
+            path = _version_of(shard)
+            raise DamagedError(f"{path}: damaged: shard {shard.name} ends before frame {end}", path)
         return slices
 
     def _read_into(self, out: NDArray[Any], number: int, first: int) -> None:
@@ -237,8 +240,7 @@ class Shards:
     def _check_form(self, shard: Shard, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Refuse features that are not the version's."""
         if (shape[1:], dtype) != (self.version.info.spec.item_shape, self.version.dtype):
-            found = f"{dtype} {list(shape)}"
-            raise DamagedError(f"{shard.folder}: damaged: features are {found}", self.version.path)
+            raise _damaged(shard, f"features are {dtype} {list(shape)}")
 
     def _open_side(self, name: str, shard: Shard, check: bool) -> SideArray:
         specs = {spec.name: spec for spec in self.version.info.spec.side}
@@ -249,8 +251,7 @@ class Shards:
         with self._reading(shard):
             side = shard.side(name, check)
         if (side.entries.shape[1:], side.entries.dtype) != (spec.item_shape, np.dtype(spec.dtype)):
-            found = f"{side.entries.dtype} {list(side.entries.shape)}"
-            raise DamagedError(f"{shard.folder}: damaged: side array {name} is {found}", self.version.path)
+            raise _damaged(shard, f"side array {name} is {side.entries.dtype} {list(side.entries.shape)}")
         return side
 
     @contextmanager
@@ -258,7 +259,16 @@ class Shards:
         try:
             yield
         except OSError as error:
-            raise reading_error(error, shard.folder, self.version.path) from error
+            raise reading_error(error, shard.folder, _version_of(shard)) from error
+
+
+def _version_of(shard: Shard) -> Location:
+    """The place of a shard's version: of a corpus, that of one of its parts."""
+    return shard.folder.parent.parent
+
+
+def _damaged(shard: Shard, what: str) -> DamagedError:
+    return DamagedError(f"{shard.folder}: damaged: {what}", _version_of(shard))
 
 
 def cut(

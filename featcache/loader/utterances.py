@@ -336,13 +336,14 @@ def _ids_of_copies(caches: Sequence[Cache], copies: bool) -> tuple[Strings, dict
     if there.are_plain and all(copies_of(cache.config).are_plain for cache in caches):
         return first.ids, {}
     common = _common_copies(caches)
-    numbers = there.numbers(first.ids)
+    own_ids = first.ids if isinstance(first.ids, Strings) else Strings.of(first.ids)  # of a corpus
+    numbers = there.numbers(own_ids)
     wanted = common.suffixes if copies else [""]
     is_wanted = np.isin(numbers, [number for number, suffix in enumerate(there.suffixes) if suffix in wanted])
     if not is_wanted.any():
         raise ArgumentError(f"{first.version.path}: has no plain copies: it has {listing(there.suffixes)}")
     rows = np.flatnonzero(is_wanted)
-    ids = first.ids if is_wanted.all() else first.ids.take(rows)
+    ids = first.ids if is_wanted.all() else own_ids.take(rows)
     return ids, _columns_of_copies(there, numbers[rows]) if copies else {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.storage.folder import open_file
 from featcache.storage.location import Location, folder_of
 from featcache.storage.store import store_of
 from featcache.storage.stream import open_stream
 from featcache.store.checksums import crc32c, hex_crc32c
+from featcache.store.memory_map import map_file
 
 _BLOCK_BYTES = 1 << 20
 _PUT_ENTRIES = 1 << 20
@@ -60,33 +63,26 @@ def read_arrays(folder: Location, checksums: Mapping[str, str]) -> dict[str, NDA
         files = dict(zip(paths, pool.map(_fetch, paths.values()), strict=True))
     if any(hex_crc32c(data) != checksums[name] for name, data in files.items()):
         return None
-    return {name: _loaded(data) for name, data in files.items()}
+    return {name: _loaded(io.BytesIO(data), data) for name, data in files.items()}
 
 
 def _map(path: Path) -> NDArray[Any]:
-    with open_stream(path) as file:
-        _check_magic(file)
-    array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")  # refuses dtypes that hold objects: no pickle
-    return np.asarray(array)
+    with open_file(path) as file:
+        return _loaded(file, map_file(file.fileno(), os.fstat(file.fileno()).st_size))
 
 
 def _fetch(location: Location) -> bytes:
     return store_of(location).get(location, lambda size: None)  # as large as it is; nothing in it says how large
 
 
-def _loaded(data: bytes) -> NDArray[Any]:
-    """The array of an `.npy` file's bytes, a view of them."""
-    file = io.BytesIO(data)
-    _check_magic(file)
+def _loaded(file: Any, data: Any) -> NDArray[Any]:
+    """The array of an `.npy` file, whose bytes these are: a view of them."""
+    if np.lib.format.read_magic(file) != (1, 0):  # the header of other versions may be as long as 4 GB
+        raise ValueError("not as `_write` writes it")
     shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
     if dtype.hasobject or is_fortran or len(shape) != 1:
         raise ValueError("not as `_write` writes it")
     return np.frombuffer(data, dtype, shape[0], file.tell())
-
-
-def _check_magic(file: Any) -> None:
-    if np.lib.format.read_magic(file) != (1, 0):  # the header of other versions may be as long as 4 GB
-        raise ValueError("not as `_write` writes it")
 
 
 def _checksum(path: Location) -> str:

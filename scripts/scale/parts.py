@@ -1,6 +1,6 @@
 """What a part of a corpus costs, whatever the number of parts: planning, a rerun, opening; seconds and memory.
 
-    python scripts/scale/parts.py --rows 1000000 --parts 1 3 10 --open 100
+    python scripts/scale/parts.py --rows 1000000 --parts 1 3 10 --open 10 100 1000
 
 One part is made by the store's own writer: items of one frame each, of rows of a Parquet manifest. The others are hard
 links of it under other names. Each figure is of a process of its own.
@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
@@ -26,8 +25,9 @@ import pyarrow.parquet
 from featcache.config import load_config
 from featcache.device import Device
 from featcache.extraction.version_plan import BuiltConfig, version_info
-from featcache.store.corpus import read_parts, update_parts
+from featcache.store.corpus import Part, PartVersion, update_parts
 from featcache.store.index import open_index
+from featcache.store.selection import select_version
 from featcache.store.shard import Item
 from featcache.store.shard_writer import ShardWriter
 from featcache.store.version import Version
@@ -36,17 +36,25 @@ ITEMS = 100_000
 """The utterances of a shard."""
 
 OPEN = """
-import resource, sys, time, torch
+import os, resource, sys, time, torch
 import featcache
 featcache.open  # which imports the loader
-before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+def kilobytes():
+    lines = dict(line.split(":") for line in open("/proc/self/status"))
+    return [int(lines[name].split()[0]) for name in ("RssAnon", "RssFile")]
+def counts():
+    return len(os.listdir("/proc/self/fd")), sum(1 for _ in open("/proc/self/maps"))
+before, had, started = kilobytes(), counts(), time.perf_counter()
 corpus = featcache.open(sys.argv[1])
 opened = time.perf_counter()
-corpus[len(corpus) // 2]
+own, mapped = (now - then for now, then in zip(kilobytes(), before))
+descriptors, maps = (now - then for now, then in zip(counts(), had))
+started_batch = time.perf_counter()
+corpus.batch(range(0, len(corpus), max(1, len(corpus) // 64)))
 ended = time.perf_counter()
-memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 print(f"{len(corpus.parts)} parts, {len(corpus):,} utterances: opened in {opened - started:.3f} s, "
-      f"the first of a part read in {ended - opened:.3f} s; {memory / 1024:.0f} MB more memory")
+      f"{own / 1024:.0f} MB of its own, {mapped / 1024:.0f} MB mapped, {maps} maps, {descriptors} descriptors; "
+      f"the first batch, of 64 from all parts, in {ended - started_batch:.3f} s")
 """
 
 EPOCH = """
@@ -54,11 +62,9 @@ import resource, sys, time, torch
 import featcache
 dataset = featcache.FeatureDataset(featcache.open(sys.argv[1]))
 before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-windows = {"parts_in_memory": 1} if sys.argv[2] == "1" else {}
-batches = iter(featcache.BucketBatchSampler(dataset.lengths, batch_size=1000, **windows))
-next(batches)
+next(iter(featcache.BucketBatchSampler(dataset.lengths, batch_size=1000)))
 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-print(f"first batch after {time.perf_counter() - started:.2f} s, {memory / 1024:.0f} MB more memory")
+print(f"first batch of an epoch after {time.perf_counter() - started:.2f} s, {memory / 1024:.0f} MB more memory")
 """
 
 
@@ -110,8 +116,8 @@ def main() -> None:
     """Make the part, and print a line for each figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--parts", type=int, nargs="+", default=[1, 3, 10])
-    parser.add_argument("--open", type=int, default=100, help="how many parts to open in the end")
+    parser.add_argument("--parts", type=int, nargs="*", default=[1, 3, 10])
+    parser.add_argument("--open", type=int, nargs="*", default=[10, 100, 1000], help="how many parts to open")
     parser.add_argument("--folder", type=Path, help="where to work; a temporary folder by default")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
@@ -131,19 +137,21 @@ def main() -> None:
             for what in ("first run, which finds everything there", "the same again"):
                 _, seconds, memory = measured(*command, "--device", "cpu")
                 print(f"{count} parts, {what}: {seconds:.1f} s, {seconds / count:.2f} s a part, {memory:.0f} MB")
-            for windows in ("0", "1"):
-                print(f"{count} parts, parts_in_memory={windows}: {measured('-c', EPOCH, corpus, windows)[0]}", end="")
+        for count in given.open:
+            corpus = folder / f"opened-{count}"
+            for number in range(count):
+                shutil.copytree(folder / "part", corpus / f"part-{number:04}", copy_function=os.link)
+            record(corpus)
             print(measured("-c", OPEN, corpus)[0], end="", flush=True)
-        manifests, many = corpus_of(folder, folder / "part", folder / "part.parquet", given.open)
-        names = sorted(path.name for path in many.iterdir())
-        record(many, names, corpus)
-        print(measured("-c", OPEN, many)[0], end="")
+            print(f"{count} parts: {measured('-c', EPOCH, corpus)[0]}", end="", flush=True)
 
 
-def record(corpus: Path, names: list[str], measured_before: Path) -> None:
-    """Record of all parts what a run has recorded of the first part of another corpus, of which they are links."""
-    known = read_parts(measured_before)[0]
-    update_parts(corpus, lambda parts: parts.update({name: replace(known, name=name) for name in names}))
+def record(corpus: Path) -> None:
+    """Record what is known of the parts, which are links of one another, as extracting them would have done."""
+    names = sorted(path.name for path in corpus.iterdir())
+    version = select_version(corpus / names[0])
+    known = {version.path.name: PartVersion.of(version, open_index(version))}
+    update_parts(corpus, lambda parts: parts.update({name: Part(name, "", versions=known) for name in names}))
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ from featcache.store.corpus import Part, PartVersion, record_version, update_par
 from featcache.store.index import open_index
 
 
-def make_corpus(folder, *parts, **settings):
+def make_corpus(folder, *parts, augment=None, **settings):
     """Make a corpus, whose parts have the given shards each; their ids begin with the names of the parts: `p0-3`.
 
     Args:
         folder: The corpus.
         parts: The numbers of utterances in the shards of each part, `p0`, `p1` …
+        augment: The section of the config, for its copies.
         settings: Those of `make_features`.
     """
     for number, sizes in enumerate(parts):
@@ -20,7 +21,7 @@ def make_corpus(folder, *parts, **settings):
             make_features(size, seed=100 * number + at, prefix=f"{name}-{at}", **settings)
             for at, size in enumerate(sizes)
         ]
-        version = make_version(folder / name, *shards)
+        version = make_version(folder / name, *shards, augment=augment)
         update_parts(folder, lambda known, name=name: known.setdefault(name, Part(name, f"/manifests/{name}.csv")))
         record_version(version, PartVersion.of(version, open_index(version)))
     return folder

@@ -1,4 +1,4 @@
-"""A corpus is one sequence; a part is opened when something of it is read, and an epoch takes a few parts at a time."""
+"""A corpus is one sequence: the indexes of all its parts are mapped, and positions count through them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis.extra import numpy as st_numpy
 from make_cache import add_shard, make_features, make_version
 from make_corpus import make_corpus
 
 import featcache
 from featcache import BucketBatchSampler
-from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError, StoreError
-from featcache.loader.batches import PartWindows, Rules
-from featcache.loader.parts import Parts
+from featcache.errors import FeatcacheWarning, ManifestError, StoreError
 from featcache.storage.location import parse_location
 from featcache.storage.objects import Objects
 from featcache.store.copying import copy_parts_list, copy_version
@@ -30,17 +28,6 @@ SHARDS = ([5, 4], [7], [3, 3, 2], [6])
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return make_corpus(tmp_path_factory.mktemp("corpus"), *SHARDS)
-
-
-@pytest.fixture
-def opened(monkeypatch):
-    """The names of the parts whose caches are opened."""
-    names = []
-    cache = Parts._open
-    monkeypatch.setattr(
-        Parts, "_open", lambda self, number: names.append(self.opened[number].name) or cache(self, number)
-    )
-    return names
 
 
 def test_a_corpus_is_the_caches_of_its_parts_one_after_another(folder):
@@ -117,22 +104,10 @@ def test_a_column_is_compared_as_an_array_is(columns):
         assert np.array_equal(column + column, array + array)
 
 
-def test_parts_are_opened_when_something_of_them_is_read(folder, opened):
-    corpus = featcache.open(folder)
-    dataset = featcache.FeatureDataset(corpus, crop=8)
-    assert repr(corpus).startswith("Corpus(fbank80-")
-    assert (len(corpus), len(dataset), len(dataset.lengths), opened) == (30, 30, 30, [])
-    dataset.batch([10, 15])
-    assert opened == ["p1"]
-    assert corpus.lengths[28] > 0
-    assert dataset.shards[29] == 6
-    assert opened == ["p1", "p3"]
-
-
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers(folder, context):
     dataset = featcache.FeatureDataset(featcache.open(folder))
-    sampler = BucketBatchSampler(dataset.lengths, batch_size=4, parts_in_memory=2)
+    sampler = BucketBatchSampler(dataset.lengths, batch_size=4)
     loader = torch.utils.data.DataLoader(
         dataset, batch_sampler=sampler, collate_fn=dataset.collate, num_workers=2, multiprocessing_context=context
     )
@@ -142,77 +117,18 @@ def test_workers(folder, context):
     assert all(torch.equal(one, other) for (_, one), (_, other) in zip(batches, own, strict=True))
 
 
-class Columns:
-    """The utterances' lengths by part, three in each shard."""
-
-    def __init__(self, lengths):
-        self.starts = np.cumsum([0, *map(len, lengths)])
-        self.all, self.read = lengths, []
-
-    def lengths(self, part):
-        self.read.append(part)
-        return np.array(self.all[part], np.int64)
-
-    def shards(self, part):
-        return np.arange(len(self.all[part])) // 3 + 7 * part
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.lists(st.integers(1, 60), max_size=20), min_size=1, max_size=7),
-    st.integers(1, 3),
-    st.integers(1, 3),
-    st.integers(1, 3),
-    st.booleans(),
-    st.data(),
-)
-def test_windows_of_parts(lengths, most, world_size, shards, shuffle, data):
-    """Each utterance once, no part after it was let go of, and the same when the rest is taken later."""
-    columns = Columns(lengths)
-    rules = Rules(200, None, shuffle, 5, world_size, False, shards, most)
-    batches = PartWindows(columns, None, rules, 1)
-    rounds, parts = [], []
-    while batches.has(len(rounds)):
-        ranks = [batches.batch(len(rounds), rank) for rank in range(world_size)]
-        rounds.append([at for batch in ranks for at in batch])
-        parts.append({int(np.searchsorted(columns.starts, at, "right")) - 1 for at in rounds[-1]})
-        assert all(np.max(np.concatenate(lengths)[batch]) * len(batch) <= 200 for batch in ranks if batch)
-    assert sorted(at for one in rounds for at in one) == [*range(columns.starts[-1])]
-    assert all(len(one) <= most for one in parts)
-    assert len(columns.read) == len(set(columns.read))  # nothing is read twice
-    assert len(batches) == len(rounds)
-    seen = data.draw(st.integers(0, len(rounds)))
-    left = batches.after(seen)
-    assert left.tolist() == sorted(at for one in rounds[seen:] for at in one)
-    rest = PartWindows(columns, left, rules, 1)
-    again = [at for number in range(len(rest)) for rank in range(world_size) for at in rest.batch(number, rank)]
-    assert sorted(again) == left.tolist()
-
-
-def test_an_epoch_reads_only_the_parts_of_its_windows_and_is_resumed(folder, opened):
+def test_an_epoch_takes_a_few_shards_of_any_parts_and_is_resumed(folder):
     dataset = featcache.FeatureDataset(featcache.open(folder))
-    rules = {"max_frames": 120, "shards": dataset.shards, "shards_in_memory": 2, "parts_in_memory": 1}
+    rules = {"max_frames": 120, "shards": dataset.shards, "shards_in_memory": 2}
     sampler = BucketBatchSampler(dataset.lengths, **rules)
     batches = iter(sampler)
     first = next(batches)
-    assert len(opened) == 1
     state = sampler.state_dict()
     rest = list(batches)
     assert sorted(at for batch in [first, *rest] for at in batch) == [*range(30)]
     again = BucketBatchSampler(dataset.lengths, **rules)
     again.load_state_dict(state)
     assert list(again) == rest
-    other = BucketBatchSampler(dataset.lengths, **{**rules, "max_frames": 60})
-    other.load_state_dict(state)
-    assert sorted(at for batch in other for at in batch) == sorted(at for batch in rest for at in batch)
-    whole = BucketBatchSampler(dataset.lengths, max_frames=120)  # without windows of parts, all lengths are read
-    assert sorted(at for batch in whole for at in batch) == [*range(30)]
-    with pytest.raises(ArgumentError, match="for other utterances"):
-        whole.load_state_dict(state)
-    with pytest.raises(ArgumentError, match="the longest utterance has"):
-        BucketBatchSampler(dataset.lengths, max_frames=3, parts_in_memory=1)
-    with pytest.raises(ArgumentError, match="parts_in_memory is for a corpus"):
-        BucketBatchSampler([1, 2], max_frames=3, parts_in_memory=1)
 
 
 def test_manifests_are_joined_with_the_parts_of_their_names(folder, tmp_path):
@@ -232,6 +148,11 @@ def test_manifests_are_joined_with_the_parts_of_their_names(folder, tmp_path):
     (tmp_path / "p0.csv").write_text("id,digit,speaker\np0-1-0,seven,x\n")
     with pytest.raises(ManifestError, match="the column 'digit' holds numbers in some of these manifests, and text in"):
         featcache.FeatureDataset(corpus, tmp_path / "p[02].csv")
+
+
+def test_the_copies_of_a_corpus_are_rows_with_their_speeds(tmp_path):
+    corpus = featcache.open(make_corpus(tmp_path / "corpus", [2], [3], augment={"speed": [0.9, 1.0]}))
+    assert featcache.FeatureDataset(corpus).batch([4, 0])["speed"].tolist() == [1.0, 1.0]
 
 
 def test_a_corpus_in_an_object_store(folder):
@@ -254,7 +175,7 @@ def test_a_corpus_in_an_object_store(folder):
     assert torch.equal(corpus.batch(positions)[0], corpus.batch(positions, check=True)[0])
 
 
-def test_what_has_changed_since(folder, tmp_path, opened):
+def test_what_has_changed_since(folder, tmp_path):
     """An opened corpus stays as it was; a new one is as the parts are now, which are then looked at."""
     corpus = make_corpus(tmp_path / "corpus", *SHARDS[:2])
     before = featcache.open(corpus)
@@ -265,8 +186,7 @@ def test_what_has_changed_since(folder, tmp_path, opened):
     assert len(before) == len(pickle.loads(sent)) == 16
     assert np.array_equal(pickle.loads(sent)[15], featcache.open(folder)[15])
     shutil.rmtree(version.path / "index")
-    with pytest.raises(StoreError, match="has changed since the corpus was opened: open it again"):
-        pickle.loads(sent)["p1", 0]
+    assert np.array_equal(pickle.loads(sent)["p1", 6], before["p1", 6])
 
 
 def test_parts_that_lack_the_version(tmp_path):
