@@ -9,9 +9,9 @@ import re
 from numbers import Real
 from typing import Any
 
-from featcache.errors import ArgumentError
+from featcache.errors import ArgumentError, secret_in
 
-__all__ = ["is_number", "refuse_almost_url", "refuse_url", "require_int", "require_number"]
+__all__ = ["is_number", "refuse_almost_url", "refuse_secrets", "refuse_url", "require_int", "require_number"]
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 """Matches a URL as text (`s3://bucket`) and as pathlib shortens it (`s3:/bucket`)."""
@@ -53,6 +53,16 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def refuse_secrets(name: str, url: str) -> None:
+    """Refuse a URL that may give access to whoever reads it: with a user, a query or a fragment.
+
+    Raises:
+        ArgumentError: It is one; the message does not quote it.
+    """
+    if fault := secret_in(url):
+        raise ArgumentError(f"{name} {fault}: give the URL without it, and credentials by the environment")
+
+
 def refuse_almost_url(name: str, text: str) -> None:
     """Refuse a URL that lacks a slash or two, which would name a folder called `s3:`.
 
@@ -61,6 +71,7 @@ def refuse_almost_url(name: str, text: str) -> None:
     """
     if match := _ALMOST_URL.match(text):
         meant = f"{match[1]}://{text[match.end() :]}"
+        refuse_secrets(name, meant)
         raise ArgumentError(f"{name}: {text} is no URL: did you mean {meant}? A path of that name is ./{text}")
 
 
@@ -74,4 +85,5 @@ def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
     if isinstance(path, str):
         refuse_almost_url(name, path)
     if (match := _URL.match(given)) and (not isinstance(path, str) or given.startswith("/", match.end())):
-        raise ArgumentError(f"{name}: {given} is a URL: mount or copy what is there, and give a path on this machine")
+        what = "it" if secret_in(given) else given
+        raise ArgumentError(f"{name}: {what} is a URL: mount or copy what is there, and give a path on this machine")

@@ -14,16 +14,19 @@
     FeatcacheWarning                   something goes on in another way than was asked for; a UserWarning
 
 Every message says what is wrong, where, and what to do. The command line prints it, one fault on each line, and exits
-with the class's `exit_code`; library code lets the error rise.
+with the class's `exit_code`; library code lets the error rise. No message has what gives access in a URL. That is told
+by its form, whatever a parameter is called: presigned URLs have their signature in the query.
 """
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterable
 from contextlib import suppress
 from enum import StrEnum
 from shlex import quote
+from urllib.parse import unquote
 
 __all__ = [
     "ArgumentError",
@@ -43,6 +46,8 @@ __all__ = [
     "hours",
     "listing",
     "megabytes",
+    "secret_in",
+    "without_secrets",
 ]
 
 
@@ -51,6 +56,9 @@ class FeatcacheError(Exception):
 
     exit_code = 1
     """The exit code of a command that ends with this error."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(without_secrets(message))
 
 
 class FeatcacheWarning(UserWarning):
@@ -189,3 +197,55 @@ def hours(seconds: float) -> str:
     if seconds >= 3600:
         return f"{seconds / 3600:,.2f} h"
     return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.1f} s"
+
+
+_COLON, _SLASH = "(?::|%3a)", r"(?:[\\/]|%2f|%5c)"
+_URL = re.compile(
+    rf"(?:[a-z][a-z0-9+.-]{{1,20}}{_COLON}{_SLASH}{{2,}}|\b(?:s3[an]?|gs|az|memory){_COLON}{_SLASH}|\b(?:https?|s?ftps?){_COLON})"
+    r"(?P<authority>[^\\/?#]*)",
+    re.IGNORECASE,
+)
+"""The beginning of a URL, and of what was meant for one: `https://host`, `s3:/bucket`, `HTTPS%3A%2F%2Fhost`."""
+
+_HOST = re.compile(r"(?:\[[0-9a-f:.]+\]|[^:@]*)(?::[0-9]*)?", re.IGNORECASE)
+_QUERY = re.compile(r"[?#]|[;&][\w.%-]+=")
+_QUERY_IN_CODE = re.compile(r"[?#;][\w.-]+=")  # of a file, a `?` that is percent-encoded is only the name
+_MARK = re.compile(r"[@?#;&%]")  # all that is refused has one of these, and few paths have
+_WORD = re.compile(r"[^\s'\"]*[^\s'\".,:;?)]")
+_OF_THIS_MACHINE = re.compile(r"file://(?:localhost)?/", re.IGNORECASE)
+
+
+def secret_in(text: str, *, allow_query: bool = False) -> str | None:
+    """What may give access in a text that is a URL, or has one in it, as a message goes on; None if there is nothing.
+
+    `allow_query` is for who says that a query or a fragment gives access to nothing.
+    """
+    if _MARK.search(text) is None:
+        return None
+    query = _QUERY
+    for _ in range(4):  # a URL may be percent-encoded as a whole, and the whole of that
+        for url in _URL.finditer(text):
+            if _OF_THIS_MACHINE.match(text, url.start()):
+                continue
+            if _HOST.fullmatch(unquote(url["authority"])) is None:
+                return "has a user or a password, or no valid host"
+            if not allow_query and query.search(text, url.end()):
+                return "has a query or a fragment, which may be a signature"
+        if (decoded := unquote(text)) == text:
+            break
+        query = _QUERY_IN_CODE if ":" in text else _QUERY
+        text = decoded
+    return None
+
+
+def without_secrets(message: str) -> str:
+    """A message with the words cut off behind whose URLs have what `secret_in` refuses."""
+    return message if _MARK.search(message) is None else _WORD.sub(_shown, message)
+
+
+def _shown(word: re.Match[str]) -> str:
+    url = _URL.search(word[0])
+    if url is None or secret_in(word[0]) is None:
+        return word[0]
+    is_user = secret_in(word[0], allow_query=True) is not None
+    return f"{word[0][: url.start('authority') if is_user else url.end()]}…"

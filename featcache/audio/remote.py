@@ -29,7 +29,7 @@ from urllib.parse import unquote
 import xxhash
 
 from featcache.errors import AudioError, ManifestError, Reason, StoreError
-from featcache.manifest.audio_locations import Url, without_secrets
+from featcache.manifest.audio_locations import Url
 from featcache.storage.clients import client, library
 from featcache.storage.faults import has_no_credentials, in_words, status_of
 
@@ -127,7 +127,7 @@ def require(url: Url) -> None:
         _address(url)
     except AudioError as error:
         if error.reason != Reason.FILE_MISSING:  # that is a fault of one row
-            raise ManifestError(f"{without_secrets(url)}: {error}") from error
+            raise ManifestError(f"{url}: {error}") from error
 
 
 def fetch(url: Url, wait: Callable[[float], object] = time.sleep) -> Fetched:

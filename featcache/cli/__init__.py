@@ -40,7 +40,7 @@ from featcache.cli.streams import standard_streams, stdout_for_results
 from featcache.cli.tag import tag
 from featcache.cli.verify import verify
 from featcache.cli.why import why
-from featcache.errors import FeatcacheError, MissingDependencyError
+from featcache.errors import FeatcacheError, MissingDependencyError, without_secrets
 
 _EXTRACT_ONLY = {"pydantic", "soundfile", "soxr", "torch", "yaml"}
 """Packages that come with `featcache[extract]`, and that commands which read a cache do without."""
@@ -69,7 +69,10 @@ class _Commands(click.Group):
             with stdout_for_results(), signals_interrupt():
                 return super().invoke(ctx)
         except click.ClickException as error:
-            _print_error("UsageError", error.format_message(), error.exit_code)
+            message = without_secrets(error.format_message())
+            _print_error("UsageError", message, error.exit_code)
+            if message != error.format_message():
+                raise click.UsageError(message, ctx) from None
             raise  # click prints it
         except FeatcacheError as error:
             _fail(ctx, type(error).__name__, str(error), error.exit_code)

@@ -174,7 +174,7 @@ def root(default: str = "the manifest's folder") -> Decorator:
 
 
 def manifest_format(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--format`, `--set` and `--allow-commands`, for every command that reads a manifest.
+    """`--format`, `--set`, `--allow-commands` and `--allow-queries`, for every command that reads a manifest.
 
     The command gets them as one dictionary, `reading`: arguments of `read_manifest`.
     """
@@ -199,11 +199,11 @@ def _reading_manifest(
     setting = click.option(
         "--set", "values", multiple=True, callback=_as_values, metavar="NAME=VALUE", help=what_is_set
     )
-    return _FORMAT(setting(_ALLOW_COMMANDS(gathered)))
+    return _FORMAT(setting(_ALLOW_COMMANDS(_ALLOW_QUERIES(gathered))))
 
 
 def _reading(kwargs: dict[str, Any]) -> dict[str, Any]:
-    reading = {name: kwargs.pop(name) for name in ("format", "values", "allow_commands")}
+    reading = {name: kwargs.pop(name) for name in ("format", "values", "allow_commands", "allow_queries")}
     return kwargs | {"reading": reading}
 
 
@@ -247,6 +247,12 @@ _ALLOW_COMMANDS = click.option(
     is_flag=True,
     help="Run the commands in the MANIFEST, as those of Kaldi's wav.scp: paths that end in |. They may do whatever you "
     "may.",
+)
+_ALLOW_QUERIES = click.option(
+    "--allow-queries",
+    is_flag=True,
+    help="Take URLs in the MANIFEST that have a query or a fragment (?id=7). They are stored and shown, so they must "
+    "give access to nothing.",
 )
 
 

@@ -23,7 +23,7 @@ from featcache.audio.remote import Fetched, StoppedError, TriedInVainError, fetc
 from featcache.errors import AudioError, Reason, counted
 from featcache.extraction.tasks import ShardTask
 from featcache.manifest import Utterance
-from featcache.manifest.audio_locations import AudioLocation, AudioSource, Member, Url, locate, without_secrets
+from featcache.manifest.audio_locations import AudioLocation, AudioSource, Member, Url, locate
 
 _PER_WORKER = 32
 _MOST = 256
@@ -194,7 +194,7 @@ class Downloads:
             before, self._in_vain = self._in_vain, self._in_vain + files
         if before < _MOST_IN_A_ROW <= before + files:
             count = counted(_MOST_IN_A_ROW // files, "audio file" if files == 1 else "container")
-            self._give_up(f"{count} in a row could not be fetched, the last one {without_secrets(url)}: {error}")
+            self._give_up(f"{count} in a row could not be fetched, the last one {url}: {error}")
             self._closed.set()
 
     def _fetch(self, url: Url) -> Fetched:

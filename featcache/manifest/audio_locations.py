@@ -21,9 +21,9 @@ from functools import lru_cache
 from os.path import isabs
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote
 
-from featcache.errors import ArgumentError
+from featcache.arguments import refuse_secrets
 from featcache.strings import Strings
 
 AUDIO_SCHEMES = ("s3", "gs", "az", "https", "http")
@@ -37,12 +37,6 @@ _IN_ARCHIVE = re.compile(r"\.ark:[0-9]{1,18}$")
 _COMPRESSED = re.compile(rb"\.(?:tgz|tar\.(?:gz|bz2|xz|zst))/")
 _IS_COMPRESSED = re.compile(r"\.(?:tgz|tar\.(?:gz|bz2|xz|zst))\Z")
 _NEEDS_PYARROW = re.compile(rb"\.(?:parquet|arrow|tar\.zst)/")
-_SECRET = re.compile(
-    r"(?:x-amz-|x-goog-|awsaccesskeyid$|googleaccessid$|signature$|sig$|key-pair-id$|policy$|.*token$|.*password$|"
-    r".*secret$|(?:.*[_-])?api[_-]?key$|auth(?:orization)?$)",
-    re.IGNORECASE,
-)
-"""The names of a query's parameters that give access to whoever has them."""
 
 
 class Url(str):
@@ -188,38 +182,7 @@ def as_root(text: str) -> AudioLocation:
     """A root as it is written on a command line or in a record: a folder, or the beginning of URLs.
 
     Raises:
-        ArgumentError: It is a URL with a secret in it, or with a query.
+        ArgumentError: It is a URL with what may be a secret.
     """
-    if not is_audio_url(text):
-        return Path(text)
-    if fault := secret_in(text) or ("has a query" if "?" in text else None):
-        raise ArgumentError(f"--root: {without_secrets(text)} {fault}")
-    return Url(text)
-
-
-def secret_in(path: str) -> str | None:
-    """What is secret in a URL, as the end of a message; None if nothing is known to be.
-
-    A path is stored with its features and in failure ledgers, so it must not give access to anything.
-    """
-    if not is_audio_url(path):
-        return None
-    try:
-        parts = urlsplit(path)
-    except ValueError:
-        return "is not a valid URL"
-    if "@" in parts.netloc:
-        return "has a user or a password, which would be stored in the cache"
-    if any(_SECRET.match(name) for name, _ in parse_qsl(parts.query, keep_blank_values=True)):
-        return (
-            "is signed: its signature or token would be stored in the cache, and expire. Give the URL without it, "
-            "and credentials by the environment (s3://, gs://, az://)"
-        )
-    return None
-
-
-def without_secrets(url: str) -> str:
-    """A URL for messages: without user, password, query and fragment."""
-    scheme, _, rest = url.partition("://")
-    host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+    refuse_secrets("--root", text)
+    return Url(text) if is_audio_url(text) else Path(text)

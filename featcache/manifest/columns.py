@@ -5,23 +5,44 @@ from __future__ import annotations
 import json
 import math
 import re
+import reprlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from reprlib import repr as shown
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from featcache.manifest.audio_locations import is_command, secret_in, without_secrets
+from featcache.errors import secret_in
+from featcache.manifest.audio_locations import is_command
 from featcache.strings import Strings
 
 _LONGEST = 4000
 """The most bytes of an id or a path, less than Linux opens (4,095) and than a shard has place for (4,096)."""
 
-COMMAND_REFUSED = "is a command, which runs only with --allow-commands"
-"""What is wrong with a path that ends in a bar."""
-
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def shown(cell: Any) -> str:
+    """A cell for a message: short, and none that may give access."""
+    return "a URL" if isinstance(cell, str) and secret_in(cell) else reprlib.repr(cell)
+
+
+def refused_command(path: str) -> str:
+    """What is wrong with a path that is a command. Of its arguments, which may give access, nothing is said."""
+    return f"is a command, which runs only with --allow-commands: {shown(path.split()[0])}"
+
+
+def refuse_secrets(cell: Any, allow_queries: bool) -> None:
+    """Refuse a cell that has a URL which gives access to something, whatever column it is in.
+
+    Raises:
+        ValueError: It has one. The message does not quote it.
+    """
+    if isinstance(cell, str) and (fault := secret_in(cell, allow_query=allow_queries)):
+        raise ValueError(
+            f"{fault}, and would be stored in the cache: give the URL without it, and credentials by the environment "
+            "(s3://, gs://, az://); a query that only says which file it is needs --allow-queries"
+        )
 
 
 def _text(cell: Any) -> str:
@@ -40,7 +61,7 @@ def _id(cell: Any) -> str:
 
 def _path(cell: Any) -> str:
     if is_command(_text(cell)):
-        raise ValueError(f"{COMMAND_REFUSED}: {shown(cell)}")
+        raise ValueError(refused_command(cell))
     return path_or_command(cell)
 
 
@@ -52,8 +73,6 @@ def path_or_command(cell: Any) -> str:
     """
     if "\0" in _text(cell):
         raise ValueError(f"has a NUL character: {shown(cell)}")
-    if "://" in cell and (fault := secret_in(cell)):
-        raise ValueError(f"{fault}: {without_secrets(cell)}")
     return _storable(cell)
 
 

@@ -16,7 +16,15 @@ from featcache import trust
 from featcache.arguments import refuse_url
 from featcache.errors import ManifestError
 from featcache.manifest.audio_locations import AudioLocation, Url, as_root, is_audio_url, is_command
-from featcache.manifest.columns import COLUMNS, SPELLINGS, Column, carried, default_id, path_or_command
+from featcache.manifest.columns import (
+    COLUMNS,
+    SPELLINGS,
+    Column,
+    carried,
+    default_id,
+    path_or_command,
+    refuse_secrets,
+)
 from featcache.manifest.formats import FORMATS, format_of
 from featcache.manifest.formats.lists import BARS
 from featcache.manifest.formats.source import Batch, Faults, Reading, Source
@@ -34,6 +42,7 @@ def read_manifest(
     format: str | None = None,  # noqa: A002
     values: Mapping[str, str] | None = None,
     allow_commands: bool = False,
+    allow_queries: bool = False,
 ) -> Manifest:
     """Read and check a manifest.
 
@@ -48,6 +57,8 @@ def read_manifest(
         values: What stands for the placeholders in a table of SpeechBrain's, by name, such as `data_root`.
         allow_commands: Whether a path may be a command that prints audio, as in Kaldi's `wav.scp`: text that ends in
             `|`. Whatever decodes the manifest's audio in this process then runs them, as the user that it runs as.
+        allow_queries: Whether URLs may have a query or a fragment (`?id=7`). They are stored in the cache and shown, so
+            they must give access to nothing. Where paths are not required, they are always allowed.
 
     Raises:
         ManifestError: It cannot be read, has faults, or fits several formats. The message lists the first 20 faults.
@@ -61,7 +72,14 @@ def read_manifest(
     try:
         source = _table_of(source, format)
         name = name if source == "-" else str(source)
-        with Source(source, audio=audio, carry=carry, values=values, allow_commands=allow_commands) as opened:
+        with Source(
+            source,
+            audio=audio,
+            carry=carry,
+            values=values,
+            allow_commands=allow_commands,
+            allow_queries=allow_queries,
+        ) as opened:
             kind = format_of(opened, format)
             if format is None and kind not in PLAIN.values():
                 opened.notes.append(f"read as {kind}")
@@ -96,6 +114,8 @@ def checked_manifest(
     if reading.allow_commands and re.search(rb"\|", paths.blob.data):
         trust.allow_commands(path for path in paths if is_command(path))
     folder: AudioLocation = as_root(str(root))
+    if isinstance(folder, Url):
+        _refuse_secrets_below(folder, paths, places, reading)
     return Manifest(
         source=reading.name,
         root=folder if isinstance(folder, Url) else folder.absolute(),
@@ -180,6 +200,7 @@ def _values(
         value = column.not_given
         if cell is not None and cell != "":
             try:
+                refuse_secrets(cell, source.allow_queries)
                 value = parse(cell)
             except ValueError as error:
                 source.faults.add(place, f"{column.name} {error}")
@@ -187,6 +208,16 @@ def _values(
             source.faults.add(place, f"{column.name} is missing")
         values.append(value)
     return values
+
+
+def _refuse_secrets_below(root: Url, paths: Strings, places: Sequence[int], reading: Reading) -> None:
+    """Refuse relative paths that are secrets as the ends of URLs."""
+    for place, path in zip(places, paths, strict=True):
+        try:
+            refuse_secrets(f"{root}/{path}", reading.allow_queries)
+        except ValueError as error:
+            reading.faults.add(place, f"path {error}")
+    reading.faults.raise_if_any()
 
 
 def _default_ids(places: Sequence[int], own: Mapping[str, Sequence[Any]], faults: Faults) -> list[str]:

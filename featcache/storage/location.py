@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from featcache.arguments import refuse_almost_url
+from featcache.arguments import refuse_almost_url, refuse_secrets
 from featcache.errors import ArgumentError, StoreError, listing
 
 __all__ = [
@@ -101,7 +101,7 @@ def parse_location(name: str, text: str | Path | ObjectPath) -> Location:
         text: A path, or a URL of one of `SCHEMES`.
 
     Raises:
-        ArgumentError: It is a URL of another kind, without a bucket, or was made a `Path`.
+        ArgumentError: It is a URL of another kind, without a bucket, with what may be a secret, or was made a `Path`.
     """
     if isinstance(text, ObjectPath):
         return text
@@ -109,6 +109,7 @@ def parse_location(name: str, text: str | Path | ObjectPath) -> Location:
         refuse_almost_url(name, text)
     if not is_url(text):
         return Path(text).absolute()
+    refuse_secrets(name, str(text))
     if not isinstance(text, str):
         raise ArgumentError(f"{name}: {text} is a Path made of a URL: give the URL as text")
     scheme, _, rest = text.partition("://")

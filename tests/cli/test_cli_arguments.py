@@ -13,6 +13,7 @@ from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
 
 URL = "is a URL: mount or copy what is there, and give a path on this machine"
+SECRET = "which may be a signature: give the URL without it, and credentials by the environment"
 OTHER_URL = ": a cache is in a folder, or has a URL that begins with s3://, gs://, az://"
 
 
@@ -72,7 +73,8 @@ def paths(plain, scratch):
         ),
         (["extract", "{manifest}", "-c", "https://h/c.yaml"], f"-c: https://h/c.yaml {URL}"),
         (["extract", "{manifest}", "--root", "hf://b"], f"--root: hf://b {URL}"),
-        (["extract", "{manifest}", "--root", "s3://b/x?y"], "--root: s3://b/x has a query"),
+        (["extract", "{manifest}", "--root", "s3://b/x?y"], f"--root has a query or a fragment, {SECRET}"),
+        (["extract", "{manifest}", "-o", "s3://b/x#y"], f"-o has a query or a fragment, {SECRET}"),
         (["extract", "{manifest}", "--from", "hf://b/x"], f"--from: hf://b/x{OTHER_URL}"),
         (
             ["repair", "s3:///x", "--manifest", "m.csv"],

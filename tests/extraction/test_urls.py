@@ -15,6 +15,7 @@ from corpora import COLUMNS, Corpus
 from extractions import TINY, extract_here
 from manifests import manifest_of
 
+import featcache
 from featcache.audio import remote
 from featcache.config import load_config
 from featcache.engines.local import run_locally
@@ -276,9 +277,20 @@ def test_secrets_in_a_manifest_are_refused_and_not_told(cli, tmp_path, scratch):
     paths = ["https://user:hush@h/a.wav", "https://h/a.wav?X-Amz-Signature=hush", "https://h/a.wav?id=7"]
     manifest = manifest_of(tmp_path, list(zip("abc", paths, strict=True)), ("id", "path"))
     refused = cli("extract", manifest, "-o", scratch / "c")
-    assert (refused.code, refused.err.count("\n"), "hush" in refused.err) == (2, 3, False)
+    assert (refused.code, refused.err.count("\n"), "hush" in refused.err) == (2, 4, False)
     assert "line 2: path has a user or a password" in refused.err
-    assert "line 3: path is signed" in refused.err
+    assert "line 3: path has a query" in refused.err
+    assert "--allow-queries" in refused.err.splitlines()[-1]
+
+
+def test_a_query_is_part_of_a_path_if_the_user_says_so(cli, server, tmp_path, scratch):
+    manifest = manifest_of(tmp_path, [("a", "plain/02.wav?id=7"), ("b", "plain/02.wav")], ("id", "path"))
+    refused = cli("extract", manifest, "--root", server.address, "-o", scratch / "c")
+    assert refused.code == 2
+    assert "line 2: path has a query" in refused.err
+    taken = cli("extract", manifest, "--root", server.address, "-o", scratch / "c", "--allow-queries")
+    assert (taken.code, "GET /plain/02.wav?id=7" in server.requests) == (0, True)
+    assert len(featcache.FeatureDataset(featcache.open(scratch / "c"), manifest=manifest)) == 2
 
 
 # --- caches of strangers

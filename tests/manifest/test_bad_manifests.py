@@ -7,15 +7,22 @@ import gzip
 import json
 import lzma
 import os
+from functools import partial
+from urllib.parse import quote
 
 import numpy as np
 import pytest
 from containers import write_tables, write_tar
+from hypothesis import given
+from hypothesis import strategies as st
 from make_cache import make_features, make_version
 from manifests import faults_of
 
-from featcache.errors import ManifestError
+from featcache.arguments import refuse_url
+from featcache.errors import ArgumentError, ManifestError, secret_in, without_secrets
 from featcache.manifest import SPELLINGS, read_manifest
+from featcache.manifest.audio_locations import as_root
+from featcache.storage.location import parse_location
 from featcache.strings import Strings
 
 
@@ -44,7 +51,7 @@ def test_all_faults_are_reported_together_and_in_order(written):
         "line 5: duration is not finite: inf",
         "line 5: channel is not a whole number from 0 up: '-1'",
         "line 5: id 'b' is already on line 3",
-        "line 6: path is a command, which runs only with --allow-commands: 'sox x.mp3 -t wav - |'",
+        "line 6: path is a command, which runs only with --allow-commands: 'sox'",
         "line 6: start is not a number: 'soon'",
         "line 6: duration is not finite: nan",
         "line 6: channel is not a whole number from 0 up: '1.5'",
@@ -269,3 +276,67 @@ def test_a_wrong_format_is_one_error(written, name):
     path = written("id,path\n" + "".join(f"u{row},{row}.wav\n" for row in range(99)))
     begin = f"not one row is as --format {name} has them; without it, it is recognised: line "
     assert refused(path, format=name).startswith(begin)
+
+
+# --- what gives access
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "https://h/a.wav",
+        "https://h:8080/a@b.wav",
+        "https://[::1]:80/a",
+        "https://h/what%3F.wav",
+        "s3://b/a b%23.wav",
+        "file:///x/a#1.wav",
+        "file://localhost/a?.wav",
+        "/corpus/a@b?token=S#1.wav",
+        "a/b:c@d.wav",
+        "C:/a@b.wav",
+        "az:1",
+        "s3:anna:3@home",
+        "100%",
+        "curl https://h/a.wav |",
+    ],
+)
+def test_paths_without_secrets_are_not_taken_for_secrets(path):
+    assert secret_in(path) is None
+    assert without_secrets(f"{path}: is cut, ({path})") == f"{path}: is cut, ({path})"
+
+
+SCHEMES = st.sampled_from(
+    ["https://", "HTTP://", "ftp://", "s3://", "gs://", "s3a://", "webdav+ssl://", "s3:/", "https:"]
+)
+PASSWORDS = st.text(st.sampled_from("ab3 :%'\"&=+/?#@"), max_size=3).map(lambda text: f"HUSH{text}")
+USERS = st.builds("{}{}{}@".format, st.sampled_from(["user", "", "%75"]), st.sampled_from([":", "%3A"]), PASSWORDS)
+QUERIES = st.builds(
+    "{}{}HUSH".format,
+    st.sampled_from(["?", "#", "?a=b&", "?#", ";sig=", "&sig="]),
+    st.sampled_from(["", "X-Amz-Signature=", "key=", "jwt=", "k%65y=", "a b"]),
+)
+
+
+@given(
+    st.sampled_from(["", " ", "\t", "'", "curl -s ", "/mnt/", "\ufeff"]),
+    SCHEMES,
+    st.tuples(USERS, QUERIES | st.just("")) | st.tuples(st.just("") | USERS, QUERIES),
+    st.sampled_from([0, 0, 1, 2]),
+    st.sampled_from(["", " |"]),
+)
+def test_no_spelling_of_a_secret_is_taken_or_told(tmp_path_factory, before, scheme, secrets, times_encoded, after):
+    user, query = secrets
+    url = f"{scheme}{user}h/a.wav{query}"
+    for _ in range(times_encoded):
+        url = quote(url, safe="")
+    cell = f"{before}{url}{after}"
+    manifest = tmp_path_factory.getbasetemp() / "secret.jsonl"
+    for row in ({"id": "a", "path": cell}, {"id": cell, "path": "a.wav"}, {"path": "a.wav", "duration": cell}, cell):
+        manifest.write_text(json.dumps(row))
+        with pytest.raises(ManifestError) as refused:
+            read_manifest(manifest, allow_commands=True)
+        assert "HUSH" not in str(refused.value)
+    for take in (as_root, partial(parse_location, "-o"), partial(refuse_url, "MANIFEST")):
+        with pytest.raises(ArgumentError) as told:
+            take(f"{scheme}{user}h/a.wav{query}")
+        assert "HUSH" not in str(told.value)

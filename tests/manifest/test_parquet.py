@@ -88,7 +88,7 @@ def test_faults_are_named_by_row(tmp_path):
     columns = {"id": ["a", "b", "a", None], "path": ["x", "y |", "z", "w"], "duration": [0.0, 1.0, math.inf, 1.0]}
     assert faults_of(parquet(tmp_path, columns, row_group_size=2)) == [
         "row 1: duration is zero: leave it empty to read to the end of the file",
-        "row 2: path is a command, which runs only with --allow-commands: 'y |'",
+        "row 2: path is a command, which runs only with --allow-commands: 'y'",
         "row 3: duration is not finite: inf",
         "row 3: id 'a' is already on row 1",
         "row 4: id is missing",

@@ -8,13 +8,12 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import compress
 from pathlib import Path
-from reprlib import repr as shown
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from featcache.manifest.audio_locations import is_command
-from featcache.manifest.columns import COMMAND_REFUSED
+from featcache.manifest.columns import refused_command
 from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Source, names_audio, opened, texts_of
 
 _COLUMNS = {
@@ -75,7 +74,7 @@ def _fault(fields: list[str], allow_commands: bool) -> str | None:
     if len(fields) < 2:
         return "path is missing"
     if is_command(fields[1]):
-        return None if allow_commands else f"path {COMMAND_REFUSED}: {shown(fields[1])}"
+        return None if allow_commands else f"path {refused_command(fields[1])}"
     return None
 
 

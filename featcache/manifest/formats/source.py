@@ -122,6 +122,7 @@ class Reading:
         audio: Whether paths are required.
         carry: Whether columns that an `Utterance` does not have are wanted; they may be there even if not.
         allow_commands: Whether a path may be a command whose output is the audio.
+        allow_queries: Whether URLs may have a query or a fragment, which then are stored.
     """
 
     notes: list[str]
@@ -129,11 +130,20 @@ class Reading:
     placeholders: set[str]
     """The names of the placeholders that were found; added to by the format's reader."""
 
-    def __init__(self, name: str, *, audio: bool = True, carry: bool = True, allow_commands: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        audio: bool = True,
+        carry: bool = True,
+        allow_commands: bool = False,
+        allow_queries: bool = False,
+    ) -> None:
         self.name = name
         self.required: Collection[str] = ("id", "path") if audio else ("id",)
         self.carry = carry
         self.allow_commands = allow_commands
+        self.allow_queries = allow_queries or not audio  # what is only compared is not stored
         self.faults = Faults(name)
         self.notes = []
         self.placeholders = set()
@@ -144,7 +154,7 @@ class Source(Reading):
 
     Args:
         source: A file, a folder, or `-` for standard input. A file is opened once, since it may be a pipe.
-        audio, carry, allow_commands: As for `Reading`.
+        audio, carry, allow_commands, allow_queries: As for `Reading`.
         values: What stands for placeholders in paths, by name.
 
     Raises:
@@ -165,10 +175,11 @@ class Source(Reading):
         carry: bool = True,
         values: Mapping[str, str] | None = None,
         allow_commands: bool = False,
+        allow_queries: bool = False,
     ) -> None:
         is_stdin = str(source) == "-"
         name = "<stdin>" if is_stdin else str(source)
-        super().__init__(name, audio=audio, carry=carry, allow_commands=allow_commands)
+        super().__init__(name, audio=audio, carry=carry, allow_commands=allow_commands, allow_queries=allow_queries)
         self.path = Path(source)
         self.is_folder = not is_stdin and self.path.is_dir()
         self.folder = self.path if self.is_folder else self.path.parent

@@ -6,11 +6,11 @@ import codecs
 import json
 import re
 from collections.abc import Iterator, Sequence
-from reprlib import repr as shown
 from typing import Any, cast
 
 import msgspec
 
+from featcache.manifest.columns import shown
 from featcache.manifest.formats.source import Batch, Source, lines_of
 from featcache.manifest.formats.tables import Rows, csv_rows, json_batches, table_batches
 

@@ -8,13 +8,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from reprlib import repr as shown
 from typing import Any, Protocol
 
 import msgspec
 
 from featcache.errors import counted, listing
-from featcache.manifest.columns import SPELLINGS, meaning_of
+from featcache.manifest.columns import SPELLINGS, meaning_of, shown
 from featcache.manifest.formats.parquet import ParquetTable
 from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Reading, Source, lines_of, names_audio
 
