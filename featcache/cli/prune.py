@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 @options.version_location
 @options.manifest("Also remove the utterances that are not in it.")
 @options.manifest_format
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Remove utterances even if they are more than 5% of the version, or the MANIFEST names other files for those "
+    "that stay.",
+)
 @options.dry_run
 @options.yes
 @options.as_json("Print the result as one JSON document.")
@@ -33,6 +39,7 @@ def prune(
     ctx: click.Context,
     path: Location,
     manifest: str | None,
+    force: bool,
     dry_run: bool,
     yes: bool,
     as_json: bool,
@@ -48,12 +55,16 @@ def prune(
     removed; in an object store, neither is it while a run elsewhere has not ended, until nothing has been written for
     a day. Who has opened a version before may have to open it again.
 
+    Refuses a manifest with other files for the same ids, which looks like another corpus, and one that lacks more than
+    5% of the utterances, and removes nothing then, unless --force is given.
+
     Exits with 1 if a damaged shard was left as it is.
 
     \b
     Examples:
       featcache prune features --dry-run
       featcache prune features/fbank80 --manifest train.csv
+      featcache prune features --manifest half.csv --force
     """
     from featcache.store.prune import plan_prune
     from featcache.store.prune import prune as take_away
@@ -62,7 +73,7 @@ def prune(
 
     wanted = read_manifest(manifest, reading, audio=False, carry=False) if manifest else None
     versions = [Version.open(folder) for folder in version_folders(path)]
-    plans = [plan_prune(version, wanted) for version in versions]
+    plans = [plan_prune(version, wanted, force=force) for version in versions]
     if not as_json:
         for plan in plans:
             _say(plan, manifest, dry_run)

@@ -33,7 +33,7 @@ from featcache.manifest.audio_locations import (
     url_of,
 )
 from featcache.store.index import Index
-from featcache.store.join import find_other_files, item_at, sources_of
+from featcache.store.join import find_other_files, refuse_paths, sources_of
 from featcache.store.version import Version
 
 _PROBED = 256
@@ -43,9 +43,6 @@ _FETCHED = 32
 """The same, if they are at URLs or inside containers."""
 
 _STAT_THREADS = 16
-
-_FEW = 0.05
-"""The share of a version's utterances that may get another file without a word from the user."""
 
 
 def require_reading(manifest: Manifest) -> None:
@@ -157,44 +154,16 @@ def refuse_another_corpus(manifest: Manifest, status: RowStatus, index: Index, v
 
 
 def refuse_other_paths(manifest: Manifest, status: RowStatus, index: Index, version: Version, copies: int) -> None:
-    """Refuse a manifest with other paths for the version's ids, which looks like another corpus.
-
-    A few per cent of the version's utterances may have other paths, and one may in any case. Each utterance has
-    `copies` rows, which differ in speed and noise.
+    """Refuse a manifest with other paths for the version's ids, which looks like another corpus; see `refuse_paths`.
 
     Raises:
-        ManifestError: There are more.
+        ManifestError: There are more than a few.
     """
     rows = np.flatnonzero(status.missing & (status.replaces >= 0))
-    utterances = len(index) // copies
-    most = max(1.0, _FEW * utterances)
-    if len(np.unique(rows // copies)) <= most:
-        return
-    rows = rows[_have_other_paths(manifest, rows, status.replaces[rows], index, version)]
-    count = len(np.unique(rows // copies))
-    if count <= most:
-        return
-    row = manifest[int(rows[0])]
-    item = item_at(version, index, int(status.replaces[rows[0]]))
-    raise ManifestError(
-        f"{manifest.source}: names other files for {count:,} of the {utterances:,} utterances in {version.path}, for "
-        f"example {row.id}: path {item.path} → {row.path}. If this is another corpus with the same ids, such as dev "
-        "beside train, give it its own cache with -o. If its features are to take the place of those there, --replace "
-        "extracts them"
+    remedy = (
+        "give it its own cache with -o. If its features are to take the place of those there, --replace extracts them"
     )
-
-
-def _have_other_paths(
-    manifest: Manifest, rows: NDArray[np.int64], positions: NDArray[np.int64], index: Index, version: Version
-) -> NDArray[np.bool_]:
-    """Which rows have another path than the items at these positions; bool `[rows]`."""
-    differ = np.zeros(len(rows), bool)
-    shards = index.shard[positions]
-    for number in np.unique(shards).tolist():
-        inside = np.flatnonzero(shards == number)
-        paths = version.shard(index.shards[number]).paths.take(index.item[positions[inside]].astype(np.int64))
-        differ[inside] = paths.hashes() != manifest.paths.take(rows[inside]).hashes()
-    return differ
+    refuse_paths(manifest, rows, status.replaces[rows], version, index, copies, remedy)
 
 
 def copying_notes(manifest: Manifest) -> list[str]:

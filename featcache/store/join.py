@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import DamagedError, MissingItemError, listing
+from featcache.errors import DamagedError, ManifestError, MissingItemError, listing
 from featcache.manifest import Manifest, Segment, SegmentColumns, Utterance, rows_at_even_steps
 from featcache.manifest.audio_locations import AudioSource
 from featcache.store.index import Index
@@ -26,6 +26,8 @@ from featcache.store.run_records import manifest_roots
 from featcache.store.shard import Item
 from featcache.store.version import Version
 from featcache.strings import Strings
+
+_FEW = 0.05
 
 _FILES_CHECKED = 256
 """The number of a manifest's files whose size and mtime are compared with those of the files that were extracted."""
@@ -165,6 +167,64 @@ def find_other_files(
             if any(_differs(Path(root, path), here) for root in known):
                 other.append(number)
     return np.array(other, np.int64), len(looked_at)
+
+
+def are_few(count: int, utterances: int) -> bool:
+    """Whether so many of a version's utterances may get other files, or go, without a word from the user: a few per
+    cent, and one in any case.
+    """
+    return count <= max(1.0, _FEW * utterances)
+
+
+def refuse_paths(
+    manifest: Manifest,
+    rows: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    version: Version,
+    index: Index,
+    copies: int,
+    remedy: str,
+) -> None:
+    """Refuse a manifest with other paths for the version's ids, which looks like another corpus.
+
+    Args:
+        manifest: Its rows; each utterance has as many as there are `copies`, which differ in speed and noise.
+        rows, positions: The numbers of the rows that are not what their items were extracted from, int64 `[n]`, and the
+            positions of these items in the index, int64 `[n]`.
+        version, index: What it is to be the manifest of.
+        copies: How many copies the version has of each utterance.
+        remedy: What to do if it is another corpus, and if it is not.
+
+    Raises:
+        ManifestError: More than a few utterances have other paths.
+    """
+    utterances = len(index) // copies
+    if are_few(len(np.unique(rows // copies)), utterances):
+        return
+    differ = _have_other_paths(manifest, rows, positions, index, version)
+    rows, positions = rows[differ], positions[differ]
+    count = len(np.unique(rows // copies))
+    if are_few(count, utterances):
+        return
+    row, item = manifest[int(rows[0])], item_at(version, index, int(positions[0]))
+    raise ManifestError(
+        f"{manifest.source}: names other files for {count:,} of the {utterances:,} utterances in {version.path}, for "
+        f"example {row.id}: path {item.path} → {row.path}. If this is another corpus with the same ids, such as dev "
+        f"beside train, {remedy}"
+    )
+
+
+def _have_other_paths(
+    manifest: Manifest, rows: NDArray[np.int64], positions: NDArray[np.int64], index: Index, version: Version
+) -> NDArray[np.bool_]:
+    """Which rows have another path than the items at these positions; bool `[rows]`."""
+    differ = np.zeros(len(rows), bool)
+    shards = index.shard[positions]
+    for number in np.unique(shards).tolist():
+        inside = np.flatnonzero(shards == number)
+        paths = version.shard(index.shards[number]).paths.take(index.item[positions[inside]].astype(np.int64))
+        differ[inside] = paths.hashes() != manifest.paths.take(rows[inside]).hashes()
+    return differ
 
 
 def sources_of(version: Version, index: Index, positions: NDArray[np.int64]) -> NDArray[np.int64]:

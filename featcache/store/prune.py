@@ -25,6 +25,7 @@ from featcache.storage.objects import require_put_if_absent
 from featcache.store.damaged import DamagedShard, copy_sound_items
 from featcache.store.files import WRITTEN, is_being_made, is_being_written, refuse_links
 from featcache.store.index import Index, open_index
+from featcache.store.join import RowKeys, are_few, describe_changed, join, refuse_paths, with_other_files
 from featcache.store.ledger import WITHDRAWN, latest_failures
 from featcache.store.leftovers import leftovers
 from featcache.store.removing import claim_shards, forget_indexes, prune_claim, refuse_beside_runs, remove_shard
@@ -83,15 +84,37 @@ class Pruned:
     """Whether it was stopped before it had done all."""
 
 
-def plan_prune(version: Version, manifest: Manifest | None = None) -> PrunePlan:
+def plan_prune(version: Version, manifest: Manifest | None = None, *, force: bool = False) -> PrunePlan:
     """What of a version no reader needs. With a manifest, readers need no utterances but its own, and their copies.
 
     Raises:
         StoreError: A folder of the version is a link.
         DamagedError: A shard's metadata or columns, or a tag, are damaged.
-        ManifestError: None of the version's utterances is in the manifest.
+        ManifestError: None of the version's utterances is in the manifest; or, without `force`, it names other files
+            for them, or lacks more than a few.
     """
-    return _look(version, manifest).plan(version)
+    contents = _look(version, manifest)
+    plan = contents.plan(version)
+    if manifest is not None and not force:
+        _refuse_another_corpus(version, contents.index, manifest)
+        if not are_few(plan.unwanted, utterances := len(contents.index)):
+            raise ManifestError(
+                f"{manifest.source}: lacks {plan.unwanted:,} of the {utterances:,} utterances in {version.path}: is it "
+                "the right manifest? --force removes them"
+            )
+    return plan
+
+
+def _refuse_another_corpus(version: Version, index: Index, manifest: Manifest) -> None:
+    copies = copies_of(version.info.config)
+    manifest = expand(manifest, copies)
+    keys = RowKeys.of(manifest)
+    joined = with_other_files(join(index, keys, {}), keys, manifest, version, index)
+    rows = np.flatnonzero(joined.is_another)
+    remedy = "name another cache. If it is this one's, --force removes what it lacks"
+    refuse_paths(manifest, rows, joined.positions[rows], version, index, len(copies), remedy)
+    if joined.other_files:
+        raise ManifestError(describe_changed(manifest, keys, version, index, joined))
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ COMMANDS = {
     "ls": "ls {cache}",
     "show": "show {cache} utt-03",
     "tag": "tag {cache} second",
-    "prune": "prune {home}/untagged --manifest {few} --yes",
+    "prune": "prune {home}/untagged --manifest {few} --force --yes",
     "why": "why {cache} {new} -c fbank80 --id utt-03",
     "rm": "rm {cache}@first --dry-run",
     "verify": "verify {cache} --manifest {new} --recompute 1",

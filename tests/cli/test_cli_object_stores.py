@@ -60,8 +60,9 @@ def test_what_is_damaged_is_named(cli, s3, places, tmp_path):
 
 def test_what_is_not_wanted_is_removed(cli, s3, places, tmp_path):
     _, url = places
-    wanted = manifest_of(tmp_path, [(f"utt-{number}", "x.wav") for number in range(20)], ("id", "path"))
-    pruned = cli("prune", url, "--manifest", wanted, "--yes", "--json", env=s3.environment)
+    rows = [(f"utt-{number}", f"audio/utt-{number}.wav") for number in range(20)]
+    wanted = manifest_of(tmp_path, rows, ("id", "path"))
+    pruned = cli("prune", url, "--manifest", wanted, "--force", "--yes", "--json", env=s3.environment)
     assert pruned.code == 0, pruned.err
     (version,) = pruned.json()["versions"]
     assert (version["unwanted"], version["pruned"]["removed"], version["pruned"]["rewritten"]) == (20, 2, 1)

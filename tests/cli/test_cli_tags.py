@@ -99,16 +99,41 @@ def test_a_version_that_a_run_fills_is_not_removed(version):
 
 def test_prune_says_what_goes_and_what_stays(version, tmp_path):
     cache = version.path.parent
-    wanted = manifest_of(tmp_path, [(f"utt-{number}", "x.wav") for number in (0, 1, 3)], ("id", "path"))
-    said = run("prune", cache, "--manifest", wanted, "--dry-run")
+    wanted = manifest_of(
+        tmp_path, [(f"utt-{number}", f"audio/utt-{number}.wav") for number in (0, 1, 3)], ("id", "path")
+    )
+    said = run("prune", cache, "--manifest", wanted, "--force", "--dry-run")
     assert f"would remove 2 items of utterances that were extracted again, 3 utterances not in {wanted}" in said
     assert "2 shards are written again" in said
     run("tag", cache / "fbank80", "paper")
-    said = run("prune", cache, "--manifest", wanted, "--yes")
+    said = run("prune", cache, "--manifest", wanted, "--force", "--yes")
     assert "nothing to remove" in said
     assert "stay: of shards that a tag names, or needs: paper" in said
     run("rm", cache / "fbank80@paper", "--yes")
-    done = json.loads(run("prune", cache, "--manifest", wanted, "--yes", "--json"))["versions"][0]["pruned"]
+    done = json.loads(run("prune", cache, "--manifest", wanted, "--force", "--yes", "--json"))["versions"][0]["pruned"]
     assert (done["removed"], done["rewritten"], done["damaged"]) == (3, 2, [])
     assert "3 utterances" in run("verify", cache)
     assert "nothing to remove" in run("prune", cache)
+
+
+def test_a_manifest_of_other_files_and_one_that_lacks_much_prune_nothing_unless_forced(tmp_path):
+    version = make_version(tmp_path / "features", make_features(40))
+    before = version.shard_names()
+
+    def prune(rows, *options, code=0):
+        wanted = manifest_of(tmp_path, rows, ("id", "path"))
+        return run("prune", version.path, "--manifest", wanted, "--yes", *options, code=code)
+
+    rows = [(f"utt-{number}", f"audio/utt-{number}.wav") for number in range(40)]
+    others = [(id_, f"dev/{id_}.wav") for id_, _ in rows[:3]]
+    for options in ((), ("--dry-run",)):
+        said = prune([*others, *rows[3:]], *options, code=2)
+        assert "names other files for 3 of the 40 utterances" in said
+        assert "utt-0: path audio/utt-0.wav → dev/utt-0.wav" in said
+        said = prune(rows[3:], *options, code=2)
+        assert "lacks 3 of the 40 utterances" in said
+        assert "--force" in said
+    assert version.shard_names() == before
+    assert "nothing to remove" in prune([*others[:2], *rows[2:]])
+    assert "2 utterances not in" in prune(rows[2:])
+    assert "7 utterances not in" in prune([*others, *rows[10:]], "--force")

@@ -318,7 +318,7 @@ def test_a_prune_between_planning_and_the_run_is_noticed(plain, scratch):
     again = read_manifest(plain.manifest([*plain.rows, {**plain.rows[0], "id": "new"}], "13.csv"))
     more = plan_extraction(again, [load_config("fbank80")], scratch, options)
     version = only_version(scratch)
-    assert prune(version, plan_prune(version, half), half).rewritten == 1
+    assert prune(version, plan_prune(version, half, force=True), half).rewritten == 1
     with pytest.raises(StoreError, match="was pruned while this run was being planned: run the same command again"):
         run_extraction(more, run_locally)
     assert [problem for problem in check(scratch).problems if problem.kind != "record"] == []

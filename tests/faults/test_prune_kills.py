@@ -41,7 +41,7 @@ def pruning(faulty, small, extraction_of_more, kept):
     make_tag(version, "paper", keep, len(open_index(version, keep)))
     assert faulty(*extraction_of_more.arguments(base)).code == 3
     manifest = small.manifest([small.rows[number] for number in (0, 1, 2, 5)], "fewer.csv")
-    command = ("prune", CACHE, "--manifest", manifest, "--yes")
+    command = ("prune", CACHE, "--manifest", manifest, "--force", "--yes")
     done = shutil.copytree(base, kept / "pruned")
     assert run(faulty, command, done).code == 0
     assert items(base).keys() - items(done).keys()

@@ -104,7 +104,7 @@ class Model:
         if kept := sorted(there - unwanted):
             path = manifest_of(self.version.path, [(id_, f"{id_}.wav") for id_ in kept], ("id", "path"), "wanted.csv")
             wanted = read_manifest(path)
-            prune(self.version, plan_prune(self.version, wanted), wanted)
+            prune(self.version, plan_prune(self.version, wanted, force=True), wanted)
             self.pruned |= there & unwanted
 
     def whole_run(self, manifest: str) -> Job:

@@ -93,7 +93,7 @@ def test_whatever_the_history_what_is_wanted_and_what_is_tagged_stays_bit_for_bi
         if wanted and not before.keys() & {*wanted}:
             wanted = None
         asked = None if wanted is None else manifest(folder, wanted)
-        plan = plan_prune(version, asked)
+        plan = plan_prune(version, asked, force=True)
         done = prune(version, plan, asked)
         assert (done.damaged, done.removed) == ((), len(plan.removed) + len(plan.rewritten))
         after = contents(version)
@@ -104,12 +104,12 @@ def test_whatever_the_history_what_is_wanted_and_what_is_tagged_stays_bit_for_bi
         assert len(before.keys() - after.keys()) == plan.unwanted
         for name, held in tagged.items():
             assert contents(at_tag(version, name)) == held
-        assert plan_prune(version, asked).is_empty
+        assert plan_prune(version, asked, force=True).is_empty
         assert [problem for problem in verify(version).problems if problem.kind != "record"] == []
 
 
 def prune_all(version: Version, asked=None):
-    return prune(version, plan_prune(version, asked), asked)
+    return prune(version, plan_prune(version, asked, force=True), asked)
 
 
 def test_an_older_item_of_a_tag_does_not_count_again(tmp_path):
@@ -260,7 +260,7 @@ def test_in_an_object_store(stored, tmp_path):
     assert read(version) == {id_: features[id_].tobytes() for id_ in wanted}
     assert sum(version.shard(name).info.items for name in version.shard_names()) == 4
     assert [problem for problem in verify(version).problems if problem.kind != "record"] == []
-    assert plan_prune(version, manifest(tmp_path, wanted)).is_empty
+    assert plan_prune(version, manifest(tmp_path, wanted), force=True).is_empty
 
 
 def read(version: Version) -> dict[str, bytes]:
@@ -287,7 +287,7 @@ def test_in_an_object_store_what_stays_is_there_whichever_request_is_the_last(st
     again = Version.open(version.path)
     prune_all(again, wanted)
     assert read(again) == before
-    assert plan_prune(again, wanted).is_empty
+    assert plan_prune(again, wanted, force=True).is_empty
 
 
 def test_what_is_left_of_a_shard_in_an_object_store_is_not_damaged_though_an_index_had_it(tmp_path, monkeypatch):
@@ -308,7 +308,7 @@ def test_what_is_left_of_a_shard_in_an_object_store_is_not_damaged_though_an_ind
             prune_all(version, wanted)
     again = Version.open(version.path)
     assert read(again) == {id_: features[id_].tobytes() for id_ in [*features][:2]}
-    assert plan_prune(again, wanted).is_empty
+    assert plan_prune(again, wanted, force=True).is_empty
     assert MadeItems(again, open_index(again), read_runs(again)).num_pruned_since("") == 1
 
 
