@@ -98,7 +98,12 @@ def _number(cell: Any) -> float:
     return value
 
 
-def _start(cell: Any) -> float:
+def seconds_of(cell: Any) -> float:
+    """A cell of the column `start`, or of an end.
+
+    Raises:
+        ValueError: What is wrong with it.
+    """
     seconds = _number(cell)
     if seconds < 0:
         raise ValueError(f"is negative: {seconds}")
@@ -106,7 +111,7 @@ def _start(cell: Any) -> float:
 
 
 def _duration(cell: Any) -> float:
-    seconds = _start(cell)
+    seconds = seconds_of(cell)
     if seconds == 0:
         raise ValueError("is zero: leave it empty to read to the end of the file")
     return seconds
@@ -154,11 +159,14 @@ COLUMNS = (
     Column(
         "start",
         ("start", "start_time", "begin", "begin_time", "offset"),
-        *(_start, math.nan, partial(np.array, dtype=np.float64), 0.0),
+        *(seconds_of, math.nan, partial(np.array, dtype=np.float64), 0.0),
     ),
     Column("duration", ("duration", "dur"), _duration, math.nan, partial(np.array, dtype=np.float64), math.ulp(0.0)),
     Column("channel", ("channel",), _channel, -1, partial(np.array, dtype=np.int32)),
 )
+
+ENDS = {"end", "end_time"}
+"""Columns of seconds that stand for a duration where there is none: the duration is what is left after the start."""
 
 SPELLINGS = {column.name: column.spellings for column in COLUMNS}
 """How each column may be spelled, in any case. A table with two spellings of one column is refused, unless one of them
@@ -171,6 +179,12 @@ _COLUMN_OF = {spelling: column.name for column in COLUMNS for spelling in column
 def meaning_of(name: str) -> str:
     """The column that a name means; the name itself if it means none."""
     return _COLUMN_OF.get(name.strip().lower(), name)
+
+
+def names_of_whole_files(names: Sequence[str]) -> list[str]:
+    """The names by which columns are carried where rows are whole files: what a start, a duration or a channel tells is
+    where a clip came from, and what it says of the file."""
+    return [f"original_{name}" if meaning_of(name) in ("start", "duration", "channel") else name for name in names]
 
 
 def default_id(path: str, start: float, duration: float, channel: int) -> str:

@@ -53,10 +53,7 @@ def manifest_of(table: Any, *, carry: bool = True) -> Manifest:
         )
     reading = Reading(f"<{type(table).__name__}>", audio=False, carry=carry)
     reading.faults.unit("row")
-    if is_list:
-        batches = json_batches(_objects(table, reading), reading.required, reading.faults)
-    else:
-        batches = parquet_batches(_Table(table), reading)
+    batches = json_batches(_objects(table, reading), reading) if is_list else parquet_batches(_Table(table), reading)
     return checked_manifest(reading, *gather(batches, reading), os.curdir, "table")
 
 

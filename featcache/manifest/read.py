@@ -7,6 +7,7 @@ import re
 import zlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,18 @@ import numpy as np
 
 from featcache import trust
 from featcache.arguments import refuse_url
-from featcache.errors import ManifestError
+from featcache.errors import ManifestError, listing
 from featcache.manifest.audio_locations import AudioLocation, Url, as_root, is_audio_url, is_command
 from featcache.manifest.columns import (
     COLUMNS,
+    ENDS,
     SPELLINGS,
     Column,
     carried,
     default_id,
     path_or_command,
     refuse_secrets,
+    seconds_of,
 )
 from featcache.manifest.formats import FORMATS, format_of
 from featcache.manifest.formats.lists import BARS
@@ -165,6 +168,7 @@ def gather(found: Iterable[Batch], source: Reading) -> tuple[dict[str, list[Any]
     row_places = array("q")
     has_ids = True
     for places, cells in found:
+        cells = _with_durations(places, cells, source.faults)
         own = {column.name: _values(column, places, cells, source) for column in COLUMNS}
         if "id" not in cells and "path" in cells:
             own["id"] = _default_ids(places, own, source.faults)
@@ -181,6 +185,40 @@ def gather(found: Iterable[Batch], source: Reading) -> tuple[dict[str, list[Any]
     if not has_ids:
         source.notes.append("there are no ids: the paths, with what is cut of the files, stand for them")
     return parts, row_places
+
+
+def _with_durations(places: Sequence[int], cells: dict[str, Sequence[Any]], faults: Faults) -> dict[str, Sequence[Any]]:
+    """The cells, with the durations that starts and ends make, if there are ends in place of durations."""
+    ends = [name for name in cells if name.strip().lower() in ENDS]
+    if not ends or "start" not in cells or "duration" in cells:
+        return cells
+    if len(ends) > 1:
+        faults.add(places[0], f"{listing(map(repr, ends))} both end the row: leave one, or give durations")
+        return cells
+    durations = []
+    for place, start, end in zip(places, cells["start"], cells[ends[0]], strict=True):
+        try:
+            durations.append(_between(start, end))
+        except ValueError as error:
+            faults.add(place, f"{ends[0]} {error}")
+            durations.append(None)
+    return {**cells, "duration": durations}
+
+
+def _between(start: Any, end: Any) -> float | None:
+    """The seconds from a start to an end, in decimals as they are written; None if there is no end.
+
+    Raises:
+        ValueError: What is wrong with the end.
+    """
+    if end is None or end == "":
+        return None
+    last, first = seconds_of(end), 0.0
+    with suppress(ValueError):  # which is a fault of the start
+        first = seconds_of(start or 0.0)
+    if last <= first:
+        raise ValueError(f"is {last}, and the row starts at {first}")
+    return round(last - first, 9)
 
 
 def _values(

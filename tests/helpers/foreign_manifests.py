@@ -181,7 +181,7 @@ def speechbrain_csv(top: Path, clips: Sequence[Clip]) -> Written:
     rows = [f"{clip.stem}, {clip.seconds}, $data_root/{clip.path}, {clip.speaker}, {clip.text}" for clip in clips]
     manifest = _lines(top / "sb.csv", ["ID,duration,wav,spk_id,wrd", *rows])
     paths, values = [str(top / clip.path) for clip in clips], {"data_root": str(top)}
-    return Written(manifest, "speechbrain", [clip.stem for clip in clips], paths, ("wrd", "spk_id"), values, True)
+    return Written(manifest, "speechbrain", [clip.stem for clip in clips], paths, ("wrd", "spk_id"), values)
 
 
 def speechbrain_json(top: Path, clips: Sequence[Clip]) -> Written:

@@ -141,9 +141,11 @@ def test_placeholders_without_values_and_samples_in_place_of_seconds(written):
     manifest = read_manifest(written(text.replace("$set/", "")), values={"root": "/data"})
     assert list(manifest.paths) == ["/data/x.wav", "/data/y.wav"]
     assert list(manifest.columns["wrd"]) == ["it costs $5", "no"]
-    text = "ID,duration,wav,start,stop,spk_id\na,9.5,x.wav,0,48000,s\n"
-    assert faults_of(written(text)) == [
-        "line 2: start and stop are numbers of samples: give start and duration in seconds"
+    text = "ID,duration,wav,start,stop,spk_id\na,9.5,x.wav,0,48000,s\nb,9.5,x.wav,0.5,1.5,s\n"
+    with pytest.raises(ManifestError, match="are numbers of samples: say the files' rate, as --set sample_rate=16000"):
+        read_manifest(written(text))
+    assert faults_of(written(text), values={"sample_rate": "16000"}) == [
+        "line 3: start and stop are no whole numbers of samples: give start and duration in seconds: '0.5', '1.5'"
     ]
 
 

@@ -158,12 +158,23 @@ def test_two_columns_of_one_name(written):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("train.csv", "id,path,start,End\na,x.wav,1,2\n"),
-        ("train.jsonl", '{"id": "a", "path": "x.wav", "offset": 1, "End": 2}\n'),
+        ("train.csv", "id,path,start,Stop\na,x.wav,1,2\n"),
+        ("train.jsonl", '{"id": "a", "path": "x.wav", "offset": 1, "Stop": 2}\n'),
     ],
 )
-def test_an_end_does_not_pass_for_a_duration(written, name, content):
-    assert faults_of(written(content, name)) == ["line 1: 'End' is not read: give a duration, End - start, instead"]
+def test_a_stop_which_may_count_samples_does_not_pass_for_a_duration(written, name, content):
+    assert faults_of(written(content, name)) == ["line 1: 'Stop' is not read: give a duration, Stop - start, instead"]
+
+
+def test_ends_that_are_none(written):
+    assert faults_of(written("id,path,start,end\na,x.wav,1,1\nb,x.wav,,0.5\nc,x.wav,0,late\nd,x.wav,late,2\n")) == [
+        "line 2: end is 1.0, and the row starts at 1.0",
+        "line 4: end is not a number: 'late'",
+        "line 5: start is not a number: 'late'",
+    ]
+    assert faults_of(written("id,path,start,end,end_time\na,x.wav,1,2,2\n")) == [
+        "line 2: 'end', 'end_time' both end the row: leave one, or give durations"
+    ]
 
 
 def test_an_end_beside_a_duration_is_carried(written):

@@ -134,8 +134,27 @@ def test_tables_as_speechbrain_reads_them(top, name):
     theirs = load(str(written.manifest), written.values)
     ours = read_manifest(written.manifest, values=written.values)
     assert dict(zip(ours.ids, ours.paths, strict=True)) == {key: row["wav"] for key, row in theirs.items()}
+    assert np.isnan(ours.duration).all()  # its loader reads whole files
     for column, values in ours.columns.items():
-        assert list(values) == [str(row[column]) for row in theirs.values()]
+        assert list(values) == [str(row[column.removeprefix("original_")]) for row in theirs.values()]
+
+
+def test_samples_of_speechbrains_tables_are_seconds_by_their_rate(written):
+    table = written("ID,duration,wav,start,stop,path\na,9.5,x.wav,800,48000,y.wav\nb,9.5,x.wav,800,800,y.wav\n")
+    manifest = read_manifest(table, values={"sample_rate": "16000"})
+    assert rows_of(manifest) == [
+        Utterance(id="a", path="x.wav", start=0.05, duration=2.95),
+        Utterance(id="b", path="x.wav", start=0.05),
+    ]
+    assert manifest.notes[-1].endswith("audio is read from the column 'wav', and not from 'path'")
+    objects = {"a": {"wav": {"file": "{root}/x.wav", "start": 800, "stop": 48000}}, "b": {"wav": "{root}/x.wav"}}
+    manifest = read_manifest(written(json.dumps(objects), "t.json"), values={"sample_rate": "16000", "root": "/data"})
+    assert rows_of(manifest) == [
+        Utterance(id="a", path="/data/x.wav", start=0.05, duration=2.95),
+        Utterance(id="b", path="/data/x.wav"),
+    ]
+    seconds = read_manifest(written("ID,duration,start,wav\na,1.5,0.25,x.wav\n"))  # as the recipe of Libriheavy has it
+    assert rows_of(seconds) == [Utterance(id="a", path="x.wav", start=0.25, duration=1.5)]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -321,6 +340,50 @@ def test_what_datasets_saves_is_read(tmp_path):
     assert manifest.paths[3] == "test/data-00000-of-00001.arrow/audio/0"
     del made
     gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_files_that_a_dataset_names_are_read_by_their_paths(top):
+    """As `to_parquet` of files writes them; also some beside others with bytes, where the footer does not say which."""
+    datasets, pyarrow = pytest.importorskip("datasets"), pytest.importorskip("pyarrow")
+    rows = {"audio": [str(top / clip.path) for clip in CLIPS]}
+    with_files = datasets.Dataset.from_dict(rows).cast_column("audio", datasets.Audio(decode=False))
+    with_files.to_parquet(top / "files.parquet")
+    assert list(read_manifest(top / "files.parquet").paths) == rows["audio"]
+    parts = [{"bytes": b"x", "path": "0.wav"}, {"bytes": None, "path": "1.wav"}, {"bytes": None, "path": None}]
+    datasets.Dataset.from_dict({"audio": parts, "target": parts}).to_parquet(top / "some.parquet")
+    some = read_manifest(top / "some.parquet")
+    assert list(some.paths) == ["some.parquet/audio/0", "1.wav", "some.parquet/audio/2"]
+    assert some.notes[1].endswith("audio is read from the column 'audio', and not from 'target'")
+    with (
+        pyarrow.OSFile(str(top / "data.arrow"), "wb") as file,
+        pyarrow.ipc.new_stream(file, (table := pyarrow.table({"audio": parts})).schema) as writer,
+    ):
+        writer.write_table(table)
+    (top / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+    assert list(read_manifest(top, carry=False).paths) == ["data.arrow/audio/0", "1.wav", "data.arrow/audio/2"]
+    del with_files
+    gc.collect()
+
+
+@pytest.mark.parametrize("form", ["datasets", "audiofolder"])
+def test_seconds_of_a_dataset_say_where_its_clips_came_from(tmp_path, form):
+    """Rows are whole files, as the reader of datasets has them."""
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
+    said = {"begin_time": [1.5], "end_time": [2.0], "duration": [0.5], "channel": ["phone"]}
+    if form == "datasets":
+        table = pyarrow.table({"audio": [{"bytes": b"x", "path": "x.wav"}], **said})
+        pyarrow.parquet.write_table(table, tmp_path / "train.parquet")
+    else:
+        names, cells = zip(*said.items(), strict=True)
+        lines = [["file_name", *names], ["x.wav", *(str(cell[0]) for cell in cells)]]
+        (tmp_path / "metadata.csv").write_text("\n".join(map(",".join, lines)))
+    manifest = read_manifest(tmp_path)
+    assert manifest.format == form
+    assert rows_of(manifest) == [Utterance(id=manifest.ids[0], path=manifest.paths[0])]
+    for name in ("begin_time", "duration", "channel"):
+        assert list(manifest.columns[f"original_{name}"]) == [str(said[name][0])]
 
 
 def test_a_dataset_that_names_files_elsewhere_is_refused(tmp_path):

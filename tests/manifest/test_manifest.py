@@ -140,6 +140,31 @@ def test_the_exact_name_wins_and_the_other_is_carried(written):
         assert manifest.columns == {"ID": Strings.of(["1"]), "key": Strings.of(["k"])}
 
 
+def test_which_of_two_columns_of_paths_is_read_is_said(written):
+    manifest = read_manifest(written("id,audio,path\n1,a.wav,x.wav\n"))
+    assert list(manifest.paths) == ["x.wav"]
+    assert manifest.notes[-1].endswith("audio is read from the column 'path', and not from 'audio'")
+
+
+@pytest.mark.parametrize("name", ["ends.csv", "ends.jsonl", "ends.parquet"])
+def test_an_end_stands_for_a_duration(tmp_path, name):
+    """As the tables of AMI and GigaSpeech have it; where there are durations, it is a column as any other."""
+    rows = [{"id": "a", "path": "x.wav", "begin_time": 0.1, "end_time": 0.3}]
+    rows += [{"id": "b", "path": "x.wav", "begin_time": 7.52, "end_time": None}]
+    table = pytest.importorskip("pandas").DataFrame(rows)
+    if name.endswith(".csv"):
+        table.to_csv(tmp_path / name, index=False)
+    elif name.endswith(".jsonl"):
+        table.to_json(tmp_path / name, orient="records", lines=True)
+    else:
+        table.to_parquet(tmp_path / name)
+    for carry in (True, False):
+        manifest = read_manifest(tmp_path / name, carry=carry)
+        np.testing.assert_array_equal(manifest.start, [0.1, 7.52])
+        np.testing.assert_array_equal(manifest.duration, [0.2, np.nan])
+    assert read_manifest(tmp_path / name).columns["end_time"][0] == "0.3"
+
+
 def test_other_columns_are_carried_untouched(written):
     carried = ["007", " padded ", "1.50", "null", "", "nan", "a,b", 'say "hi"', "two\nlines", "名前"]
     buffer = io.StringIO()

@@ -1,6 +1,7 @@
 """Datasets of Hugging Face with audio inside: Parquet, and folders that `save_to_disk` has written.
 
-The path of a row is its place in the table, as in `train-00000.parquet/audio/123`; see `manifest.audio_locations`.
+The path of a row is its place in the table, as in `train-00000.parquet/audio/123` (see `manifest.audio_locations`), or
+where there are no bytes, the path that the table has in their place, as `to_parquet` of files writes it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from featcache.errors import ManifestError
+from featcache.errors import ManifestError, listing
+from featcache.manifest.columns import names_of_whole_files
 from featcache.manifest.formats.parquet import ArrowTable, ParquetTable
 from featcache.manifest.formats.source import Batch, Source, opened
 from featcache.manifest.formats.tables import parquet_batches
@@ -22,12 +24,12 @@ def is_dataset(source: Source) -> bool:
     if source.is_folder and {"dataset_dict.json", "state.json"} & source.names:
         return True
     if not source.is_folder:
-        return source.is_parquet and ParquetTable(source.stream).audio is not None
+        return source.is_parquet and bool(ParquetTable(source.stream).audio)
     first = next(iter(_parquet_below(source)), None)
     if first is None:
         return False
     with opened(source.path / first) as stream:
-        return ParquetTable(stream).audio is not None
+        return bool(ParquetTable(stream).audio)
 
 
 def read_dataset(source: Source) -> Iterator[Batch]:
@@ -41,7 +43,8 @@ def read_dataset(source: Source) -> Iterator[Batch]:
         if source.path.suffix != ".parquet":  # its audio is read from it later, by a path that says what it is
             raise ManifestError("is Parquet with audio inside: name it with .parquet at its end, as a file")
         source.faults.unit("row")
-        yield from parquet_batches(_Audio(ParquetTable(source.stream), source.path.name), source)
+        audio = _Audio(ParquetTable(source.stream), source.path.name, source)
+        yield from parquet_batches(audio, source, renamed=_renamed)
         return
     files = _saved(source) if {"dataset_dict.json", "state.json"} & source.names else _parquet_below(source)
     if not files:
@@ -50,29 +53,41 @@ def read_dataset(source: Source) -> Iterator[Batch]:
         base = source.faults.file(file, "row")
         with opened(source.path / file) as stream:
             table = ParquetTable(stream) if file.endswith(".parquet") else ArrowTable(stream)
-            yield from parquet_batches(_Audio(table, file), source, base)
+            yield from parquet_batches(_Audio(table, file, source), source, base, _renamed)
 
 
 class _Audio:
-    """A table with the places of its audio as the column `path`.
+    """A table with the places of its audio as a column.
 
     Args:
         table: The table.
         file: Its file, relative to the manifest's folder.
+        source: What is read.
     """
 
-    def __init__(self, table: ParquetTable | ArrowTable, file: str) -> None:
-        if table.audio is None:
+    def __init__(self, table: ParquetTable | ArrowTable, file: str, source: Source) -> None:
+        if not table.audio:
             raise ManifestError(f"{file} has no column of audio, which has the fields bytes and path")
-        self._table, self._prefix = table, f"{file}/{table.audio}"
-        self._own = {"original_path" if name == "path" else name: name for name in table.names}
-        self.names = ["path", *self._own]
+        audio, *others = table.audio
+        if others:
+            source.note(f"audio is read from the column {audio!r}, and not from {listing(map(repr, others))}")
+        self._table, self._prefix = table, f"{file}/{audio}"
+        self._outside = table.paths_outside(audio)
+        self.names = [_PLACE, *table.names]
 
     def batches(self, columns: Collection[str]) -> Iterator[tuple[range, dict[str, Sequence[Any]]]]:
-        own = {name: self._own[name] for name in columns if name != "path"}
-        for rows, cells in self._table.batches(own.values()):
-            paths = [f"{self._prefix}/{row - 1}" for row in rows]
-            yield rows, {"path": paths, **{name: cells[inside] for name, inside in own.items()}}
+        for rows, cells in self._table.batches([name for name in columns if name != _PLACE]):
+            places = [self._outside.get(row - 1, f"{self._prefix}/{row - 1}") for row in rows]
+            yield rows, {_PLACE: places, **cells}
+
+
+_PLACE = "audio.path"
+"""The column with the places of audio, by a name that has no meaning."""
+
+
+def _renamed(names: Sequence[str]) -> list[str]:
+    own = {_PLACE: "path", "path": "original_path"}
+    return [own.get(name, name) for name in names_of_whole_files(names)]
 
 
 def _parquet_below(source: Source) -> list[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from featcache.errors import ManifestError, listing
+from featcache.manifest.columns import names_of_whole_files
 from featcache.manifest.formats.parquet import ParquetTable
 from featcache.manifest.formats.source import AUDIO_SUFFIXES, HEAD_BYTES, Batch, Source, batched, lines_of, opened
 from featcache.manifest.formats.tables import csv_rows, json_batches, json_rows, parquet_batches, table_batches
@@ -89,12 +90,9 @@ def _read_metadata(source: Source, path: str) -> Iterator[Batch]:
         if path.endswith(".parquet"):
             batches = parquet_batches(ParquetTable(stream), source, base, _renamed)
         elif path.endswith(".csv"):
-            rows = csv_rows(lines_of(stream, faults, base), faults, base)
-            batches = table_batches(rows, ("path",), faults, _renamed)
+            batches = table_batches(csv_rows(lines_of(stream, faults, base), faults, base), source, _renamed)
         else:
-            objects = json_rows(lines_of(stream, faults, base), faults, base)
-            rows = ((place, {_renamed(name): cell for name, cell in row.items()}) for place, row in objects)
-            batches = json_batches(rows, ("path",), faults)
+            batches = json_batches(json_rows(lines_of(stream, faults, base), faults, base), source, _renamed)
         yield from (batch for batch in batches if "path" in batch[1])
 
 
@@ -105,8 +103,9 @@ def _names_files(source: Source, path: str) -> bool:
         return b"file_name" in stream.readline(HEAD_BYTES)
 
 
-def _renamed(name: str) -> str:
-    return "path" if name == "file_name" else name
+def _renamed(names: Sequence[str]) -> list[str]:
+    own = {"file_name": "path", "path": "original_path"}
+    return [own.get(name, name) for name in names_of_whole_files(names)]
 
 
 def _metadata(source: Source) -> list[str]:

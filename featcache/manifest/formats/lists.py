@@ -50,7 +50,7 @@ def read_bars(name: str) -> Callable[[Source], Iterator[Batch]]:
         rows = split_rows(lines_of(source.stream, source.faults), "|")
         cells = source.first_fields.split("|")
         if _is_header(cells):
-            yield from table_batches(rows, source.required, source.faults)
+            yield from table_batches(rows, source)
             return
         allowed = {len(columns): columns for columns in BARS[name]}
         columns = allowed.get(len(cells), BARS[name][0])

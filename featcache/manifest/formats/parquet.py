@@ -6,7 +6,7 @@ pyarrow reads them, the reference implementation of the formats, which pandas, d
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from featcache.errors import ManifestError, MissingDependencyError
@@ -28,13 +28,33 @@ class ParquetTable:
     names: list[str]
     """The names of the columns that hold values a table of text could hold: not those with bytes, as of images."""
 
-    audio: str | None
-    """The name of the column that holds audio as Hugging Face does, as bytes and paths; None if there is none."""
+    audio: list[str]
+    """The names of the columns that hold audio as Hugging Face does, as bytes and paths."""
 
     def __init__(self, stream: BinaryIO) -> None:
         arrow = _pyarrow()
         self._file = _checked(lambda: arrow.parquet.ParquetFile(stream))
         self.names, self.audio = _columns(self._file.schema_arrow)
+
+    def paths_outside(self, audio: str) -> dict[int, Any]:
+        """The paths in a column of audio of the rows, from 0, that have no bytes there.
+
+        Bytes are read only where the footer does not say that a row group has them all, or none.
+        """
+        paths: dict[int, Any] = _checked(lambda: dict(self._paths_outside(f"{audio}.bytes", f"{audio}.path")))
+        return paths
+
+    def _paths_outside(self, data: str, path: str) -> Iterator[tuple[int, Any]]:
+        metadata, first = self._file.metadata, 0
+        for group in range(metadata.num_row_groups):
+            rows = metadata.row_group(group)
+            chunks = {rows.column(number).path_in_schema: rows.column(number) for number in range(rows.num_columns)}
+            known = chunks[data].statistics
+            lacking = known.null_count if known is not None and known.has_null_count else None
+            if lacking != 0:
+                leaves = [path] if lacking == rows.num_rows else [path, data]
+                yield from _without_bytes(self._file.iter_batches(16, [group], leaves, use_threads=False), first)
+            first += rows.num_rows
 
     def batches(self, columns: Collection[str]) -> Iterator[tuple[range, dict[str, Sequence[Any]]]]:
         """The number of each of some rows, from 1, and their cells in these columns.
@@ -58,9 +78,16 @@ class ArrowTable:
 
     def __init__(self, stream: BinaryIO) -> None:
         arrow = _pyarrow()
-        self._descriptor = stream.fileno()
-        self._reader = _checked(lambda: arrow.ipc.open_stream(arrow.memory_map(stream.name)))
+        self._descriptor, self._name = stream.fileno(), stream.name
+        self._reader = _checked(lambda: arrow.ipc.open_stream(arrow.memory_map(self._name)))
         self.names, self.audio = _columns(self._reader.schema)
+
+    def paths_outside(self, audio: str) -> dict[int, Any]:
+        """As those of `ParquetTable`."""
+        with _pyarrow().ipc.open_stream(_pyarrow().memory_map(self._name)) as reader:
+            batches = (batch.select([audio]) for batch in mapped_batches(reader, self._descriptor))
+            paths: dict[int, Any] = _checked(lambda: dict(_without_bytes(batches)))
+            return paths
 
     def batches(self, columns: Collection[str]) -> Iterator[tuple[range, dict[str, Sequence[Any]]]]:
         """As those of `ParquetTable`."""
@@ -87,6 +114,21 @@ def mapped_batches(reader: Any, descriptor: int) -> Iterator[Any]:
         return batch
 
     yield from iter(next_batch, None)
+
+
+def _without_bytes(batches: Iterable[Any], row: int = 0) -> Iterator[tuple[int, Any]]:
+    """The paths in the one column of some batches for which there are no bytes beside them, with their rows."""
+    for batch in batches:
+        audio = batch.column(0)
+        names = [audio.type.field(number).name for number in range(audio.type.num_fields)]
+        fields = dict(zip(names, audio.flatten(), strict=True))
+        lacking = fields["bytes"].is_null().to_pylist() if "bytes" in fields else [True] * batch.num_rows
+        if any(lacking):
+            paths = zip(lacking, fields["path"].to_pylist(), strict=True)
+            yield from (
+                (row + number, path) for number, (lacks, path) in enumerate(paths) if lacks and path is not None
+            )
+        row += batch.num_rows
 
 
 def _cells(batch: Any) -> dict[str, Sequence[Any]]:
@@ -118,10 +160,10 @@ def _checked(read: Callable[[], Any]) -> Any:
         raise ManifestError(f"not Parquet or Arrow, or damaged: {what}") from error
 
 
-def _columns(schema: Any) -> tuple[list[str], str | None]:
-    """The names of a schema's columns without bytes, and that of its first column of audio."""
+def _columns(schema: Any) -> tuple[list[str], list[str]]:
+    """The names of a schema's columns without bytes, and those of its columns of audio."""
     names = [field.name for field in schema if not _holds_bytes(field.type)]
-    return names, next((field.name for field in schema if _holds_audio(field.type)), None)
+    return names, [field.name for field in schema if _holds_audio(field.type)]
 
 
 def _holds_audio(arrow_type: Any) -> bool:

@@ -148,6 +148,11 @@ class Reading:
         self.notes = []
         self.placeholders = set()
 
+    def note(self, what: str) -> None:
+        """Add to what the user is to be told, if it is not there yet."""
+        if what not in self.notes:
+            self.notes.append(what)
+
 
 class Source(Reading):
     """A manifest that is being read from a file, a folder or standard input.

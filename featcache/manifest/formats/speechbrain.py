@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import msgspec
 
-from featcache.manifest.columns import shown
+from featcache.errors import ManifestError
+from featcache.manifest.columns import meaning_of, shown
 from featcache.manifest.formats.source import Batch, Source, lines_of
 from featcache.manifest.formats.tables import Rows, csv_rows, json_batches, table_batches
 
@@ -45,15 +46,67 @@ def is_speechbrain(source: Source) -> bool:
 def read_speechbrain(source: Source) -> Iterator[Batch]:
     """The rows, with the values of `--set` for placeholders. Those of other columns stay if they have no value."""
     if source.first_lines and source.first_lines[0].lstrip().startswith("{"):
-        pattern, batches = _BY_BRACES, json_batches(_entries(source), source.required, source.faults)
+        pattern, batches = _BY_BRACES, json_batches(_entries(source), source, _renamed)
     else:
         rows = csv_rows(lines_of(source.stream, source.faults), source.faults, skipinitialspace=True)
-        pattern, batches = _BY_DOLLAR, table_batches(rows, source.required, source.faults)
+        pattern, batches = _BY_DOLLAR, table_batches(rows, source, _renamed)
     for places, cells in batches:
-        if "start" in cells and "stop" in cells:  # SpeechBrain's own recipes read them so
-            source.faults.add(places[0], "start and stop are numbers of samples: give start and duration in seconds")
-            return
+        cells = _in_seconds(source, places, _unpacked(cells))
         yield places, {name: _filled(source, pattern, name, places, cells[name]) for name in cells}
+
+
+def _renamed(names: Sequence[str]) -> list[str]:
+    """Columns as SpeechBrain's recipes use them: `wav` is read, from `start` to `stop` in samples, or for `duration`
+    seconds from `start` on. A duration without a start is the file's, by which batches are made."""
+    own = {"ID": "id", "stop": "original_stop"}
+    if "wav" in names:
+        own |= {"wav": "path", "path": "original_path"}
+    if "stop" in names or "start" not in map(meaning_of, names):
+        own["duration"] = "original_duration"
+    return [own.get(name, name) for name in names]
+
+
+def _unpacked(cells: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """The cells with those paths unpacked that are objects, as `read_audio` takes them: `{"file": …, "start": …}`."""
+    paths = cells.get("path", ())
+    if not any(type(path) is dict for path in paths):
+        return cells
+    parts = [path if type(path) is dict else {"file": path} for path in paths]
+    keys = {"path": "file", "start": "start", "original_stop": "stop"}
+    return {**cells, **{name: [part.get(key) for part in parts] for name, key in keys.items()}}
+
+
+def _in_seconds(source: Source, places: Sequence[int], cells: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """The cells with start and duration in place of the samples from `start` to `stop`.
+
+    Raises:
+        ManifestError: Nothing says how many of them are a second.
+    """
+    if "original_stop" not in cells:
+        return cells
+    source.placeholders.add("sample_rate")
+    if not (rate := source.values.get("sample_rate", "")).isdecimal() or int(rate) == 0:
+        raise ManifestError("start and stop are numbers of samples: say the files' rate, as --set sample_rate=16000")
+    starts: list[float | None] = []
+    durations: list[float | None] = []
+    firsts = cells.get("start", [None] * len(places))
+    for place, first_cell, stop_cell in zip(places, firsts, cells["original_stop"], strict=True):
+        try:
+            first, stop = (_whole(cell) for cell in (first_cell or 0, stop_cell or first_cell or 0))
+        except (TypeError, ValueError):
+            what = "start and stop are no whole numbers of samples: give start and duration in seconds"
+            source.faults.add(place, f"{what}: {shown(first_cell)}, {shown(stop_cell)}")
+            first, stop = 0, 0
+        starts.append(None if first_cell is None or first_cell == "" else first / int(rate))
+        durations.append((stop - first) / int(rate) if stop != first else None)  # as `read_audio` has it: to the end
+    return {**cells, "start": starts, "duration": durations}
+
+
+def _whole(cell: Any) -> int:
+    value = float(cell)
+    if not value.is_integer():
+        raise ValueError(f"{value} is not a whole number")
+    return int(value)
 
 
 def _filled(source: Source, pattern: re.Pattern[str], name: str, places: Any, cells: Any) -> Sequence[Any]:

@@ -13,11 +13,14 @@ from typing import Any, Protocol
 import msgspec
 
 from featcache.errors import counted, listing
-from featcache.manifest.columns import SPELLINGS, meaning_of, shown
+from featcache.manifest.columns import ENDS, SPELLINGS, meaning_of, shown
 from featcache.manifest.formats.parquet import ParquetTable
 from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Reading, Source, lines_of, names_audio
 
-_ENDS = {"end", "end_time", "stop", "stop_time"}  # names of columns that are not read in place of a duration
+_OTHER_ENDS = {"stop", "stop_time"}  # names of columns that are as often numbers of samples as seconds
+
+Names = Sequence[str]
+"""The names of a table's columns."""
 
 Rows = Iterator[tuple[int, Any]]
 """The place of each row; its cells, as a list or by key."""
@@ -56,19 +59,17 @@ def read_csv(source: Source) -> Iterator[Batch]:
     """CSV with a header. Semicolons separate fields if the header has them, and no commas give its columns."""
     by_semicolons = not has_header(source, ",") and has_header(source, ";")
     rows = csv_rows(lines_of(source.stream, source.faults), source.faults, delimiter=";" if by_semicolons else ",")
-    return table_batches(rows, source.required, source.faults)
+    return table_batches(rows, source)
 
 
 def read_tsv(source: Source) -> Iterator[Batch]:
     """TSV with a header."""
-    return table_batches(split_rows(lines_of(source.stream, source.faults), "\t"), source.required, source.faults)
+    return table_batches(split_rows(lines_of(source.stream, source.faults), "\t"), source)
 
 
 def read_jsonl(source: Source) -> Iterator[Batch]:
     """JSON lines."""
-    return json_batches(
-        json_rows(lines_of(source.stream, source.faults), source.faults), source.required, source.faults
-    )
+    return json_batches(json_rows(lines_of(source.stream, source.faults), source.faults), source)
 
 
 def read_nemo(source: Source) -> Iterator[Batch]:
@@ -83,7 +84,7 @@ def read_nemo(source: Source) -> Iterator[Batch]:
             else:
                 yield place, row
 
-    yield from json_batches(kept(), source.required, source.faults)
+    yield from json_batches(kept(), source)
     if skipped:
         source.notes.append(f"{counted(skipped, 'row')} left out, by _skipme")
 
@@ -120,21 +121,19 @@ def split_rows(lines: Iterable[str], delimiter: str, base: int = 0) -> Rows:
         yield place, line.removesuffix("\n").removesuffix("\r").split(delimiter)
 
 
-def table_batches(
-    rows: Rows, required: Collection[str], faults: Faults, renamed: Callable[[str], str] = str
-) -> Iterator[Batch]:
-    """Rows of which the first is the header; `renamed` gives the name that a column is to have."""
+def table_batches(rows: Rows, reading: Reading, renamed: Callable[[Names], Names] = list) -> Iterator[Batch]:
+    """Rows of which the first is the header; `renamed` gives the names that the columns are to have."""
+    faults = reading.faults
     rows = (row for row in rows if len(row[1]) > 1 or "".join(row[1]).strip())
     line, header = next(rows, (0, []))
     if not header:
         return
-    header = [renamed(name) for name in header]
-    if (fault := _no_header(header, required)) is not None:
+    if (fault := _no_header(renamed(header), reading.required)) is not None:
         faults.add(line, fault)
         return
-    _refuse_equal_names(header, line, faults)
-    _require(required, header, line, faults)
-    names = _meanings(header, line, faults)
+    _refuse_equal_names(renamed(header), line, faults)
+    _require(reading.required, renamed(header), line, faults)
+    names = _meanings(header, line, reading, renamed)
     while batch := list(islice(rows, ROWS_PER_BATCH)):
         for line, row in batch:
             if len(row) != len(names):
@@ -208,8 +207,8 @@ _JSON_TYPES = {
 }
 
 
-def json_batches(rows: Rows, required: Collection[str], faults: Faults) -> Iterator[Batch]:
-    """Objects, whose keys are the columns."""
+def json_batches(rows: Rows, reading: Reading, renamed: Callable[[Names], Names] = list) -> Iterator[Batch]:
+    """Objects, whose keys are the columns; `renamed` is as for `table_batches`."""
     layouts: dict[tuple[str, ...], list[str]] = {}  # the keys of an object -> what they mean
     names: dict[str, None] = {}  # every column so far, in order
     while batch := list(islice(rows, ROWS_PER_BATCH)):
@@ -217,30 +216,32 @@ def json_batches(rows: Rows, required: Collection[str], faults: Faults) -> Itera
         keys_of = list(map(tuple, objects))
         found = dict.fromkeys(keys_of)
         if not names:  # the keys of the first objects serve as a header
-            _require(required, dict.fromkeys(chain.from_iterable(found)), lines[0], faults)
+            there = dict.fromkeys(chain.from_iterable(map(renamed, found)))
+            _require(reading.required, there, lines[0], reading.faults)
         for layout in found:
             if layout not in layouts:
-                layouts[layout] = _meanings(layout, lines[keys_of.index(layout)], faults)
+                layouts[layout] = _meanings(layout, lines[keys_of.index(layout)], reading, renamed)
                 names |= dict.fromkeys(layouts[layout])
         if len(found) == 1 and len(layouts[keys_of[0]]) == len(names):
             columns = zip(*(row.values() for row in objects), strict=True)
             yield lines, dict(zip(layouts[keys_of[0]], columns, strict=True))
             continue
-        renamed = [
+        meant = [
             dict(zip(layouts[layout], row.values(), strict=True)) for layout, row in zip(keys_of, objects, strict=True)
         ]
-        yield lines, {name: [row.get(name, "") for row in renamed] for name in names}
+        yield lines, {name: [row.get(name, "") for row in meant] for name in names}
 
 
 def parquet_batches(
-    table: Table, source: Reading, base: int = 0, renamed: Callable[[str], str] = str
+    table: Table, reading: Reading, base: int = 0, renamed: Callable[[Names], Names] = list
 ) -> Iterator[Batch]:
-    """The rows of a table in Parquet; as for `table_batches`."""
-    given = [renamed(name) for name in table.names]
-    _refuse_equal_names(given, base, source.faults)
-    _require(source.required, given, base, source.faults)
-    names = dict(zip(table.names, _meanings(given, base, source.faults), strict=True))
-    wanted = {name: meaning for name, meaning in names.items() if source.carry or meaning in SPELLINGS}
+    """The rows of a table in Parquet; `renamed` is as for `table_batches`."""
+    given = renamed(table.names)
+    _refuse_equal_names(given, base, reading.faults)
+    _require(reading.required, given, base, reading.faults)
+    names = dict(zip(table.names, _meanings(table.names, base, reading, renamed), strict=True))
+    needed = {*SPELLINGS, *ENDS}
+    wanted = {name: meaning for name, meaning in names.items() if reading.carry or meaning.strip().lower() in needed}
     for rows, cells in table.batches(wanted):
         places = range(base + rows.start, base + rows.stop)
         yield places, {meaning: cells[name] for name, meaning in wanted.items()}
@@ -276,17 +277,21 @@ def _refuse_equal_names(names: Iterable[str], line: int, faults: Faults) -> None
             faults.add(line, f"{count} columns are named {name!r}")
 
 
-def _meanings(names: Collection[str], line: int, faults: Faults) -> list[str]:
-    """The column that each name means, or the name itself if it is carried."""
+def _meanings(given: Names, line: int, reading: Reading, renamed: Callable[[Names], Names]) -> list[str]:
+    """The column that each name means, or the name that it is carried by."""
+    names = renamed(given)
     found = [name if meaning_of(name) in names else meaning_of(name) for name in names]
     for column in SPELLINGS:
         same = {name: None for name, meaning in zip(names, found, strict=True) if meaning == column}
         if len(same) > 1:
-            faults.add(line, f"{' and '.join(map(repr, same))} both mean {column}: name one of them {column}")
+            reading.faults.add(line, f"{' and '.join(map(repr, same))} both mean {column}: name one of them {column}")
     if "start" in found and "duration" not in found:
         for name in names:
-            if name.strip().lower() in _ENDS:
-                faults.add(line, f"{name!r} is not read: give a duration, {name} - start, instead")
+            if name.strip().lower() in _OTHER_ENDS:
+                reading.faults.add(line, f"{name!r} is not read: give a duration, {name} - start, instead")
+    paths = {meaning: name for name, meaning in zip(given, found, strict=True) if meaning_of(name) == "path"}
+    if (taken := paths.pop("path", None)) is not None and paths:
+        reading.note(f"audio is read from the column {taken!r}, and not from {listing(map(repr, paths.values()))}")
     return found
 
 
