@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Remove a version, or a tag.")
 @click.argument("path", metavar="CACHE/VERSION[@TAG]", type=options.LOCATION)
+@click.option("--force", is_flag=True, help="Remove a version even if it has tags, or files in it are not featcache's.")
 @options.dry_run
 @options.yes
 @options.as_json("Print the result as one JSON document.")
-def rm(path: Location, dry_run: bool, yes: bool, as_json: bool) -> None:
+def rm(path: Location, force: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Remove one version of a cache, with its records and its tags; or one of its tags, which removes no features.
 
     Says first what will be gone, and asks. What is removed is gone for good. A version that a run is filling stays; in
-    an object store, so does one with a run elsewhere that has not ended, until nothing has been written for a day.
+    an object store, so does one with a run elsewhere that has not ended, until nothing has been written for a day. So
+    does, without --force, one that has tags, or with files in its folder that are not featcache's.
 
     \b
     Examples:
@@ -31,7 +33,7 @@ def rm(path: Location, dry_run: bool, yes: bool, as_json: bool) -> None:
       featcache rm features/fbank80@paper --yes
     """
     from featcache.store.index import open_index
-    from featcache.store.removing import refuse_beside_runs, remove_version
+    from featcache.store.removing import refuse_beside_runs, refuse_with_what_is_kept, remove_version, what_is_kept
     from featcache.store.selection import split_tag, version_of_tag
     from featcache.store.tags import read_tag, remove_tag, tag_names
     from featcache.store.version import Version
@@ -44,21 +46,23 @@ def rm(path: Location, dry_run: bool, yes: bool, as_json: bool) -> None:
         what, size = f"{version.path}@{tag}: the tag; no features", 0
     else:
         refuse_beside_runs(version)
+        if not force:
+            refuse_with_what_is_kept(version)
         try:
             held = counted(len(open_index(version)), "utterance")
         except DamagedError:
             held = "damaged"
         size = version.bytes_on_disk()
-        tags = tag_names(version)
-        tagged = f"; with the tags {listing(tags)}" if tags else ""
-        what = f"{version.path}: {held}, {megabytes(size)} on disk{tagged}"
+        what = f"{version.path}: {held}, {megabytes(size)} on disk"
+        if kept := what_is_kept(version):
+            what += f"; with {'; '.join(kept)}"
     if not as_json:
         say(f"{'would remove' if dry_run else 'removes'} {what}")
     removed = not dry_run and is_agreed("Remove it?", yes, as_json)
     if removed and tag is not None:
         remove_tag(version, tag)
     elif removed:
-        remove_version(version)
+        remove_version(version, force=force)
     elif not dry_run:
         note("nothing has been removed")
     if as_json:

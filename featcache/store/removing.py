@@ -9,18 +9,25 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from featcache.errors import DamagedError, StoreError
+from featcache.errors import ArgumentError, DamagedError, StoreError, listing
 from featcache.storage.location import ObjectPath
 from featcache.storage.objects import Objects
+from featcache.storage.store import store_of
 from featcache.store import commits
 from featcache.store.documents import read_bytes
 from featcache.store.files import remove_from_cache, remove_from_version, sync
 from featcache.store.leftovers import temporary_name
 from featcache.store.locks import Claim
 from featcache.store.run_records import is_running, read_run, read_runs, request_of, run_names
+from featcache.store.tags import tag_names
 from featcache.store.version import Version
 
 _NAME = re.compile(b'"([0-9a-f]{12})"')
+_OWN_FILE = re.compile(
+    r"(shards/)?zarr\.json|(shards|index)/[0-9a-f]{12}(/.+)?|(tags|probes)/[^/]+\.json|(runs|commits|work|aside)/.+"
+    r"|(.+/)?\.[^/]+\.[0-9a-f]{8}"
+)
+"""What the files of a version are called; the last are those that are being written."""
 
 
 def claim_shards(version: Version) -> Claim:
@@ -152,22 +159,47 @@ def take_shard(version: Version, name: str) -> Path:
     return gone
 
 
-def remove_version(version: Version) -> None:
+def what_is_kept(version: Version) -> list[str]:
+    """What of a version is not removed without a word from the user: its tags, and files of others in its folder."""
+    kept, tags = [], tag_names(version)
+    if tags:
+        kept.append(f"the tags {listing(tags)}")
+    files = sorted(name for name, _ in store_of(version.path).walk(version.path) if not _OWN_FILE.fullmatch(name))
+    if files:
+        kept.append(f"files that are not featcache's: {listing(files)}")
+    return kept
+
+
+def refuse_with_what_is_kept(version: Version) -> None:
+    """Refuse to remove a version with `what_is_kept`.
+
+    Raises:
+        ArgumentError: Says what it is.
+    """
+    if kept := what_is_kept(version):
+        raise ArgumentError(f"{version.path}: holds {'; '.join(kept)}: move it away, or give --force to remove it too")
+
+
+def remove_version(version: Version, *, force: bool = False) -> None:
     """Remove a version, with everything in its folder: it is gone at once, by a rename, and then deleted. In an object
     store, its shards are removed one by one, and its own `zarr.json` last: after a kill, it can be done again, unless
     that file alone is left, which is no version.
 
     Raises:
+        ArgumentError: It has tags, or there are files of others in its folder, without `force`.
         StoreError: Its folder is a link, a run is under way, or it cannot be removed.
     """
+    if isinstance(version.path, Path) and version.path.is_symlink():
+        link = os.path.abspath(version.path)
+        raise StoreError(f"{link}: is a symbolic link to {os.readlink(link)}: remove that folder, and the link")
+    if not force:
+        refuse_with_what_is_kept(version)
     if isinstance(version.path, ObjectPath):
         with claim_shards(version):
             refuse_beside_runs(version)
             commits.remove_version_of_objects(version)
         return
     folder = Path(os.path.abspath(version.folder))
-    if folder.is_symlink():
-        raise StoreError(f"{folder}: is a symbolic link to {os.readlink(folder)}: remove that folder, and the link")
     refuse_beside_runs(version)
     mark = f".removed-{secrets.token_hex(6)}"
     hidden = folder.with_name(temporary_name(mark))

@@ -46,8 +46,11 @@ def test_a_version_is_tagged_listed_and_read_by_its_tag(version):
     assert "tags never change" in run("tag", cache / "fbank80", "paper", code=2)
     assert "it has paper" in run("verify", cache / "fbank80@other", code=1)
     assert "takes a version, and no tag" in run("index", cache / "fbank80@paper", code=1)
-    assert "9 utterances" in run("rm", cache / "fbank80", "--dry-run")
-    assert "with the tags paper" in run("rm", cache / "fbank80", "--dry-run")
+    for options in (["--dry-run"], ["--yes"]):
+        assert "holds the tags paper" in (said := run("rm", cache / "fbank80", *options, code=2))
+        assert "--force" in said
+    assert "9 utterances" in (said := run("rm", cache / "fbank80", "--dry-run", "--force"))
+    assert "with the tags paper" in said
     assert "removes" in run("rm", f"{cache}@paper", "--yes")
     assert "has no tag paper" in run("rm", cache / "fbank80@paper", "--yes", code=1)
 
@@ -86,6 +89,21 @@ def test_a_whole_cache_and_what_is_no_version_are_not_removed(version, tmp_path)
     run("rm", tmp_path / "mine", "--yes", code=1)
     assert (tmp_path / "mine" / "shards").exists()
     assert version.path.exists()
+
+
+@pytest.mark.parametrize("place", ["", "shards/", "tags/", "mine/"])
+def test_a_file_of_the_users_in_a_version_stays_unless_forced(version, place):
+    version.write_probe({"device": "cpu"})
+    run("info", version.path)  # which makes an index
+    (version.path / "work" / "left-behind").touch()
+    file = version.path / place / "notes.txt"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("which run is for which table")
+    said = run("rm", version.path, "--yes", code=2)
+    assert f"holds files that are not featcache's: {place}notes.txt: move it away" in said
+    assert file.exists()
+    assert f"; with files that are not featcache's: {place}notes.txt" in run("rm", version.path, "--yes", "--force")
+    assert not version.path.exists()
 
 
 def test_a_version_that_a_run_fills_is_not_removed(version):
