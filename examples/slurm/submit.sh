@@ -4,7 +4,8 @@
 #   featcache durations train.csv -o train-durations.csv
 #   examples/slurm/submit.sh train-durations.csv /lustre/me/features 8 --partition=gpu --gres=gpu:1
 #
-# What follows the number of jobs are options of sbatch for the array. OPTIONS='-c hubert-base-l6' are featcache's.
+# What follows the number of jobs are options of sbatch, for the array and for the job after it, which needs no GPU:
+# INDEX_OPTIONS='--partition=cpu --gres=none' come after them for that one. OPTIONS='-c hubert-base-l6' are featcache's.
 set -eu
 MANIFEST=$(realpath "$1") CACHE=$(realpath -m "$2") jobs=$3
 export MANIFEST CACHE
@@ -12,5 +13,6 @@ shift 3
 here=$(dirname "$(realpath "$0")")
 # Of the same shape for each job: the partition follows from the array, 0 to jobs - 1.
 array=$(sbatch --parsable --array="0-$((jobs - 1))" "$@" "$here/extract.sbatch")
-index=$(sbatch --parsable --dependency="afterany:$array" "$here/index.sbatch")
+# shellcheck disable=SC2086 (they are several)
+index=$(sbatch --parsable --dependency="afterany:$array" "$@" ${INDEX_OPTIONS:-} "$here/index.sbatch")
 echo "array $array, then index and verify $index"

@@ -31,12 +31,13 @@ from featcache.engines.worker import (
     Working,
 )
 from featcache.errors import AudioError, ConfigError, ExtractorError, Reason, counted
+from featcache.extraction.audio_files import can_be_read
 from featcache.extraction.failures import failure_of
 from featcache.extraction.jobs import Done, DoneTask, JobGroup, Progress, RunControl, VersionCounts
 from featcache.extraction.tasks import ShardTask
 from featcache.storage.location import absolute
 from featcache.store.in_flight import find_suspects, remove_marks
-from featcache.store.ledger import latest_failures
+from featcache.store.ledger import Failure, latest_failures
 
 _POLL_SECONDS = 0.2
 _SECONDS_TO_END = 60.0
@@ -45,6 +46,9 @@ _PATIENCE_SECONDS = 60.0
 
 _MOST_DEATHS = 2 * MOST_DEATHS + 1
 """How often a worker may die without having committed anything in between: a task that is poison ends six."""
+
+_MOST_UNREAD = 100
+"""How many utterances may be unreadable for a worker, and not for this process, before the run ends at once."""
 
 _ASKED = ("manifest", "root", "config", "from")
 """What workers' records repeat of the record of their run."""
@@ -129,6 +133,7 @@ class _Dispatch:
         self._poison: list[tuple[ShardTask, str]] = []  # and how the last process ended
         self._before = deepcopy(control.progress)
         self._total = Done(Progress(), [VersionCounts() for _ in group.jobs])
+        self._unread: list[tuple[str, Failure]] = []  # by which machine, though not by this one
         self._said: dict[str, int] = {}  # which worker was the first to say it
         self._first: tuple[str, str] | None = None  # the first worker that was ready, and its device
         self._last_end = ""
@@ -146,6 +151,8 @@ class _Dispatch:
             self._report()
         self._end()
         self._report(at_once=True)
+        if self._unread:
+            raise self._unreadable()
 
     def _start(self, number: int) -> None:
         self._team.start(number, self._setup, self._versions)
@@ -185,6 +192,7 @@ class _Dispatch:
             case DoneTask():
                 worker.done.append(event)
                 worker.deaths = 0
+                self._settle_unread(event)
             case Finished():
                 self._total.add(event)
                 self._chunks.done(number)
@@ -263,9 +271,37 @@ class _Dispatch:
             job.run.fail(failures, task.replaces)
             counts.append(VersionCounts(failed=len(failures)))
             all_failures += failures
+        self._count_failed(counts, all_failures)
+
+    def _count_failed(self, counts: list[VersionCounts], failures: list[Failure]) -> None:
         progress = Progress()
-        progress.count_failures(all_failures)
+        progress.count_failures(failures)
         self._total.add(Done(progress, counts))
+
+    # Files that workers cannot read
+
+    def _settle_unread(self, done: DoneTask) -> None:
+        """Record what a worker could not read as failed; but what this machine can read is still to be done."""
+        counts, all_failures = [], []
+        for job, unread in zip(self._group.jobs, done.unread, strict=True):
+            is_here = [can_be_read(self._group.root, failure.path) for failure in unread]
+            self._unread += [(done.host, failure) for failure, here in zip(unread, is_here, strict=True) if here]
+            if len(self._unread) > _MOST_UNREAD:
+                raise self._unreadable()
+            failures = [failure for failure, here in zip(unread, is_here, strict=True) if not here]
+            job.run.fail(failures, done.replaces)
+            counts.append(VersionCounts(failed=len(failures)))
+            all_failures += failures
+        self._count_failed(counts, all_failures)
+
+    def _unreadable(self) -> ExtractorError:
+        ids = {failure.id for _, failure in self._unread}
+        host, first = self._unread[0]
+        return ExtractorError(
+            f"{counted(len(ids), 'utterance')} could not be read by workers, for example {first.id} on {host}: "
+            f"{first.path}: {first.message}. This machine can read them, so they have not failed: let all machines see "
+            "the audio, and run the same command again. The shards committed so far are good"
+        )
 
     # Reporting, and the end
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from featcache.errors import StoreError
+from featcache.errors import Reason, StoreError
 from featcache.extraction.features import Extracted
 from featcache.extraction.jobs import DoneTask, Progress, RunControl, VersionCounts, VersionJob
 from featcache.extraction.tasks import ShardTask
@@ -18,6 +18,9 @@ from featcache.store.ledger import Failure
 from featcache.store.run_records import ShardEvent
 from featcache.store.shard_writer import ShardWriter
 from featcache.store.version import Version
+
+_UNREAD = frozenset({Reason.FILE_MISSING, Reason.FILE_UNREADABLE})
+"""Reasons that may hold on one machine and not on another."""
 
 
 def open_shards(
@@ -32,16 +35,16 @@ def open_shards(
         DamagedError: A shard that another run has added in the meantime is not what was written.
     """
     if control.takes_claims:
-        yield from _claim_shards(tasks, jobs, control.progress)
+        yield from _claim_shards(tasks, jobs, control)
     else:
         for task in tasks:
             with ExitStack() as no_claims:
-                shard = OpenShard(task, no_claims, jobs)
+                shard = OpenShard(task, no_claims, jobs, control.leaves_unread)
             yield shard
 
 
 def _claim_shards(
-    tasks: Iterator[ShardTask], jobs: Sequence[VersionJob], progress: Progress
+    tasks: Iterator[ShardTask], jobs: Sequence[VersionJob], control: RunControl
 ) -> Iterator[OpenShard | None]:
     """Claim tasks, and open the shards that they make. Tasks that another run has claimed come last.
 
@@ -53,7 +56,7 @@ def _claim_shards(
     for task in tasks:
         if (claims := _claim(task, jobs)) is None:
             deferred.append(task)
-        elif shard := _open(task, claims, jobs, progress):
+        elif shard := _open(task, claims, jobs, control):
             yield shard
     while deferred:
         free = next(((task, claims) for task in deferred if (claims := _claim(task, jobs)) is not None), None)
@@ -61,7 +64,7 @@ def _claim_shards(
             yield None
             continue
         deferred.remove(free[0])
-        if shard := _open(*free, jobs, progress, was_taken=True):
+        if shard := _open(*free, jobs, control, was_taken=True):
             yield shard
 
 
@@ -78,19 +81,19 @@ def _claim(task: ShardTask, jobs: Sequence[VersionJob]) -> ExitStack | None:
 
 
 def _open(
-    task: ShardTask, claims: ExitStack, jobs: Sequence[VersionJob], progress: Progress, was_taken: bool = False
+    task: ShardTask, claims: ExitStack, jobs: Sequence[VersionJob], control: RunControl, was_taken: bool = False
 ) -> OpenShard | None:
     """Open what remains of a claimed task; None if other runs have extracted all of it. `was_taken` says that one of
     them had claimed it before.
     """
     with claims:
         remaining = set().union(*(job.concurrent.remaining(task, was_taken) for job in jobs))
-        progress.elsewhere += len(task.utterances) - len(remaining)
+        control.progress.elsewhere += len(task.utterances) - len(remaining)
         if not remaining:
             return None
         if len(remaining) < len(task.utterances):
             task = task.only(remaining)
-        return OpenShard(task, claims, jobs)
+        return OpenShard(task, claims, jobs, control.leaves_unread)
 
 
 @dataclass
@@ -100,6 +103,8 @@ class _VersionShard:
     job: VersionJob
     writer: ShardWriter
     failures: list[Failure] = field(default_factory=list)
+    unread: list[Failure] = field(default_factory=list)
+    """What another machine may be able to read."""
     counts: VersionCounts = field(default_factory=VersionCounts)
     """What has been appended."""
 
@@ -113,8 +118,11 @@ class OpenShard:
         StoreError: From every method, if the cache cannot be written.
     """
 
-    def __init__(self, task: ShardTask, claims: ExitStack, jobs: Sequence[VersionJob]) -> None:
+    def __init__(
+        self, task: ShardTask, claims: ExitStack, jobs: Sequence[VersionJob], leaves_unread: bool = False
+    ) -> None:
         self.task = task
+        self._left = _UNREAD if leaves_unread else frozenset()
         self._audio_seconds = 0.0
         self._shards: list[_VersionShard] = []
         for job in jobs:
@@ -128,7 +136,7 @@ class OpenShard:
     @property
     def has_begun(self) -> bool:
         """Whether anything has been appended: an item or a failure."""
-        return any(shard.writer.items or shard.failures for shard in self._shards)
+        return any(shard.writer.items or shard.failures or shard.unread for shard in self._shards)
 
     @property
     def counts(self) -> list[VersionCounts]:
@@ -139,6 +147,9 @@ class OpenShard:
         """Write what each version gets from a part of a batch, and count it."""
         seconds: dict[str, float] = {}  # of each utterance, whichever version has it
         for shard, extracted in zip(self._shards, part, strict=True):
+            shard.unread += [failure for failure in extracted.failures if failure.reason in self._left]
+            failures = [failure for failure in extracted.failures if failure.reason not in self._left]
+            extracted = replace(extracted, failures=failures)
             with _writing(shard.job.version):
                 shard.writer.append(extracted.items, extracted.features, extracted.num_frames, extracted.side)
             shard.failures += extracted.failures
@@ -179,7 +190,10 @@ class OpenShard:
         progress = Progress(audio_seconds=self._audio_seconds, shards=sum(bool(s.writer.items) for s in self._shards))
         for shard in self._shards:
             progress.count_failures(shard.failures)
-        return DoneTask(progress, [shard.counts for shard in self._shards], self.task.name)
+        unread = [shard.unread for shard in self._shards]
+        ids = {failure.id for failures in unread for failure in failures}
+        replaces = {id_: place for id_, place in self.task.replaces.items() if id_ in ids}
+        return DoneTask(progress, [shard.counts for shard in self._shards], self.task.name, unread, replaces)
 
     def abandon(self, progress: Progress) -> None:
         """Drop what was appended, take back what was counted, and release the task."""

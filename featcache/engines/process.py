@@ -25,7 +25,10 @@ _SECONDS_TO_END = 10.0
 
 _BY_MESSAGE: dict[str, type[Exception]] = {
     kind.__name__: kind
-    for kind in (errors.ArgumentError, errors.ConfigError, errors.ExtractorError, errors.StoreError, MemoryError)
+    for kind in (
+        *(errors.ArgumentError, errors.ConfigError, errors.ExtractorError, errors.ManifestError, errors.StoreError),
+        MemoryError,
+    )
 }
 """Errors that are made from their message alone."""
 

@@ -12,6 +12,7 @@ import os
 import pickle
 import queue
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ from typing import Any
 from featcache.device import MAX_CPU_THREADS
 from featcache.engines.dispatch import dispatch
 from featcache.engines.setup import Setup
-from featcache.engines.worker import Died, Event, Inbox, Message, VersionSetup, WorkerSetup, end_process, work
+from featcache.engines.worker import Died, Event, Inbox, Message, Note, VersionSetup, WorkerSetup, end_process, work
 from featcache.errors import ArgumentError, ExtractorError, MissingDependencyError
 from featcache.extraction.jobs import Engine, JobGroup, RunControl
 from featcache.extraction.plan import Options
@@ -76,6 +77,7 @@ def _connected(address: str | None) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else 15, in a cluster that is started here
     is_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if is_main}
     try:
@@ -187,7 +189,7 @@ class _Actors:
     def _begin(self, worker: int) -> None:
         self._nodes.pop(worker, None)
         self._beginning.add(worker)
-        self._waiting[self._actors[worker].begin.remote(sys.path, self._setups[worker])] = worker
+        self._waiting[self._actors[worker].begin.remote(sys.path, os.nice(0), self._setups[worker])] = worker
 
     def _answer(self, worker: int, call: Any) -> list[Event]:
         """What a call has brought; then waits for more."""
@@ -233,14 +235,23 @@ class _Actor:
         self._inbox: Inbox | None = None
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
-    def begin(self, path: list[str], setup: bytes) -> str:
-        """Begin to work, with the modules that are found on this path. Returns the id of the node."""
+    def begin(self, path: list[str], niceness: int, setup: bytes) -> str:
+        """Begin to work, with the modules that are found on this path. Returns the id of the node.
+
+        `niceness` is that of the process that planned.
+        """
         import ray
 
         if self._inbox is not None:  # the driver has lost sight of this process, and has given its tasks to others
             end_process()
         sys.path += [folder for folder in path if folder not in sys.path]
         faulthandler.disable()  # Ray's; the run's own tells a crash from a kill
+        if (own := os.nice(0)) > niceness:
+            host = socket.gethostname()
+            message = (
+                f"{host}: Ray runs its workers at nice {own}, after all else on the machine: start Ray there with "
+            )
+            self._events.put(Note(f"{message}RAY_worker_niceness=0 in the environment"))
         self._inbox = Inbox()
         self._inbox.put(pickle.loads(setup))
         threading.Thread(target=work, args=[self._inbox, self._events.put], daemon=True).start()

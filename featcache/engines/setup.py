@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from featcache.config import Config
 from featcache.device import Device
+from featcache.errors import ManifestError, counted
+from featcache.extraction.audio_files import paths_there
 from featcache.extraction.from_version import SourceVersion
 from featcache.extraction.jobs import JobGroup
 from featcache.extraction.version_plan import BuiltConfig
-from featcache.manifest.audio_locations import AudioLocation
+from featcache.manifest.audio_locations import AudioLocation, locate
 from featcache.storage.location import Location, absolute
 from featcache.store.version import Version
 from featcache.trust import allow_commands, allow_remote_code, allowed_commands, remote_code_is_allowed
@@ -25,6 +28,8 @@ class Setup:
     """What paths of audio files are relative to."""
     has_urls: bool
     """Whether audio files have to be fetched."""
+    paths_there: Sequence[str]
+    """The paths of some files that are there where the run was planned; empty if they are at URLs."""
     configs: Sequence[Config]
     """The config of each version."""
     source: Location | None
@@ -40,6 +45,7 @@ class Setup:
         return cls(
             root=group.root.absolute() if isinstance(group.root, Path) else group.root,
             has_urls=group.has_urls,
+            paths_there=[] if group.has_urls else paths_there(group.root, group.some_paths),
             configs=[config.config for config in group.configs],
             source=None if group.source is None else absolute(group.source.version.path),
             allows_remote_code=remote_code_is_allowed(),
@@ -50,9 +56,16 @@ class Setup:
         """Prepare this process, build the extractors, and open the version that they extract from.
 
         Raises:
+            ManifestError: None of the audio files is there.
             ConfigError: A config does not suit its extractor, or its weights cannot be loaded.
             StoreError: That version cannot be opened.
         """
+        if self.paths_there and not paths_there(self.root, self.paths_there):
+            raise ManifestError(
+                f"{socket.gethostname()}: none of {counted(len(self.paths_there), 'audio file')} checked exists there, "
+                f"for example {locate(self.root, self.paths_there[0])}; where the run was planned, they do: audio must "
+                "be on a file system that all machines share, or at URLs"
+            )
         if self.allows_remote_code:
             allow_remote_code()
         allow_commands(self.allowed_commands)

@@ -7,6 +7,7 @@ connections of `devices.py`, the actors of `ray.py`.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import queue
@@ -15,7 +16,8 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic
@@ -55,6 +57,16 @@ _SECONDS_TO_COMMIT = 30.0
 """How long a worker may take to finish what it has begun once nobody listens any more."""
 
 
+@cache
+def own_code() -> str:
+    """The featcache of this process: its version and a hash of its modules, as two checkouts may have one version."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parents[1]
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"\n{path.relative_to(package)}\n".encode() + path.read_bytes())
+    return f"{__version__}, code {digest.hexdigest()[:12]}"
+
+
 @dataclass(frozen=True)
 class VersionSetup:
     """What a worker needs to know of a version that it fills."""
@@ -79,8 +91,8 @@ class WorkerSetup:
     """The version of each config."""
     options: Options
     """The options of the run, with the worker's own device, as it sees it, and budget of threads."""
-    featcache: str = __version__
-    """The version of featcache that planned."""
+    featcache: str = field(default_factory=own_code)
+    """The featcache that planned."""
 
 
 @dataclass(frozen=True)
@@ -253,9 +265,9 @@ class _Worker:
     """
 
     def __init__(self, setup: WorkerSetup, stop: threading.Event, send: Callable[[Event], None]) -> None:
-        if setup.featcache != __version__:
+        if setup.featcache != own_code():
             raise ExtractorError(
-                f"{socket.gethostname()}: has featcache {__version__}, and the run was planned by {setup.featcache}: "
+                f"{socket.gethostname()}: has featcache {own_code()}, and the run was planned by {setup.featcache}: "
                 "install the same everywhere"
             )
         self.device = Device(setup.options.device, setup.options.threads)
@@ -273,7 +285,9 @@ class _Worker:
             job.counts = VersionCounts()
         progress = Progress()
         group = JobGroup(self.jobs, self._setup.root, self._setup.has_urls, self.device, self._source, work.suspects)
-        control = RunControl(progress, self._report, self._stop, takes_claims=self._takes_claims, done=self._send)
+        control = RunControl(
+            progress, self._report, self._stop, takes_claims=self._takes_claims, leaves_unread=True, done=self._send
+        )
         run_locally(group, iter(work.tasks), control)
         for total, job in zip(self._totals, self.jobs, strict=True):
             total.add(job.counts)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
@@ -14,8 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.audio.content_hash import hash_of_content
 from featcache.audio.decode import probe_seconds
-from featcache.audio.members import check_container
+from featcache.audio.members import check_container, read_member
 from featcache.audio.remote import each_at_once, require, stamp_of
 from featcache.audio.tables import pyarrow
 from featcache.errors import AudioError, ManifestError, Reason, counted
@@ -23,12 +25,14 @@ from featcache.extraction.failures import Stamp, is_same, stat_of, where_missing
 from featcache.extraction.tasks import RowStatus
 from featcache.manifest import Manifest, rows_at_even_steps
 from featcache.manifest.audio_locations import (
+    AudioLocation,
     AudioSource,
     Command,
     Member,
     Url,
     have_compressed,
     is_copied,
+    locate,
     need_pyarrow,
     url_of,
 )
@@ -190,19 +194,40 @@ def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_], whole: Manif
         ManifestError: No other file of the manifest is there either, as far as some tell: the root is probably another
             than was meant. A single file that is missing may be just that.
     """
-    paths = _some_paths(manifest, rows)
+    paths = some_paths(manifest, rows)
     if len(paths) < 2 or not (fault := _fault_of_all(manifest, paths)):
         return []
     location = manifest.resolve(paths[0])
     hint = "" if url_of(location) or os.path.isabs(paths[0]) else "; --root says what relative paths are relative to"
     note = f"none of {len(paths):,} audio files checked {fault}{hint}"
-    others = _some_paths(manifest, ~rows) if whole is None else _some_paths(whole, np.ones(len(whole), bool))
+    others = some_paths(manifest, ~rows) if whole is None else some_paths(whole, np.ones(len(whole), bool))
     if not others or _fault_of_all(manifest, others):
         raise ManifestError(f"{manifest.source}: {note}")
     return [note]
 
 
-def _some_paths(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]:
+def paths_there(root: AudioLocation, paths: Iterable[str]) -> list[str]:
+    """Those of some paths whose file is there, on this machine, as far as a look tells."""
+    return [path for path in paths if not _fault(locate(root, path))]
+
+
+def can_be_read(root: AudioLocation, path: str) -> bool:
+    """Whether all bytes of a file can be read on this machine; of what is at a URL or printed by a command, False."""
+    location = locate(root, path)
+    try:
+        if isinstance(location, Member) and not isinstance(location.container, Url):
+            read_member(location)
+            return True
+        if isinstance(location, Path):
+            with open(location, "rb", buffering=0) as file:
+                hash_of_content(file.fileno())
+                return True
+    except (AudioError, OSError, ValueError):  # ValueError: the path has a zero byte
+        return False
+    return False
+
+
+def some_paths(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]:
     """The different paths of some of these rows, from the first to the last."""
     numbers = np.flatnonzero(rows)
     some = numbers[rows_at_even_steps(len(numbers), _FETCHED if manifest.has_urls else _PROBED)]

@@ -16,6 +16,7 @@ from time import perf_counter
 import numpy as np
 
 from featcache.errors import StoreError
+from featcache.extraction.audio_files import some_paths
 from featcache.extraction.jobs import ConcurrentRuns, Engine, JobGroup, Progress, RunControl, VersionJob, made_by
 from featcache.extraction.plan import ExtractionPlan, group_versions, seconds_per_shard
 from featcache.extraction.summary import Summary, summarize
@@ -98,7 +99,8 @@ def _fill(
     jobs = [_begin(plan, planned, version) for planned, version in zip(versions, opened, strict=True)]
     suspects = reduce(or_, (planned.suspects for planned in versions))
     has_urls = plan.source is None and plan.manifest.has_urls
-    group = JobGroup(jobs, plan.manifest.root, has_urls, plan.device, plan.source, suspects)
+    some = some_paths(plan.manifest, np.ones(len(plan.manifest), bool)) if plan.source is None else ()
+    group = JobGroup(jobs, plan.manifest.root, has_urls, plan.device, plan.source, suspects, some)
     engine(group, _tasks(plan, versions), control)
     for job in jobs:
         job.finish(interrupted=control.stop.is_set())

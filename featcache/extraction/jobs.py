@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -29,7 +30,7 @@ from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import AudioLocation, CopiedSource
 from featcache.store.in_flight import Suspects, forget_suspects
-from featcache.store.index import open_index
+from featcache.store.index import Place, open_index
 from featcache.store.join import RowKeys
 from featcache.store.ledger import Failure
 from featcache.store.run_records import ShardEvent
@@ -146,6 +147,12 @@ class DoneTask(Done):
 
     name: str
     """The name of the task."""
+    unread: list[list[Failure]]
+    """What was left out of each version, and not recorded as failed: see `RunControl.leaves_unread`."""
+    replaces: dict[str, Place]
+    """The items that the utterances left out would have replaced, by id."""
+    host: str = field(default_factory=socket.gethostname)
+    """The machine that did it."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +173,9 @@ class RunControl:
     """Whether other runs may be given the same tasks. If so, each task is claimed, and what others have added in the
     meantime is left out. If not, because the tasks have been dealt out, no lock is taken, and nobody else's shards are
     looked for."""
+    leaves_unread: bool = False
+    """Whether utterances whose file this machine cannot read are left to whoever has dealt out the tasks: another
+    machine may have the file, and then they have not failed."""
 
     def give_up(self, reason: str) -> None:
         """Stop the run, as if too many utterances had failed."""
@@ -317,6 +327,8 @@ class JobGroup:
     """The version whose features are used instead of audio; None for audio."""
     suspects: Suspects
     """The utterances that may have crashed earlier runs."""
+    some_paths: Sequence[str] = ()
+    """The paths of some of the audio files, by which a machine can tell whether it has them."""
 
     @property
     def configs(self) -> list[BuiltConfig]:

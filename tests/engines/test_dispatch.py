@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+from dataclasses import replace
+from functools import partialmethod
 from multiprocessing import Pipe
+from pathlib import Path
 
 import pytest
 from cache_contents import check, items, only_version
 from extractions import extract_here
 from inline_team import InlineTeam
 
+from featcache import __version__
 from featcache.config import load_config
 from featcache.engines.process import Fault
-from featcache.engines.worker import Died, serve
-from featcache.errors import ConfigError, ExtractorError
+from featcache.engines.worker import Died, WorkerSetup, serve
+from featcache.errors import ConfigError, ExtractorError, ManifestError
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.failures import FailureLimit
 from featcache.extraction.plan import Options, plan_extraction
@@ -140,6 +145,49 @@ def test_failures_of_all_workers_count_for_the_limit(run, plain):
     summary = run(InlineTeam(2), plain.manifest(rows, "half.csv"), max_failures=FailureLimit.parse("2"))
     assert summary.too_many_failures.endswith("have failed, and --max-failures allows 2")
     assert summary.interrupted
+
+
+class Elsewhere(InlineTeam):
+    """A team on a machine that has the audio in another folder, or not at all."""
+
+    def __init__(self, root):
+        super().__init__(2)
+        self._root = root
+
+    def start(self, worker, setup, versions):
+        super().start(worker, replace(setup, root=self._root), versions)
+
+
+def test_a_machine_without_the_audio_is_refused_as_extract_would(run, scratch):
+    with pytest.raises(
+        ManifestError, match=r"none of 12 audio files checked exists there, for example /no/such/.*share"
+    ):
+        run(Elsewhere(Path("/no/such")))
+    version = only_version(scratch / "cache")
+    assert (latest_failures(version), version.shard_names()) == ({}, [])
+
+
+def test_what_one_machine_cannot_read_and_another_can_has_not_failed(run, plain, scratch, whole):
+    manifest, name = plain.manifest(), plain.rows[4]["path"]
+    here, there = (Path(shutil.copytree(plain.folder, scratch / name)) for name in ("here", "there"))
+    for row in plain.rows[2:5]:
+        (there / row["path"]).unlink()
+    kept = (here / name).rename(scratch / "kept")
+    with pytest.raises(ExtractorError, match=f"^2 utterances could not be read .* {plain.ids[2]} on .*can read them"):
+        run(Elsewhere(there), here / manifest.name)
+    failed = latest_failures(only_version(scratch / "cache"))
+    assert {id_: failure.reason for id_, failure in failed.items()} == {plain.ids[4]: "file_missing"}
+    kept.rename(here / name)
+    assert run(InlineTeam(2), here / manifest.name).versions[0].extracted == 3
+    assert items(scratch / "cache") == whole
+
+
+def test_another_checkout_of_the_same_version_is_another_featcache(run, monkeypatch):
+    monkeypatch.setattr(
+        WorkerSetup, "__init__", partialmethod(WorkerSetup.__init__, featcache=f"{__version__}, code 0")
+    )
+    with pytest.raises(ExtractorError, match=rf"has featcache {__version__}, code [0-9a-f]{{12}}, .*code 0: install"):
+        run(InlineTeam(1))
 
 
 def test_a_worker_that_cannot_read_its_setup_says_so():

@@ -52,6 +52,7 @@ def test_a_clip_that_ends_its_process_costs_itself_and_the_rest_is_as_from_one_p
     culprit = f"{plain.ids[1]}!segfault"
     summary = done.json()  # and nothing of Ray's on standard output
     assert summary["failed_by_reason"] == {"crashed": 1}
+    assert "nice" not in done.err  # as this process is, not behind all else
     assert summary["versions"][0]["extracted"] == 11
     assert 1 <= summary["processes"] <= 2  # on a busy machine, one may do all of it before the other is there
     assert done.err.count("the process ended at work (Ray lost its process)") <= 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -244,3 +247,18 @@ def test_copies_are_dealt_out_too(cli, plain, scratch):
     assert chunk_files(scratch / "parts") == chunk_files(scratch / "whole")
     assert len(items(scratch / "parts")) == 24
     assert problems(scratch / "parts") == []
+
+
+def test_all_jobs_of_slurm_get_the_options(tmp_path):
+    """The array, and the job after it; what that one gets besides comes last, so that it may be less."""
+    (tmp_path / "sbatch").write_text('#!/bin/sh\necho "$@" >> "$0.called"; echo 7\n')
+    (tmp_path / "sbatch").chmod(0o755)
+    scripts = Path(__file__).parents[2] / "examples/slurm"
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "INDEX_OPTIONS": "--gres=none --mem=1G"}
+    options = ["--account=me", "--partition=gpu", "--gres=gpu:1"]
+    subprocess.run([scripts / "submit.sh", "m.csv", "c", "8", *options], env=environment, check=True, cwd=tmp_path)
+    asked = " ".join(options)
+    assert (tmp_path / "sbatch.called").read_text().splitlines() == [
+        f"--parsable --array=0-7 {asked} {scripts}/extract.sbatch",
+        f"--parsable --dependency=afterany:7 {asked} --gres=none --mem=1G {scripts}/index.sbatch",
+    ]
