@@ -13,14 +13,15 @@ from featcache.cli import main
 
 
 def tables():
-    """The keys that the page lists under each heading, in full: `versions[].bytes`."""
+    """The keys that the page lists under each heading, in full: `.bytes` is `versions[].bytes`."""
     sections = re.split(r"^## (.*)$", text_of("docs/json.md"), flags=re.MULTILINE)
-    return {
-        heading.removeprefix("featcache "): {
-            key for cells in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for key in re.findall(r"`([^`]*)`", cells)
-        }
-        for heading, text in zip(sections[1::2], sections[2::2], strict=True)
-    }
+    listed = {}
+    for heading, text in zip(sections[1::2], sections[2::2], strict=True):
+        cells = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+        keys = {key for cell in cells for key in re.findall(r"`([^`]*)`", cell)}
+        full = {f"versions[]{key}" if key.startswith(".") else key for key in keys}
+        listed[heading.removeprefix("featcache ")] = full | {"versions"} if full != keys else keys
+    return listed
 
 
 KEYS = tables()
