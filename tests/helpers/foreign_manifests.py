@@ -211,6 +211,12 @@ def ljspeech(top: Path, clips: Sequence[Clip]) -> Written:
     return Written(manifest, "ljspeech", ids, [f"wavs/{id_}.wav" for id_ in ids], ("text",))
 
 
+def piper(top: Path, clips: Sequence[Clip]) -> Written:
+    manifest = _lines(top / "piper.csv", [f"{clip.stem}|{clip.speaker}|{clip.text}" for clip in clips])
+    ids = [clip.stem for clip in clips]
+    return Written(manifest, "piper", ids, [f"wavs/{id_}.wav" for id_ in ids])
+
+
 def _bars(name: str, file: str, header: str, line: Callable[[Clip], str], columns: tuple[str, ...]) -> Writer:
     def write(top: Path, clips: Sequence[Clip]) -> Written:
         lines = [*([header] if header else []), *map(line, clips)]
@@ -256,6 +262,7 @@ WRITERS: dict[str, Writer] = {
     "speechbrain json": speechbrain_json,
     "fairseq": fairseq,
     "ljspeech": ljspeech,
+    "piper": piper,
     "f5": _bars("f5", "f5.csv", "audio_file|text", lambda clip: f"{clip.path}|{clip.text}", ("text",)),
     "gpt-sovits": _bars(
         "gpt-sovits",

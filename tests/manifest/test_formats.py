@@ -230,7 +230,6 @@ def test_rows_that_nemo_skips_are_left_out_and_counted(written):
 @pytest.mark.parametrize(
     ("name", "text", "first", "second"),
     [
-        ("list.txt", "x.wav|ann|hello\n", "styletts2", "vits"),
         ("list.txt", "a x.wav\nb y.wav\n", "kaldi", "paths"),
         ("t.json", '{"audio_filepath": "x.wav", "sources": [], "sampling_rate": 8000}\n', "nemo", "lhotse"),
     ],
@@ -243,6 +242,48 @@ def test_what_fits_two_formats_is_refused_until_one_is_named(written, name, text
     if name != "t.json":
         assert read_manifest(path, format=first).format == first
         assert read_manifest(path, format=second).format == second
+
+
+@pytest.mark.parametrize(
+    ("lines", "format_name"),
+    [
+        (["x.wav|Mary Ann Lee|hello", "y.wav|Mary Ann Lee|good night to all of you", "z.wav|Bob|well then"], "vits"),
+        (["x.wav|hello|Mary Ann Lee", "y.wav|good night to all of you|Mary Ann Lee", "z.wav|so be it|7"], "styletts2"),
+        (["u1|ann|the ann of old", "u2|bob|hello", "u3|ann|good night", "u4|bob|yes"], "piper"),
+        (["u1|0|yes", "u2|0|no", "u3|1|yes"], "piper"),
+        (["u1|In 1850|In eighteen fifty", "u2|12|twelve", "u3|Oh, no|oh no"], "ljspeech"),
+    ],
+)
+def test_lists_of_like_columns_are_told_apart_by_many_lines(written, lines, format_name):
+    assert read_manifest(written("\n".join(lines), "list.txt")).format == format_name
+
+
+@pytest.mark.parametrize(
+    ("lines", "readings"),
+    [
+        (["x.wav|ann|hello"], ["styletts2 (path 'x.wav', text 'ann', speaker 'hello')", "vits (path 'x.wav', speaker"]),
+        (["x.wav|Mary Ann|yes", "y.wav|Mary Ann|no"], ["styletts2 (", "vits ("]),
+        ([f"{n}.wav|spk{n}|{('yes', 'no')[n % 2]}" for n in range(50)], ["styletts2 (", "vits ("]),
+        (
+            ["u1|ann|hello there"],
+            ["ljspeech (id 'u1', text 'ann', normalised 'hello there')", "piper (id 'u1', speaker"],
+        ),
+        (["u1|你好|ni3 hao3", "u2|好的|hao3 de5"], ["ljspeech (", "piper ("]),
+    ],
+)
+def test_lists_that_stay_ambiguous_are_refused_with_both_readings(written, lines, readings):
+    path = written("\n".join(lines), "list.txt")
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(path)
+    first, second = str(caught.value).removeprefix(f"{path}: may be ").split(" or ")
+    assert first.startswith(readings[0])
+    assert second.startswith(readings[1])
+    for name in (first.split()[0], second.split()[0]):
+        assert read_manifest(path, format=name).format == name
+
+
+def test_a_list_of_paths_with_spaces_is_none_of_ids_and_paths(written):
+    assert read_manifest(written("my songs/a.wav\nb.wav\n", "list.txt")).format == "paths"
 
 
 def test_a_folder_may_fit_two_formats(top):

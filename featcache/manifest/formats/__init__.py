@@ -13,6 +13,7 @@ from featcache.manifest.formats.lhotse import is_shar, kind_of, read_lhotse
 from featcache.manifest.formats.lists import (
     BARS,
     bars_fit,
+    bars_reading,
     fairseq_fits,
     paths_fit,
     read_bars,
@@ -40,6 +41,8 @@ class Format(NamedTuple):
     """Gives the rows, by column. Adds faults to the source's, and leaves out rows that cannot be read."""
     fits: Callable[[Source], bool]
     """Whether a source looks like it. Those that never do are what is left if no other fits: see `format_of`."""
+    reading: Callable[[Source], str] | None = None
+    """Says how its first row is read, for a message; None if the format's name says enough."""
 
 
 def _never(source: Source) -> bool:
@@ -59,7 +62,7 @@ FORMATS = {
     "lhotse": Format(read_lhotse, lambda source: is_shar(source) or kind_of(source.first_object) is not None),
     "speechbrain": Format(read_speechbrain, is_speechbrain),
     "fairseq": Format(read_fairseq, fairseq_fits),
-    **{name: Format(read_bars(name), bars_fit(name)) for name in BARS},
+    **{name: Format(read_bars(name), bars_fit(name), bars_reading(name)) for name in BARS},
     "paths": Format(read_paths, paths_fit),
 }
 """Every format, by name."""
@@ -84,5 +87,8 @@ def format_of(source: Source, name: str | None = None) -> str:
         raise ManifestError(what)
     found = [name for name, format_ in FORMATS.items() if format_.fits(source)]
     if len(found) > 1:
-        raise ManifestError(f"may be {' or '.join(found)}: say which with --format {found[0]}, for example")
+        readings = [
+            f"{name} ({read(source)})" if (read := FORMATS[name].reading) is not None else name for name in found
+        ]
+        raise ManifestError(f"may be {' or '.join(readings)}: say which with --format {found[0]}, for example")
     return found[0] if found else "folder" if source.is_folder else plain_format(source)

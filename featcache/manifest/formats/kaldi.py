@@ -32,7 +32,11 @@ def is_data_folder(source: Source) -> bool:
     if source.is_folder:
         return "wav.scp" in source.names
     _, _, path = source.first_fields.strip().partition(" ")
-    return source.suffix == ".scp" or (names_audio(path) and not re.search(r"[,;|\t]", source.first_fields[:-1]))
+    return source.suffix == ".scp" or (
+        names_audio(path)
+        and not re.search(r"[,;|\t]", source.first_fields[:-1])
+        and all(" " in line.strip() for line in source.first_lines)
+    )
 
 
 def read_data_folder(source: Source) -> Iterator[Batch]:

@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from featcache.errors import counted
-from featcache.manifest.columns import SPELLINGS, meaning_of
+from featcache.manifest.columns import SPELLINGS, meaning_of, shown
 from featcache.manifest.formats.source import Batch, Source, batched, lines_of, names_audio
 from featcache.manifest.formats.tables import split_rows, table_batches
 
 BARS = {
     "ljspeech": (("id", "text", "normalised"), ("id", "text")),
+    "piper": (("id", "speaker", "text"),),
     "f5": (("path", "text"),),
     "gpt-sovits": (("path", "speaker", "language", "text"),),
     "styletts2": (("path", "text", "speaker"),),
@@ -21,22 +22,67 @@ BARS = {
 
 
 def bars_fit(name: str) -> Callable[[Source], bool]:
-    """Tells whether a file is a list of this format, by its first line."""
+    """Tells whether a file is a list of this format, by its first lines."""
+    return lambda source: name in _fitting(source)
 
-    def fits(source: Source) -> bool:
+
+def bars_reading(name: str) -> Callable[[Source], str]:
+    """Says how the first line of a list is read in this format."""
+
+    def said(source: Source) -> str:
         cells = source.first_fields.split("|")
-        if len(cells) == 1:
-            return False
-        if _is_header(cells):
-            return name == "f5"
-        columns = next((columns for columns in BARS[name] if len(columns) == len(cells)), ("none",))
-        if columns[0] == "id":
-            return not (names_audio(cells[0]) or re.search(r"[\s,;]", cells[0].strip()))
-        # A speaker's name is one word. Where texts are, too, two formats fit.
-        speaker = cells[columns.index("speaker")] if "speaker" in columns else ""
-        return columns[0] == "path" and names_audio(cells[0]) and " " not in speaker.strip()
+        columns = _columns(name, len(cells)) or BARS[name][0]
+        return ", ".join(f"{column} {shown(cell)}" for column, cell in zip(columns, cells, strict=False))
 
-    return fits
+    return said
+
+
+def _columns(name: str, width: int) -> tuple[str, ...] | None:
+    """The columns of a line with that many fields."""
+    return next((columns for columns in BARS[name] if len(columns) == width), None)
+
+
+def _fitting(source: Source) -> list[str]:
+    """The formats that a list with bars may have: several, if their columns look alike and its lines do not tell."""
+    cells = source.first_fields.split("|")
+    if len(cells) == 1:
+        return []
+    if _is_header(cells):
+        return ["f5"]
+    has_paths = names_audio(cells[0])
+    if not has_paths and re.search(r"[\s,;]", cells[0].strip()):
+        return []
+    first = "path" if has_paths else "id"
+    alike = [name for name in BARS if (columns := _columns(name, len(cells))) and columns[0] == first]
+    if len(alike) < 2:
+        return alike
+    lines = [line.split("|") for line in source.first_lines]
+    second, third = zip(*(line[1:] for line in lines if len(line) == 3), strict=True)
+    plain = (_with_speakers if has_paths else _with_ids)(second, third)
+    return alike if plain is None else [plain]
+
+
+def _with_speakers(second: Sequence[str], third: Sequence[str]) -> str | None:
+    """Whether lists of paths have speakers before texts or behind: speakers' names have fewer words, and come again."""
+    words = [sum(len(cell.split()) for cell in cells) for cells in (second, third)]
+    values = [len(set(cells)) for cells in (second, third)]
+    if words[0] < words[1] and values[0] <= values[1]:
+        return "vits"
+    return "styletts2" if words[0] > words[1] and values[0] >= values[1] else None
+
+
+def _with_ids(second: Sequence[str], third: Sequence[str]) -> str | None:
+    """Whether lists of ids have texts twice, the second time normalised, which leaves words as they are; or speakers,
+    who say different things."""
+    pairs = [*zip(second, third, strict=True)]
+    alike = sum(bool(_words(before) & _words(after)) for before, after in pairs)
+    if alike * 2 >= len(pairs):
+        return "ljspeech"
+    return "piper" if len(set(second)) < len(set(pairs)) else None
+
+
+def _words(text: str) -> set[str]:
+    return {*re.findall(r"\w+", text.lower())}
 
 
 def _is_header(cells: Sequence[str]) -> bool:
@@ -44,7 +90,7 @@ def _is_header(cells: Sequence[str]) -> bool:
 
 
 def read_bars(name: str) -> Callable[[Source], Iterator[Batch]]:
-    """Reads a list of this format; LJSpeech's files are `wavs/<id>.wav`. A header is one if it names the columns."""
+    """Reads a list of this format; files of ids are `wavs/<id>.wav`. A header is one if it names the columns."""
 
     def read(source: Source) -> Iterator[Batch]:
         rows = split_rows(lines_of(source.stream, source.faults), "|")
@@ -52,13 +98,14 @@ def read_bars(name: str) -> Callable[[Source], Iterator[Batch]]:
         if _is_header(cells):
             yield from table_batches(rows, source)
             return
-        allowed = {len(columns): columns for columns in BARS[name]}
-        columns = allowed.get(len(cells), BARS[name][0])
+        columns = _columns(name, len(cells)) or BARS[name][0]
+        # Piper looks into `wav` first.
+        folder = "wav" if name == "piper" and (source.folder / "wav").is_dir() else "wavs"
 
         def good() -> Iterator[tuple[int, list[str]]]:
             for line, cells in rows:
                 if len(cells) == len(columns):
-                    yield line, [*cells, f"wavs/{cells[0]}.wav"] if columns[0] == "id" else cells
+                    yield line, [*cells, f"{folder}/{cells[0]}.wav"] if columns[0] == "id" else cells
                 elif "".join(cells).strip():
                     expected = "|".join(columns)
                     source.faults.add(line, f"{counted(len(cells), 'field')}, but {expected} has {len(columns)}")

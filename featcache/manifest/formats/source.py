@@ -33,6 +33,9 @@ ROWS_PER_BATCH = 256
 HEAD_BYTES = 1 << 20
 """The most bytes of a file by which its format is recognised."""
 
+_HEAD_LINES = 200
+"""The most lines."""
+
 _TAR = (
     "is a tar, not a manifest: `tar tf FILE.tar > members.txt` lists its members, and `--root FILE.tar` says that the "
     "paths of such a list are in it"
@@ -197,7 +200,7 @@ class Source(Reading):
         if not self.is_folder:
             with self._stack:
                 stream = sys.stdin.buffer if is_stdin else self._stack.enter_context(opened(self.path, True))
-                self._head = _two_lines(stream)
+                self._head = _first_lines(stream)
                 if stream.seekable() and (is_stdin or self.path.is_file()):  # of a pipe, gzip says that it is, too
                     stream.seek(0)
                 elif self.is_parquet:
@@ -263,13 +266,14 @@ class Source(Reading):
             return None
         is_tar = head[257:262] == b"ustar"
         found = next((what for beginning, what in _NO_MANIFESTS.items() if re.match(beginning, head, re.DOTALL)), None)
-        other = "is neither text nor Parquet: give a table, a list, or a folder of audio" if b"\0" in head else None
+        is_binary = any(b"\0" in line for line in head.split(b"\n", 2)[:2])
+        other = "is neither text nor Parquet: give a table, a list, or a folder of audio" if is_binary else None
         return _TAR if is_tar else found or other
 
     @cached_property
     def first_text(self) -> str:
-        """The beginning of the file, up to the second line that is not blank, but at most 1 MiB; empty if it is no
-        text in UTF-8."""
+        """The beginning of the file: its first 200 lines that are not blank, but at most 1 MiB; empty if it is no text
+        in UTF-8."""
         if self.is_parquet or self._head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             return ""
         return self._head.decode("utf-8-sig", errors="replace")
@@ -314,12 +318,12 @@ class _Rejoined(io.RawIOBase):
         return len(data)
 
 
-def _two_lines(stream: BinaryIO) -> bytes:
-    """The beginning of a stream up to the second line that is not blank, but no more than 1 MiB."""
-    head, found = b"", 0
-    while found < 2 and (line := stream.readline(HEAD_BYTES - len(head))):
+def _first_lines(stream: BinaryIO) -> bytes:
+    """The beginning of a stream, by which its format is recognised."""
+    head, lines = b"", 0
+    while lines < _HEAD_LINES and (line := stream.readline(HEAD_BYTES - len(head))):
         head += line
-        found += bool(line.strip())
+        lines += bool(line.strip())
     return head
 
 
