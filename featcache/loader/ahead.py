@@ -1,8 +1,8 @@
 """Shards of an object store that batches will read soon, fetched while training works on those before.
 
 A sampler that takes the utterances of a few shards at a time knows what comes next. While the batches of one window are
-made, the shards of the next ones are copied to the local disk, in the order in which they are read, as far as
-`copy_limit` has room for them beside what is still needed. A copy is held until the last batch of these windows that
+made, the shards of the next ones are copied to the local disk or into memory, in the order in which they are read, as
+far as there is room for them beside what is still needed. A copy is held until the last batch of these windows that
 reads it has been made; then it may make room for others at once.
 """
 
@@ -37,17 +37,14 @@ _MOST_WINDOWS = 4
 def has_windows_to_fetch(batches: Any, dataset: FeatureDataset) -> bool:
     """Whether a sampler's batches are of a few shards at a time, and these are copied from an object store."""
     caches = [version.cache for version in dataset.versions]
-    fetches = [each._tiers is not None and each._tiers.fetches(each.version.path) for each in caches]
+    fetches = [each._tiers is not None and not isinstance(each.version.path, Path) for each in caches]
     return getattr(batches, "has_windows", False) and any(fetches)
 
 
 def asks_store(dataset: FeatureDataset) -> bool:
     """Whether batches ask an object store for their own bytes, since no shards are copied."""
     caches = [version.cache for version in dataset.versions]
-    return any(
-        not isinstance(each.version.path, Path) and (each._tiers is None or each._tiers.copy_to is None)
-        for each in caches
-    )
+    return any(each._tiers is None and not isinstance(each.version.path, Path) for each in caches)
 
 
 class ShardsAhead:
@@ -70,7 +67,7 @@ class ShardsAhead:
         self._left: Counter[ToFetch] = Counter()  # utterances that are still to be read
         self._queue: dict[ToFetch, None] = {}  # shards that are not begun, in their order
         self._begun: dict[ToFetch, Future[Callable[[], None] | None]] = {}
-        self._bytes: Counter[Path] = Counter()  # of these, in each folder
+        self._bytes: Counter[str] = Counter()  # of these, in each place of copies
         self._batches: dict[int, dict[ToFetch, int]] = {}  # those that are not made, in their order, and what they read
 
     def windows(self, batches: Iterator[list[int]], sampler: Any) -> Iterator[list[int]]:
@@ -128,7 +125,7 @@ class ShardsAhead:
     def _wanted(self, rows: NDArray[np.int64]) -> dict[ToFetch, int]:
         wanted: dict[ToFetch, int] = {}
         for version in self._dataset.versions:
-            wanted |= version.cache._reader.to_fetch(version.positions_of(rows))
+            wanted |= version.cache._shards.to_fetch(version.positions_of(rows))
         return wanted
 
     def _expect(self, rows: NDArray[np.int64]) -> None:
@@ -148,8 +145,8 @@ class ShardsAhead:
     def _has_room(self) -> bool:
         """Whether there is room for the first shard of the queue."""
         shard = next(iter(self._queue))
-        folder, limit = shard.copies.folder, shard.copies.limit
-        return limit is None or self._bytes[folder] + shard.num_bytes <= limit
+        where, room = shard.copies.where, shard.copies.room
+        return room is None or self._bytes[where] + shard.num_bytes <= room
 
     def _begin(self) -> None:
         """Begin to fetch, in the order of the queue, what there are threads and room for: no more than that, since the
@@ -164,7 +161,7 @@ class ShardsAhead:
                 self._changed.notify_all()
                 return
             del self._queue[shard]
-            self._bytes[shard.copies.folder] += shard.num_bytes
+            self._bytes[shard.copies.where] += shard.num_bytes
             self._begun[shard] = future
             future.add_done_callback(self._go_on)
 
@@ -188,7 +185,7 @@ class ShardsAhead:
             future.add_done_callback(_release)
         with self._changed:
             for shard in begun:
-                self._bytes[shard.copies.folder] -= shard.num_bytes
+                self._bytes[shard.copies.where] -= shard.num_bytes
             self._batches.pop(number, None)
             self._begin()
             self._changed.notify_all()

@@ -26,7 +26,6 @@ from featcache.strings import Strings
 if TYPE_CHECKING:
     import torch
 
-    from featcache.loader.shards import ShardReader, UtteranceReader
     from featcache.loader.tiers import Tiers
 
 __all__ = ["Cache", "Keys"]
@@ -50,7 +49,7 @@ class Cache:
         check: Whether to compare every utterance that is read with its checksum. Its features are then read, and not
             mapped: see docs/loader.md.
         shards: The names of the shards to use, to see a version as it was; by default all shards.
-        tiers: What to keep in memory and on a local disk; nothing by default.
+        tiers: What to copy into memory and to a local disk; nothing by default.
 
     Attributes:
         version, check: As given.
@@ -58,7 +57,7 @@ class Cache:
 
     Raises:
         DamagedError: The index must be built, and a shard's metadata is damaged.
-        ArgumentError: The machine has less memory than `tiers` asks for, or `tiers` has no room for a shard.
+        ArgumentError: The version is in an object store, and `tiers` has no room for a shard.
     """
 
     def __init__(
@@ -68,11 +67,9 @@ class Cache:
 
     def _begin(self, version: Version, index: Index, check: bool, tiers: Tiers | None) -> None:
         self.version, self.index, self.check, self._tiers = version, index, check, tiers
-        shard_reader = (
+        self._shards = (
             open_shards(version, index, check=check) if tiers is None else tiers.shards(version, index, check)
         )
-        self._shards: ShardReader = shard_reader
-        self._reader: UtteranceReader = shard_reader if tiers is None else tiers.reader(shard_reader)
         self._buffers = Buffers()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -181,11 +178,11 @@ class Cache:
         position = self._position(key)
         if self.check if check is None else check:
             out = np.empty((int(self.index.num_frames[position]), *self.spec.item_shape), self.version.dtype)
-            frames = self._reader.load(position, out)
+            frames = self._shards.load(position, out)
             self._shards.verify(position, frames)
             frames.flags.writeable = False
         else:
-            frames = self._reader.utterance(position)
+            frames = self._shards.utterance(position)
         if start is not None or duration is not None:
             length = np.array([len(frames)])
             (first,), (count,) = frames_between(length, self.spec.frame_rate, start or 0, duration)
@@ -276,15 +273,15 @@ class Cache:
         buffers = self._buffers if out is None else out
         # Memory is asked for once the reader has found the frames there, in files of their size.
         if self.check if check is None else check:
-            with self._reader.requesting(positions):
+            with self._shards.requesting(positions):
                 padded = tensor_in(buffers, shape, dtype)
                 self._gather_checked(positions, firsts, counts, codebooks, padding_value, padded.numpy())
             return padded
-        frames_of = self._reader.frames(positions, firsts, counts)
+        frames_of = self._shards.frames(positions, firsts, counts)
         if codebooks is not None:
             frames_of = [frames[:, :codebooks] for frames in frames_of]
         padded = tensor_in(buffers, shape, dtype)
-        with self._reader.read_ahead(frames_of):
+        with self._shards.read_ahead(frames_of):
             if as_values:
                 for row, position, frames in zip(padded.numpy(), positions.tolist(), frames_of, strict=True):
                     scale, offset = self._shards.quantization(position)
@@ -310,7 +307,7 @@ class Cache:
         as_stored = codebooks is None and padded.dtype == room.dtype
         rows = zip(padded, positions.tolist(), lengths.tolist(), begins.tolist(), counts.tolist(), strict=True)
         for row, position, length, first, count in rows:
-            frames = self._reader.load(position, row if as_stored and count == length else room)
+            frames = self._shards.load(position, row if as_stored and count == length else room)
             self._shards.verify(position, frames)
             part = frames[first : first + count]
             if self.spec.is_quantized and padded.dtype != room.dtype:

@@ -1,11 +1,18 @@
-"""Copies of shards on a local disk; of those in a folder, made in the background: a shard is read from there once its
-copy is complete.
+"""Copies of shards nearer than the cache: on a local disk, in memory, or both: memory is filled from the disk.
 
-One thread in each process makes the copies for all its caches, one after another, in the order in which shards were
-first read. It ends when there is nothing to do. Threads do not survive a fork: a child starts its own when it reads.
+**Of a cache in a folder**, copies are made in the background, and a shard is read from its copy once that is complete.
+One thread in each process makes them for all its caches, one after another, in the order in which shards were first
+read. It ends when there is nothing to do. What is read changes only where it is read: the thread puts a finished copy
+into a list, and `Shards` collects it before its next read.
 
-What is read changes only where it is read. The thread puts a finished copy into a list, and `Shards` collects it before
-its next read.
+**Of a cache in an object store**, a shard is copied whole before anything of it is read. So each byte is fetched once,
+however many processes of the machine read it, in whatever order, as long as the copy stays. When there is no room, the
+copies go that nobody holds (see `ahead.py`) and nobody has read for a while, and those of which the processes together
+have read as many frames as there are: of an epoch that takes shards one after the other, those that it is done with. If
+all are in use, ranges are read from the store instead: to copy a shard again and again for single utterances would
+fetch far more.
+
+Threads and their locks do not survive a fork: a child begins anew when it reads.
 """
 
 from __future__ import annotations
@@ -15,119 +22,204 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Sequence
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, FeatcacheWarning, StoreError
-from featcache.loader.local_disk import CopyRefused, LocalDisk
 from featcache.store import zarr3
 from featcache.store.chunk_file import Chunk, checked_blocks
 from featcache.store.version import Version
 
-__all__ = ["Copies", "LocalCopies", "LocalCopy"]
+__all__ = ["CopyRefused", "LocalCopies", "LocalCopy", "Place", "Tier"]
 
 _WAIT_SECONDS = 0.5
 """How long to wait if other processes are copying all that is wanted."""
 
+_POLL_SECONDS = 0.05
+"""How long to wait for a shard that another process is copying, and that is to be read now."""
+
+_COPIES_AT_ONCE = 8
+"""Shards that a process fetches side by side: each takes some blocks of memory, and a batch may need dozens."""
+
+_MOST_HELD = 128
+"""Copies that a process holds at a time: each takes a file descriptor. Others stay as long as they are in use."""
+
+_TOUCH_SECONDS = 1.0
+"""How often it is said of a copy that it is in use."""
+
 _lock = threading.RLock()  # held for a moment, and while the process forks
-_caches: weakref.WeakSet[LocalCopies] = weakref.WeakSet()
+_all: weakref.WeakSet[LocalCopies] = weakref.WeakSet()
 _thread: threading.Thread | None = None
 
 
-LocalCopy = tuple[int, Path, NDArray[Any]]
-"""A complete copy of a shard: the shard's number in the index, the copy's file, and the features in it, mapped."""
+class CopyRefused(Enum):
+    """Why a copy is not made."""
+
+    UNDER_WAY = "somebody is making it, or has just made it"
+    FULL = "there is no room but what is in use"
 
 
-class Copies:
-    """Copies of a version's shards on a local disk; how they are found and made is the same wherever the version is.
+class Place(Protocol):
+    """Where copies lie, by their names. Every method raises OSError: the disk is full, broken, read-only, or lacks
+    locks.
+    """
+
+    def find(self, name: str, num_bytes: int) -> NDArray[np.uint8] | None:
+        """The copy of that name and size, which is now the last to be removed; None if there is none."""
+
+    def path(self, name: str) -> Path | None:
+        """The file of the copy of that name; None in a place without files."""
+
+    def make(self, name: str, num_bytes: int, blocks: Callable[[], Iterable[memoryview]]) -> CopyRefused | None:
+        """Make the copy of that name, of these blocks, which appears whole or not at all. Raises what they raise."""
+
+    def is_under_way(self, name: str) -> bool:
+        """Whether somebody is making the copy of that name."""
+
+    def has(self, name: str) -> bool:
+        """Whether there is a copy of that name."""
+
+    def touch(self, name: str) -> bool:
+        """Have a copy be the last to be removed; False if it has been removed."""
+
+    def count(self, name: str, amount: int, whole: int) -> bool:
+        """Count what is read of a copy, by all processes; whether that is the whole now, which then begins anew."""
+
+    def let_go(self, name: str) -> None:
+        """Have a copy look as if nobody had read it for a while: it is the first to go, unless somebody holds it."""
+
+    def hold(self, name: str) -> Callable[[], None] | None:
+        """Keep a copy from being removed until the function is called that is returned; None if it is not there."""
+
+
+class Tier:
+    """A place of copies, which is opened as late as possible: it may be slow, or hang.
+
+    Args:
+        where: The place, for messages.
+        limit: The limit of everything in it, in bytes; None for what is free.
+        setting: The argument that limits it, for messages.
+        open_place: Opens it.
+    """
+
+    def __init__(self, where: str, limit: int | None, setting: str, open_place: Callable[[], Place]) -> None:
+        self.where, self.limit, self.setting = where, limit, setting
+        self.may_make = True
+        """Whether copies are still made there; what is there, or what others make, is used."""
+        self.is_broken = False
+        self._open = open_place
+        self._place: Place | None = None
+
+    @property
+    def place(self) -> Place:
+        """The place; raises OSError if it cannot be opened."""
+        if self._place is None:
+            self._place = self._open()
+        return self._place
+
+    def find(self, name: str, num_bytes: int) -> NDArray[np.uint8] | None:
+        """As `Place.find`."""
+        return None if self.is_broken else self.place.find(name, num_bytes)
+
+    def make(self, name: str, num_bytes: int, blocks: Callable[[], Iterable[memoryview]]) -> CopyRefused | None:
+        """As `Place.make`; refuses what may no longer be made."""
+        if self.may_make:
+            return self.place.make(name, num_bytes, blocks)
+        is_under_way = not self.is_broken and self.place.is_under_way(name)
+        return CopyRefused.UNDER_WAY if is_under_way else CopyRefused.FULL
+
+    def give_up(self) -> None:
+        """Make no more copies there; read none either if the place cannot be opened."""
+        self.may_make, self.is_broken = False, self._place is None
+
+
+class LocalCopy:
+    """A copy that this process has mapped.
+
+    Args:
+        number: The shard's number in the index.
+        place, name: Where it is.
+        features: The shard's features, `[frames, *item_shape]`.
+    """
+
+    def __init__(self, number: int, place: Place, name: str, features: NDArray[Any]) -> None:
+        self.number, self.name, self.features = number, name, features
+        self.path = place.path(name)
+        self.place = place
+        self.is_held = False
+        """Whether this process holds it, and says itself when it may go."""
+        self._touched = time.monotonic()
+
+    def is_there(self) -> bool:
+        """Whether nobody has removed it; and it is in use, which others see."""
+        now = time.monotonic()
+        if now - self._touched > _TOUCH_SECONDS:
+            if not self.place.touch(self.name):
+                return False
+            self._touched = now
+        return True
+
+    def count(self, num_frames: int) -> None:
+        """Count frames that are read. Once all processes have read as many as there are, the copy may go, until it is
+        read again.
+        """
+        if not self.is_held and self.place.count(self.name, num_frames, len(self.features)):
+            self._touched = -_TOUCH_SECONDS
+            self.place.let_go(self.name)
+
+
+class LocalCopies:
+    """The copies of a version's shards. Safe to use from several threads.
 
     Args:
         version: The version to copy from.
         shards: The shards' names, by their numbers in the index.
-        folder, limit: Where to copy to, and the limit of all copies there in bytes; see `LocalDisk`.
-        idle_seconds: As for `LocalDisk`.
+        tiers: The places of copies, the nearest one first.
     """
 
-    def __init__(
-        self,
-        version: Version,
-        shards: Sequence[str],
-        folder: Path,
-        limit: int | None,
-        *,
-        idle_seconds: float | None = None,
-    ) -> None:
-        self.folder = folder
-        self.limit = limit
-        self._version = version
-        self._shards = shards
-        self._idle_seconds = idle_seconds
-        self._disk: LocalDisk | None = None
-        self._warned_of: set[type] = set()
-
-    def _open_disk(self) -> LocalDisk:
-        """The disk, which is opened as late as possible: it may be slow, or hang."""
-        if self._disk is None:
-            version = self._version
-            self._disk = LocalDisk(
-                self.folder, self.limit, version.info.folder_name, version.path, idle_seconds=self._idle_seconds
-            )
-        return self._disk
-
-    def _name(self, number: int, chunk: Chunk) -> str:
-        """The name of the copy of a shard, whose features these are."""
-        shard = self._shards[number].rpartition("/")[2]  # a corpus names its part before it
-        return f"{shard}-{chunk.checksum:08x}"
-
-    def _copy(self, number: int, chunk: Chunk, *, may_make: bool = True) -> LocalCopy | CopyRefused:
-        """Find or make the copy of a shard, whose features these are.
-
-        Raises:
-            StoreError: They cannot be read, or are not what was written.
-            OSError: The copy cannot be written.
-        """
-        disk, name, num_bytes = self._open_disk(), self._name(number, chunk), chunk.num_bytes + zarr3.CHECKSUM_BYTES
-        while (found := disk.find(name, num_bytes)) is None:
-            if not may_make:
-                return CopyRefused.UNDER_WAY if disk.is_under_way(name) else CopyRefused.FULL
-            part = disk.begin(name, num_bytes)
-            if isinstance(part, CopyRefused):
-                return part
-            part.fill(checked_blocks(chunk.path, num_bytes, chunk.version))
-        return number, disk.path(name), found[: chunk.num_bytes].view(chunk.dtype).reshape(chunk.shape)
-
-    def _no_room(self, chunk: Chunk, what_is: str) -> str:
-        unless = "raised" if self.limit is not None else "given: without one, a tenth of the disk stays free"
-        return (
-            f"{self.folder}: has no room for a shard of {chunk.num_bytes:,} bytes besides what is in use: "
-            f"{what_is} read from {self._version.path}, unless copy_limit is {unless}"
-        )
-
-
-class LocalCopies(Copies):
-    """Has the shards that a cache reads copied to a local disk. Safe to use from several threads.
-
-    Args:
-        version, shards, folder, limit: As for `Copies`.
-    """
-
-    def __init__(self, version: Version, shards: Sequence[str], folder: Path, limit: int | None) -> None:
-        super().__init__(version, shards, folder, limit)
+    def __init__(self, version: Version, shards: Sequence[str], tiers: Sequence[Tier]) -> None:
+        self.tiers = tiers
         self.has_news = False
         """Whether `collect` is to be called before the next read."""
+        self._version = version
+        self._shards = shards
         self._wanted: dict[int, None] = {}  # the shards' numbers, in the order they were asked for
         self._finished: list[LocalCopy] = []
         self._warnings: list[str] = []
-        # All below is the thread's alone.
+        self._warned_of: set[type] = set()
         self._has_copies = False
-        self._may_copy = True
-        self._has_given_up = False
+        self._has_given_up = False  # the thread
+        self._begin_anew()
         with _lock:
-            _caches.add(self)
+            _all.add(self)
+
+    def _begin_anew(self) -> None:
+        self.has_news = True  # to go on, in a child, with what the parent was asked for
+        self._copies: dict[int, LocalCopy] = {}  # those that are read before the store is, by the shard's number
+        self._one_at_a_time: dict[int, threading.Lock] = defaultdict(threading.Lock)
+        self._fetching = threading.Semaphore(_COPIES_AT_ONCE)
+        self._num_held = 0
+
+    @property
+    def room(self) -> int | None:
+        """The bytes of the largest place; None if one has no limit."""
+        limits = [tier.limit for tier in self.tiers]
+        return None if None in limits else max(limit for limit in limits if limit is not None)
+
+    @property
+    def where(self) -> str:
+        """The places, for messages."""
+        return ", ".join(tier.where for tier in self.tiers)
+
+    # Of a cache in a folder: in the background.
 
     def want(self, number: int) -> None:
         """Ask for a copy of a shard, whose features have just been mapped."""
@@ -144,11 +236,9 @@ class LocalCopies(Copies):
         with _lock:
             self.has_news = False
             finished, self._finished = self._finished, []
-            messages, self._warnings = self._warnings, []
             if self.is_at_work:
                 _wake()
-        for message in messages:
-            warnings.warn(message, FeatcacheWarning, stacklevel=2)
+        self._tell()
         return finished
 
     @property
@@ -159,57 +249,169 @@ class LocalCopies(Copies):
     def copy_next(self) -> bool:
         """Copy one of the wanted shards; False if others are copying all of them just now. For the thread."""
         for number in list(self._wanted):
+            copy: LocalCopy | CopyRefused | None = None
             try:
-                is_done = self._find_or_make(number)
+                chunk = self._version.shard(self._shards[number]).open_features()
+                copy = self._find_or_make(number, chunk)
             except StoreError as error:
                 what = error.what if isinstance(error, DamagedError) else error
                 self._warn(type(error), f"{what}; it is not copied, but read in place")
-                is_done = True
-            except OSError as error:
-                self._warn_of_the_end(error, f"{error.filename or self.folder}: {error.strerror}")
-                self._has_given_up = self._disk is None or not self._may_copy
-                self._may_copy = False
-                is_done = self._has_given_up  # else once more: somebody may have copied it
             except Exception as error:  # noqa: BLE001 - in a thread that nobody waits for, nobody would hear of it
-                self._warn_of_the_end(error, f"{type(error).__name__}: {error}")
-                is_done = self._has_given_up = True
-            if is_done:
-                with _lock:
-                    self._wanted.pop(number, None)
-                return True
+                self._has_given_up = True
+                self._warn_of_the_end(error, f"{type(error).__name__}: {error}", self.where)
+            if copy is CopyRefused.UNDER_WAY:
+                continue
+            with _lock:
+                self._wanted.pop(number, None)
+                if isinstance(copy, LocalCopy):
+                    self._has_copies = self.has_news = True
+                    self._finished.append(copy)
+            if copy is CopyRefused.FULL and not self._has_copies:
+                self._warn_of_no_room(chunk, "shards are not copied, but")
+            return True
         return False
 
-    def _find_or_make(self, number: int) -> bool:
-        """Find or make a shard's copy, if there is room; False if somebody else is making it."""
-        self._open_disk()
-        chunk = self._version.shard(self._shards[number]).open_features()
-        copy = self._copy(number, chunk, may_make=self._may_copy)
-        if copy is CopyRefused.UNDER_WAY:
-            return False
-        if isinstance(copy, CopyRefused):
-            if self._may_copy and not self._has_copies:
-                self._warn(CopyRefused, self._no_room(chunk, "shards are not copied, but"))
-            self._may_copy = False  # but what is there, or what others copy, is used
-            return True
-        self._has_copies = True
-        with _lock:
-            self._finished.append(copy)
-            self.has_news = True
-        return True
+    # Of a cache in an object store: before they are read.
 
-    def _warn_of_the_end(self, error: Exception, reason: str) -> None:
-        self._warn(
-            type(error),
-            f"{reason}: no more shards are copied to {self.folder}; the others are read from {self._version.path}",
-        )
+    def features(self, number: int, chunk: Chunk, num_frames: int) -> LocalCopy | None:
+        """The copy of a shard, by its number in the index, to read so many frames of it. It is made now if there is
+        none; None if there is no room for it.
+
+        Raises:
+            DamagedError: The shard is not what was written.
+            StoreError: It cannot be fetched.
+        """
+        copy = self._opened(number, chunk)
+        if copy is None:
+            self._warn_of_no_room(chunk, "parts of shards are")
+        self._tell()  # here, and not in threads in which a warning would be lost
+        if copy is not None:
+            copy.count(num_frames)
+        return copy
+
+    def hold(self, number: int, chunk: Chunk) -> Callable[[], None] | None:
+        """Fetch a shard, and keep its copy until the function is called that is returned; None if there is no room.
+
+        Raises: as `features`.
+        """
+        copy = self._opened(number, chunk)
+        if copy is None:
+            return None
+        release = None
+        with _lock:
+            if self._num_held < _MOST_HELD and (release := copy.place.hold(copy.name)) is not None:
+                self._num_held += 1
+            copy.is_held = True
+
+        def let_go() -> None:
+            with _lock:
+                self._copies.pop(number, None)
+                if release is not None:
+                    self._num_held -= 1
+                    release()
+            copy.place.let_go(copy.name)
+
+        return let_go
+
+    def _opened(self, number: int, chunk: Chunk) -> LocalCopy | None:
+        with _lock:
+            one_at_a_time = self._one_at_a_time[number]
+        with one_at_a_time:
+            copy = self._copies.get(number)
+            if copy is not None and copy.is_there():
+                return copy
+            with _lock:  # of what has been removed, there is room again once it is not mapped any more
+                self._copies = {at: one for at, one in self._copies.items() if one.place.has(one.name)}
+            while True:
+                with self._fetching:
+                    made = self._find_or_make(number, chunk)
+                if isinstance(made, LocalCopy):
+                    with _lock:
+                        self._copies[number] = made
+                    return made
+                if made is CopyRefused.FULL:
+                    return None
+                time.sleep(_POLL_SECONDS)
+
+    # For both.
+
+    def _find_or_make(self, number: int, chunk: Chunk) -> LocalCopy | CopyRefused:
+        """The nearest copy of a shard, whose features these are; where a nearer place has none, it is made there.
+
+        Raises:
+            StoreError: The features cannot be read, or are not what was written.
+        """
+        shard = self._shards[number].rpartition("/")[2]  # a corpus names its part before it
+        name, num_bytes = f"{shard}-{chunk.checksum:08x}", chunk.num_bytes + zarr3.CHECKSUM_BYTES
+        copy: LocalCopy | None = None
+        nearer: list[Tier] = []
+
+        def opened(tier: Tier) -> LocalCopy | None:
+            if (found := tier.find(name, num_bytes)) is None:
+                return None
+            features = found[: chunk.num_bytes].view(chunk.dtype).reshape(chunk.shape)
+            return LocalCopy(number, tier.place, name, features)
+
+        for tier in self.tiers:
+            with self._giving_up(tier):
+                copy = opened(tier)
+            if copy is not None:
+                break
+            nearer.append(tier)
+        for tier in reversed(nearer):
+            blocks = partial(checked_blocks, chunk.path, num_bytes, chunk.version)
+            if copy is not None and copy.path is not None:
+                blocks = partial(_blocks_of_copy, copy.path, num_bytes)
+            with self._giving_up(tier):
+                refused = tier.make(name, num_bytes, blocks)
+                if refused is CopyRefused.UNDER_WAY and copy is None:
+                    return refused
+                copy = opened(tier) or copy
+        return copy or CopyRefused.FULL
+
+    @contextmanager
+    def _giving_up(self, tier: Tier) -> Iterator[None]:
+        """Make no more copies in a place in which that fails within."""
+        try:
+            yield
+        except OSError as error:
+            tier.give_up()
+            self._warn_of_the_end(error, f"{error.filename or tier.where}: {error.strerror}", tier.where)
+
+    def _warn_of_the_end(self, error: Exception, reason: str, where: str) -> None:
+        origin = self._version.path
+        self._warn(type(error), f"{reason}: no more shards are copied to {where}; the others are read from {origin}")
+
+    def _warn_of_no_room(self, chunk: Chunk, what_is: str) -> None:
+        for tier in self.tiers:
+            if tier.may_make:
+                unless = "raised" if tier.limit is not None else "given: without one, a tenth of the disk stays free"
+                self._warn(
+                    CopyRefused,
+                    f"{tier.where}: has no room for a shard of {chunk.num_bytes:,} bytes besides what is in use: "
+                    f"{what_is} read from {self._version.path}, unless {tier.setting} is {unless}",
+                )
 
     def _warn(self, kind: type, message: str) -> None:
-        """Have `collect` warn, once of each kind of trouble. Not here: where warnings are errors, it would be lost."""
+        """Have the next read warn, once of each kind of trouble: in a thread, it would be lost."""
         with _lock:
             if kind not in self._warned_of:
                 self._warned_of.add(kind)
                 self._warnings.append(message)
                 self.has_news = True
+
+    def _tell(self) -> None:
+        with _lock:
+            messages, self._warnings = self._warnings, []
+        for message in messages:
+            warnings.warn(message, FeatcacheWarning, stacklevel=2)
+
+
+def _blocks_of_copy(path: Path, num_bytes: int) -> Iterator[memoryview]:
+    try:
+        yield from checked_blocks(path, num_bytes)
+    except DamagedError as error:
+        raise DamagedError(f"{error.what}; remove this copy") from error
 
 
 def _wake() -> None:
@@ -235,7 +437,7 @@ def _at_work() -> list[LocalCopies]:
     """The caches that want copies; if there are none, the thread ends."""
     global _thread
     with _lock:
-        caches = [cache for cache in _caches if cache.is_at_work]
+        caches = [cache for cache in _all if cache.is_at_work]
         if not caches:
             _thread = None
         return caches
@@ -244,8 +446,8 @@ def _at_work() -> list[LocalCopies]:
 def _in_child() -> None:
     global _thread
     _thread = None
-    for cache in _caches:
-        cache.has_news = True
+    for copies in _all:
+        copies._begin_anew()
     _lock.release()
 
 

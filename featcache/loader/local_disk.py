@@ -1,4 +1,4 @@
-"""The folder of local copies: shards' features on a local disk, shared by all processes of the machine.
+"""The folder of local copies: shards' features on a local disk or in /dev/shm, shared by all processes of the machine.
 
     <folder>/featcache/
       lock                        held for a moment by whoever adds or removes something
@@ -22,20 +22,21 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.loader.local_copies import CopyRefused
 from featcache.storage.location import Location
 from featcache.store.locks import Lock, is_held, locked
 from featcache.store.memory_map import map_file
 
-__all__ = ["CopyRefused", "LocalDisk", "PartialCopy"]
+__all__ = ["LocalDisk", "PartialCopy"]
 
 _VERSION = re.compile(r".+-[0-9a-f]{12}\.[0-9a-f]{8}")
 _COPY = re.compile(r"[0-9a-f]{12}-[0-9a-f]{8}(\.part)?")
@@ -44,31 +45,33 @@ _LEFT_FREE = 0.1
 """The part of the disk that stays free if no limit is given."""
 
 
-class CopyRefused(Enum):
-    """Why a copy cannot be begun."""
-
-    UNDER_WAY = "somebody is making it, or has just made it"
-    FULL = "there is no room but what is in use"
-
-
 class LocalDisk:
-    """The copies of one version. While a process, or a child that it has forked, has them open, none is removed.
+    """The copies of one version, as a `Place`. While a process, or a child that it has forked, has them open, none is
+    removed.
 
     Args:
-        folder: A folder on a disk of this machine; made if it is missing.
+        folder: A folder on a disk of this machine, or in its memory; made if it is missing.
         limit: The limit of everything that featcache has in the folder, in bytes; by default, all but a tenth of the
             disk. What is beyond it, and not in use, is removed at once.
         version: The name of the version's folder, as it was made.
         path: Where the version is.
         idle_seconds: Copies of the version go too, to make room, which nobody holds and nobody has read for so long,
             though they are in use; None if none of them may.
+        is_memory: Whether the folder is in memory: then copies that no process has open do not stay there.
 
     Raises:
         OSError: From every method: the disk is full, broken, read-only, or without locks.
     """
 
     def __init__(
-        self, folder: Path, limit: int | None, version: str, path: Location, *, idle_seconds: float | None = None
+        self,
+        folder: Path,
+        limit: int | None,
+        version: str,
+        path: Location,
+        *,
+        idle_seconds: float | None = None,
+        is_memory: bool = False,
     ) -> None:
         where = os.fsencode(path.resolve()) if isinstance(path, Path) else str(path).encode()
         place = hashlib.sha256(where).hexdigest()[:8]
@@ -78,19 +81,27 @@ class LocalDisk:
         self._idle_seconds = idle_seconds
         self._root.mkdir(parents=True, exist_ok=True)
         with self.alone():
-            self._make_room(self._survey(), 0)
+            files = self._survey()
+            for home in [home for home in files if is_memory and not _is_used(home / "users")]:
+                del files[home]
+                _remove(home)
+            self._make_room(files, 0)
             if self._home.is_symlink():
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(self._home))
             self._home.mkdir(exist_ok=True)
-            self._users = Lock(self._home / "users", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, is_inherited=True)
+            # Memory is given back when the process ends, whatever children still have mapped of it.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            self._users = Lock(self._home / "users", flags, is_inherited=not is_memory)
             self._users.take(shared=True)
+        if is_memory:
+            weakref.finalize(self, _end, self._users, self._root, self._home, os.getpid())
 
     def path(self, name: str) -> Path:
-        """The file of the copy of that name, which need not exist."""
+        """As `Place.path`."""
         return self._home / name
 
     def find(self, name: str, num_bytes: int) -> NDArray[np.uint8] | None:
-        """The copy of that name and size, memory-mapped, which is now the last to be removed; None if there is none."""
+        """As `Place.find`: memory-mapped."""
         try:
             descriptor = os.open(self.path(name), os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -104,18 +115,32 @@ class LocalDisk:
         finally:
             os.close(descriptor)
 
-    def hold(self, name: str) -> Lock | None:
-        """Keep a copy from being removed by any process, until this lock is released; None if it is not there."""
+    def has(self, name: str) -> bool:
+        """As `Place.has`."""
+        return self.path(name).exists()
+
+    def touch(self, name: str) -> bool:
+        """As `Place.touch`."""
+        try:
+            os.utime(self.path(name))
+        except FileNotFoundError:
+            return False
+        except PermissionError:  # another user's
+            pass
+        return True
+
+    def hold(self, name: str) -> Callable[[], None] | None:
+        """As `Place.hold`."""
         with self.alone():
             try:
                 lock = Lock(self.path(name), os.O_RDONLY | os.O_NOFOLLOW)
             except FileNotFoundError:
                 return None
             lock.take(wait=True, shared=True)
-            return lock
+            return lock.release
 
     def count(self, name: str, amount: int, whole: int) -> bool:
-        """Count what is read of a copy, by all processes; whether that is the whole now, which then begins anew."""
+        """As `Place.count`."""
         try:
             lock = Lock(self.path(name + _READ), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
             lock.take(wait=True)
@@ -127,17 +152,25 @@ class LocalDisk:
         return amount >= whole
 
     def let_go(self, name: str) -> None:
-        """Have a copy look as if nobody had read it for a while: it is the first to go, unless somebody holds it."""
+        """As `Place.let_go`."""
         long_ago = time.time_ns() - int(((self._idle_seconds or 0) + 1) * 1e9)
         with suppress(OSError):  # another user's, or gone
             os.utime(self.path(name), ns=(long_ago, long_ago))
 
     def is_under_way(self, name: str) -> bool:
-        """Whether somebody is making the copy of that name."""
+        """As `Place.is_under_way`."""
         try:
             return is_held(self._part(name))
         except FileNotFoundError:
             return False
+
+    def make(self, name: str, num_bytes: int, blocks: Callable[[], Iterable[memoryview]]) -> CopyRefused | None:
+        """As `Place.make`."""
+        part = self.begin(name, num_bytes)
+        if isinstance(part, CopyRefused):
+            return part
+        part.fill(blocks())
+        return None
 
     def begin(self, name: str, num_bytes: int) -> PartialCopy | CopyRefused:
         """Make room for a copy, and be the one that writes it."""
@@ -192,6 +225,23 @@ class LocalDisk:
             file.path.with_suffix(_READ).unlink(missing_ok=True)
             room += file.num_bytes
         return True
+
+
+def _end(users: Lock, root: Path, home: Path, process: int) -> None:
+    """Give memory back, unless other processes use the copies."""
+    users.release()
+    if os.getpid() == process:  # a forked child may end before its parent
+        with suppress(OSError), locked(root / "lock"):
+            if not _is_used(home / "users"):
+                _remove(home)
+
+
+def _remove(home: Path) -> None:
+    with os.scandir(home) as entries:
+        for entry in entries:
+            if entry.name == "users" or _COPY.fullmatch(entry.name.removesuffix(_READ)):
+                os.unlink(entry.path)
+    home.rmdir()
 
 
 @dataclass(frozen=True)

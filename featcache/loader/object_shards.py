@@ -21,7 +21,7 @@ from featcache.store.index import Index
 from featcache.store.version import Version
 
 if TYPE_CHECKING:
-    from featcache.loader.fetched_copies import FetchedCopies
+    from featcache.loader.local_copies import LocalCopies
 
 __all__ = ["ObjectShards", "ToFetch", "open_shards"]
 
@@ -47,13 +47,13 @@ class ToFetch:
         return int(self.shards.sizes[self.number])
 
     @property
-    def copies(self) -> FetchedCopies:
-        """Where its copy is made."""
-        assert self.shards._fetched is not None
-        return self.shards._fetched
+    def copies(self) -> LocalCopies:
+        """Makes its copy."""
+        assert self.shards._copies is not None
+        return self.shards._copies
 
     def hold(self) -> Callable[[], None] | None:
-        """Copy it, and keep the copy until the function is called that is returned; see `FetchedCopies.hold`."""
+        """Copy it, and keep the copy until the function is called that is returned; see `LocalCopies.hold`."""
         return self.copies.hold(self.number, self.shards._chunk(self.number))
 
 
@@ -65,15 +65,14 @@ class ObjectShards(Shards):
 
     Args:
         version, index, check: As for `Shards`.
-        copies: Copies whole shards to a local disk before they are read; None to read ranges.
+        copies: Copies whole shards before they are read; None to read ranges.
     """
 
     def __init__(
-        self, version: Version, index: Index, *, check: bool = False, copies: FetchedCopies | None = None
+        self, version: Version, index: Index, *, check: bool = False, copies: LocalCopies | None = None
     ) -> None:
-        super().__init__(version, index, check=check)
+        super().__init__(version, index, check=check, copies=copies)
         self._chunks: dict[int, ChunkObject] = {}
-        self._fetched = copies
         self._batch = threading.local()
 
     def range(self, shard: int, first: int, count: int) -> NDArray[Any]:
@@ -112,7 +111,7 @@ class ObjectShards(Shards):
 
     def to_fetch(self, positions: NDArray[np.int64]) -> dict[ToFetch, int]:
         """The shards that are copied to read these utterances, in the order of these, each with how many there are."""
-        if self._fetched is None:
+        if self._copies is None:
             return {}
         numbers, firsts, counts = np.unique(self.index.shard[positions], return_index=True, return_counts=True)
         order = np.argsort(firsts)
@@ -138,12 +137,12 @@ class ObjectShards(Shards):
     def _of_shard(self, number: int, firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
         chunk = self._chunk(number)
         chunk.check_ends(firsts, counts)
-        copy = None if self._fetched is None else self._fetched.features(number, chunk, sum(counts))
+        copy = None if self._copies is None else self._copies.features(number, chunk, sum(counts))
         if copy is None:
-            self._copy_paths.pop(number, None)
+            self._copied.pop(number, None)
             return chunk.read_ranges(firsts, counts)
-        self._copy_paths[number], features = copy
-        return [features[first : first + count] for first, count in zip(firsts, counts, strict=True)]
+        self._copied[number] = copy
+        return [copy.features[first : first + count] for first, count in zip(firsts, counts, strict=True)]
 
     def _chunk(self, number: int) -> ChunkObject:
         chunk = self._chunks.get(number)

@@ -55,10 +55,11 @@ def open(  # noqa: A001
             mapped, so that a disk that fails gives a DamagedError. Without, it may end the process by SIGBUS.
         strict: Whether to refuse an unfinished version instead of warning: one that lacks utterances of a manifest that
             are not in the failure ledger either, that has lost shards, or of which its records do not tell.
-        ram: How much of this process's memory to use for hot utterances: "4GB", "512MiB", or a number of bytes. None by
-            default, since the page cache does the same for all processes.
-        copy_to: A folder on a local disk, or in /dev/shm, to which shards are copied while they are read; from an
-            object store, before they are read, so that each byte is fetched once.
+        ram: How much memory to use for copies of shards, which all processes of this machine share: "4GB", "512MiB", or
+            a number of bytes. They are copied while they are read; from an object store, before they are read, so that
+            each byte is fetched once. None by default, since the page cache does the same for folders.
+        copy_to: A folder on a local disk to which shards are copied likewise. With `ram` too, memory comes before the
+            disk, and that before the cache.
         copy_limit: The limit for all copies in that folder together; by default, a tenth of the disk stays free.
 
     Raises:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,36 +21,14 @@ from featcache.store.shard import Shard, SideArray
 from featcache.store.version import Version
 
 if TYPE_CHECKING:
-    from featcache.loader.local_copies import LocalCopies
+    from featcache.loader.local_copies import LocalCopies, LocalCopy
     from featcache.loader.object_shards import ToFetch
 
-__all__ = ["Shards", "cut"]
+__all__ = ["Shards"]
 
 
 _FILES_OPEN = 128
 """The most shards' files that are open to be read from, unless an eighth of what the process may open is less."""
-
-
-class UtteranceReader(Protocol):
-    """What a cache reads utterances from, by their positions: shards, memory before them, or the parts of a corpus."""
-
-    def utterance(self, position: int) -> NDArray[Any]: ...
-    def load(self, position: int, out: NDArray[Any]) -> NDArray[Any]: ...
-    def frames(
-        self, positions: NDArray[np.int64], firsts: NDArray[np.int64] | None, counts: NDArray[np.int64]
-    ) -> list[NDArray[Any]]: ...
-    def requesting(self, positions: NDArray[np.int64]) -> AbstractContextManager[None]: ...
-    def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]: ...
-    def to_fetch(self, positions: NDArray[np.int64]) -> dict[ToFetch, int]: ...
-
-
-class ShardReader(UtteranceReader, Protocol):
-    """Likewise, with what only shards have; see `Shards`."""
-
-    def verify(self, position: int, frames: NDArray[Any]) -> None: ...
-    def quantization(self, position: int) -> NDArray[np.float32]: ...
-    def side(self, name: str, position: int) -> NDArray[Any]: ...
-    def range(self, shard: int, first: int, count: int) -> NDArray[Any]: ...
 
 
 class Shards:
@@ -66,7 +43,7 @@ class Shards:
     Args:
         version, index: The version to read, and its items.
         check: Whether to compare side arrays with their checksums.
-        copies: Makes copies of shards on a local disk, which are read instead as soon as they are complete.
+        copies: Makes copies of shards, which are read instead as soon as they are complete.
     """
 
     def __init__(
@@ -82,7 +59,7 @@ class Shards:
         self._most_files = max(1, min(_FILES_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
         self._readahead = Readahead()
         self._copies = copies
-        self._copy_paths: dict[int, Path] = {}
+        self._copied: dict[int, LocalCopy] = {}
 
     def utterance(self, position: int) -> NDArray[Any]:
         """All frames of an utterance, `[frames, *item_shape]`; read-only, nothing is copied."""
@@ -162,8 +139,8 @@ class Shards:
                 self._checksums[number] = shard.column("crc32c")
         checksums = self._checksums[number]
         if crc32c(frames) != checksums[self._item(position, len(checksums))]:
-            copy = self._copy_paths.get(number)
-            where = copy or shard.folder
+            copy = self._copied.get(number)
+            where = shard.folder if copy is None else copy.path or "memory"
             what = f"{self.index.ids[position]}: damaged: its features in {where} are not what was written"
             raise DamagedError(f"{what}; remove this copy") if copy else DamagedError(what, _version_of(shard))
 
@@ -178,10 +155,10 @@ class Shards:
 
     def use_copies(self) -> None:
         """Read the local copies from now on that were completed; the thread that makes them changes nothing itself."""
-        for number, path, features in self._copies.collect() if self._copies is not None else ():
-            self._features[number] = features
-            self._copy_paths[number] = path
-            self._files.pop(number, None)
+        for copy in self._copies.collect() if self._copies is not None else ():
+            self._features[copy.number] = copy.features
+            self._copied[copy.number] = copy
+            self._files.pop(copy.number, None)
 
     def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
         if self._copies is not None and self._copies.has_news:
@@ -196,10 +173,14 @@ class Shards:
         return slices
 
     def _read_into(self, out: NDArray[Any], number: int, first: int) -> None:
+        copy = self._copied.get(number)
+        if copy is not None and copy.path is None:  # in this process's memory
+            out[...] = copy.features[first : first + len(out)]
+            return
         try:
             self._file(number).read_into(out, first)
         except DamagedError as error:
-            if number in self._copy_paths:
+            if copy is not None:
                 raise DamagedError(f"{error.what}; remove this copy") from error
             raise
 
@@ -207,11 +188,11 @@ class Shards:
         """The file that a shard's features are read from: the shard's own, or a local copy."""
         file = self._files.get(number)
         if file is None:
-            features, copy = self._map(number), self._copy_paths.get(number)
-            if copy is None:
+            features, copy = self._map(number), self._copied.get(number)
+            if copy is None or copy.path is None:
                 file = self._shard(number).open_features()
             else:
-                file = open_chunk(copy, features.shape, features.dtype, None)
+                file = open_chunk(copy.path, features.shape, features.dtype, None)
             if len(self._files) >= self._most_files:
                 with suppress(KeyError):  # another thread has taken it
                     self._files.popitem()
@@ -269,11 +250,3 @@ def _version_of(shard: Shard) -> Location:
 
 def _damaged(shard: Shard, what: str) -> DamagedError:
     return DamagedError(f"{shard.folder}: damaged: {what}", _version_of(shard))
-
-
-def cut(
-    utterances: list[NDArray[Any]], firsts: NDArray[np.int64] | None, counts: NDArray[np.int64]
-) -> list[NDArray[Any]]:
-    """Of all frames of several utterances, `counts` of each from `firsts` on, or from its beginning."""
-    begins = [0] * len(utterances) if firsts is None else firsts.tolist()
-    return [frames[first : first + n] for frames, first, n in zip(utterances, begins, counts.tolist(), strict=True)]

@@ -1,22 +1,22 @@
-"""Where utterances are kept besides the cache: in this process's memory, and on a local disk."""
+"""Where shards are kept nearer than the cache: in memory before a local disk."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 
 from featcache.arguments import is_number, refuse_url
 from featcache.errors import ArgumentError
-from featcache.loader.fetched_copies import FetchedCopies
-from featcache.loader.local_copies import LocalCopies
-from featcache.loader.memory import HotUtterances
-from featcache.loader.object_shards import ObjectShards, open_shards
+from featcache.loader.local_copies import LocalCopies, Place, Tier
+from featcache.loader.local_disk import LocalDisk
+from featcache.loader.memory import PrivateMemory, shared_memory
+from featcache.loader.object_shards import ObjectShards
 from featcache.loader.shards import Shards
-from featcache.storage.location import Location
 from featcache.store.index import Index
 from featcache.store.version import Version
 
@@ -26,15 +26,18 @@ _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", 1):
     _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power}
     _UNITS |= {f"{_letter}i": 1024**_power, f"{_letter}ib": 1024**_power}
+_IDLE_SECONDS = 60.0
+"""How long nobody has read a copy of a shard in an object store that may make room for another."""
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([a-z]*)", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Tiers:
-    """What a cache keeps elsewhere, and how much of it."""
+    """What a cache keeps nearer, and how much of it."""
 
     ram: int | None = None
-    """Bytes of this process's memory for hot utterances; None keeps none."""
+    """Bytes of memory for copies of shards; None makes none."""
     copy_to: Path | None = None
     """A folder on a disk of this machine, for copies of shards; None makes none."""
     copy_limit: int | None = None
@@ -57,44 +60,54 @@ class Tiers:
             refuse_url("copy_to", copy_to)
         if ram is None and copy_to is None:
             return None
+        num_bytes = None if ram is None else parse_size("ram", ram)
+        if num_bytes is not None and num_bytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+            raise ArgumentError(f"ram is {num_bytes:,} bytes: more than this machine has")
         return cls(
-            None if ram is None else parse_size("ram", ram),
+            num_bytes,
             None if copy_to is None else Path(copy_to).expanduser().absolute(),
             None if copy_limit is None else parse_size("copy_limit", copy_limit),
         )
 
-    def fetches(self, place: Location) -> bool:
-        """Whether the shards of a version are copied from an object store, and all that is read is read from copies."""
-        return self.copy_to is not None and self.ram is None and not isinstance(place, Path)
-
     def shards(self, version: Version, index: Index, check: bool) -> Shards:
-        """A version's shards, with their copies on the local disk.
+        """A version's shards, with their copies.
 
         Raises:
-            ArgumentError: The version is in an object store, and `copy_limit` is less than a shard.
+            ArgumentError: The version is in an object store, and there is room for less than a shard.
         """
-        if self.copy_to is None:
-            return open_shards(version, index, check=check)
+        copies = LocalCopies(version, index.shards, [*self._places(version)])
         if isinstance(version.path, Path):
-            copies = LocalCopies(version, index.shards, self.copy_to, self.copy_limit)
             return Shards(version, index, check=check, copies=copies)
-        fetched = FetchedCopies(version, index.shards, self.copy_to, self.copy_limit)
-        shards = ObjectShards(version, index, check=check, copies=fetched)
+        shards = ObjectShards(version, index, check=check, copies=copies)
         most = int(shards.sizes.max(initial=0))
-        if self.copy_limit is not None and self.copy_limit < most:
+        if copies.room is not None and copies.room < most:
+            setting = " and ".join(tier.setting for tier in copies.tiers)
             raise ArgumentError(
-                f"copy_limit is {self.copy_limit:,} bytes: the largest shard of {version.path} has {most:,}, and "
-                "shards are copied whole: give more, or no copy_to="
+                f"{setting} is {copies.room:,} bytes: the largest shard of {version.path} has {most:,}, and "
+                f"shards are copied whole: give more, or no {setting.replace('copy_limit', 'copy_to')}="
             )
         return shards
 
-    def reader(self, shards: Shards) -> Shards | HotUtterances:
-        """What a cache reads its utterances from.
+    def _places(self, version: Version) -> Iterator[Tier]:
+        """The places of copies, the nearest one first."""
+        name, path = version.info.folder_name, version.path
+        idle_seconds = None if isinstance(path, Path) else _IDLE_SECONDS
+        if (ram := self.ram) is not None:
 
-        Raises:
-            ArgumentError: The machine has less memory than is asked for.
-        """
-        return shards if self.ram is None else HotUtterances(shards, self.ram)
+            def open_memory() -> Place:
+                if (folder := shared_memory(ram)) is None:
+                    return PrivateMemory(ram, idle_seconds)
+                return LocalDisk(folder, ram, name, path, idle_seconds=idle_seconds, is_memory=True)
+
+            yield Tier("memory", ram, "ram", open_memory)
+        if (folder := self.copy_to) is not None:
+            limit = self.copy_limit
+            yield Tier(
+                str(folder),
+                limit,
+                "copy_limit",
+                lambda: LocalDisk(folder, limit, name, path, idle_seconds=idle_seconds),
+            )
 
 
 def parse_size(name: str, value: str | float) -> int:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 import featcache
 from featcache.errors import StoreError
 from featcache.loader.ahead import ShardsAhead
-from featcache.loader.fetched_copies import FetchedCopies
+from featcache.loader.local_copies import LocalCopies
 
 pytest.importorskip("obstore")
 URL, SHARDS, EACH = "s3://speech/ahead", 8, 12
@@ -158,7 +158,7 @@ def test_an_error_of_the_store_is_raised_where_the_batch_would_have_come(s3, upl
     cache._shards._chunks.clear()
     for path in tmp_path.glob("featcache/*/*-????????"):
         path.unlink()
-    cache._shards._fetched._state.copies.clear()
+    cache._shards._copies._copies.clear()
     with pytest.raises(StoreError, match="denied"):
         list(iteration)
     wait_until(lambda: not ahead_threads())
@@ -181,7 +181,7 @@ def test_ctrl_c_does_not_wait_for_what_is_not_fetched_yet(s3, uploaded, folder, 
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         may_end.wait(30)
 
-    monkeypatch.setattr(FetchedCopies, "hold", hang)
+    monkeypatch.setattr(LocalCopies, "hold", hang)
     with pytest.raises(KeyboardInterrupt):
         next(iter(loader_of(featcache.open(uploaded, copy_to=tmp_path), window=SHARDS)))
     assert len(ahead_threads()) == 1  # still in the network: nobody has waited for it

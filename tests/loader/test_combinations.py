@@ -100,7 +100,7 @@ class Asked:
     codebooks: int | None
     rows: list[list[int]]
     epoch: int
-    ram: int | str | None
+    ram: str | None
     has_manifest: bool
     copies: bool
     padding: int
@@ -113,7 +113,7 @@ asked_for = st.builds(
     codebooks=st.none() | st.integers(1, 4),
     rows=st.lists(st.lists(st.integers(-2 * COUNT, 2 * COUNT - 1), max_size=6), min_size=1, max_size=4),
     epoch=st.integers(0, 5),
-    ram=st.sampled_from([None, 600, "1MB"]),
+    ram=st.sampled_from([None, "1MB"]),
     has_manifest=st.booleans(),
     copies=st.booleans(),
     padding=st.integers(0, 9),

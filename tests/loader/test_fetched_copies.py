@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from featcache.loader import local_copies
-from featcache.loader.fetched_copies import FetchedCopies
+from featcache.loader.local_copies import LocalCopies, Tier
+from featcache.loader.local_disk import LocalDisk
 
 BYTES = 4096
 
@@ -29,7 +30,8 @@ def test_threads_that_copy_different_shards_do_not_meet(tmp_path, monkeypatch, f
     chunk = SimpleNamespace(
         num_bytes=BYTES - 4, dtype=np.dtype(np.uint8), shape=(BYTES - 4,), path=None, version=None, checksum=1
     )
-    copies = FetchedCopies(version, [f"{number:012x}" for number in range(80)], tmp_path, None)
+    tier = Tier("disk", None, "copy_limit", lambda: LocalDisk(tmp_path, None, "x-0123456789ab", version.path))
+    copies = LocalCopies(version, [f"{number:012x}" for number in range(80)], [tier])
     with ThreadPoolExecutor(16) as pool:
         found = list(pool.map(lambda number: copies.features(number, chunk, 1), range(80)))
-    assert len({path for path, _ in found}) == 80
+    assert len({copy.path for copy in found}) == 80

@@ -25,7 +25,8 @@ from processes import MOST_SECONDS, open_files
 
 import featcache
 from featcache.loader import local_disk
-from featcache.loader.local_disk import CopyRefused, LocalDisk, PartialCopy
+from featcache.loader.local_copies import CopyRefused
+from featcache.loader.local_disk import LocalDisk, PartialCopy
 from featcache.store import locks
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 import featcache
 from featcache.errors import ArgumentError, DamagedError, FeatcacheWarning, StoreError
-from featcache.loader import fetched_copies
+from featcache.loader import tiers
 from featcache.spec import SideSpec
 from featcache.storage.location import parse_location
 from featcache.storage.store import store_of
@@ -74,8 +74,14 @@ class TestSameAsAFolder:
         for position in range(20):
             np.testing.assert_array_equal(cache.side("scale", position), local.side("scale", position))
 
-    def test_with_ram(self, s3, uploaded, folder):
-        same(featcache.open(uploaded, ram="10MB"), featcache.open(folder))
+    @pytest.mark.parametrize("is_shared", [True, False])
+    def test_with_ram_each_byte_is_fetched_once(self, s3, uploaded, folder, tmp_path, monkeypatch, is_shared):
+        place = (tmp_path / "memory") if is_shared else None
+        monkeypatch.setattr(tiers, "shared_memory", lambda num_bytes: place)
+        cache, local = featcache.open(uploaded, ram="100MB"), featcache.open(folder)
+        s3.reset()
+        same(cache, local)
+        assert s3.sent_of("/features/c/0/0") <= 1.01 * data_bytes(local)
 
     def test_without_an_index(self, s3, folder, tmp_path):
         import shutil
@@ -222,7 +228,7 @@ class TestCopies:
             s3.sent_by_path.clear()
 
     def test_those_that_nobody_reads_any_more_make_room_too(self, s3, uploaded, folder, tmp_path, monkeypatch):
-        monkeypatch.setattr(fetched_copies, "_IDLE_SECONDS", 0.05)
+        monkeypatch.setattr(tiers, "_IDLE_SECONDS", 0.05)
         local = featcache.open(folder)
         cache = featcache.open(uploaded, copy_to=tmp_path, copy_limit=self.limit(folder, 2))
         for position in np.unique(local.index.shard, return_index=True)[1].tolist():  # one utterance of each shard

@@ -47,15 +47,13 @@ def test_it_asks_while_the_disk_is_read_and_some_batches_longer(asked, monkeypat
     assert batches(100, from_disk=0) == buffers._WARM_BATCHES
 
 
-@pytest.mark.parametrize("ram", [None, "1GB"])
-def test_a_batch_asks_for_what_it_reads_from_maps_and_for_nothing_else(tmp_path, asked, ram):
+def test_a_batch_asks_for_what_it_reads_from_maps_and_for_nothing_else(tmp_path, asked):
     make_version(tmp_path, make_features(8), make_features(4, prefix="more"))
-    plain = featcache.open(tmp_path)
-    cache = featcache.open(tmp_path, ram=ram)
+    plain, cache = featcache.open(tmp_path), featcache.open(tmp_path)
     expected = [plain[row] for row in (5, 1, 9)]
     cache.batch([5, 1, 9])
     assert all(map(np.array_equal, asked, expected))
     assert len(asked) == 3
     asked.clear()
     cache.batch([5, 2])
-    assert len(asked) == (2 if ram is None else 1)
+    assert len(asked) == 2
