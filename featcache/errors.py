@@ -120,6 +120,7 @@ class Reason(StrEnum):
     NON_FINITE_AUDIO = "non_finite_audio"
     NON_FINITE_FEATURES = "non_finite_features"
     EXTRACTOR_REFUSED = "extractor_refused"
+    EXTRACTOR_ERROR = "extractor_error"
     OUT_OF_MEMORY = "out_of_memory"
     CRASHED = "crashed"
     NOT_IN_SOURCE = "not_in_source"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,6 @@ import click
 from featcache.cli import options
 from featcache.cli.common import (
     FAILURES_LEFT,
-    complain,
     error_document,
     note,
     print_json,
@@ -28,7 +26,13 @@ from featcache.cli.common import (
 from featcache.cli.corpora import worst
 from featcache.cli.progress import Display, progress_options
 from featcache.cli.signals import INTERRUPTED, stoppable
-from featcache.cli.summary import plan_document, print_summary, summary_document, trial_document
+from featcache.cli.summary import (
+    complain_of_failures,
+    plan_document,
+    print_summary,
+    summary_document,
+    trial_document,
+)
 from featcache.errors import ArgumentError, counted, megabytes
 
 if TYPE_CHECKING:
@@ -272,7 +276,7 @@ class _Job:
         if not self.as_json:
             print_summary(summary)
         if summary.too_many_failures:
-            complain(f"{summary.too_many_failures}; why: featcache info {shlex.quote(str(cache))} --failures")
+            complain_of_failures(summary, str(cache))
             return _Outcome(document, 1, summary)
         code = INTERRUPTED if summary.interrupted else FAILURES_LEFT if summary.failed else 0
         return _Outcome(document, code, summary)

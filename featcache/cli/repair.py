@@ -10,7 +10,7 @@ from featcache.cli import options
 from featcache.cli.common import FAILURES_LEFT, as_document, print_json, read_manifest, say
 from featcache.cli.corpora import for_each_part
 from featcache.cli.signals import INTERRUPTED, stoppable
-from featcache.cli.summary import print_summary
+from featcache.cli.summary import complain_of_failures, print_summary
 from featcache.errors import counted, listing
 
 if TYPE_CHECKING:
@@ -97,5 +97,10 @@ def repair(
                 missing = counted(version.missing, "utterance is", "utterances are")
                 say(f"{version.path}: {missing} in no shard: featcache extract adds them")
     summaries = [version.summary for version in repaired if version.summary]
+    given_up = [summary for summary in summaries if summary.too_many_failures]
+    for summary in given_up:
+        complain_of_failures(summary, summary.versions[0].path)
+    if given_up:
+        ctx.exit(1)
     interrupted = any(version.interrupted for version in repaired) or any(summary.interrupted for summary in summaries)
     ctx.exit(INTERRUPTED if interrupted else FAILURES_LEFT if any(summary.failed for summary in summaries) else 0)

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from featcache.cli.common import as_document, say
+from featcache.cli.common import as_document, complain, say
 from featcache.errors import counted, hours, megabytes
 
 if TYPE_CHECKING:
@@ -122,6 +122,12 @@ def print_summary(summary: Summary) -> None:
         kept = counted(sum(version.extracted for version in summary.versions), "extracted utterance")
         how = "stopped" if summary.too_many_failures else "interrupted"
         say(f"{how}: {kept} kept, {left:,} left: run the same command again")
+
+
+def complain_of_failures(summary: Summary, cache: str) -> None:
+    """Say why a run was given up, with the traceback of an extractor that is the cause."""
+    why = f"{summary.too_many_failures}; why: featcache info {shlex.quote(cache)} --failures"
+    complain("\n  ".join([why, *summary.traceback.splitlines()]))
 
 
 def _print_first_failure(version: str) -> None:

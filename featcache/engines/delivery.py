@@ -129,6 +129,7 @@ class Delivery:
             part = batch.parts.pop(0)
             extracted = (result.extracted() if isinstance(result, PendingRows) else result for result in part)
             batch.shard.append(extracted, self._progress)
+        self._control.check_extractors(batch.shard.jobs)
         self._control.check_failures(batch.shard.counts)
         self._control.report(self._progress)
         if batch.is_last:

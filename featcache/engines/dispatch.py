@@ -194,6 +194,8 @@ class _Dispatch:
                 worker.deaths = 0
                 self._settle_unread(event)
             case Finished():
+                if event.progress.too_many_failures:
+                    self._control.give_up(event.progress.too_many_failures, event.progress.traceback)
                 self._total.add(event)
                 self._chunks.done(number)
                 worker.is_at_work, worker.latest, worker.done, worker.deaths = False, None, [], 0

@@ -143,6 +143,11 @@ class OpenShard:
         """What the run has added to each version, these shards included."""
         return [shard.job.counts for shard in self._shards]
 
+    @property
+    def jobs(self) -> list[VersionJob]:
+        """The versions that get the shards."""
+        return [shard.job for shard in self._shards]
+
     def append(self, part: Iterable[Extracted], progress: Progress) -> None:
         """Write what each version gets from a part of a batch, and count it."""
         seconds: dict[str, float] = {}  # of each utterance, whichever version has it

@@ -1,23 +1,34 @@
-"""Features as a version stores them: computed from clips, cast or quantised, and checked for NaN and infinity."""
+"""Features as a version stores them: computed from clips, cast or quantised, and checked for NaN and infinity.
+
+If an extractor refuses a batch, or raises whatever else, the batch is halved until it is known which clips are the
+cause: these fail, and the others are computed. Their values do not depend on it, as they do not depend on neighbours.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from featcache.device import Device
-from featcache.errors import AudioError, ExtractorError, Reason, listing
+from featcache.errors import AudioError, ExtractorError, FeatcacheError, Reason, listing
+from featcache.extraction.out_of_memory import is_out_of_memory
 from featcache.extractors import Clip, Extractor, Params
 from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
 from featcache.store.ledger import Failure
 from featcache.store.shard import Item
+
+_Given = TypeVar("_Given")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,8 @@ class Extracted:
     resampled: Mapping[str, int] = field(default_factory=dict)
     """The sample rate, in Hz, of each file that has another than the config; by the utterance's id, without the suffix
     of a copy."""
+    traceback: str = ""
+    """That of the last exception by which the extractor failed an utterance; empty if it failed none."""
 
     @classmethod
     def of_failures(cls, spec: FeatureSpec, failures: list[Failure]) -> Extracted:
@@ -75,7 +88,8 @@ def compute_clips(
     """
     with device.slot():
         uploaded = device.upload(waveforms, extractor.needs_aligned_waveforms)
-        outcomes = _extract(extractor, [Clip(*pair) for pair in zip(ids, uploaded, strict=True)])
+        clips = [Clip(*pair) for pair in zip(ids, uploaded, strict=True)]
+        outcomes = in_halves(partial(_extract, extractor, device), clips)
         extracted = {number: outcome for number, outcome in enumerate(outcomes) if not isinstance(outcome, AudioError)}
         num_frames = [len(clip) for clip in extracted.values()]
         no_features = torch.empty(0, *spec.item_shape, device=device.torch_device)
@@ -132,31 +146,89 @@ def without_non_finite(
     return np.concatenate(kept) if kept else stored[:0], errors
 
 
+class RaisedError(AudioError):
+    """An exception that an extractor has raised, as the failure of what it extracted.
+
+    It does not hold on to the exception, whose frames hold waveforms.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        own = [frame for frame in frames if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_ITS_OWN]
+        where = ""
+        if own:
+            path = "/".join(Path(own[-1].f_code.co_filename).parts[-2:])
+            where = f" ({path}:{own[-1].f_lineno}, in {own[-1].f_code.co_name})"
+        what = "".join(traceback.format_exception_only(error)).strip()
+        super().__init__(Reason.EXTRACTOR_ERROR, f"{what}{where}")
+        self.traceback = "".join(traceback.format_exception(error))
+        """The exception's traceback."""
+
+
+_NOT_ITS_OWN = ("featcache", "torch", "contextlib")
+"""Packages whose frames do not tell where in an extractor an exception was raised."""
+
+
 @contextmanager
-def naming_clips(extractor: Extractor[Params], ids: Iterable[str]) -> Iterator[None]:
-    """Have errors of an extractor say what it was extracting, and `sys.exit` not end the process without a word."""
+def errors_of(
+    extractor: Extractor[Params], ids: Iterable[str], device: Device | None = None, alone: bool = True
+) -> Iterator[None]:
+    """Turn what an extractor raises about some clips into an `AudioError`, and `sys.exit` into an `ExtractorError`.
+
+    What is no clip's fault stays what it is: errors of featcache's own, memory that runs out, a device that is lost.
+
+    Args:
+        extractor: The extractor.
+        ids: The ids of the clips.
+        device: What it computes on; None if it computes nothing.
+        alone: Whether nothing else is on the device, as for `is_out_of_memory`.
+    """
     name = type(extractor).__name__
     try:
         yield
-    except AudioError:
-        raise
+        return
     except SystemExit as error:
         message = f"{name} called sys.exit({error.code!r}) while it extracted {listing(ids)}"
         raise ExtractorError(message) from error
     except Exception as error:
-        error.add_note(f"featcache: while {name} extracted {listing(ids)}")
-        raise
+        if isinstance(error, FeatcacheError) or is_out_of_memory(error, alone):
+            raise
+        if device is not None and device.is_lost():
+            error.add_note(f"featcache: while {name} extracted {listing(ids)}")
+            raise
+        raised = RaisedError(error)
+    raise raised
 
 
-def _extract(extractor: Extractor[Params], clips: Sequence[Clip]) -> list[torch.Tensor | AudioError]:
-    """Extract clips together; one by one if one of them cannot be extracted."""
-    if not clips:
+def in_halves(
+    compute: Callable[[Sequence[_Given]], list[_Result]], given: Sequence[_Given]
+) -> list[_Result | AudioError]:
+    """Compute something together; in halves if that raises an `AudioError`, down to what raises it by itself."""
+    if not given:
         return []
     try:
-        with naming_clips(extractor, (clip.id for clip in clips)):
-            features = extractor.extract(clips)
+        return [*compute(given)]
     except AudioError as error:
-        return [error] if len(clips) == 1 else [_extract(extractor, [clip])[0] for clip in clips]
+        if len(given) == 1:
+            return [error.with_traceback(None)]  # whose frames hold waveforms
+    middle = len(given) // 2
+    return in_halves(compute, given[:middle]) + in_halves(compute, given[middle:])
+
+
+def last_traceback(errors: Iterable[AudioError | None]) -> str:
+    """The traceback of the last exception among errors; empty if there is none."""
+    return next((error.traceback for error in reversed([*errors]) if isinstance(error, RaisedError)), "")
+
+
+def _extract(extractor: Extractor[Params], device: Device, clips: Sequence[Clip]) -> list[torch.Tensor]:
+    """Extract clips together.
+
+    Raises:
+        AudioError: One of them cannot be extracted.
+        ExtractorError: The extractor returned other numbers of frames than its `num_frames` says.
+    """
+    with errors_of(extractor, (clip.id for clip in clips), device):
+        features = extractor.extract(clips)
     expected = [extractor.num_frames(len(clip.waveform)) for clip in clips]
     if (returned := [len(clip) for clip in features]) != expected:
         raise ExtractorError(

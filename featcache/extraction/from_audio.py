@@ -20,7 +20,7 @@ from featcache.device import Device
 from featcache.errors import AudioError, Reason
 from featcache.extraction.decoding import AudioMemory, Decoded, Waveforms, WorkerTimes, decode_all, parts
 from featcache.extraction.failures import failure_of
-from featcache.extraction.features import Extracted, compute_clips
+from featcache.extraction.features import Extracted, compute_clips, errors_of, last_traceback
 from featcache.extraction.out_of_memory import is_out_of_memory
 from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.version_plan import BuiltConfig
@@ -107,14 +107,15 @@ class _BatchOfConfig:
         clips: list[NDArray[np.float32]] = []
         utterances: list[Utterance] = []
         failures: list[Failure] = []
+        traceback = ""
         for decoded, waveform in zip(waveforms.part, waveforms.made_by(config.waveform_maker), strict=True):
-            if isinstance(waveform, AudioError):
-                failures.append(self._fail(decoded.utterance, waveform))
-            elif refusal := self._refusal(decoded, len(waveform)):
-                failures.append(self._fail(decoded.utterance, refusal))
+            clip = waveform if isinstance(waveform, AudioError) else self._checked(decoded, waveform)
+            if isinstance(clip, AudioError):
+                failures.append(self._fail(decoded.utterance, clip))
+                traceback = last_traceback([clip]) or traceback
             else:
-                items.append(decoded.item(len(waveform)))
-                clips.append(waveform)
+                items.append(decoded.item(len(clip)))
+                clips.append(clip)
                 utterances.append(decoded.utterance)
         resampled = self._resampled(items)
         if config.row_extractor is not None:
@@ -126,6 +127,7 @@ class _BatchOfConfig:
                 failures=failures,
                 fail=lambda clip, error: self._fail(utterances[clip], error),
                 resampled=resampled,
+                traceback=traceback,
             )
             if at_once:
                 pending.compute(self._device)
@@ -147,6 +149,7 @@ class _BatchOfConfig:
             side=computed.side,
             seconds=seconds,
             resampled=resampled,
+            traceback=last_traceback(computed.errors) or traceback,
         )
 
     def extract_if_it_fits(self, decoded: Decoded) -> Extracted | PendingRows:
@@ -159,19 +162,21 @@ class _BatchOfConfig:
         too_large = AudioError(Reason.OUT_OF_MEMORY, "extracting it takes more memory than there is")
         return Extracted.of_failures(self._config.spec, [self._fail(decoded.utterance, too_large)])
 
-    def _refusal(self, decoded: Decoded, num_samples: int) -> AudioError | None:
-        """Why a clip with this many samples at the config's rate cannot be extracted."""
+    def _checked(self, decoded: Decoded, waveform: NDArray[np.float32]) -> NDArray[np.float32] | AudioError:
+        """A clip's waveform at the config's rate, or why it cannot be extracted."""
         assert decoded.samples is not None
         assert decoded.source is not None
         config = self._config
         speed = config.waveform_maker.speed(decoded.utterance.id)
         if too_long := error_if_too_long(len(decoded.samples), decoded.source.sample_rate * speed, config.max_seconds):
             return too_long
-        if config.extractor.num_frames(num_samples):
-            return None
-        return AudioError(
-            Reason.TOO_SHORT, f"{num_samples} samples at {config.sample_rate} Hz are too few for one frame"
-        )
+        try:
+            with errors_of(config.extractor, [decoded.utterance.id]):
+                has_frames = config.extractor.num_frames(len(waveform)) > 0
+        except AudioError as error:
+            return error
+        too_few = f"{len(waveform)} samples at {config.sample_rate} Hz are too few for one frame"
+        return waveform if has_frames else AudioError(Reason.TOO_SHORT, too_few)
 
     def _resampled(self, items: Sequence[Item]) -> dict[str, int]:
         """The sample rates of files that have another than the config, by the ids without the suffixes of copies."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +17,7 @@ from featcache.device import Device
 from featcache.errors import AudioError, ConfigError, DamagedError, Reason, listing
 from featcache.extraction.decoding import WorkerTimes
 from featcache.extraction.failures import failure_of
-from featcache.extraction.features import Extracted, cast
+from featcache.extraction.features import Extracted, cast, errors_of, in_halves, last_traceback
 from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest import Manifest, Utterance
@@ -175,8 +175,7 @@ def extract_from_version(
         started = perf_counter()
         utterances = [batch[i] for i in part.tolist()]
         stored = source.read(utterances)
-        items = [found.item for found in stored if isinstance(found, StoredUtterance)]
-        features = [found.features for found in stored if isinstance(found, StoredUtterance)]
+        there = [found for found in stored if isinstance(found, StoredUtterance)]
         failures = [
             failure_of(row, root, found)
             for row, found in zip(utterances, stored, strict=True)
@@ -186,21 +185,39 @@ def extract_from_version(
         results: list[Extracted | PendingRows] = []
         for config in configs:
             started = perf_counter()
-            made = _from_features(config, features, device)
+            made = in_halves(partial(_from_features, config, device), there)
             seconds = perf_counter() - started
             times.extract += seconds
-            results.append(Extracted(items, [len(item) for item in features], made, failures, seconds=seconds))
+            errors = {
+                found.item.id: error for found, error in zip(there, made, strict=True) if isinstance(error, AudioError)
+            }
+            features = [made_of_one for made_of_one in made if not isinstance(made_of_one, AudioError)]
+            none = np.empty((0, *config.spec.item_shape), config.spec.stored_dtype)
+            results.append(
+                Extracted(
+                    items=[found.item for found in there if found.item.id not in errors],
+                    num_frames=[len(item) for item in features],
+                    features=np.concatenate(features) if features else none,
+                    failures=failures
+                    + [failure_of(row, root, errors[row.id]) for row in utterances if row.id in errors],
+                    seconds=seconds,
+                    traceback=last_traceback(errors.values()),
+                )
+            )
         yield results
 
 
-def _from_features(config: BuiltConfig, features: Sequence[NDArray[Any]], device: Device) -> NDArray[Any]:
-    """What the config makes of some utterances' features, one after the other."""
-    if not features:
-        return np.empty((0, *config.spec.item_shape), config.spec.stored_dtype)
-    with device.slot():
+def _from_features(config: BuiltConfig, device: Device, stored: Sequence[StoredUtterance]) -> list[NDArray[Any]]:
+    """What the config makes of the features of each utterance.
+
+    Raises:
+        AudioError: It cannot be made of one of them.
+    """
+    features = [one.features for one in stored]
+    with errors_of(config.extractor, (one.item.id for one in stored), device), device.slot():
         frames = torch.from_numpy(np.concatenate(features)).to(device.torch_device)
         made: NDArray[Any] = device.download(cast(config.extractor.from_features(frames), config.spec.stored_dtype))
-    return made
+    return np.split(made, np.cumsum([len(one) for one in features])[:-1])
 
 
 def find_source(configs: Sequence[BuiltConfig], path: Location) -> SourceVersion:

@@ -18,6 +18,7 @@ from featcache.audio.content_hash import ContentHashes
 from featcache.audio.members import copy_of
 from featcache.audio.remote import Fetched
 from featcache.device import Device
+from featcache.errors import Reason
 from featcache.extraction.batching import BatchingChoice
 from featcache.extraction.decoding import AudioMemory, WorkerTimes
 from featcache.extraction.failures import FailureLimit
@@ -94,8 +95,10 @@ class Progress:
     elsewhere: int = 0
     """Utterances that another run has extracted in the meantime."""
     too_many_failures: str = ""
-    """That more utterances have failed than were allowed, and how many, or that no audio can be fetched any more; empty
-    if not."""
+    """That more utterances have failed than were allowed, and how many, that no audio can be fetched any more, or that
+    an extractor raises exceptions; empty if not."""
+    traceback: str = ""
+    """That of such an exception; empty if there are none."""
     stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     """Seconds of worker threads in each stage. What a thread is at is added when it is done with a batch."""
     processes: int = 0
@@ -177,10 +180,17 @@ class RunControl:
     """Whether utterances whose file this machine cannot read are left to whoever has dealt out the tasks: another
     machine may have the file, and then they have not failed."""
 
-    def give_up(self, reason: str) -> None:
+    def give_up(self, reason: str, traceback: str = "") -> None:
         """Stop the run, as if too many utterances had failed."""
-        self.progress.too_many_failures = self.progress.too_many_failures or reason
+        if not self.progress.too_many_failures:
+            self.progress.too_many_failures, self.progress.traceback = reason, traceback
         self.stop.set()
+
+    def check_extractors(self, jobs: Iterable[VersionJob]) -> None:
+        """Stop the run if an extractor raises exceptions again and again."""
+        for job in jobs:
+            if job.fault:
+                self.give_up(job.fault, job.traceback)
 
     def check_failures(self, counts: Iterable[VersionCounts], is_end: bool = False) -> None:
         """Stop the run if too many utterances have failed in one of the versions; `is_end` if nothing more follows."""
@@ -191,6 +201,9 @@ class RunControl:
                 self.give_up(fault)
                 return
 
+
+_MOST_RAISED_FIRST, _MOST_RAISED_IN_A_ROW = 5, 20
+"""Utterances in a row at which an extractor may raise exceptions: the first ones of a version, and later ones."""
 
 _BEHIND_ALL = np.uint64(2**64 - 1)
 
@@ -271,6 +284,14 @@ class VersionJob:
     """What this run has added to the version."""
     _last_resampled: str = ""
     """The last utterance that was counted as resampled; copies of it may follow."""
+    fault: str = ""
+    """That the extractor raises exceptions again and again; empty if it does not."""
+    traceback: str = ""
+    """That of the last one of these."""
+    _raised_in_a_row: int = 0
+    """Utterances at which the extractor has raised an exception since it has extracted any."""
+    _has_extracted: bool = False
+    """Whether the extractor has extracted any in this run."""
 
     def count(self, extracted: Extracted) -> VersionCounts:
         """Count what the version gets from a part of a batch; parts come in order. Returns the counts of the part."""
@@ -287,7 +308,23 @@ class VersionJob:
             downsampled=len(resampled) - upsampled,
         )
         self.counts.add(counts)
+        self._count_raised(extracted)
         return counts
+
+    def _count_raised(self, extracted: Extracted) -> None:
+        if extracted.items:
+            self._raised_in_a_row, self._has_extracted = 0, True
+            return
+        raised = [failure for failure in extracted.failures if failure.reason == Reason.EXTRACTOR_ERROR]
+        self._raised_in_a_row += len(raised)
+        most = _MOST_RAISED_IN_A_ROW if self._has_extracted or self.shards else _MOST_RAISED_FIRST
+        if raised and self._raised_in_a_row >= most:
+            self.traceback = extracted.traceback
+            self.fault = (
+                f"{self.built.name}: {type(self.built.extractor).__name__} raised exceptions at "
+                f"{self._raised_in_a_row:,} utterances in a row, the last one {raised[-1].id}: {raised[-1].message}; "
+                "once it is mended, --retry-failed tries these again"
+            )
 
     def finish(self, interrupted: bool) -> None:
         """Record the outcome; if the run came to its end, build the index first, so that training opens it at once."""

@@ -109,7 +109,10 @@ class LiveExtractor:
         path = decoded.utterance.path
         for failure in extracted.failures:
             where = f"{path}: " if path and path not in failure.message else ""
-            raise AudioError(Reason(failure.reason), f"{where}{failure.message}")
+            error = AudioError(Reason(failure.reason), f"{where}{failure.message}")
+            if extracted.traceback:
+                error.add_note(extracted.traceback)
+            raise error
         if not self.spec.is_quantized:
             return extracted.features
         parameters, _ = extracted.side[QUANTIZATION]

@@ -73,8 +73,7 @@ class OutOfMemoryRetry:
             try:
                 return compute(count, self._alone)
             except (RuntimeError, MemoryError) as error:
-                perhaps = not self._alone and any(words in str(error) for words in _PERHAPS_OUT_OF_MEMORY)
-                if not (perhaps or is_out_of_memory(error)):
+                if not is_out_of_memory(error, self._alone):
                     raise
             # The exception is gone by now, and with it what the batch held.
             torch.cuda.empty_cache()
@@ -85,8 +84,12 @@ class OutOfMemoryRetry:
             self._alone = True
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the memory of the device or of the machine has run out; torch's libraries say so in different words."""
+def is_out_of_memory(error: BaseException, alone: bool = True) -> bool:
+    """Whether the memory of the device or of the machine has run out; torch's libraries say so in different words.
+
+    `alone` if nothing else was on the device: then what may have other causes has one of them.
+    """
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+    all_words = _OUT_OF_MEMORY if alone else (*_OUT_OF_MEMORY, *_PERHAPS_OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in all_words)

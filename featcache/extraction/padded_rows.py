@@ -7,7 +7,7 @@ rows, `RowQueue` collects rows until there are enough for a batch, `compute_rows
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 
 from featcache.device import Device
 from featcache.errors import AudioError, ExtractorError
-from featcache.extraction.features import Extracted, cast, naming_clips, without_non_finite
+from featcache.extraction.features import (
+    Extracted,
+    cast,
+    errors_of,
+    in_halves,
+    last_traceback,
+    without_non_finite,
+)
 from featcache.extraction.out_of_memory import DoesNotFitError, OutOfMemoryRetry
 from featcache.extractors import Params
 from featcache.extractors.rows import Piece, RowExtractor
@@ -72,7 +79,8 @@ class PendingRows:
     """What one version gets from a part of a batch, while its rows are computed.
 
     Not thread-safe: the caller sees to it that one thread at a time calls `finish`. Each item has a waveform,
-    `[num_samples]`; other utterances of the part have failed before. `fail` makes the failure of an item by its number.
+    `[num_samples]`; other utterances of the part have failed before: `failures`, with the `traceback` of what the
+    extractor has raised, if anything. `fail` makes the failure of an item by its number.
     """
 
     rows: list[Row]
@@ -87,6 +95,7 @@ class PendingRows:
         failures: list[Failure],
         fail: Callable[[int, AudioError], Failure],
         resampled: Mapping[str, int] | None = None,
+        traceback: str = "",
     ) -> None:
         self.extractor = extractor
         self.spec = spec
@@ -95,21 +104,28 @@ class PendingRows:
         self._failures = failures
         self._fail = fail
         self._resampled = resampled or {}
+        self._traceback = traceback
         self._seconds = 0.0
         self._errors: dict[int, AudioError] = {}
         self._results: list[list[RowResult | None]] = []
         for clip, waveform in enumerate(waveforms):
             try:
-                pieces = extractor.pieces(len(waveform))
+                with errors_of(extractor, [items[clip].id]):
+                    rows = list(self._cut(clip, waveform))
             except AudioError as error:
                 self._errors[clip] = error
-                pieces = []
-            self._results.append([None] * len(pieces))
-            for number, piece in enumerate(pieces):
-                samples = waveform[piece.start : piece.start + piece.num_samples]
-                length = extractor.padded_length(len(samples))
-                self.rows.append(Row(self, clip, number, piece, len(pieces) == 1, samples, length))
+                rows = []
+            self._results.append([None] * len(rows))
+            self.rows += rows
         self._left = len(self.rows)
+
+    def _cut(self, clip: int, waveform: NDArray[np.float32]) -> Iterator[Row]:
+        """Cut a clip into rows."""
+        pieces = self.extractor.pieces(len(waveform))
+        for number, piece in enumerate(pieces):
+            samples = waveform[piece.start : piece.start + piece.num_samples]
+            length = self.extractor.padded_length(len(samples))
+            yield Row(self, clip, number, piece, len(pieces) == 1, samples, length)
 
     @property
     def is_complete(self) -> bool:
@@ -172,6 +188,7 @@ class PendingRows:
             side=side,
             seconds=self._seconds,
             resampled=self._resampled,
+            traceback=last_traceback(errors.values()) or self._traceback,
         )
 
 
@@ -232,7 +249,7 @@ def compute_rows(rows: Sequence[Row], device: Device) -> list[RowResult | AudioE
 
     def compute_next(count: int, alone: bool) -> list[RowResult | AudioError]:
         batch = rows[len(results) : len(results) + count]
-        return _compute_batch(batch, count, device, alone)
+        return in_halves(lambda some: _compute_batch(some, count, device, alone), batch)
 
     retry = OutOfMemoryRetry(rows[0].pending.extractor, [rows[0].padded_length], device)
     while len(results) < len(rows):
@@ -243,27 +260,26 @@ def compute_rows(rows: Sequence[Row], device: Device) -> list[RowResult | AudioE
     return results
 
 
-def _compute_batch(rows: Sequence[Row], count: int, device: Device, alone: bool) -> list[RowResult | AudioError]:
-    """Compute rows in a batch of `count` rows; one by one if one of their clips cannot be extracted."""
+def _compute_batch(rows: Sequence[Row], count: int, device: Device, alone: bool) -> list[RowResult]:
+    """Compute rows in a batch of `count` rows.
+
+    Raises:
+        AudioError: One of their clips cannot be extracted.
+    """
     extractor, spec = rows[0].pending.extractor, rows[0].pending.spec
-    try:
-        with naming_clips(extractor, (row.id for row in rows)), device.slot(alone):
-            waveforms = [row.waveform for row in rows]
-            encoded = extractor.run(*device.upload_rows(waveforms, count, rows[0].padded_length))
-            _check_frames(extractor, rows, encoded.features.shape[1])
-            side = {name: array[: len(rows)] for name, array in encoded.side.items()}
-            if not spec.is_quantized:
-                stored = cast(encoded.features[: len(rows)], spec.dtype)
-            elif all(row.is_whole for row in rows):
-                stored, side[QUANTIZATION] = _quantized_rows(encoded.features, rows)
-            else:  # quantised by `PendingRows`, once the clips' other pieces are there
-                stored = encoded.features[: len(rows)].float()
-            features = device.download(stored.contiguous())
-            downloaded = {name: device.download(array.contiguous()) for name, array in side.items()}
-    except AudioError as error:
-        if len(rows) == 1:
-            return [error]
-        return [result for row in rows for result in _compute_batch([row], count, device, alone)]
+    with errors_of(extractor, (row.id for row in rows), device, alone), device.slot(alone):
+        waveforms = [row.waveform for row in rows]
+        encoded = extractor.run(*device.upload_rows(waveforms, count, rows[0].padded_length))
+        _check_frames(extractor, rows, encoded.features.shape[1])
+        side = {name: array[: len(rows)] for name, array in encoded.side.items()}
+        if not spec.is_quantized:
+            stored = cast(encoded.features[: len(rows)], spec.dtype)
+        elif all(row.is_whole for row in rows):
+            stored, side[QUANTIZATION] = _quantized_rows(encoded.features, rows)
+        else:  # quantised by `PendingRows`, once the clips' other pieces are there
+            stored = encoded.features[: len(rows)].float()
+        features = device.download(stored.contiguous())
+        downloaded = {name: device.download(array.contiguous()) for name, array in side.items()}
     return [
         # Copies, because a view would keep the padding in memory.
         RowResult(features[i][row.frames].copy(), {name: array[i].copy() for name, array in downloaded.items()})

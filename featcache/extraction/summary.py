@@ -77,7 +77,10 @@ class Summary:
     interrupted: bool = False
     """Whether the run was stopped before its end."""
     too_many_failures: str = ""
-    """That more utterances have failed than were allowed, and how many; empty if not."""
+    """That more utterances have failed than were allowed, and how many, or why else the run was given up; empty if it
+    was not."""
+    traceback: str = ""
+    """That of the exceptions that an extractor has raised again and again, if that is why; otherwise empty."""
     processes: int = 1
     """The number of processes that extracted, each on a device."""
 
@@ -127,6 +130,7 @@ def summarize(
         elsewhere=progress.elsewhere,
         interrupted=interrupted,
         too_many_failures=progress.too_many_failures,
+        traceback=progress.traceback,
         processes=progress.processes or 1,
     )
 

@@ -145,7 +145,8 @@ class Extractor(ABC, Generic[P]):
         Every clip is long enough for a frame. This is called under `torch.inference_mode()`.
 
         Raises:
-            AudioError: The batch is a single clip that cannot be extracted.
+            AudioError: One of the clips cannot be extracted. The batch is then halved to find it, as it is for whatever
+                else this raises but an `ExtractorError`.
         """
 
     def check_audio(self, audio: Mapping[str, Any]) -> None:

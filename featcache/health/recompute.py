@@ -20,7 +20,7 @@ from featcache.config import recorded_config
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
 from featcache.extraction.batching import BATCHINGS
-from featcache.extraction.features import cast, compute_clips
+from featcache.extraction.features import cast, compute_clips, errors_of
 from featcache.extraction.out_of_memory import DoesNotFitError, OutOfMemoryRetry
 from featcache.extractors import Extractor, Params
 from featcache.health.compare import largest_difference, tied_frames
@@ -99,7 +99,8 @@ def recompute(
         except DoesNotFitError:
             faults = [f"{item.path}: cannot be extracted again: it does not fit on {device.label}"]
         except AudioError as error:
-            kind, faults = "source", [f"{item.path}: {error.reason}: {error}"]
+            kind = "recompute" if error.reason == Reason.EXTRACTOR_ERROR else "source"
+            faults = [f"{item.path}: {error.reason}: {error}"]
         else:
             unlike = _count(again, stored, result, extractor, device) + _unlike_side_arrays(again, shard, number)
             faults = [f"extracted again from {item.path}, {fault}{_devices(shard, device)}" for fault in unlike]
@@ -193,7 +194,7 @@ def _extract_again(
     row_extractor.chosen_batching = batching if batching in BATCHINGS else None
 
     def extract(_: int, alone: bool) -> _Features:
-        with device.slot(alone):
+        with errors_of(extractor, [clip.id], device, alone), device.slot(alone):
             (found,) = extract_results(extractor, [clip], device)
             side = {name: array.cpu().numpy() for name, array in found.side.items()}
             if spec.is_quantized:

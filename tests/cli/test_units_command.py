@@ -4,11 +4,13 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from small_units import build, nearest
 
 import featcache
 from featcache.errors import AudioError
 from featcache.extraction.from_version import StoredUtterance, open_source
+from featcache.extractors.units import Units
 from featcache.manifest import read_manifest
 from featcache.stats.kmeans import fit_version
 from featcache.store.selection import select_version
@@ -126,6 +128,26 @@ def test_from_features_to_units_without_audio(cli, fitted, corpus, scratch):
         for version in (one.version, other.version)
     )
     assert told == again
+
+
+def test_features_at_which_an_exception_is_raised_are_one_failure(fitted, corpus, scratch, monkeypatch):
+    """Of all that are read together."""
+    folder, _ = fitted
+    features, from_features = featcache.open(folder / "features"), Units.from_features
+    bad = features.ids[4]
+
+    def raises(extractor, frames):
+        if (frames == torch.from_numpy(features[bad][1].copy())).all(1).any():
+            raise ValueError("too odd")
+        return from_features(extractor, frames)
+
+    monkeypatch.setattr(Units, "from_features", raises)
+    options = {"source": folder / "features", "device": "cpu"}
+    summary = featcache.extract(corpus.manifest(), folder / "units.yaml", scratch / "units", **options)
+    assert summary.failed_by_reason["extractor_error"] == 1
+    whole, units = featcache.open(folder / "units"), featcache.open(scratch / "units")
+    assert {*units.ids} == {*whole.ids} - {bad}
+    assert all((units[id_] == whole[id_]).all() for id_ in units.ids)
 
 
 def test_what_the_features_lack_is_a_failure_until_they_have_it(cli, fitted, corpus, scratch):

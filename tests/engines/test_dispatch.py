@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from cache_contents import check, items, only_version
-from extractions import extract_here
+from extractions import extract_here, write_config
 from inline_team import InlineTeam
 
 from featcache import __version__
@@ -188,6 +188,16 @@ def test_another_checkout_of_the_same_version_is_another_featcache(run, monkeypa
     )
     with pytest.raises(ExtractorError, match=rf"has featcache {__version__}, code [0-9a-f]{{12}}, .*code 0: install"):
         run(InlineTeam(1))
+
+
+def test_an_extractor_that_always_raises_an_exception_in_a_worker_ends_the_run(plain, scratch):
+    config = load_config(write_config(scratch, "Broken"))
+    options = Options("cpu", 1, shard_megabytes=ONE_EACH)
+    plan = plan_extraction(read_manifest(plain.manifest()), [config], scratch / "cache", options)
+    summary = run_extraction(plan, InlineTeam(2).engine())
+    assert "Broken raised exceptions at 5 utterances in a row" in summary.too_many_failures
+    assert summary.traceback.endswith("RuntimeError: CUDA error: out of cheese\n")
+    assert summary.interrupted
 
 
 def test_a_worker_that_cannot_read_its_setup_says_so():

@@ -24,6 +24,7 @@ from processes import POLL_SECONDS, TESTS, Cli, commands
 from featcache.config import load_config
 from featcache.device import BATCH_SECONDS
 from featcache.engines.local import run_locally
+from featcache.errors import ExtractorError
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
@@ -252,10 +253,10 @@ def test_a_run_that_ends_by_an_error_commits_no_part_of_a_shard(clips, tmp_path,
 
     def breaks(extractor, clip):
         if next(calls) == 4:
-            raise RuntimeError("a bug")
+            raise ExtractorError("a bug")
         return extract_clip(extractor, clip)
 
     monkeypatch.setattr(odd_extractors.Slow, "extract_clip", breaks)
-    with pytest.raises(RuntimeError, match="a bug"):
+    with pytest.raises(ExtractorError, match="a bug"):
         run(clips, write_config(tmp_path, "Slow"), scratch, 1)
     assert shard_folders(scratch) == []

@@ -6,9 +6,11 @@ import csv
 import io
 import json
 import random
+import re
 import shutil
 import struct
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,10 +18,20 @@ import soundfile
 from audio_files import bad_files
 from cache_contents import check, chunk_files, items, only_version
 from corpora import speech
-from extractions import extracted, write_config
+from extractions import extract_here, extracted, write_config
+from loud_extractors import LOUD_SAMPLES
 
-from featcache.errors import Reason
+import featcache
+from featcache.config import load_config
+from featcache.device import BATCH_SECONDS
+from featcache.engines.local import run_locally
+from featcache.errors import AudioError, Reason
+from featcache.extraction.extraction import run_extraction
+from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
+from featcache.store.in_flight import Suspects
+from featcache.store.ledger import latest_failures
+from featcache.store.selection import select_version
 
 # Failures
 
@@ -243,12 +255,89 @@ def test_an_extractor_that_breaks_its_contract_ends_the_run(cli, plain, scratch)
     assert chunk_files(scratch / "c") == {}
 
 
-def test_an_extractor_that_crashes_tells_on_what(cli, plain, scratch):
-    """The traceback is its author's; the utterances are ours to name."""
+# Exceptions of extractors
+
+
+@pytest.fixture
+def with_loud(plain, scratch):
+    """The corpus with a loud clip between the others, at which `loud_extractors` raise an exception."""
+    corpus = plain.copy(scratch / "corpus")
+    corpus.rows.insert(3, {"id": "loud", "path": "loud.wav"})
+    soundfile.write(corpus.folder / "loud.wav", 0.95 * np.sign(speech(LOUD_SAMPLES / 16000)), 16000)
+    return corpus
+
+
+def values(cache, name=None):
+    opened = featcache.open(cache, name)
+    return {id_: opened[id_].tobytes() for id_ in opened.ids}
+
+
+@pytest.mark.parametrize(
+    ("extractor", "params", "where", "is_suspect"),
+    [
+        ("Frames", {}, "in refuse_loud", False),
+        ("Frames", {}, "in refuse_loud", True),
+        ("Rows", {}, "in refuse_loud", False),
+        ("Rows", {}, "in refuse_loud", True),
+        ("Rows", {"piece": 10}, "in refuse_loud", False),
+        ("Rows", {"at": "pieces"}, "in pieces", False),
+        ("Clips", {}, "in refuse_loud", False),
+        ("Clips", {"at": "num_frames"}, "in num_frames", False),
+    ],
+)
+def test_a_clip_at_which_an_extractor_raises_an_exception_fails(
+    plain, with_loud, scratch, extractor, params, where, is_suspect
+):
+    """The ledger says which exception and where; other clips and versions get what they get without it."""
+    config = load_config(write_config(scratch, extractor, module="loud_extractors", **params))
+    both = [config, load_config("fbank80")]
+    plan = plan_extraction(read_manifest(with_loud.manifest()), both, scratch / "c", Options("cpu", 2))
+    if is_suspect:
+        suspects = Suspects(frozenset({"loud"}))
+        plan = replace(plan, versions=[replace(version, suspects=suspects) for version in plan.versions])
+    summary = run_extraction(plan, run_locally)
+    assert (summary.failed_by_reason, summary.too_many_failures) == ({"extractor_error": 1}, "")
+    (failure,) = latest_failures(select_version(scratch / "c", config.name)).values()
+    assert failure.id == "loud"
+    assert re.fullmatch(rf"ValueError: too loud \(helpers/loud_extractors\.py:\d+, {where}\)", failure.message)
+    extract_here(read_manifest(plain.manifest()), both, scratch / "without", Options("cpu", 1))
+    assert values(scratch / "c", config.name) == values(scratch / "without", config.name)
+    assert len(values(scratch / "c", "fbank80")) == len(with_loud.rows)
+    again = extract_here(read_manifest(with_loud.manifest()), both, scratch / "c", Options("cpu", 2))
+    assert again.failed_by_reason == {}
+
+
+def test_many_exceptions_in_a_row_end_the_run_and_not_the_next_one(with_loud, scratch, monkeypatch):
+    """What was extracted is kept, and what failed is on record."""
+    monkeypatch.setitem(BATCH_SECONDS, "cpu", 0.01)
+    loud = [{"id": f"loud-{number}", "path": f"loud-{number}.wav"} for number in range(30)]
+    for row in loud:  # of one file, they would be one batch
+        (with_loud.folder / row["path"]).symlink_to("loud.wav")
+    manifest = read_manifest(with_loud.manifest([*with_loud.rows[:5], *loud, *with_loud.rows[5:]], "many.csv"))
+    config = load_config(write_config(scratch, "Clips", module="loud_extractors"))
+    first = extract_here(manifest, [config], scratch / "c", Options("cpu", 1))
+    assert "clips: Clips raised exceptions at 20 utterances in a row, the last one loud-19" in first.too_many_failures
+    assert first.traceback.count("ValueError: too loud") == 1
+    assert {*items(scratch / "c")} == {row["id"] for row in with_loud.rows[:5]} - {"loud"}
+    assert 21 <= len(latest_failures(only_version(scratch / "c"))) < 30
+    second = extract_here(manifest, [config], scratch / "c", Options("cpu", 1))
+    assert (second.too_many_failures, second.failed) == ("", 31)
+    assert len(values(scratch / "c")) == len(with_loud.rows) - 1
+
+
+def test_an_extractor_that_always_raises_an_exception_ends_the_run_with_one_traceback(cli, plain, scratch):
     made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", write_config(scratch, "Broken"))
     assert made.code == 1
-    assert "CUDA error: out of cheese" in made.err
-    assert "while Broken extracted utt-00, utt-01" in made.err
+    assert "featcache: broken: Broken raised exceptions at 12 utterances in a row" in made.err
+    assert made.err.count("Traceback") == 1
+    assert made.err.endswith("  RuntimeError: CUDA error: out of cheese\n")
+
+
+def test_a_single_clip_tells_where_its_extractor_raised_an_exception(with_loud, scratch):
+    live = featcache.extractor(config=write_config(scratch, "Frames", module="loud_extractors"))
+    with pytest.raises(AudioError, match=r"ValueError: too loud \(helpers/loud_extractors") as raised:
+        live.file(with_loud.folder / "loud.wav")
+    assert "refuse_loud(block)" in raised.value.__notes__[0]
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "int64"])

@@ -8,6 +8,7 @@ import time
 import pausing
 import torch
 
+from featcache.errors import ExtractorError
 from featcache.extractors import Params
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 from featcache.spec import FeatureSpec, SideSpec
@@ -139,12 +140,12 @@ class Liar(Moments):
 
 
 class Failing(Moments):
-    """Raises in its third batch."""
+    """Gives up in its third batch."""
 
     _lock = threading.Lock()
 
     def encode(self, waveforms, num_samples):
         with self._lock:
             if len(self.calls) == 2:
-                raise RuntimeError("CUDA error: out of cheese")
+                raise ExtractorError("out of cheese")
             return super().encode(waveforms, num_samples)

@@ -1,0 +1,81 @@
+"""Extractors that raise an exception at loud clips, as those of users do. Configs name them `loud_extractors:Clips`."""
+
+from __future__ import annotations
+
+import torch
+from odd_extractors import Slow
+from row_extractors import Moments
+
+from featcache.extractors import Params
+from featcache.extractors.frames import FrameExtractor
+from featcache.spec import FeatureSpec
+
+HOP = 160
+LOUD_SAMPLES = 7777
+"""The number of samples of loud clips, for methods that see nothing else."""
+
+
+class LoudParams(Params):
+    at: str = ""
+    """The method that raises, if it is not the one that computes."""
+
+
+def refuse_loud(waveform):
+    if waveform.abs().max() > 0.9:
+        raise ValueError("too loud")
+
+
+class Counting:
+    """Raises where lengths are counted, if `at` says so."""
+
+    def num_frames(self, num_samples):
+        if self._params.at == "num_frames" and num_samples == LOUD_SAMPLES:
+            raise ValueError("too loud")
+        return num_samples // HOP
+
+
+class Clips(Counting, Slow):
+    Params = LoudParams
+
+    def extract(self, clips):
+        for clip in clips:
+            refuse_loud(clip.waveform)
+        return super().extract(clips)
+
+    def extract_clip(self, clip):
+        frames = clip.waveform[: len(clip.waveform) // HOP * HOP].clone().reshape(-1, HOP)
+        return torch.stack([frames.mean(1), frames.square().mean(1)], dim=1)
+
+
+class Frames(Counting, FrameExtractor[LoudParams]):
+    Params = LoudParams
+    revision = 1
+
+    def __init__(self, params, sample_rate, device):
+        self._params = params
+        self.spec = FeatureSpec((1,), "float32", sample_rate / HOP, HOP, sample_rate, "mean of squares")
+
+    def frames(self, clip):
+        return clip.waveform[: len(clip.waveform) // HOP * HOP].view(-1, HOP)
+
+    def compute(self, block):
+        refuse_loud(block)
+        return block.square().mean(1)[:, None]
+
+
+class RowsParams(LoudParams):
+    seconds: float = 0.0
+    piece: int = 0
+
+
+class Rows(Counting, Moments):
+    Params = RowsParams
+
+    def pieces(self, num_samples):
+        if self._params.at == "pieces" and num_samples == LOUD_SAMPLES:
+            raise ValueError("too loud")
+        return super().pieces(num_samples)
+
+    def encode(self, waveforms, num_samples):
+        refuse_loud(waveforms)
+        return super().encode(waveforms, num_samples)
