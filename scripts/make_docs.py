@@ -30,7 +30,7 @@ from featcache.extractors.model import Chunk, ModelParams
 from featcache.store.columns import COLUMNS, FEATURES, SIDE_COLUMNS, Column
 
 DOCS = Path(__file__).parents[1] / "docs"
-WIDTH = 100  # of help texts, in characters
+WIDTH = 118  # of help texts, in characters
 SHARED = (AudioPolicy, StorePolicy, AugmentPolicy, NoisePolicy, ModelParams, Chunk)
 MODELS = {model.__name__: model for model in (*SHARED, *(find(name).Params for name in _BUILT_IN))}
 TYPES = {"number": "number", "integer": "whole number", "boolean": "true, false", "string": "text", "object": "mapping"}
