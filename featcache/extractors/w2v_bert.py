@@ -9,8 +9,8 @@ mel frames, the feature extractor adds one, and its attention mask hides the sta
 The mel energies are computed in float64, as in transformers. `fbank` computes them in float32. In bands without sound,
 for example of speech from a telephone, their values are float32's rounding, which the division by each bin's variance
 would amplify. Means and variances are taken in float64 too. transformers takes them in float32, which changes the
-hidden states by up to some 1e-2 of their RMS where a bin hardly changes: in clips of 0.04 s, which have two frames, and in
-quiet ones with an empty band.
+hidden states by up to some 1e-2 of their RMS where a bin hardly changes: in clips of 0.04 s, which have two frames, and
+in quiet ones with an empty band.
 """
 
 from __future__ import annotations

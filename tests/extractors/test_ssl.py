@@ -118,8 +118,8 @@ def test_real_speech(name, folder, theirs):
 
 
 def mel_energies(waveform: np.ndarray, extractor: transformers.SeamlessM4TFeatureExtractor) -> torch.Tensor:
-    """The formula of w2v-BERT's front end, float32 `[frames, 160]`: the log energies have float32's places, and all else
-    is computed in float64."""
+    """The formula of w2v-BERT's front end, float32 `[frames, 160]`: the log energies have float32's places, all else is
+    computed in float64."""
     mels = []
     for first in range(0, len(waveform) - 399, 160):
         frame = waveform[first : first + 400].astype(np.float64) * 32768
