@@ -79,6 +79,7 @@ def read_manifest(
             source,
             audio=audio,
             carry=carry,
+            root=root,
             values=values,
             allow_commands=allow_commands,
             allow_queries=allow_queries,
@@ -94,7 +95,10 @@ def read_manifest(
     except (OSError, EOFError, zlib.error) as error:  # the latter two come from a gzip file that is cut off or damaged
         inside = getattr(error, "filename", None)
         where = f": {inside}" if isinstance(inside, str) and inside != name else ""
-        raise ManifestError(f"{name}{where}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        what = getattr(error, "strerror", None) or error
+        if "_OP_" in name:
+            what = f"{what}: NeMo has a range for _OP_ … _CL_: as 'manifest_*.json', quoted, they are a corpus"
+        raise ManifestError(f"{name}{where}: cannot be read: {what}") from error
     if kind == "folder" and not places and not opened.faults.count and _is_cache(opened):
         raise ManifestError(f"{name}: is a cache, not a manifest: give the manifest that it was extracted from")
     return checked_manifest(opened, parts, places, _default_root(opened) if root is None else root, kind)

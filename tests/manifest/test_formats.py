@@ -224,6 +224,31 @@ def test_rows_that_nemo_skips_are_left_out_and_counted(written):
     assert any(note.endswith("1 row left out, by _skipme") for note in manifest.notes)
 
 
+def test_rows_of_nemos_tars_name_their_members(tmp_path):
+    """Beside the manifest of all tars or above that of one, elsewhere, or in a tar that is the root; and unpacked."""
+    rows = [{"audio_filepath": "a.wav", "shard_id": 3, "offset": 0.0, "duration": 1.5}]
+    rows += [{"audio_filepath": "a-sub1.wav", "shard_id": 3, "offset": 1.5, "duration": 2.0}]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    for folder in ("tarred", "tarred/sharded_manifests", "away"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "m.json").write_text(lines)
+    tar = tmp_path / "tarred" / "audio_3.tar"
+    tar.touch()
+    for folder, root in (("tarred", None), ("tarred/sharded_manifests", None), ("away", tmp_path / "tarred")):
+        ours = read_manifest(tmp_path / folder / "m.json", root=root)
+        assert [(row.path, row.start, row.duration) for row in rows_of(ours)] == [
+            ("audio_3.tar/a.wav", 0.0, 1.5),
+            ("audio_3.tar/a.wav", 1.5, 2.0),
+        ]
+        assert ours.resolve(ours.paths[0]).container == tar
+    assert list(read_manifest(tmp_path / "away" / "m.json", root=tar).paths) == ["a.wav", "a.wav"]
+    assert read_manifest(tmp_path / "away" / "m.json", root="s3://b/x").paths[1] == "audio_3.tar/a.wav"
+    (tmp_path / "away" / "a.wav").touch()
+    assert read_manifest(tmp_path / "away" / "m.json").paths[0] == "a.wav"
+    with pytest.raises(ManifestError, match=r"NeMo has a range for _OP_ … _CL_: as 'manifest_\*\.json', quoted"):
+        read_manifest(tmp_path / "manifest__OP_0..3_CL_.json")
+
+
 # What is not what it seems
 
 

@@ -20,13 +20,13 @@ from featcache.manifest.formats.lists import (
     read_fairseq,
     read_paths,
 )
+from featcache.manifest.formats.nemo import read_nemo
 from featcache.manifest.formats.source import Batch, Source
 from featcache.manifest.formats.speechbrain import is_speechbrain, read_speechbrain
 from featcache.manifest.formats.tables import (
     plain_format,
     read_csv,
     read_jsonl,
-    read_nemo,
     read_parquet,
     read_tsv,
 )

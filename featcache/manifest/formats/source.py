@@ -163,6 +163,7 @@ class Source(Reading):
     Args:
         source: A file, a folder, or `-` for standard input. A file is opened once, since it may be a pipe.
         audio, carry, allow_commands, allow_queries: As for `Reading`.
+        root: What the user says that relative paths are relative to.
         values: What stands for placeholders in paths, by name.
 
     Raises:
@@ -172,6 +173,8 @@ class Source(Reading):
 
     folder: Path
     """The folder that relative paths are relative to: the manifest's, or the manifest itself if it is one."""
+    given_root: str | None
+    """What relative paths are relative to if the user says so: a folder, a container or a URL."""
     root: str | None
     """What relative paths are relative to if the manifest says so; set by the format's reader."""
 
@@ -181,6 +184,7 @@ class Source(Reading):
         *,
         audio: bool = True,
         carry: bool = True,
+        root: str | Path | None = None,
         values: Mapping[str, str] | None = None,
         allow_commands: bool = False,
         allow_queries: bool = False,
@@ -192,6 +196,7 @@ class Source(Reading):
         self.is_folder = not is_stdin and self.path.is_dir()
         self.folder = self.path if self.is_folder else self.path.parent
         self.values = values or {}
+        self.given_root = None if root is None else str(root)
         self.root = None
         self._head = b""
         if is_stdin and sys.stdin is None:

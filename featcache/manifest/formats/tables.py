@@ -72,23 +72,6 @@ def read_jsonl(source: Source) -> Iterator[Batch]:
     return json_batches(json_rows(lines_of(source.stream, source.faults), source.faults), source)
 
 
-def read_nemo(source: Source) -> Iterator[Batch]:
-    """JSON lines as NeMo has them: without the rows that are to be skipped."""
-    skipped = 0
-
-    def kept() -> Rows:
-        nonlocal skipped
-        for place, row in json_rows(lines_of(source.stream, source.faults), source.faults):
-            if row.pop("_skipme", False):
-                skipped += 1
-            else:
-                yield place, row
-
-    yield from json_batches(kept(), source)
-    if skipped:
-        source.notes.append(f"{counted(skipped, 'row')} left out, by _skipme")
-
-
 def read_parquet(source: Source) -> Iterator[Batch]:
     """Parquet.
 
