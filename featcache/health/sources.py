@@ -97,9 +97,7 @@ def check_sources(
             files = _files_of(version.shard(name), version, index, number, wanted.root)
             for file in [file for file in files if (url := url_of(file.location)) and url not in wanted.urls]:
                 not_asked += len(files.pop(file))
-            looked_at = (
-                files if wanted.by_content else {file._replace(content_hash=UNKNOWN_HASH): None for file in files}
-            )
+            looked_at = [file if wanted.by_content else file._replace(content_hash=UNKNOWN_HASH) for file in files]
             if wanted.by_content:
                 unknown += sum(len(ids) for file, ids in files.items() if file.content_hash == UNKNOWN_HASH)
             faults = pool.map(lambda file: None if stopped() else _fault(file, hashes), looked_at)

@@ -11,6 +11,7 @@ import pytest
 from cache_contents import only_version
 from corpora import Corpus
 from extractions import extracted
+from make_cache import make_features, make_version
 
 from featcache.audio import content_hash
 from featcache.audio.content_hash import hash_of_content
@@ -132,6 +133,25 @@ def test_a_file_of_many_utterances_is_hashed_and_named_once(cli, reference, corp
     assert (code, len(problems)) == (1, len({row["path"] for row in corpus.rows}))
     (message,) = (message for _, message in problems if "long.flac" in message)
     assert message.startswith("segment-0 and 5 others: ")
+
+
+def test_a_file_that_was_changed_while_it_was_extracted_has_one_size_and_time_and_two_contents(cli, scratch):
+    file = scratch / "a.wav"
+    file.write_bytes(b"\1" * 1000)
+    os.utime(file, ns=(5, 5))
+    contents = {"utt-0": hash_of_file(file), "utt-1": 1, "utt-2": 2}
+    rows = {id_: {"path": "a.wav", "content_hash": content} for id_, content in contents.items()}
+    version = make_version(scratch / "cache", make_features(3), rows=rows)
+    for how, ids in (("stat", []), ("content", ["utt-1", "utt-2"])):
+        said = cli("verify", version.path, f"--sources={how}", "--root", scratch, "--json").json()
+        problems = [problem for problem in said["versions"][0]["problems"] if problem["kind"] == "source"]
+        assert len(problems) == bool(ids)
+        assert all("utt-1 and 1 other" in problem["message"] for problem in problems)
+
+
+def hash_of_file(path: Path) -> int:
+    with path.open("rb") as file:
+        return hash_of_content(file.fileno())
 
 
 def test_only_items_that_count_are_compared(cli, moved):
