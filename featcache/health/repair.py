@@ -102,7 +102,8 @@ def repair(
             has been removed then.
     """
     if isinstance(path, Path):
-        path = path.resolve()  # for its name, by which the extraction finds it
+        if path.name in ("", "..") or path.is_symlink():
+            path = path.resolve()  # for its name, by which the extraction finds it
         refuse_links(path, *WRITTEN, "aside")
     else:
         require_put_if_absent(path.parent)

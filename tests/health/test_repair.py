@@ -70,6 +70,15 @@ def test_a_version_may_be_named_by_any_path(cli, plain, sound, cache, scratch, w
     assert cli("verify", name, cwd=cwd).code == 0
 
 
+def test_repair_says_paths_as_they_were_given(cli, plain, cache):
+    flip(victim(cache).folder / CHUNKS["features"], 100)
+    said = [cli("repair", cache.name, "--manifest", plain.manifest(), cwd=cache.parent) for _ in range(2)]
+    assert [repaired.code for repaired in said] == [0, 0]
+    for repaired in said:
+        assert f"{cache.name}/fbank80-" in repaired.out
+        assert str(cache) not in repaired.out + repaired.err
+
+
 @pytest.mark.parametrize("damaged", [1, 2], ids=["last but one", "last"])
 @pytest.mark.parametrize("row", [0, 5])
 def test_repair_brings_back_the_latest_of_an_utterance_that_was_replaced(cli, plain, scratch, row, damaged):
