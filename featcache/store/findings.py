@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from featcache.errors import counted, listing
 
-_RESTORE = "run the same `featcache extract` again to restore them (or of a copy, the same `featcache copy`)"
+_AGAIN = "run the same `featcache extract` again{} (or of a copy, the same `featcache copy`)"
+_RESTORE = _AGAIN.format(" to restore them")
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class LostShards:
 
 @dataclass(frozen=True)
 class Unrecorded:
-    """Shards of runs without a record."""
+    """Shards of runs without a record; or that there are neither shards nor records."""
 
     runs: list[str]
     """The names of the runs."""
@@ -85,6 +86,8 @@ class Unrecorded:
     def __str__(self) -> str:
         if self.is_copy:
             return "there is no folder `runs`, as in a copy made without it: whether all is there is not known"
+        if not self.runs and not self.shards:
+            return f"it holds nothing, and has no record of a run; {_AGAIN.format('')}"
         if not self.shards:
             return (
                 f"the records of {counted(len(self.runs), 'run')} were damaged ({listing(self.runs)}): what they were "

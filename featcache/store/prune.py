@@ -335,4 +335,5 @@ def _write_again(version: Version, name: str, numbers: list[int]) -> ShardEvent:
     if shard.check() & {*shard.ids.take(np.array(numbers))}:
         raise DamagedError(f"{shard.folder}: damaged")
     copied = copy_sound_items(version, shard, numbers)
-    return ShardEvent(copied.name, len(numbers), entry=copied.entry)
+    made_by = str(shard.info.made_by.get("run", ""))
+    return ShardEvent(copied.name, len(numbers), entry=copied.entry, made_by=made_by)

@@ -73,7 +73,7 @@ class ShardEvent:
     pruned: int | None = None
     """The number of utterances that nobody wants any more and that go with the shard; they count once it is gone."""
     made_by: str | None = None
-    """The run that had made them."""
+    """The run that had made them; of a shard that prune has written again, the run that had made its items."""
 
 
 def run_names(version: Version) -> list[str]:

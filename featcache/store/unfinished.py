@@ -237,7 +237,8 @@ class _Records:
                 if event.until is not None or event.shard in present or run.name <= until.get(event.shard, ""):
                     continue
                 if not self._version.has_shard(event.shard):
-                    lost[run.manifest][event.shard] = event.items
+                    manifest = self.made.manifest_of(event.made_by) if event.made_by else None
+                    lost[manifest or run.manifest][event.shard] = event.items
         superseded = self._superseded() if lost else {}
         for shards in lost.values():
             for shard in [shard for shard, items in shards.items() if len(superseded.get(shard, ())) >= items]:
@@ -254,7 +255,11 @@ class _Records:
         return superseded
 
     def unrecorded(self) -> Iterator[Unrecorded]:
-        """What runs without a record have extracted, and runs whose record is lost; at most one finding."""
+        """What runs without a record have extracted, and runs whose record is lost, or that there is nothing at all; at
+        most one finding.
+        """
+        if not self.runs and not self._index.shards:
+            yield Unrecorded([], [], 0, is_copy=False)
         runs = {run for run in self.made.counts if is_run_name(run) and self.made.manifest_of(run) is None}
         runs |= {run.name for run in self.runs if not run.is_known}
         if not runs:

@@ -214,3 +214,16 @@ class TestRecords:
         assert not is_running(version, name)
         assert "extraction was interrupted, or is running elsewhere" in opened(tmp_path)[0]
         assert not is_running(version, "none")
+
+
+def test_a_version_without_utterances_and_records_is_not_whole(cli, tmp_path):
+    """As a run leaves it that was killed before it had begun, and a copy."""
+    version = make_version(tmp_path / "cache")
+    (message,) = opened(tmp_path / "cache")
+    for _ in range(2):
+        with pytest.raises(StoreError, match="holds nothing, and has no record of a run"):
+            featcache.open(tmp_path / "cache", strict=True)
+        verified = cli("verify", tmp_path / "cache")
+        assert verified.code == 1
+        assert message.partition(": ")[2] in verified.out + verified.err
+        shutil.rmtree(version.path / "runs", ignore_errors=True)

@@ -252,6 +252,19 @@ def stored():
     return version, {**dict(items[:5]), "utt-1": items[5][1]}
 
 
+def test_what_was_pruned_and_then_lost_is_whole_once_it_is_extracted_again(cli, plain, scratch):
+    cache, manifest = scratch / "cache", plain.manifest()
+    assert cli("extract", manifest, "-o", cache).code == 0
+    fewer = plain.manifest(plain.rows[1:], "fewer.csv")
+    assert cli("prune", cache, "--manifest", fewer, "--force", "--yes").code == 0
+    (shard,) = cache.glob("*/shards/*/")
+    shutil.rmtree(shard)
+    assert "no longer there" in cli("verify", cache).out
+    assert cli("extract", manifest, "-o", cache).code == 0
+    assert cli("verify", cache).code == 0
+    featcache.open(cache, strict=True)
+
+
 def test_in_an_object_store(stored, tmp_path):
     version, features = stored
     wanted = [id_ for id_ in features if id_ != "utt-3"]

