@@ -1,4 +1,4 @@
-"""Sound that libsndfile does not know: M4A and AAC, WebM, AMR, WMA, the sound track of a video. FFmpeg decodes it.
+"""Sound that libsndfile does not know: M4A, AAC, WebM, AMR, WMA, AC-3, the sound track of a video. FFmpeg decodes it.
 
 PyAV brings FFmpeg in its wheels; torchcodec gives the same samples, up to 1.7 times as fast, and needs an FFmpeg of the
 system. The file's first bytes decide what it is, and FFmpeg is told: left to guess, it would also find playlists, which
@@ -22,18 +22,26 @@ _FORMATS = {
     "amr": re.compile(rb"#!AMR(?:-WB)?\n"),
     "asf": re.compile(rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11"),  # WMA
     "aac": re.compile(rb"\xff[\xf0\xf1\xf8\xf9]"),  # ADTS
+    "ac3": re.compile(rb"\x0b\x77.{3}[\x00-\x57]", re.S),  # by its bsid; above 10, it is E-AC-3
+    "eac3": re.compile(rb"\x0b\x77.{3}[\x58-\x87]", re.S),
+    "avi": re.compile(rb"RIFF.{4}AVI ", re.S),
+    "ogg": re.compile(rb"OggS\0\x02.{20}\x01.\x7fFLAC", re.S),  # only of FLAC, which libsndfile knows by its older mark
+    "mpegts": re.compile(rb"\x47.{187}\x47.{187}\x47", re.S),
 }
 """FFmpeg's names of formats, and how files of them begin."""
 
-_ESTIMATED = ("amr", "aac")
+_ESTIMATED = ("amr", "aac", "ac3", "eac3", "mpegts")
 """Formats whose header does not say how long they are: FFmpeg estimates it."""
+
+BEGINNING = 377
+"""The bytes of a file that tell its format: two packets of MPEG-TS, and one byte."""
 
 _TOLERANCE_SECONDS = 0.1
 """Headers round the length, and encoders add or drop a little."""
 
 
 def format_of(beginning: bytes) -> str | None:
-    """The format of a file that FFmpeg is to decode, by its first 16 bytes; None for any other file."""
+    """The format of a file that FFmpeg is to decode, by its first `BEGINNING` bytes; None for any other file."""
     return next((name for name, pattern in _FORMATS.items() if pattern.match(beginning)), None)
 
 
@@ -66,7 +74,7 @@ class FFmpegDecoder:
         try:
             import av
         except ImportError as error:  # with a reason that is tried again in the next run
-            needed = "M4A, AAC, MP4, WebM, AMR and WMA need PyAV, which is not installed"
+            needed = "M4A, AAC, MP4, WebM, AMR, WMA, AC-3, AVI and MPEG-TS need PyAV, which is not installed"
             message = f"cannot be decoded here: {needed}: pip install 'featcache[formats]'"
             raise AudioError(Reason.FILE_UNREADABLE, message) from error
         self._error: type[Exception] = av.FFmpegError

@@ -27,6 +27,8 @@ _FILE_SIZE = re.compile(r"^RIFF : (\d+) \(should be (\d+)\)", re.M)
 _UNFINISHED_SIZE = 0x7F000000
 _PAGE = 65536  # holds the largest Ogg page, 65,307 bytes
 _MP3_HEADER = re.compile(rb"(?:Xing|Info)\0\0\0[\x03\x07\x0b\x0f].{4}(.{4})", re.S)
+_FLAC = b"fLaC\0\0\x22"  # and the type of the first block before its length
+_MOST_BLOCKS = 128  # one of each type that there may be
 _SHORTEN = re.compile(rb"NIST_1A\n.*\nsample_coding -s\d+ [^\n]*shorten", re.S)
 _MP3_FRAME = 2881  # bytes, at most
 
@@ -59,12 +61,35 @@ def shortfall(file: Any, fd: int, size: int) -> str | None:
             return None
         case "MP3":
             return _mp3_shortfall(fd, size)
-        case "OGG":
+        case "OGG" | "ogg":  # the latter is FFmpeg's
             return _ogg_shortfall(fd, size)
         case "NIST":
             return _nist_shortfall(fd, file.frames)
         case _:
             return _logged_shortfall(file.extra_info, file.frames)
+
+
+def cut_in_header(fd: int, size: int) -> str | None:
+    """That a file which libsndfile refuses begins as audio, and ends before its samples; None if nothing says so.
+
+    Sources: RFC 9639, section 8.1, and RFC 3533.
+    """
+    head = os.pread(fd, 12, 0)
+    if head.startswith(b"OggS\0\x02"):
+        return _ogg_shortfall(fd, size)
+    if head.startswith(b"RIFF") and size < (promised := int.from_bytes(head[4:8], "little") + 8) < _UNFINISHED_SIZE:
+        return f"its header promises {promised:,} bytes, and it holds {size:,}"
+    if not (len(head) > 4 and _FLAC.startswith(head[:4] + head[5:8])):
+        return None
+    block = 4
+    for _ in range(_MOST_BLOCKS):
+        header = os.pread(fd, 4, block).ljust(4, b"\0")
+        block += 4 + int.from_bytes(header[1:])
+        if block >= size:
+            return "it ends within its header"
+        if header[0] & 0x80:  # the last one
+            break
+    return None
 
 
 def is_shorten(fd: int) -> bool:

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
-from featcache.audio.formats import FFmpegDecoder, format_of
-from featcache.audio.headers import EndlessFile, is_shorten, mp3_end, shortfall
+from featcache.audio.formats import BEGINNING, FFmpegDecoder, format_of
+from featcache.audio.headers import EndlessFile, cut_in_header, is_shorten, mp3_end, shortfall
 from featcache.audio.members import copy_of
 from featcache.audio.remote import Fetched, FileStamp
 from featcache.errors import AudioError, MissingDependencyError, Reason
@@ -284,8 +284,10 @@ def _start(file: io.FileIO) -> tuple[_Decoder | FFmpegDecoder, bool]:
         if is_shorten(file.fileno()):
             message = "NIST SPHERE compressed by shorten cannot be read: `sph2pipe -f wav` makes a WAV file of it"
             raise AudioError(Reason.NOT_AUDIO, message) from None
-        format_name = format_of(os.pread(file.fileno(), 16, 0))
+        format_name = format_of(os.pread(file.fileno(), BEGINNING, 0))
         if format_name is None:
+            if why := cut_in_header(file.fileno(), os.fstat(file.fileno()).st_size):
+                raise AudioError(Reason.TRUNCATED, why) from None
             raise
         return FFmpegDecoder(file.fileno(), format_name, UNKNOWN), False
     if decoder.format != "MP3" or mp3_end(file.fileno()) is not None:

@@ -111,6 +111,23 @@ def test_of_a_truncated_file_only_what_is_missing_fails(files, tmp_path, kind, k
     np.testing.assert_array_equal(good[0], whole[100 : int(0.02 * len(whole))])
 
 
+@pytest.mark.parametrize("kind", ["flac-16", "flac-24", "vorbis", "opus", "wav-16"])
+@pytest.mark.parametrize("keep", [41, 60, 700])
+def test_a_stump_is_truncated_and_no_less_audio_than_a_longer_one(files, tmp_path, kind, keep):
+    """A FLAC as the program of that name writes it: 8 kB of padding before its samples."""
+    path, _ = files[kind]
+    if kind.startswith("flac"):
+        data = path.read_bytes()
+        padding = bytes([1]) + (8192).to_bytes(3, "big") + bytes(8192)
+        path = tmp_path / path.name
+        path.write_bytes(data[:42] + padding + data[42:])
+        assert len(samples_of(path))
+        (tmp_path / "cut").mkdir()
+    stump = cut_file(path, tmp_path / "cut" if kind.startswith("flac") else tmp_path, keep)
+    fault = fault_of(stump)
+    assert fault.reason == (Reason.EMPTY if (kind, keep) == ("wav-16", 41) else Reason.TRUNCATED), fault
+
+
 def test_a_truncated_mp3_without_a_header_fails_from_the_block_of_the_cut_on(tmp_path):
     path = forget_mp3_length(write_kind(tmp_path, "mp3-constant", 10.0))
     whole = samples_of(path)

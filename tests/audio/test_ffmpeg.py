@@ -32,6 +32,11 @@ KINDS = {
     "narrow.amr": ("libopencore_amrnb", 8000, 1, None, 0.8),
     "raw.aac": ("aac", 16000, 1, 1024, 0.98),
     "video.mp4": ("aac", 16000, 2, 0, 0.98),
+    "sound.ts": ("aac", 16000, 1, 1024, 0.98),
+    "sound.ac3": ("ac3", 48000, 2, None, 0.98),
+    "sound.eac3": ("eac3", 48000, 2, None, 0.98),
+    "sound.avi": ("ac3", 48000, 2, None, 0.98),
+    "flac.ogg": ("flac", 16000, 2, 0, 1),
 }
 
 

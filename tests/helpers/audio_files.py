@@ -161,7 +161,7 @@ def bad_files(folder: Path) -> dict[str, tuple[Path, Reason]]:
     add("noise.ogg", Reason.NOT_AUDIO, b"OggS" + noise)
     add("noise.mp3", Reason.NOT_AUDIO, b"\xff\xfb" + noise)
     add("noise.raw", Reason.NOT_AUDIO, noise)
-    add("no-data.wav", Reason.NOT_AUDIO, wav[:30])
+    add("no-data.wav", Reason.TRUNCATED, wav[:30])
     add("only-a-header.wav", Reason.TRUNCATED, wav[:44])
     add("metadata.wav", Reason.TRUNCATED, with_metadata(wav, 300)[:-1000])
     for name, kind in KINDS.items():

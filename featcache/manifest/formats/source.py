@@ -23,7 +23,7 @@ from featcache.errors import ManifestError, counted
 
 AUDIO_SUFFIXES = frozenset(
     {".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".sph", ".aif", ".aiff", ".au", ".caf", ".w64"}
-    | {".m4a", ".aac", ".amr", ".webm", ".wma", ".mp4"}
+    | {".m4a", ".aac", ".amr", ".webm", ".wma", ".mp4", ".ac3", ".eac3", ".avi", ".ts"}
 )
 """How the names of audio files end: a folder's files with these are its utterances."""
 
