@@ -57,6 +57,21 @@ def test_a_signal_ends_a_command_with_130_while_it_only_reads(cli, cache, pipe, 
     assert ended.err.endswith("featcache: interrupted\n")  # python may have said that a file was not closed
 
 
+def test_an_interrupt_while_the_command_line_is_imported_is_one_line():
+    code = """
+import sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "click":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from featcache.__main__ import main
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", code, "ls"], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "featcache: interrupted\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_that_is_ignored_stays_ignored(cache, tmp_path, pipe, number):
     """As `nohup` and its like have it: the command goes on, and ends by what it reads."""
