@@ -46,6 +46,7 @@ __all__ = [
     "hours",
     "listing",
     "megabytes",
+    "percent",
     "secret_in",
     "without_secrets",
 ]
@@ -191,6 +192,11 @@ def megabytes(num_bytes: float) -> str:
         if num_bytes >= size:
             return f"{num_bytes / size:.3g} {unit}" if num_bytes < 999 * size else f"{num_bytes / size:,.0f} {unit}"
     return f"{num_bytes / 1e3:.3g} kB"
+
+
+def percent(share: float) -> str:
+    """A share, 0 to 1, for people: `99.8 %`, `0.0123 %`."""
+    return f"{100 * share:.3g} %"
 
 
 def hours(seconds: float) -> str:

@@ -13,7 +13,7 @@ import click
 from featcache.cli import options
 from featcache.cli.common import complain, describe_fastest, note, print_json, say
 from featcache.cli.corpora import for_each_part
-from featcache.errors import ArgumentError, DamagedError, counted, hours, listing, megabytes
+from featcache.errors import ArgumentError, DamagedError, counted, hours, listing, megabytes, percent
 
 if TYPE_CHECKING:
     from featcache.storage.location import Location
@@ -176,7 +176,7 @@ def _print(document: dict[str, Any], failures: bool) -> None:
         mismatch = batching["mismatch"]
         if mismatch is None and batching["policy"] == "frames":
             continue  # frame by frame, batching changes nothing, so there is no probe
-        measured = "not probed" if mismatch is None else f"{100 * mismatch:.2g} % mismatched when probed"
+        measured = "not probed before" if mismatch is None else f"{percent(mismatch)} mismatched when probed before"
         say(f"  batching {batching['policy']}: {measured}")
     for probe in document["probes"]:
         say(f"  probed on {probe['device']}, {probe['date']}: {describe_fastest(probe['fastest'])}")

@@ -9,7 +9,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import describe_fastest, note, print_json, read_manifest, say
-from featcache.errors import counted
+from featcache.errors import counted, percent
 
 if TYPE_CHECKING:
     from featcache.config import Config
@@ -185,4 +185,4 @@ def _print_chunks(result: Probe) -> None:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %" if share else "0"
+    return percent(share) if share else "0"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from featcache.errors import ConfigError, listing
+from featcache.errors import ConfigError, listing, percent
 from featcache.extractors.base import Batching, Extractor, Params
 
 BATCHINGS: tuple[Batching, ...] = ("single", "equal_length", "padded")
@@ -75,14 +75,14 @@ def choose_batching(
         batching, loosest = clean[-1], declared[-1]
         note = None
         if batching != loosest:
-            share = _percent(disturbed[loosest])
+            share = percent(disturbed[loosest])
             note = f"batching {batching}: by the probe of {device_label}, {loosest} changes {share} of the frames"
         return BatchingChoice(batching, mismatch.get(batching), note)
     if requested not in BATCHINGS:
         raise ConfigError(f"--batching {requested}: there is no such policy; choose from {listing(BATCHINGS)}")
     why = None
     if share_disturbed := disturbed.get(requested):
-        why = f"the probe of {device_label} found that it changes {_percent(share_disturbed)} of the frames"
+        why = f"the probe of {device_label} found that it changes {percent(share_disturbed)} of the frames"
     elif requested not in declared:
         tested = "; a probe found no difference in its sample" if requested in measured else ""
         why = f"it is looser than {declared[-1]}, the loosest policy that {_name(extractor)} declares{tested}"
@@ -108,7 +108,3 @@ def _measured(probes: Iterable[Mapping[str, Any]], device_label: str, precision:
 
 def _name(extractor: object) -> str:
     return type(extractor).__name__
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"

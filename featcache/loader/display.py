@@ -63,7 +63,7 @@ def facts_of(spec: FeatureSpec, stored: np.dtype[Any], num_utterances: int, num_
     shape = ", ".join(map(str, ("frames", *spec.item_shape)))
     return {
         "utterances": f"{num_utterances:,}",
-        "duration": hours(num_frames / spec.frame_rate),
+        "duration": f"{hours(num_frames / spec.frame_rate)} of frames",
         "size": megabytes(num_bytes),
         "features": f"{spec.dtype}{' in uint8' * spec.is_quantized} [{shape}] at {spec.frame_rate:g} Hz",
     }

@@ -121,8 +121,16 @@ def test_a_mismatch_that_is_allowed_is_kept_with_the_shards(cli, speech, scratch
     made_by = version.shard(name).info.made_by
     assert made_by["batching"] == "padded"
     assert made_by["mismatch"] > 0
-    assert "batching padded: " in cli("info", scratch / "c").out
-    assert "% mismatched when probed" in cli("info", scratch / "c").out
+    assert "% mismatched when probed before" in cli("info", scratch / "c").out
+
+
+def test_a_probe_after_the_extraction_is_told_apart_from_one_before(cli, speech, scratch):
+    config = write_config(scratch, "PaddingSeen", name="seen")
+    assert cli("extract", speech.manifest(), "-c", config, "-o", scratch / "c").code == 0
+    probed = cli("probe", config, speech.manifest(), "--utterances", 6, "--threads", 1, "-o", scratch / "c")
+    assert "100 %" in probed.out  # all frames differ, in batches
+    told = cli("info", scratch / "c").out
+    assert told.index("batching padded: not probed before") < told.index("probed on cpu")
 
 
 def test_looser_than_declared_is_refused(cli, speech, scratch):
