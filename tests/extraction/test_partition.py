@@ -108,6 +108,17 @@ def test_parts_are_together_one_run(cli, plain, scratch):
     featcache.open(cache, strict=True)
     assert items(cache) == items(scratch / "whole")
     assert chunk_files(cache) == chunk_files(scratch / "whole")
+
+
+@pytest.mark.xfail(strict=True, reason="Partitions count together only where the manifest's path was typed alike.")
+def test_parts_of_a_manifest_are_together_one_run_however_its_path_was_typed(cli, plain, scratch):
+    manifest, cache = plain.manifest(name="typed.csv"), scratch / "cache"
+    assert cli(*extract(manifest, cache, "--partition", "0/2")).code == 0
+    for name in ("typed.csv", f"../{plain.folder.name}/typed.csv"):
+        assert cli(*extract(name, cache, "--partition", "1/2"), cwd=plain.folder).code == 0
+    assert len(items(cache)) == len(plain.rows)
+    assert problems(cache) == []
+    featcache.open(cache, strict=True)
     assert list(featcache.open(cache).ids) == list(featcache.open(scratch / "whole").ids)
 
 

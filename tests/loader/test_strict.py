@@ -62,6 +62,17 @@ class TestExtraction:
 
         return stopped
 
+    @pytest.mark.xfail(
+        strict=True, reason="What a killed run was to add is missed until its own manifest is run again."
+    )
+    def test_a_whole_run_over_more_rows_makes_up_for_a_killed_one(self, cli, job, plain, scratch, stopped_half_way):
+        stopped_half_way(signal.SIGKILL)
+        more = plain.manifest([*plain.rows, {**plain.rows[0], "id": "one-more"}], "more.csv")
+        assert cli(job[0], more, *job[2:]).code == 0
+        cache = featcache.open(scratch / "cache", strict=True)
+        assert {*cache.ids} == {*plain.ids, "one-more"}
+        assert cli("verify", scratch / "cache").code == 0
+
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
     def test_stopped_half_way_it_warns_until_it_is_whole(self, cli, job, plain, scratch, stopped_half_way, number):
         cache = scratch / "cache"
