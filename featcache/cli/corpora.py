@@ -10,7 +10,15 @@ import click
 
 from featcache.cli.common import collected_documents, complain, error_document, print_json, say
 from featcache.cli.signals import INTERRUPTED
-from featcache.errors import ArgumentError, FeatcacheError, ManifestError, MissingItemError, counted, listing
+from featcache.errors import (
+    ArgumentError,
+    FeatcacheError,
+    ManifestError,
+    MissingItemError,
+    StoreError,
+    counted,
+    listing,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,9 +78,12 @@ class _Loop:
         self._is_search = given.get("utterance") is not None
         self._codes: dict[str, int] = {}
         self._missing: MissingItemError | None = None
+        self._gone: dict[str, str] = {}
 
     def over(self, corpus: Any, version: str, parts: list[Part]) -> None:
         """Call the command for each part, and end with the exit code of the worst."""
+        from featcache.store.selection import gone_parts
+
         if self._given.get("as_csv"):
             raise ArgumentError(f"{corpus}: is a corpus: --csv is about one version, as {corpus / parts[0].name}")
         manifests = self._manifests()
@@ -80,6 +91,7 @@ class _Loop:
             from featcache.store.copying import copy_parts_list
 
             copy_parts_list(corpus, to)
+        self._gone = gone_parts(corpus, parts)
         documents = []
         for part in parts:
             path = corpus / part.name / version if version else corpus / part.name
@@ -113,6 +125,8 @@ class _Loop:
                 if part.name not in manifests:
                     raise ManifestError(f"part {part.name}: none of these manifests has its name")
                 given["manifest"] = str(manifests[part.name])
+            if part.name in self._gone:
+                raise StoreError(self._gone[part.name])
             self._callback(*self._args, **given)
         except click.exceptions.Exit as ended:
             self._codes[part.name] = ended.exit_code

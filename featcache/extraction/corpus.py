@@ -33,7 +33,7 @@ from featcache.store.corpus import Part, PartVersion, is_corpus, read_parts, upd
 from featcache.store.index import open_index
 from featcache.store.ledger import latest_failures
 from featcache.store.run_records import read_run, run_names
-from featcache.store.selection import version_names
+from featcache.store.selection import gone_parts, version_names
 from featcache.store.version import Version
 
 _NAMED = 5
@@ -115,6 +115,7 @@ def plan_corpus(
         known = update_parts(folder, add)
     elif is_corpus(folder):
         known = read_parts(folder)
+    notes += gone_parts(folder, known).values() if known else ()
     names = sorted(manifests)
     if partition is not None:
         names = names[partition.number :: partition.count]

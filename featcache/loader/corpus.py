@@ -25,7 +25,7 @@ from featcache.storage.objects import REQUESTS
 from featcache.store.corpus import PartVersion, read_parts
 from featcache.store.index import Index, index_folder, open_index
 from featcache.store.ledger import Failure, latest_failures
-from featcache.store.selection import version_names
+from featcache.store.selection import gone_parts, version_names
 from featcache.store.shard import Shard
 from featcache.store.unfinished import find_unfinished
 from featcache.store.version import Version
@@ -296,10 +296,11 @@ def open_corpus(
     names = dict(zip(known, _each(lambda part: version_names(corpus / part), [*known], corpus), strict=True))
     folder, info = _version_in(corpus, names, name, config)
     lacking = [part for part, folders in names.items() if folder not in folders]
-    messages = []
-    if lacking:
-        have = counted(len(lacking), "part has", "parts have")
-        messages.append(f"{corpus}: {have} no {folder}, not extracted yet: {listing(lacking)}")
+    gone = gone_parts(corpus, known.values())
+    messages = [*gone.values()]
+    if new := [part for part in lacking if part not in gone]:
+        have = counted(len(new), "part has", "parts have")
+        messages.append(f"{corpus}: {have} no {folder}, not extracted yet: {listing(new)}")
 
     def open_part(part: str) -> tuple[_Part, list[str]]:
         return _open_part(part, corpus / part / folder, info, known[part].versions.get(folder), strict)

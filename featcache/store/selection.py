@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 from featcache.errors import DamagedError, StoreError, listing
 from featcache.storage.location import Location
 from featcache.storage.store import store_of
-from featcache.store.corpus import CORPUS
+from featcache.store.corpus import CORPUS, Part
 from featcache.store.tags import at_tag, tag_names
 from featcache.store.version import Version
 
@@ -60,6 +60,20 @@ def version_names(path: Location) -> list[str]:
     with suppress(OSError):
         return [folder.name for folder in _folders_in(path)]
     return []
+
+
+def gone_parts(corpus: Location, parts: Collection[Part]) -> dict[str, str]:
+    """Of the parts of a corpus that were extracted, and whose folders are gone: what to say of each, by its name."""
+    folders, names = {*store_of(corpus).folders(corpus)}, {part.name for part in parts}
+    gone = [part.name for part in parts if part.versions and part.name not in folders]
+    others = [name for name in sorted(folders - names) if gone and version_names(corpus / name)]
+    are = f"{listing(others)} {'is' if len(others) == 1 else 'are'} no part of it: if it was" if others else ""
+    again = "`featcache extract` with its manifest makes it again (or of a copy, the same `featcache copy`)"
+    return {
+        name: f"{corpus}: the folder of its part {name} is not there; "
+        + (f"{are} {name}, rename it back" if are else again)
+        for name in gone
+    }
 
 
 def _is_version(path: Location) -> bool:

@@ -78,6 +78,27 @@ def test_a_corpus_from_its_first_extraction_to_its_last(cli, plain, audio, scrat
     assert extracted(cli(*extract(audio, corpus, "--json"))) == {"p1": None, "p2": 4, "p3": None}
 
 
+def test_a_part_that_is_gone_or_was_renamed_is_said_to_be(cli, audio, scratch):
+    corpus = scratch / "corpus"
+    assert cli(*extract(audio, corpus)).code == 0
+    for folder, hint in (("q1", "; q1 is no part of it: if it was p1, rename it back"), ("../away", "")):
+        (corpus / "p1").rename(corpus / folder)
+        said = f"{corpus}: the folder of its part p1 is not there{hint}"
+        for command in ("verify", "info", "ls"):
+            ended = cli(command, corpus)
+            assert ended.code == 1
+            assert said in ended.err
+        with pytest.warns(featcache.errors.FeatcacheWarning) as warned:
+            assert len(featcache.open(corpus)) == 8
+        assert [said in str(warning.message) for warning in warned] == [True]
+        with pytest.raises(featcache.errors.StoreError, match="the folder of its part p1 is not there"):
+            featcache.open(corpus, strict=True)
+        ended = cli(*extract(audio, corpus, "--dry-run"))
+        assert said in ended.err
+        (corpus / folder).rename(corpus / "p1")
+    assert extracted(cli(*extract(audio, corpus, "--json"))) == dict.fromkeys(("p0", "p1", "p2"))
+
+
 def test_failures_and_faults_of_one_part(cli, audio, scratch):
     """The exit code is that of the worst part; an utterance that failed is tried again once its file has changed."""
     corpus = scratch / "corpus"
