@@ -2,7 +2,7 @@
 
     docs/commands.md   whole: what `--help` says of every command
     docs/configs.md    the tables between its `<!-- keys: … -->` and `<!-- end -->`: the keys of every section,
-                       from the models that validate them; of `A - B`, those of A that B has not
+                       from the models that validate them; of `A - B`, those of A that B has not, or otherwise
     docs/format.md     the tables between its `<!-- arrays: … -->` and `<!-- end -->`: the arrays of a shard, from the
                        descriptions by which shards are written and read
 
@@ -75,15 +75,19 @@ def configs_page() -> str:
 
 
 def keys_table(model: type[BaseModel], base: type[BaseModel] | None = None) -> str:
-    """A Markdown table of a model's keys, in the order in which it declares them, without those that `base` has."""
+    """A Markdown table of a model's keys, in the order in which it declares them, without those that `base` has so."""
+    shared = set(_key_rows(base)) if base else set()
+    rows = [row for row in _key_rows(model) if row not in shared]
+    return "\n".join(["| key | default | values | meaning |", "|---|---|---|---|", *rows])
+
+
+def _key_rows(model: type[BaseModel]) -> list[str]:
     described = meanings(model)
-    rows = ["| key | default | values | meaning |", "|---|---|---|---|"]
+    rows = []
     for key, schema in model.model_json_schema()["properties"].items():
-        if base and key in base.model_fields:
-            continue
         default = "" if (value := schema.get("default")) is None else f"`{_yaml(value)}`"
         rows.append(f"| `{key}` | {default} | {_values(schema)} | {described[key]} |")
-    return "\n".join(rows)
+    return rows
 
 
 def format_page() -> str:
