@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,6 +32,9 @@ from featcache.store.columns import COLUMNS, FEATURES, SIDE_COLUMNS, Column
 
 DOCS = Path(__file__).parents[1] / "docs"
 WIDTH = 118  # of help texts, in characters
+MANY = 3
+"""From so many commands on, an option that they have stands once."""
+
 SHARED = (AudioPolicy, StorePolicy, AugmentPolicy, NoisePolicy, ModelParams, Chunk)
 MODELS = {model.__name__: model for model in (*SHARED, *(find(name).Params for name in _BUILT_IN))}
 TYPES = {"number": "number", "integer": "whole number", "boolean": "true, false", "string": "text", "object": "mapping"}
@@ -44,22 +48,45 @@ LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiv
 
 
 def commands_page() -> str:
-    """docs/commands.md."""
+    """docs/commands.md. An option that many commands have, with the same help, stands once, after them."""
     parent = click.Context(cli, info_name="featcache", terminal_width=WIDTH, **cli.context_settings)
+    contexts = {
+        name: click.Context(command, info_name=name, parent=parent, terminal_width=WIDTH)
+        for name, command in cli.commands.items()
+    }
+    records = Counter(record for context in contexts.values() for _, record in _options(context))
+    shared = {record[0]: record for record, count in reversed(records.most_common()) if count >= MANY}
     parts = [
         "# Commands",
-        "Made by `python scripts/make_docs.py` from what `--help` says: do not edit.",
+        "Made by `python scripts/make_docs.py` from what `--help` says: do not edit. "
+        "Options that many commands have are [at the end](#options-of-many-commands).",
         "Results go to stdout, progress and messages to stderr; `--json` prints one document on stdout.",
         *_section("featcache", cli.get_help(parent)),
     ]
-    for name, command in cli.commands.items():
-        with click.Context(command, info_name=name, parent=parent, terminal_width=WIDTH) as context:
-            parts += _section(f"featcache {name}", command.get_help(context))
+    for name, context in contexts.items():
+        also = []
+        for option, record in _options(context):
+            if record == shared.get(record[0]):
+                option.hidden = True
+                also.append(option.opts[-1])
+        text = context.get_help()
+        for option in context.command.params:
+            option.hidden = False
+        parts += _section(f"featcache {name}", text + (f"\n\nAnd: {', '.join(also)}" if also else ""))
+    formatter = click.HelpFormatter(width=WIDTH)
+    formatter.write_dl(sorted(shared.values()))
+    parts += _section("Options of many commands", formatter.getvalue())
     return "\n\n".join(parts) + "\n"
 
 
+def _options(context: click.Context) -> list[tuple[click.Option, tuple[str, str]]]:
+    """The options of a command, each with its two columns of help."""
+    options = [param for param in context.command.params if isinstance(param, click.Option) and not param.hidden]
+    return [(option, record) for option in options if (record := option.get_help_record(context)) is not None]
+
+
 def _section(title: str, text: str) -> list[str]:
-    lines = "\n".join(line.rstrip() for line in text.splitlines())
+    lines = "\n".join(line.rstrip() for line in text.splitlines() if not line.startswith("  -h, --help "))
     return [f"## {title}", f"```text\n{lines}\n```"]
 
 
