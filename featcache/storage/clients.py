@@ -3,25 +3,31 @@
 obstore, the library, runs its requests in threads of its own, which a forked process does not have, and it cannot be
 told to start others: in a child, its calls wait for ever. torch's DataLoader forks. So a child whose parent has used
 obstore loads a second copy of it, from a copy of its files: a library of another file begins anew. (20 ms, 15 MB.)
+
+A store that does not answer is waited for: two minutes, or as many seconds as `FEATCACHE_STORE_SECONDS` says.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
+import math
 import os
 import shutil
 import sys
 import tempfile
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from featcache.errors import MissingDependencyError, StoreError
+from featcache.errors import ArgumentError, MissingDependencyError, StoreError
 
-__all__ = ["client", "library"]
+__all__ = ["awaited", "client", "library", "seconds_to_wait"]
 
 _TIMEOUTS = {  # by whether obstore repeats requests; `timeout` is for the whole of a file, and 30 s by default
     True: {"connect_timeout": "10s", "timeout": "10m"},  # a `read_timeout` would end what is sent for longer
@@ -29,12 +35,20 @@ _TIMEOUTS = {  # by whether obstore repeats requests; `timeout` is for the whole
 }
 _ENDPOINTS = ("AWS_ENDPOINT", "AZURE_", "GOOGLE_")
 _MOST_CLIENTS = 64
-_RETRIES: Any = {
-    "max_retries": 12,
-    # Each pause is drawn between the first and so many times the last one: a minute, all in all.
-    "backoff": {"init_backoff": timedelta(milliseconds=200), "max_backoff": timedelta(seconds=15), "base": 4},
-    "retry_timeout": timedelta(seconds=120),
-}
+_RETRIES = 12
+_LONGEST_PAUSE = 15.0
+"""Seconds: each pause is drawn between the first and four times the last one; all in all, a minute or two."""
+
+_SECONDS = "FEATCACHE_STORE_SECONDS"
+_SECONDS_TO_WAIT = 120.0
+
+_SILENT_SECONDS = 3.0
+"""What takes longer is said to be awaited."""
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_said: set[str] = set()
+"""The buckets and servers that have been said to be awaited."""
 
 _lock = threading.RLock()  # held for a moment, and while the process forks
 _clients: OrderedDict[tuple[str, bool], Any] = OrderedDict()  # those used last are at the end
@@ -76,13 +90,64 @@ def _connect(base: str, retries: bool) -> Any:
         value.startswith("http://") for name, value in os.environ.items() if name.startswith(_ENDPOINTS)
     )
     options: Any = dict(_TIMEOUTS[retries])
+    seconds = seconds_to_wait()
+    if retries and _SECONDS in os.environ:
+        options |= {"connect_timeout": f"{min(10.0, seconds)}s", "timeout": f"{seconds}s"}
+    pauses = {
+        "init_backoff": timedelta(milliseconds=200),
+        "max_backoff": timedelta(seconds=min(_LONGEST_PAUSE, seconds / 4)),
+        "base": 4,
+    }
+    repeating: Any = {"max_retries": _RETRIES, "backoff": pauses, "retry_timeout": timedelta(seconds=seconds)}
     if base.startswith("http://") or (has_plain_endpoint and not base.startswith("https://")):
         options["allow_http"] = True
     open_store = stores.HTTPStore.from_url if base.startswith("http") else stores.from_url
     try:
-        return open_store(base, client_options=options, retry_config=_RETRIES if retries else {"max_retries": 0})
+        return open_store(base, client_options=options, retry_config=repeating if retries else {"max_retries": 0})
     except Exception as error:  # each of obstore's errors is a class of its own
         raise StoreError(f"{base}: cannot be opened: {error}") from error
+
+
+def seconds_to_wait() -> float:
+    """How long a store is waited for that does not answer.
+
+    Raises:
+        ArgumentError: The environment says something else than a number of seconds.
+    """
+    text = os.environ.get(_SECONDS, str(_SECONDS_TO_WAIT))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= 86400:
+        raise ArgumentError(f"{_SECONDS} is {text!r}: give a number of seconds, up to 86400")
+    return seconds
+
+
+def awaited(base: str, request: Callable[[], _T]) -> _T:
+    """What a request to a bucket or server returns that brings little.
+
+    In the main thread, an interrupt ends it, for which obstore does not wait; and if it takes long, that is said, once
+    for each bucket.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return request()
+    answer: Future[_T] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(request())
+        except BaseException as error:  # noqa: BLE001 (it is raised in the main thread)
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, name="featcache-asks", daemon=True).start()
+    if not wait([answer], _SILENT_SECONDS).done and base not in _said:
+        _said.add(base)
+        _log.info(
+            f"{base} has not answered for {_SILENT_SECONDS:.0f} s: it is waited for, for up to "
+            f"{seconds_to_wait():,.0f} s ({_SECONDS} sets another time)"
+        )
+    return answer.result()
 
 
 def library() -> Any:

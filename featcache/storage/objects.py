@@ -20,7 +20,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from featcache.errors import FeatcacheError, StoreError
-from featcache.storage.clients import client
+from featcache.storage.clients import awaited, client, seconds_to_wait
 from featcache.storage.faults import has_no_credentials, in_words
 from featcache.storage.location import Location, ObjectPath
 
@@ -75,7 +75,7 @@ class Objects:
             parts = client(location.root).get_ranges(location.key, starts=starts, lengths=sizes, coalesce=64 << 10)
             return [memoryview(part) for part in parts]
 
-        return _repeated(location, fetch)
+        return _repeated(location, fetch, is_long=sum(sizes) > _PART_BYTES)
 
     def size(self, location: Any) -> int:
         """The number of bytes of a file."""
@@ -136,7 +136,9 @@ class Objects:
     def put(self, location: Any, data: bytes) -> None:
         """Write a file, whole or not at all."""
         in_parts = len(data) > _PART_BYTES
-        _repeated(location, lambda: client(location.root).put(location.key, data, use_multipart=in_parts))
+        _repeated(
+            location, lambda: client(location.root).put(location.key, data, use_multipart=in_parts), is_long=in_parts
+        )
 
     def put_blocks(self, location: Any, blocks: Callable[[], Iterator[memoryview]]) -> int:
         """Write a file, whole or not at all, of blocks; returns its size."""
@@ -166,7 +168,7 @@ class Objects:
                 store.put(location.key, rest, use_multipart=True, chunk_size=_PART_BYTES, max_concurrency=_PARTS)
 
         try:
-            _repeated(location, send)
+            _repeated(location, send, is_long=True)
         except StoreError:
             if failures:
                 raise failures[-1] from None
@@ -349,8 +351,10 @@ def _small(location: ObjectPath) -> tuple[ObjectPath, Any]:
         return location, None
 
 
-def _repeated(location: ObjectPath, request: Callable[[], _T], *, creates: bool = False) -> _T:
+def _repeated(location: ObjectPath, request: Callable[[], _T], *, creates: bool = False, is_long: bool = False) -> _T:
     """What a request returns, which is made again if the connection breaks while the answer comes.
+
+    One that `is_long` sends or fetches so much that it may take a while.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -358,9 +362,10 @@ def _repeated(location: ObjectPath, request: Callable[[], _T], *, creates: bool 
         StoreError: It cannot be read or written.
     """
     wait = 0.1
+    given_up_at = time.monotonic() + seconds_to_wait()
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            return request()
+            return request() if is_long else awaited(location.root, request)
         except FeatcacheError:
             raise
         except FileNotFoundError as error:
@@ -372,7 +377,7 @@ def _repeated(location: ObjectPath, request: Callable[[], _T], *, creates: bool 
             if kind == "NotFoundError":
                 raise _not_found(location) from error
             is_final = kind in ("PermissionDeniedError", "UnauthenticatedError", "NotSupportedError")
-            has_been_repeated = _GIVEN_UP.search(str(error)) is not None
+            has_been_repeated = _GIVEN_UP.search(str(error)) is not None or time.monotonic() > given_up_at
             if attempt == _ATTEMPTS or is_final or has_been_repeated or has_no_credentials(error):
                 words = f"{in_words(location.root, error)} ({kind})"
                 raise StoreError(f"{location}: cannot be read or written: {words}") from error

@@ -1,12 +1,16 @@
 """What every store must do: one suite for a folder, the memory of a process, and S3."""
 
 import os
+import signal
+import socket
 import sys
+import time
 import uuid
 from collections import OrderedDict
 
 import pytest
 from object_stores import any_store
+from processes import start_script
 
 from featcache.errors import ArgumentError, DamagedError, MissingDependencyError, StoreError
 from featcache.storage import clients
@@ -177,10 +181,61 @@ class TestFaults:
         monkeypatch.setattr(objects, "_ATTEMPTS", 1)
         s3.fault = lambda method, path: "503"
         monkeypatch.setattr("featcache.storage.clients._clients", OrderedDict())
-        monkeypatch.setattr("featcache.storage.clients._RETRIES", {"max_retries": 1})
+        monkeypatch.setattr("featcache.storage.clients._RETRIES", 1)
         with pytest.raises(StoreError, match="cannot be read or written: the server answers 503") as caught:
             store_of(ObjectPath("s3://speech", "a")).size(ObjectPath("s3://speech", "a"))
         assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def dead_s3(monkeypatch):
+    """The environment that leads to a server that nobody runs."""
+    pytest.importorskip("obstore")
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        environment = {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{nobody.getsockname()[1]}",
+            "AWS_ACCESS_KEY_ID": "id",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+        }
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(clients, "_clients", OrderedDict())
+        yield environment
+
+
+def test_a_server_that_does_not_answer_is_named_and_given_up(dead_s3, monkeypatch, caplog):
+    monkeypatch.setattr(clients, "_SILENT_SECONDS", 0.1)
+    monkeypatch.setenv("FEATCACHE_STORE_SECONDS", "0.5")
+    location, started = ObjectPath("s3://dead", "a"), time.monotonic()
+    with caplog.at_level("INFO", "featcache"), pytest.raises(StoreError, match="its host refuses the connection"):
+        store_of(location).names(location)
+    assert time.monotonic() - started < 3
+    (said,) = [record.message for record in caplog.records]
+    assert said.startswith(
+        "s3://dead has not answered for 0 s: it is waited for, for up to 0 s (FEATCACHE_STORE_SECONDS"
+    )
+
+
+@pytest.mark.parametrize("text", ["x", "0", "nan", "1e9"])
+def test_what_is_no_number_of_seconds_is_refused(dead_s3, monkeypatch, text):
+    monkeypatch.setenv("FEATCACHE_STORE_SECONDS", text)
+    location = ObjectPath("s3://dead", "a")
+    with pytest.raises(ArgumentError, match=f"FEATCACHE_STORE_SECONDS is '{text}': give a number of seconds"):
+        store_of(location).names(location)
+
+
+def test_an_interrupt_does_not_wait_for_a_server_that_does_not_answer(cli, dead_s3):
+    code = """
+    from featcache.cli import main
+    from featcache.storage import clients
+    clients._SILENT_SECONDS = 0.1
+    main(["ls", "s3://dead/features"])
+    """
+    running = start_script(cli, code, env=dead_s3)
+    running.wait_until(lambda: "s3://dead has not answered" in running.err())
+    running.send(signal.SIGINT)
+    assert running.wait().code == 130
 
 
 def test_without_obstore_the_error_says_what_to_install(monkeypatch):
