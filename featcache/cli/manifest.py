@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import FAILURES_LEFT, print_json, read_manifest, refuse_output, say
+from featcache.cli.common import FAILURES_LEFT, note, print_json, read_manifest, refuse_output, say
 from featcache.cli.durations import look, note_failures, note_root
-from featcache.errors import counted
+from featcache.errors import ArgumentError, counted
 
 if TYPE_CHECKING:
     from featcache.manifest.audio_locations import AudioLocation
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Its format: csv, jsonl, parquet, nemo or lhotse (cuts).  [default: by FILE's suffix: csv, jsonl or parquet]",
 )
-@options.new_manifest("The new manifest.", required=True)
+@options.new_manifest("The new manifest; - is standard output.", required=True)
 @click.pass_context
 def manifest(
     ctx: click.Context,
@@ -48,13 +48,18 @@ def manifest(
       featcache manifest data/train -o train.parquet
       featcache manifest cuts.jsonl.gz -o train.csv
       featcache manifest train.csv -o cuts.jsonl.gz --to lhotse
+      featcache manifest train.jsonl -o - --to csv | head
     """
     import numpy as np
 
     from featcache.manifest.write import WRITTEN, format_to_write, packed, require_names
     from featcache.store.files import write_file
 
-    refuse_output(output, force)
+    is_printed = str(output) == "-"
+    if is_printed and as_json:
+        raise ArgumentError("-o - and --json would both print to standard output")
+    if not is_printed:
+        refuse_output(output, force)
     kind = format_to_write(output, to)
     read = read_manifest(manifest, reading, root=root)
     if kind not in ("nemo", "lhotse"):
@@ -72,11 +77,15 @@ def manifest(
         files = {number: found.headers[row] for number, row in enumerate(rows.tolist()) if row in found.headers}
         data = WRITTEN[kind](replace(read, duration=seconds).take(rows), files)
         note_failures(read, found)
-    write_file(output, packed(data, output))
+    if is_printed:
+        click.echo(data, nl=False)
+    else:
+        write_file(output, packed(data, output))
     if as_json:
         print_json(
             {"output": str(output), "format": kind, "utterances": len(read) - len(failures), "failed": len(failures)}
         )
     else:
-        say(f"{output}: {counted(len(read) - len(failures), 'row')} as {kind}, read as {read.format}")
+        tell = note if is_printed else say
+        tell(f"{output}: {counted(len(read) - len(failures), 'row')} as {kind}, read as {read.format}")
     ctx.exit(FAILURES_LEFT if failures else 0)

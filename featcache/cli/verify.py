@@ -39,12 +39,12 @@ _SHOWN = 20
 
 
 def _subset(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
-    """`3/10`: a number from 1, and how many there are."""
+    """`3/10`: a number from 0, and how many there are."""
     if value is None:
         return None
-    found = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", value, re.ASCII)
-    if found is None or int(found[1]) > int(found[2]):
-        raise click.BadParameter(f"{value!r} is not one of 1/N to N/N, such as 3/10", context, parameter)
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value, re.ASCII)
+    if found is None or int(found[1]) >= int(found[2]):
+        raise click.BadParameter(f"{value!r} is not one of 0/N to N-1/N, such as 0/10", context, parameter)
     return int(found[1]), int(found[2])
 
 
@@ -66,7 +66,7 @@ def _subset(context: click.Context, parameter: click.Parameter, value: str | Non
     "--subset",
     callback=_subset,
     metavar="K/N",
-    help="Only look at the K-th of N subsets of the shards, so that N runs look at all of them.",
+    help="Only look at subset K of N, counted from 0: 0/10 to 9/10 look at all shards.",
 )
 @click.option(
     "--recompute",
@@ -109,7 +109,7 @@ def verify(
       featcache verify features --manifest train.csv --no-data
       featcache verify features/fbank80 --recompute 100
       featcache verify features --no-data --sources=content
-      featcache verify features --subset 3/10
+      featcache verify features --subset 0/10
     """
     from featcache.health.sources import SourceCheck
     from featcache.health.verify import Report, Subset

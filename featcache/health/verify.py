@@ -79,13 +79,13 @@ class Subset:
     """
 
     number: int
-    """Which subset it is, from 1."""
+    """Which subset it is, from 0."""
     of: int
     """The number of subsets."""
 
     def has(self, shard: str) -> bool:
         """Whether the shard of that name, which is a hash, is in the subset."""
-        return int(shard, 16) % self.of == self.number - 1
+        return int(shard, 16) % self.of == self.number
 
 
 def verify(

@@ -85,9 +85,10 @@ def read_manifest(
             allow_queries=allow_queries,
         ) as opened:
             kind = format_of(opened, format)
-            if format is None and kind not in PLAIN.values():
-                opened.notes.append(f"read as {kind}")
             parts, places = gather(FORMATS[kind].read(opened), opened)
+            recognised = f"read as {kind}" if format is None and kind not in PLAIN.values() else ""
+            if said := ", ".join(filter(None, [recognised, "" if opened.has_ids else "paths stand for ids"])):
+                opened.notes.insert(0, said)
             if format is not None and not places:
                 opened.faults.raise_first(f"not one row is as --format {format} has them; without it, it is recognised")
     except ManifestError as error:
@@ -170,13 +171,12 @@ def gather(found: Iterable[Batch], source: Reading) -> tuple[dict[str, list[Any]
     """The flat parts of each column, one for each batch; and the place of each row."""
     parts: dict[str, list[Any]] = {name: [] for name in SPELLINGS}
     row_places = array("q")
-    has_ids = True
     for places, cells in found:
         cells = _with_durations(places, cells, source.faults)
         own = {column.name: _values(column, places, cells, source) for column in COLUMNS}
         if "id" not in cells and "path" in cells:
             own["id"] = _default_ids(places, own, source.faults)
-            has_ids = False
+            source.has_ids = False
         for column in COLUMNS:
             parts[column.name].append(column.pack(own[column.name]))
         for name in cells:
@@ -186,8 +186,6 @@ def gather(found: Iterable[Batch], source: Reading) -> tuple[dict[str, list[Any]
         for name in parts.keys() - cells.keys() - SPELLINGS.keys():
             parts[name].append(_empty_strings(len(places)))
         row_places.extend(places)
-    if not has_ids:
-        source.notes.append("there are no ids: the paths, with what is cut of the files, stand for them")
     return parts, row_places
 
 

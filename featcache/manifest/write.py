@@ -36,8 +36,8 @@ def format_to_write(target: Path, name: str | None) -> str:
     """
     chosen = name or _BY_SUFFIX.get(suffix_of(target))
     if chosen not in WRITTEN:
-        what = f"--to: there is no {name!r}" if name else f"-o: {target} does not say the format"
-        raise ArgumentError(f"{what}: choose {listing(WRITTEN)}")
+        what = f"--to: there is no {name!r}: choose" if name else f"-o: {target} does not say the format: give --to"
+        raise ArgumentError(f"{what} {listing(WRITTEN)}")
     return chosen
 
 

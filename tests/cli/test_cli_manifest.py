@@ -70,7 +70,7 @@ def test_nemo_gets_durations_and_what_has_none_is_left_out(cli, data, scratch):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["-o", "m.txt"], "m.txt does not say the format: choose csv, jsonl, parquet, nemo, lhotse"),
+        (["-o", "m.txt"], "m.txt does not say the format: give --to csv, jsonl, parquet, nemo, lhotse"),
         (["-o", "m.csv", "--to", "kaldi"], "there is no 'kaldi': choose csv"),
         (["-o", "m.csv", "--set", "data_root"], "'data_root' is not NAME=VALUE"),
         (["-o", "m.csv", "--format", "kaldo"], "there is no 'kaldo': choose folder"),
@@ -81,6 +81,15 @@ def test_wrong_options_are_one_line(cli, data, scratch, options, words):
     assert ended.code == 2
     assert words in ended.err
     assert not (scratch / options[1]).exists()
+
+
+def test_a_dash_is_standard_output(cli, data, scratch):
+    assert cli("manifest", data, "-o", scratch / "m.csv").code == 0
+    ended = cli("manifest", data, "-o", "-", "--to", "csv")
+    assert (ended.code, ended.out) == (0, (scratch / "m.csv").read_text())
+    assert "-: 4 rows as csv, read as kaldi" in ended.err
+    assert "-o: - does not say the format: give --to csv" in cli("manifest", data, "-o", "-").err
+    assert cli("manifest", data, "-o", "-", "--to", "csv", "--json").code == 2
 
 
 @pytest.mark.parametrize("kind", ["nemo", "lhotse"])

@@ -72,7 +72,7 @@ def test_faults_of_lhotses_objects(top, written):
         {"id": "x", "type": "MixedCut", "tracks": []},
         {**base, "recording": {**good, "sources": [{"type": "memory", "channels": [0], "source": ""}]}},
         {**base, "recording": {**good, "sources": good["sources"] * 2}},
-        {**base, "recording": {**good, "transforms": [{"name": "Speed", "kwargs": {}}]}},
+        {**base, "recording": {**good, "transforms": [{"name": "Volume", "kwargs": {}}]}},
         {**base, "recording": {**good, "sources": [{**good["sources"][0], "channels": [0, 1]}]}, "channel": 2},
         {**base, "recording": {"id": "x", "duration": 1.0}},
         {**base, "recording": None},
@@ -89,7 +89,7 @@ def test_faults_of_lhotses_objects(top, written):
         "line 2: MixedCut without a recording is not read: save its audio first",
         "line 3: a source of type 'memory' is not read, only 'file', 'url' and 'command'",
         "line 4: the recording has 2 sources, and one is read: make a recording of each",
-        "line 5: the recording has transforms, which are not applied: Speed: save its audio first",
+        "line 5: the recording has transforms, which are not applied: Volume: save its audio first",
         "line 6: channel 2 is not among the recording's: [0, 1]",
         "line 7: recording.sources is missing",
         "line 8: MonoCut without a recording is not read: save its audio first",
@@ -99,6 +99,22 @@ def test_faults_of_lhotses_objects(top, written):
         "line 12: recording.transforms is a whole number, and a list is expected",
         "line 13: recording.sources[0].channels[0] is text, and a whole number is expected",
     ]
+
+
+def test_cuts_with_transforms_are_one_line_with_the_way_out(tmp_path):
+    lhotse = pytest.importorskip("lhotse")
+    sources = [lhotse.AudioSource("file", [0], "a.wav")]
+    cut = lhotse.Recording("r", sources, sampling_rate=8000, num_samples=8000, duration=1.0).to_cut()
+    cuts = [cut.perturb_speed(1.1).resample(16000).with_id(f"c{number}") for number in range(20)]
+    lhotse.CutSet.from_cuts(cuts).to_file(tmp_path / "cuts.jsonl")
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(tmp_path / "cuts.jsonl")
+    (fault,) = str(caught.value).splitlines()[1:]
+    assert fault == (
+        "  line 1 and 19 more: the recording has transforms, which are not applied: Speed, Resample: give the cuts "
+        "without: augment: {speed: [0.9, 1.0, 1.1]} in the config makes copies; audio is resampled to the config's "
+        "rate anyway"
+    )
 
 
 def test_supervisions_without_recordings_say_where_they_are_looked_for(written):

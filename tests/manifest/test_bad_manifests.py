@@ -208,13 +208,23 @@ def test_line_numbers_after_quoted_newlines(written):
 
 
 def test_the_first_faults_by_line_are_shown_and_all_are_counted(written):
-    rows = [f"u{i % 2000},x.wav,{-1 if i >= 10 else 1}" for i in range(3000)]
+    rows = [f"u{i % 2000},x.wav,{-1 - i if i >= 10 else 1}" for i in range(3000)]
     with pytest.raises(ManifestError) as caught:
         read_manifest(written("id,path,start\n" + "\n".join(rows)))
     summary, *faults = str(caught.value).splitlines()
     assert summary.endswith(f"train.csv: {2990 + 1000:,} errors")
-    assert faults[:20] == [f"  line {line}: start is negative: -1.0" for line in range(12, 32)]
-    assert faults[20:] == ["  … and 3970 more"]
+    assert faults[:20] == [f"  line {line}: start is negative: {1 - line:.1f}" for line in range(12, 32)]
+    assert faults[20:] == ["  … and 3,970 more"]
+
+
+def test_faults_that_are_alike_are_one_line(written):
+    rows = [f"u{i},x.wav,{('one', -2, 'one', 'one')[i % 4]}" for i in range(3000)]
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(written("id,path,start\n" + "\n".join(rows)))
+    assert str(caught.value).splitlines()[1:] == [
+        "  line 2 and 2,249 more: start is not a number: 'one'",
+        "  line 3 and 749 more: start is negative: -2.0",
+    ]
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
@@ -225,7 +235,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 
 def test_bytes_of_another_encoding_make_no_other_faults(written):
     path = written(b"id,path\n" + b"\n".join(b"u\x80%c,x.wav" % byte for byte in range(0x80, 0x90)))
-    assert faults_of(path) == [f"line {line}: byte 2 is not UTF-8: 0x80" for line in range(2, 18)]
+    with pytest.raises(ManifestError, match=r": 16 errors\n  line 2 and 15 more: byte 2 is not UTF-8: 0x80$"):
+        read_manifest(path)
 
 
 def test_of_many_rows_those_are_compared_whose_hashes_are_equal(written, monkeypatch):

@@ -33,6 +33,12 @@ _CUTS = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut")
 _COLUMNS = ("id", "path", "start", "duration", "channel", *_SAID, "custom")
 """The cells of a row."""
 
+_INSTEAD = {
+    "Speed": "augment: {speed: [0.9, 1.0, 1.1]} in the config makes copies",
+    "Resample": "audio is resampled to the config's rate anyway",
+}
+"""What there is in place of a transform."""
+
 Audio = tuple[Any, tuple[int, ...]]
 """The path of a recording's audio, None if it is Shar's, and the numbers of its channels: tuples, which the garbage
 collector can forget."""
@@ -247,8 +253,10 @@ def _channel(wanted: Any, channels: tuple[int, ...]) -> int | None:
 def _audio(recording: _Recording, is_shar: bool = False) -> Audio:
     """The audio of a recording; only that of a cut may be Shar's."""
     if transforms := recording.transforms:
-        names = listing(str(one.get("name") if isinstance(one, dict) else one) for one in transforms)
-        raise _NotReadError(f"the recording has transforms, which are not applied: {names}: save its audio first")
+        names = dict.fromkeys(str(one.get("name") if isinstance(one, dict) else one) for one in transforms)
+        instead = "; ".join(_INSTEAD[name] for name in names if name in _INSTEAD)
+        way_out = f"give the cuts without: {instead}" if names.keys() <= _INSTEAD.keys() else "save its audio first"
+        raise _NotReadError(f"the recording has transforms, which are not applied: {listing(names)}: {way_out}")
     if len(recording.sources) != 1:
         count = len(recording.sources)
         raise _NotReadError(f"the recording has {count} sources, and one is read: make a recording of each")

@@ -53,6 +53,8 @@ _NO_MANIFESTS = {
 """What begins like this is plainly no table or list."""
 
 _FAULTS_SHOWN = 20
+_ALIKE_SHOWN = 3
+"""Of more faults that are the same but for their place, the first is shown, with their number."""
 _LINE_BYTES = 4 << 20
 _BLOCK_BYTES = 256 << 10
 _GZIP = b"\x1f\x8b"
@@ -64,7 +66,7 @@ Batch = tuple[Sequence[int], dict[str, Sequence[Any]]]
 
 
 class Faults:
-    """Counts the faults of a manifest, and keeps those that are shown: the first by place.
+    """Counts the faults of a manifest, and keeps those that are shown: the first by place, like ones together.
 
     A place is a line of a file, as one number: the line's, and what `file` gave for the file. Line 0 is all of it.
 
@@ -75,7 +77,7 @@ class Faults:
     def __init__(self, source: str) -> None:
         self.count = 0
         self._source = source
-        self._first: list[tuple[int, str]] = []
+        self._first: dict[str, tuple[int, list[int]]] = {}  # what is wrong -> how often, and the first places
         self._files = [("", "line")]
 
     def unit(self, unit: str) -> None:
@@ -90,8 +92,11 @@ class Faults:
     def add(self, place: int, what: str) -> None:
         """Add what is wrong at a place."""
         self.count += 1
-        insort(self._first, (place, what), key=itemgetter(0))
-        del self._first[_FAULTS_SHOWN:]
+        times, places = self._first.get(what, (0, []))
+        insort(places, place)
+        self._first[what] = times + 1, places[:_ALIKE_SHOWN]
+        if len(self._first) > _FAULTS_SHOWN:
+            del self._first[max(self._first, key=lambda what: self._first[what][1][0])]
 
     def where(self, place: int) -> str:
         """A place in words: `line 3`, or `segments, line 3`; empty for the whole manifest."""
@@ -101,19 +106,29 @@ class Faults:
     def raise_first(self, why: str) -> None:
         """Raise a ManifestError of one line if there are several faults: all have one reason, and one is an example."""
         if self.count > 1:
-            raise ManifestError(f"{why}: {self._said(*self._first[0])}")
+            ((_, _, first), *_) = self._shown()
+            raise ManifestError(f"{why}: {first}")
 
-    def _said(self, place: int, what: str) -> str:
-        return ": ".join(filter(None, (self.where(place), what)))
+    def _shown(self) -> list[tuple[int, int, str]]:
+        """The first place of each line of a message, how many faults it stands for, and what it says."""
+        shown = []
+        for what, (times, places) in self._first.items():
+            lines = [(place, 1, "") for place in places]
+            if times > _ALIKE_SHOWN:
+                lines = [(places[0], times, f" and {times - 1:,} more")]
+            for place, stands_for, more in lines:
+                where = f"{self.where(place)}{more}".strip()
+                shown.append((place, stands_for, f"{where}: {what}" if where else what))
+        return sorted(shown, key=itemgetter(0))[:_FAULTS_SHOWN]
 
     def raise_if_any(self) -> None:
         """Raise a ManifestError that says how many faults there are, and lists the first by place."""
         if not self.count:
             return
-        message = [f"{self._source}: {counted(self.count, 'error')}"]
-        message += [f"  {self._said(*fault)}" for fault in self._first]
-        if self.count > _FAULTS_SHOWN:
-            message.append(f"  … and {self.count - _FAULTS_SHOWN} more")
+        shown = self._shown()
+        message = [f"{self._source}: {counted(self.count, 'error')}", *(f"  {line}" for _, _, line in shown)]
+        if left := self.count - sum(stands_for for _, stands_for, _ in shown):
+            message.append(f"  … and {left:,} more")
         raise ManifestError("\n".join(message))
 
 
@@ -132,6 +147,8 @@ class Reading:
     """What the user is to be told about what was read, in the order it was found; added to by the format's reader."""
     placeholders: set[str]
     """The names of the placeholders that were found; added to by the format's reader."""
+    has_ids: bool
+    """Whether rows have ids of their own, or their paths stand for them."""
 
     def __init__(
         self,
@@ -150,6 +167,7 @@ class Reading:
         self.faults = Faults(name)
         self.notes = []
         self.placeholders = set()
+        self.has_ids = True
 
     def note(self, what: str) -> None:
         """Add to what the user is to be told, if it is not there yet."""
