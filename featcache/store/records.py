@@ -147,15 +147,19 @@ def read_lines(path: Location, sealed: bool) -> Lines:
     If not every line must be `sealed`, lines without a seal count, and what is no record is passed over, as in the
     ledgers of an earlier featcache.
 
+    What is no file, a pipe for example, or has a line without end, is damaged from there on.
+
     Raises:
         DamagedError: The file cannot be read.
     """
-    found = Lines()
+    found, number = Lines(), 0
     try:
         for number, line in enumerate(documents.read_lines(path), 1):
             _add_line(found, number, line, sealed)
     except FileNotFoundError:
         return Lines()
+    except DamagedError:
+        found.damaged.append(number + 1)
     except OSError as error:
         raise DamagedError(f"{path}: damaged: cannot be read: {error.strerror}") from error
     return found

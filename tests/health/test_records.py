@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -202,3 +203,21 @@ def test_any_bytes_in_place_of_a_record_are_damage_or_nothing(data):
         read_lines(path, sealed=False)
         with suppress(DamagedError):  # an object without a seal is one of an earlier featcache
             read_document(path)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_what_is_no_file_in_place_of_one_is_told_and_mended(cli, spoilt, name):
+    """A pipe, which nobody writes into."""
+    version, folder, manifest = spoilt
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    for command in ("info", "verify"):
+        ended = cli(command, version.path)
+        assert "Traceback" not in ended.err
+    assert ended.code == 1
+    assert str(folder / name) in ended.out
+    assert "featcache repair" in ended.out
+    assert cli("repair", version.path, "--manifest", manifest).code in (0, 3)
+    assert cli("extract", manifest, "-o", version.path.parent, "--shard-size", "0.04").code == 3
+    assert told(version) == []
+    assert len(latest_failures(version)) == 2
