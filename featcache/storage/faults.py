@@ -8,6 +8,7 @@ import re
 __all__ = ["has_no_credentials", "in_words", "status_of"]
 
 _STATUS = re.compile(r"status code: (\d{3})( [A-Za-z' -]{1,40}[a-z])?")
+_KEY = re.compile(r'Path "(.{1,1024}?)"(?: contained|:)', re.DOTALL)
 _NO_CREDENTIALS = re.compile(
     r"Missing AccessKeyId|169\.254\.169\.254|token request|metadata\.google|Account must be", re.I
 )
@@ -53,6 +54,8 @@ def in_words(url: str, error: BaseException) -> str:
     if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
         return f"the server forbids it ({403 if type(error).__name__ == 'PermissionDeniedError' else 401})"
     text = str(error)
+    if type(error).__name__ == "InvalidPathError" and (key := _KEY.search(text)) is not None:
+        return f"the bucket holds {key[1]}, which is no path: remove that object, or rename it"
     if "NoSuchBucket" not in text and (status := _STATUS.search(text)) is not None:
         return f"the server answers {status[1]}{status[2] or ''}"
     return next((words for sign, words in _WORDS if sign in text), "the request fails")

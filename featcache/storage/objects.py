@@ -30,6 +30,7 @@ REQUESTS = 64
 """How many requests one call makes at once."""
 
 _ATTEMPTS = 5
+_FINAL = ("PermissionDeniedError", "UnauthenticatedError", "NotSupportedError", "InvalidPathError")
 _GIVEN_UP = re.compile(r"after ([1-9]\d*) retries, max_retries: \1\b")
 """What obstore says of a request that it has repeated as often as it may."""
 
@@ -376,7 +377,7 @@ def _repeated(location: ObjectPath, request: Callable[[], _T], *, creates: bool 
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(location)) from error
             if kind == "NotFoundError":
                 raise _not_found(location) from error
-            is_final = kind in ("PermissionDeniedError", "UnauthenticatedError", "NotSupportedError")
+            is_final = kind in _FINAL
             has_been_repeated = _GIVEN_UP.search(str(error)) is not None or time.monotonic() > given_up_at
             if attempt == _ATTEMPTS or is_final or has_been_repeated or has_no_credentials(error):
                 words = f"{in_words(location.root, error)} ({kind})"

@@ -1,6 +1,7 @@
 """Commands that read a cache take the URL of one, and say the same of it as of its folder."""
 
 import json
+from http.client import HTTPConnection
 
 import pytest
 from make_cache import make_features, make_version
@@ -71,3 +72,17 @@ def test_what_is_not_wanted_is_removed(cli, s3, places, tmp_path):
     removed = cli("rm", f"{url}/fbank80", "--yes", env=s3.environment)
     assert removed.code == 0, removed.err
     assert "there is no such cache" in cli("info", url, env=s3.environment).err
+
+
+@pytest.mark.parametrize(("prefix", "key"), [("odd-1", "/a"), ("odd-2", "../a")])
+def test_a_key_that_is_no_path_is_named(cli, s3, places, prefix, key):
+    upload(places[0], f"s3://speech/{prefix}")
+    connection = HTTPConnection("127.0.0.1", s3.port, timeout=30)
+    connection.request("PUT", f"/speech/{prefix}/{key}", b"anything")
+    assert connection.getresponse().status == 200
+    connection.close()
+    for command in ("verify", "info"):
+        ended = cli(command, f"s3://speech/{prefix}", env=s3.environment)
+        assert ended.code == 1
+        assert f"the bucket holds {prefix}/{key[:-1]}" in ended.err
+        assert "remove that object, or rename it" in ended.err
