@@ -157,9 +157,9 @@ def _outcome(version: VersionSummary, interrupted: bool) -> str:
 
 
 def _print_resampled(summary: Summary) -> None:
-    """Print how many files have other sample rates than the configs: narrow-band audio must not go unnoticed."""
+    """Print how many files have other sample rates than the configs: what lacks a part of the band must not go unnoticed."""
     for done, count, remark in (
-        ("upsampled", summary.upsampled, ": narrow-band audio, with nothing above half of its own rate"),
+        ("upsampled", summary.upsampled, ": there is nothing in them above half of their own rate"),
         ("downsampled", summary.downsampled, ""),
     ):
         rates = sorted({version.sample_rate for version in summary.versions if getattr(version, done)})

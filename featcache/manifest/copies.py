@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,7 @@ __all__ = ["PLAIN", "Copies", "Copy", "copies_of", "expand"]
 _BLOCK = 1 << 16  # ids that are worked on at once, since this takes several times their bytes
 
 
-@dataclass(frozen=True)
-class Copy:
+class Copy(NamedTuple):
     """How one of an utterance's copies differs from the utterance itself."""
 
     speed: float = 1.0
