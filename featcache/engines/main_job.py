@@ -15,7 +15,7 @@ from featcache.config import Config, as_config
 from featcache.engines.devices import ALL, on_devices, parse_devices
 from featcache.engines.local import run_locally
 from featcache.engines.ray import RAY, on_ray
-from featcache.errors import ArgumentError
+from featcache.errors import ArgumentError, listing
 from featcache.extraction.corpus import CorpusSummary, extract_parts, plan_corpus
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.failures import FailureLimit
@@ -26,10 +26,13 @@ from featcache.extraction.summary import Summary
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest import Manifest, read_manifest
 from featcache.manifest.audio_locations import as_root
+from featcache.manifest.in_memory import Table, is_table, manifest_of
 from featcache.storage.location import Location, as_location
 from featcache.store.corpus import by_part_name, is_corpus, manifests_of_parts
 
 LOCAL = "local"
+
+_READING = ("format", "values", "allow_commands", "allow_queries")
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +82,7 @@ def parse_options(
 
 
 def extract(
-    manifest: str | Path | Manifest | Sequence[str | Path],
+    manifest: str | Path | Manifest | Table | Sequence[str | Path],
     configs: str | Path | Config | Sequence[str | Path | Config] = "fbank80",
     cache: str | Path = "features",
     *,
@@ -88,6 +91,7 @@ def extract(
     device: str | None = None,
     threads: int | None = None,
     root: str | Path | None = None,
+    reading: Mapping[str, Any] | None = None,
     shard_megabytes: float = SHARD_MEGABYTES,
     retry_failed: bool = False,
     max_failures: str | None = None,
@@ -109,8 +113,9 @@ def extract(
     library has to say goes to the logger `featcache`.
 
     Args:
-        manifest: A manifest in any of the formats of docs/manifest.md, or one that was read. A list of manifests, or a
-            pattern as in a shell, makes a corpus, of which each is a part; so does one for a cache that is a corpus.
+        manifest: A manifest in any of the formats of docs/manifest.md, or one that was read; or a table in memory: a
+            data frame of pandas or Polars, a table of Arrow, a list of dictionaries. A list of manifests, or a pattern
+            as in a shell, makes a corpus, of which each is a part; so does one for a cache that is a corpus.
         configs: YAML files, names of packaged configs, or configs; a version is filled for each.
         cache: The folder that holds the versions, which is made if it is missing; or a URL: `s3://bucket/features`.
         set: Values of keys of all configs, by their dotted paths: `{"params.num_mel_bins": 40}`.
@@ -119,7 +124,9 @@ def extract(
         device: `cpu`, `cuda`, `cuda:1`; with the local engine also `all` or several, as `cuda:0,cuda:2`, each of which
             gets a process. None for cuda if there is one; with Ray, for GPUs if the cluster has any.
         threads: The budget for everything; with Ray, of each actor. None for every core, on the CPU at most 8.
-        root: The folder or URL that relative paths are relative to; None for the manifest's folder.
+        root: The folder or URL that relative paths are relative to; None for the manifest's folder, or for a table the
+            current one.
+        reading: How manifests are read: `format`, `values`, `allow_commands`, `allow_queries`, as for `read_manifest`.
         shard_megabytes: The size of a shard, approximately.
         retry_failed: Try utterances that failed in earlier runs again, even if their files are unchanged.
         max_failures: Stop when more utterances have failed in this run: a number, or a share as `5%`.
@@ -168,23 +175,30 @@ def extract(
     several = [configs] if isinstance(configs, str | Path | Config) else configs
     loaded = [as_config(config, set) for config in several]
 
+    reading = dict(reading or {})
+    if unknown := reading.keys() - _READING:
+        raise ArgumentError(f"reading: there is no {listing(sorted(unknown))}: give {listing(_READING, len(_READING))}")
+    source_of_rows: Any = manifest
+    if is_table(manifest):
+        source_of_rows = manifest_of(manifest, audio=True, root=root, carry=False)
+
     def run(manifest: str | Path | Manifest, configs: Sequence[Config | BuiltConfig], cache: Location) -> Summary:
         if not isinstance(manifest, Manifest):
-            manifest = read_manifest(manifest, root=root, carry=False)
+            manifest = read_manifest(manifest, root=root, carry=False, **reading)
         plan = plan_extraction(manifest, configs, cache, options)
         return run_extraction(plan, chosen, progress or (lambda _: None), stop)
 
-    if isinstance(manifest, Manifest):
+    if isinstance(source_of_rows, Manifest):
         if is_corpus(place):
             raise ArgumentError(f"{cache}: is a corpus, whose parts are named after files: give the manifest's path")
-        return run(manifest, loaded, place)
-    is_one = isinstance(manifest, str | Path)
-    given = [manifest] if isinstance(manifest, str | Path) else manifest
+        return run(source_of_rows, loaded, place)
+    is_one = isinstance(source_of_rows, str | Path)
+    given: Sequence[str | Path] = [source_of_rows] if is_one else source_of_rows
     parts = manifests_of_parts(given)
     if parts is None and is_one and not is_corpus(place):
         return run(given[0], loaded, place)
     partition_of_parts = None if parts is None and is_one else options.partition
     if partition_of_parts is not None:
         options = dataclasses.replace(options, partition=None)
-    corpus = plan_corpus(place, parts or by_part_name(map(Path, given)), partition_of_parts)
+    corpus = plan_corpus(place, parts or by_part_name(map(Path, given)), partition_of_parts, reading)
     return extract_parts(corpus, loaded, options, None if root is None else as_root(str(root)), run, _log.info)

@@ -8,6 +8,7 @@ manifest's bytes nor the shards of its versions, nor the files of utterances tha
 from __future__ import annotations
 
 import dataclasses
+import filecmp
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -76,7 +77,7 @@ def plan_corpus(
         writes: Whether parts that are new are listed in `corpus.json`.
 
     Raises:
-        ArgumentError: The folder is a cache of one manifest.
+        ArgumentError: The folder is a cache of one manifest, or a part is that of another manifest of the same name.
         ManifestError: A manifest is not there.
         DamagedError: The corpus's `corpus.json` is damaged.
         StoreError: It cannot be written.
@@ -92,6 +93,7 @@ def plan_corpus(
 
     def add(parts: dict[str, Part]) -> None:
         notes.clear()
+        _refuse_namesakes(parts, manifests)
         lost = [part for part in parts.values() if part.name not in manifests and not os.path.exists(part.manifest)]
         for part in lost:
             if not store_of(folder).exists(folder / part.name):
@@ -115,6 +117,7 @@ def plan_corpus(
         known = update_parts(folder, add)
     elif is_corpus(folder):
         known = read_parts(folder)
+        _refuse_namesakes({part.name: part for part in known}, manifests)
     notes += gone_parts(folder, known).values() if known else ()
     names = sorted(manifests)
     if partition is not None:
@@ -125,6 +128,23 @@ def plan_corpus(
     given = {name: value for name, value in sorted((reading or {}).items()) if value and name != "root"}
     decides = json.dumps(given, sort_keys=True) if given else ""
     return CorpusPlan(folder, own, {part.name: part for part in known}, writes, decides, notes)
+
+
+def _refuse_namesakes(parts: Mapping[str, Part], manifests: Mapping[str, Path]) -> None:
+    """Refuse a manifest whose part is another manifest's: one that still is where it was, and not of the same bytes.
+
+    Raises:
+        ArgumentError: There is such a manifest.
+    """
+    for name, manifest in manifests.items():
+        before = Path(parts[name].manifest) if name in parts else manifest
+        if not before.exists() or before.samefile(manifest):
+            continue
+        if manifest.is_dir() or before.is_dir() or not filecmp.cmp(before, manifest, shallow=False):
+            raise ArgumentError(
+                f"part {name} is that of {before}, and {manifest} is another manifest: parts are named after their "
+                "manifests, so rename one; or if it takes the other's place, remove that one"
+            )
 
 
 @dataclass(frozen=True)

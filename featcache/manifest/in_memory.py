@@ -19,7 +19,7 @@ from featcache.manifest.formats.tables import json_batches, parquet_batches
 from featcache.manifest.read import checked_manifest, gather
 from featcache.manifest.utterances import Manifest
 
-__all__ = ["Table", "manifest_of"]
+__all__ = ["Table", "is_table", "manifest_of"]
 
 _NOT_GIVEN = ("NAType", "NaTType")
 """The types of what pandas has for values that are missing, besides NaN."""
@@ -33,13 +33,24 @@ class Table(Protocol):
     def __getitem__(self, key: Any, /) -> Any: ...
 
 
-def manifest_of(table: Any, *, carry: bool = True) -> Manifest:
-    """Check a table and take it as a manifest, with the columns and the rules of one in a file; paths may be missing.
+def is_table(manifest: object) -> bool:
+    """Whether a manifest is a table in memory, and no path, and no list of paths."""
+    if isinstance(manifest, Sequence):
+        return len(manifest) > 0 and isinstance(manifest[0], Mapping)
+    return not isinstance(manifest, str | os.PathLike | Manifest)
+
+
+def manifest_of(
+    table: Any, *, audio: bool = False, carry: bool = True, root: str | os.PathLike[str] | None = None
+) -> Manifest:
+    """Check a table and take it as a manifest, with the columns and the rules of one in a file.
 
     Args:
         table: A data frame of pandas or Polars, a table of Arrow, or a list of dictionaries, one for each utterance.
-            Relative paths are relative to the current folder. None, NaN, NA and NaT are values that are not given.
+            None, NaN, NA and NaT are values that are not given.
+        audio: Whether paths are required.
         carry: Whether to keep the columns that an `Utterance` does not have.
+        root: What relative paths are relative to, a folder or a URL; None for the current folder.
 
     Raises:
         ArgumentError: It is none of these.
@@ -51,10 +62,10 @@ def manifest_of(table: Any, *, carry: bool = True) -> Manifest:
             f"manifest is a {type(table).__name__}: give a file or a folder, a data frame, a table of Arrow, or a list "
             "of dictionaries"
         )
-    reading = Reading(f"<{type(table).__name__}>", audio=False, carry=carry)
+    reading = Reading(f"<{type(table).__name__}>", audio=audio, carry=carry)
     reading.faults.unit("row")
     batches = json_batches(_objects(table, reading), reading) if is_list else parquet_batches(_Table(table), reading)
-    return checked_manifest(reading, *gather(batches, reading), os.curdir, "table")
+    return checked_manifest(reading, *gather(batches, reading), os.fspath(root or os.curdir), "table")
 
 
 class _Table:

@@ -8,7 +8,7 @@ import pytest
 from cache_contents import items
 
 import featcache
-from featcache.errors import ManifestError
+from featcache.errors import ArgumentError, ManifestError
 from featcache.extraction.corpus import plan_corpus
 from featcache.storage.location import parse_location
 from featcache.storage.objects import Objects
@@ -47,6 +47,43 @@ def test_a_corpus_in_a_store_has_what_one_in_a_folder_has(manifests, tmp_path):
     Objects().delete_folder(version.path / "shards" / version.shard_names()[0])
     again = featcache.extract(manifests[1], "fbank80", url, threads=1)
     assert [summary.versions[0].extracted for summary in again.parts.values()] == [4]
+
+
+def test_manifests_of_one_name_in_two_folders_are_not_one_part(manifests, tmp_path):
+    first, second = (tmp_path / folder / "p.csv" for folder in ("a", "b"))
+    for path, manifest in ((first, manifests[0]), (second, manifests[1])):
+        path.parent.mkdir()
+        path.write_text(manifest.read_text())
+    options = {"cache": tmp_path / "corpus", "root": manifests[0].parent, "threads": 1}
+    assert list(featcache.extract([first], **options).parts) == ["p"]
+    with pytest.raises(ArgumentError, match=r"part p is that of .*a/p\.csv, and .*b/p\.csv is another manifest"):
+        featcache.extract([second], **options)
+    second.write_text(first.read_text())  # a copy
+    assert list(featcache.extract([second], **options).unchanged) == ["p"]
+    second.write_text(manifests[1].read_text())
+    first.unlink()  # so the other one takes its place
+    assert featcache.extract([second], **options).parts["p"].versions[0].extracted == 4
+
+
+def test_all_manifests_of_a_corpus_are_read_as_it_is_said(plain, manifests, tmp_path):
+    table = tmp_path / "sb.csv"
+    table.write_text("ID,duration,wav\n" + "".join(f"{row['id']},1,$top/{row['path']}\n" for row in plain.rows[:3]))
+    options = {"cache": tmp_path / "corpus", "threads": 1}
+    reading = {"values": {"top": str(plain.folder)}, "format": "speechbrain"}
+    assert featcache.extract([table], reading=reading, **options).parts["sb"].versions[0].extracted == 3
+    assert list(featcache.extract([table], reading=reading, **options).unchanged) == ["sb"]
+    with pytest.raises(ArgumentError, match="reading: there is no formt: give format, values, allow_commands"):
+        featcache.extract([table], reading={"formt": "kaldi"}, **options)
+
+
+def test_a_table_in_memory_is_a_manifest(plain, tmp_path):
+    frame = pytest.importorskip("pandas").DataFrame(plain.rows[:4])
+    for table in (frame, plain.rows[:4]):
+        summary = featcache.extract(table, cache=tmp_path / "features", root=plain.folder, threads=1)
+        assert (summary.utterances, summary.failed) == (4, 0)
+    assert [*featcache.open(tmp_path / "features").ids] == [row["id"] for row in plain.rows[:4]]
+    with pytest.raises(ManifestError, match="no path column"):
+        featcache.extract([{"id": "a"}], cache=tmp_path / "features")
 
 
 def test_what_decides_how_a_manifest_is_read_is_part_of_what_is_known_of_a_part(manifests, tmp_path):
