@@ -157,7 +157,7 @@ def _outcome(version: VersionSummary, interrupted: bool) -> str:
 
 
 def _print_resampled(summary: Summary) -> None:
-    """Print how many files have other sample rates than the configs: what lacks a part of the band must not go unnoticed."""
+    """Print how many files have other sample rates than the configs: that a part of the band is empty must be seen."""
     for done, count, remark in (
         ("upsampled", summary.upsampled, ": there is nothing in them above half of their own rate"),
         ("downsampled", summary.downsampled, ""),
