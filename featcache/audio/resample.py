@@ -13,6 +13,14 @@ from featcache.errors import AudioError, MissingDependencyError, Reason
 if TYPE_CHECKING:
     from featcache.audio.sections import AudioPolicy
 
+_SILENT = 1e-4
+"""Where silence begins: 80 dB below full scale."""
+
+_CANCELLED = 0.01
+"""The part of its channels' peak below which a mix has lost what was in them: 40 dB."""
+
+_FEW = 64
+
 Channel = Literal["mix", "first"] | int
 """Which channel to take, from 0; `mix` for the mean of all."""
 
@@ -71,6 +79,25 @@ def to_waveform(
     quality = policy.resample.removeprefix("soxr_").upper()
     resampled: NDArray[np.float32] = soxr.resample(mono, *rates, quality)
     return resampled
+
+
+def why_silent(samples: NDArray[np.float32], waveform: NDArray[np.float32]) -> str:
+    """Why a waveform is as good as silent; empty if it is not. Of one that is not, few samples are looked at.
+
+    `samples` are what it was made of, float32 `[num_samples, channels]`.
+    """
+    if _peak(waveform[::_FEW]) >= max(_SILENT, _CANCELLED * _peak(samples[::_FEW])):
+        return ""
+    loudest = _peak(samples)
+    if loudest < _SILENT:
+        return "there is no sound in it"
+    if _peak(waveform) < _CANCELLED * loudest:
+        return "its channels have sound, and what is taken of them (audio.channel) has next to none"
+    return ""
+
+
+def _peak(samples: NDArray[np.float32]) -> float:
+    return float(np.abs(samples).max(initial=0.0))
 
 
 def error_if_too_long(num_samples: int, rate: float, max_seconds: float | None) -> AudioError | None:

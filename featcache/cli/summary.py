@@ -101,6 +101,8 @@ def print_summary(summary: Summary) -> None:
     if summary.elsewhere:
         say(counted(summary.elsewhere, "utterance was", "utterances were") + " done by another run in the meantime")
     _print_resampled(summary)
+    if summary.silent:
+        say(f"{counted(summary.silent, 'utterance is', 'utterances are')} silent, for example {summary.first_silent}")
     if summary.failed_by_reason:
         say(f"failures: {_by_reason(summary.failed_by_reason)}")
     if summary.stages and summary.audio_seconds:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from featcache.audio.content_hash import ContentHashes
 from featcache.audio.remote import Fetched
-from featcache.audio.resample import error_if_too_long
+from featcache.audio.resample import error_if_too_long, why_silent
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
 from featcache.extraction.decoding import AudioMemory, Decoded, Waveforms, WorkerTimes, decode_all, parts
@@ -115,6 +115,9 @@ class _BatchOfConfig:
                 traceback = last_traceback([clip]) or traceback
             else:
                 items.append(decoded.item(len(clip)))
+                assert decoded.samples is not None
+                if why := why_silent(decoded.samples, clip):
+                    config.silent[self._without_suffix(decoded.utterance.id)] = why
                 clips.append(clip)
                 utterances.append(decoded.utterance)
         resampled = self._resampled(items)
@@ -180,9 +183,12 @@ class _BatchOfConfig:
 
     def _resampled(self, items: Sequence[Item]) -> dict[str, int]:
         """The sample rates of files that have another than the config, by the ids without the suffixes of copies."""
-        copies = self._config.waveform_maker.copies
         others = (item for item in items if item.sample_rate != self._config.sample_rate)
-        return {item.id.removesuffix(copies.copy_of(item.id).suffix): item.sample_rate for item in others}
+        return {self._without_suffix(item.id): item.sample_rate for item in others}
+
+    def _without_suffix(self, id_: str) -> str:
+        """The utterance's id, of that of a copy."""
+        return id_.removesuffix(self._config.waveform_maker.copies.copy_of(id_).suffix)
 
     def _fail(self, utterance: Utterance, error: AudioError) -> Failure:
         return failure_of(utterance, self._root, error)

@@ -63,6 +63,10 @@ class VersionCounts:
     do not count."""
     downsampled: int = 0
     """Utterances whose file has a higher sample rate than the config. Copies do not count."""
+    silent: int = 0
+    """Utterances whose waveform is silent."""
+    first_silent: str = ""
+    """One of them, and why."""
 
     def add(self, other: VersionCounts) -> None:
         """Add what has been counted elsewhere."""
@@ -72,6 +76,8 @@ class VersionCounts:
         self.seconds += other.seconds
         self.upsampled += other.upsampled
         self.downsampled += other.downsampled
+        self.silent += other.silent
+        self.first_silent = self.first_silent or other.first_silent
 
     def take_back(self, other: VersionCounts) -> None:
         """Subtract what the version did not get after all. The time has been spent all the same."""
@@ -80,6 +86,7 @@ class VersionCounts:
         self.num_bytes -= other.num_bytes
         self.upsampled -= other.upsampled
         self.downsampled -= other.downsampled
+        self.silent -= other.silent
 
 
 @dataclass
@@ -299,6 +306,7 @@ class VersionJob:
         if resampled:
             self._last_resampled = [*resampled][-1]
         upsampled = sum(rate < self.built.sample_rate for rate in resampled.values())
+        silent = [self.built.silent.popitem() for _ in range(len(self.built.silent))]
         counts = VersionCounts(
             extracted=len(extracted.items),
             failed=len(extracted.failures),
@@ -306,6 +314,8 @@ class VersionJob:
             seconds=extracted.seconds,
             upsampled=upsampled,
             downsampled=len(resampled) - upsampled,
+            silent=len(silent),
+            first_silent=": ".join(silent[0]) if silent else "",
         )
         self.counts.add(counts)
         self._count_raised(extracted)

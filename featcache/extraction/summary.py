@@ -60,6 +60,10 @@ class Summary:
     """Utterances whose file has a lower sample rate than the config; of several configs, the one with the most."""
     downsampled: int
     """Utterances whose file has a higher sample rate than the config; of several configs, the one with the most."""
+    silent: int
+    """Utterances whose waveform is silent; of several configs, the one with the most."""
+    first_silent: str
+    """One of them, and why; empty if there is none."""
     audio_seconds: float
     """Seconds of audio extracted. Copies count."""
     elapsed_seconds: float
@@ -121,6 +125,8 @@ def summarize(
         failed_by_reason={reason: count for reason, count in sorted(progress.failures.items()) if count},
         upsampled=max((version.upsampled for version in versions), default=0),
         downsampled=max((version.downsampled for version in versions), default=0),
+        silent=max((counts.silent for counts in counts_of.values()), default=0),
+        first_silent=next((counts.first_silent for counts in counts_of.values() if counts.silent), ""),
         audio_seconds=progress.audio_seconds,
         elapsed_seconds=elapsed_seconds,
         device=", ".join(progress.devices) or device.label,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -46,6 +46,8 @@ class BuiltConfig:
     """The config."""
     extractor: Extractor[Params]
     """The extractor, on the device of the run."""
+    silent: dict[str, str] = field(default_factory=dict)
+    """Utterances whose waveforms are silent, with why; whoever counts them takes them out."""
 
     @classmethod
     def build(cls, config: Config, device: torch.device) -> BuiltConfig:

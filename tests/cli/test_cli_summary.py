@@ -227,6 +227,34 @@ def test_an_utterance_is_resampled_once_however_many_copies_and_configs(cli, at_
     assert document["audio_seconds"] == pytest.approx(seconds, rel=0.01)
 
 
+# Silence
+
+
+def test_silent_utterances_are_counted_and_one_is_named(cli, tmp_path, scratch):
+    made = Corpus(tmp_path)
+    voice = speech(1.0, 16000, seed=1)[:, 0]
+    quiet = voice * (2e-4 / np.abs(voice).max())
+    for name, samples in {
+        "antiphase": np.stack([voice, -voice * 0.999], 1),
+        "stereo": np.stack([voice, -voice * 0.9], 1),
+        "quiet": quiet,
+        "nothing": np.zeros(16000),
+    }.items():
+        soundfile.write(tmp_path / f"{name}.wav", samples, 16000, "FLOAT")
+        made.add(name, f"{name}.wav")
+    config = tmp_path / "twice.yaml"
+    config.write_text("name: twice\nextractor: fbank\naugment: {speed: [0.9, 1.1]}\n")
+    done = cli("extract", made.manifest(), "-c", config, "-o", scratch / "c", "--threads", 1)
+    assert (done.code, done.out.count("silent")) == (0, 1)
+    assert "2 utterances are silent, for example " in done.out
+    rows = [row for row in made.rows if row["id"] == "antiphase"]
+    one = cli("extract", made.manifest(rows, "one.csv"), "-o", scratch / "d", "--json").json()
+    assert (one["silent"], one["first_silent"].partition(" has next to none")[0]) == (
+        1,
+        "antiphase: its channels have sound, and what is taken of them (audio.channel)",
+    )
+
+
 # Interrupted
 
 
