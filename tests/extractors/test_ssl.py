@@ -143,13 +143,11 @@ def vowel(seconds: float) -> np.ndarray:
     return sum(np.sin(2 * np.pi * 100.01 * k * times) / k for k in range(1, 70)).astype(np.float32) / 4
 
 
-@pytest.mark.parametrize(
-    "waveform", [telephone(0.01), telephone(0.001), vowel(0.04)], ids=["quiet", "quieter", "short"]
-)
-def test_where_a_mel_bin_hardly_changes_it_is_the_reference_that_rounds(waveform, folder, theirs):
+@pytest.mark.parametrize(("make", "of"), [(telephone, 0.01), (telephone, 0.001), (vowel, 0.04)])
+def test_where_a_mel_bin_hardly_changes_it_is_the_reference_that_rounds(make, of, folder, theirs):
     """The reference takes a bin's mean in float32. An error in its last place, 1e-6, is divided by the root of the
     bin's variance plus 1e-7. Where a band is empty, or two frames are all that there is, that makes 3e-3 of it."""
-    reference, encoder = theirs("w2v-bert"), build(folder("w2v-bert"))._encoder
+    waveform, reference, encoder = make(of), theirs("w2v-bert"), build(folder("w2v-bert"))._encoder
     exact = mel_energies(waveform, reference.extractor)
     given = reference.extractor(waveform, sampling_rate=16000, return_tensors="pt")["input_features"][0, : len(exact)]
     ours = encoder.mel_energies(torch.from_numpy(waveform)[None], torch.tensor([len(waveform)]))[0]
