@@ -77,7 +77,8 @@ def cut_in_header(fd: int, size: int) -> str | None:
     head = os.pread(fd, 12, 0)
     if head.startswith(b"OggS\0\x02"):
         return _ogg_shortfall(fd, size)
-    if head.startswith(b"RIFF") and size < (promised := int.from_bytes(head[4:8], "little") + 8) < _UNFINISHED_SIZE:
+    promised = int.from_bytes(head[4:8], "little") + 8
+    if (head[:4], head[8:]) == (b"RIFF", b"WAVE") and size < promised < _UNFINISHED_SIZE:
         return f"its header promises {promised:,} bytes, and it holds {size:,}"
     if not (len(head) > 4 and _FLAC.startswith(head[:4] + head[5:8])):
         return None
