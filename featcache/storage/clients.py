@@ -36,7 +36,7 @@ _TIMEOUTS = {  # by whether obstore repeats requests; `timeout` is for the whole
 _ENDPOINTS = ("AWS_ENDPOINT", "AZURE_", "GOOGLE_")
 _MOST_CLIENTS = 64
 _RETRIES = 12
-_LONGEST_PAUSE = 15.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0
 """Seconds: each pause is drawn between the first and four times the last one; all in all, a minute or two."""
 
 _SECONDS = "FEATCACHE_STORE_SECONDS"
@@ -94,7 +94,7 @@ def _connect(base: str, retries: bool) -> Any:
     if retries and _SECONDS in os.environ:
         options |= {"connect_timeout": f"{min(10.0, seconds)}s", "timeout": f"{seconds}s"}
     pauses = {
-        "init_backoff": timedelta(milliseconds=200),
+        "init_backoff": timedelta(seconds=_FIRST_PAUSE),
         "max_backoff": timedelta(seconds=min(_LONGEST_PAUSE, seconds / 4)),
         "base": 4,
     }
@@ -133,21 +133,26 @@ def awaited(base: str, request: Callable[[], _T]) -> _T:
     if threading.current_thread() is not threading.main_thread():
         return request()
     answer: Future[_T] = Future()
-
-    def ask() -> None:
-        try:
-            answer.set_result(request())
-        except BaseException as error:  # noqa: BLE001 (it is raised in the main thread)
-            answer.set_exception(error)
-
-    threading.Thread(target=ask, name="featcache-asks", daemon=True).start()
+    threading.Thread(target=_ask, args=(request, answer), name="featcache-asks", daemon=True).start()
     if not wait([answer], _SILENT_SECONDS).done and base not in _said:
         _said.add(base)
         _log.info(
             f"{base} has not answered for {_SILENT_SECONDS:.0f} s: it is waited for, for up to "
             f"{seconds_to_wait():,.0f} s ({_SECONDS} sets another time)"
         )
-    return answer.result()
+    try:
+        return answer.result()
+    finally:
+        del answer  # else its error, which has this frame, would keep what its callers hold: locks
+
+
+def _ask(request: Callable[[], _T], answer: Future[_T]) -> None:
+    try:
+        answer.set_result(request())
+    except BaseException as error:  # noqa: BLE001 (it is raised in the main thread)
+        answer.set_exception(error)
+    finally:
+        del answer  # as above
 
 
 def library() -> Any:

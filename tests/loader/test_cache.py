@@ -105,7 +105,8 @@ class TestCache:
 
     def test_an_empty_version_can_be_opened(self, tmp_path):
         make_version(tmp_path)
-        cache = featcache.open(tmp_path)
+        with pytest.warns(featcache.FeatcacheWarning, match="it holds nothing, and has no record of a run"):
+            cache = featcache.open(tmp_path)
         assert len(cache) == 0
         assert list(cache) == []
         assert "0 utterances" in repr(cache)

@@ -91,7 +91,8 @@ def test_what_is_empty_has_no_picture(cache, tmp_path):
     make_version(tmp_path / "none")
     make_version(tmp_path / "silent", {"utt": np.zeros((0, 80), np.float16), **make_features(1)})
     dataset = FeatureDataset(cache)
-    caches = [featcache.open(tmp_path / name) for name in ("none", "silent")]
+    with pytest.warns(featcache.FeatcacheWarning, match="it holds nothing"):
+        caches = [featcache.open(tmp_path / name) for name in ("none", "silent")]
     for shown in (*caches, dataset.subset([]), dataset.batch([])):
         assert re.findall("not shown|<img", shown._repr_html_()) == []
 

@@ -47,7 +47,7 @@ FILES = 23
 def desk(tmp_path, monkeypatch):
     """The temporary folder, in which shards are made before they are uploaded."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setitem(clients._RETRIES["backoff"], "init_backoff", clients._RETRIES["backoff"]["init_backoff"] / 20)
+    monkeypatch.setattr(clients, "_FIRST_PAUSE", clients._FIRST_PAUSE / 20)
     return tmp_path
 
 
