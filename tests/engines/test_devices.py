@@ -42,7 +42,8 @@ def test_two_processes_make_what_one_makes(corpus, scratch):
     """Frames and rows, several versions at once, clips that fail; the summaries agree too. In Python, and so that a
     call that names an engine is what the command does.
     """
-    configs = ["fbank80", write_config(scratch, "Moments", module="row_extractors", piece=20)]
+    # So slow that the first process cannot be done with all before the second is there.
+    configs = ["fbank80", write_config(scratch, "Moments", module="row_extractors", piece=20, seconds=0.2)]
     options = {"threads": 2, "shard_megabytes": 0.05}
     one = featcache.extract(corpus.manifest(), configs, scratch / "one", device="cpu", **options)
     seen = []
