@@ -11,7 +11,22 @@ from typing import Any
 
 from featcache.errors import ArgumentError, secret_in
 
-__all__ = ["is_number", "refuse_almost_url", "refuse_secrets", "refuse_url", "require_int", "require_number"]
+__all__ = [
+    "MOST_COUNTED",
+    "MOST_THREADS",
+    "is_number",
+    "refuse_almost_url",
+    "refuse_secrets",
+    "refuse_url",
+    "require_int",
+    "require_number",
+]
+
+MOST_THREADS = 4096
+"""The largest budget of threads that makes sense."""
+
+MOST_COUNTED = 2**62
+"""The largest number of frames, rows or epochs: what computes with 64 bits cannot hold many more."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 """Matches a URL as text (`s3://bucket`) and as pathlib shortens it (`s3:/bucket`)."""
@@ -19,20 +34,20 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _ALMOST_URL = re.compile(r"(s3|gs|az|memory|https?):(?!//)/?(?=.)", re.IGNORECASE)
 
 
-def require_int(name: str, value: Any, least: int | None = None) -> int:
+def require_int(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
     """Return the value of the argument of that name as an int: a whole number of Python, numpy or torch, and no bool.
 
     Raises:
-        ArgumentError: The value is not a whole number, or is less than `least`.
+        ArgumentError: The value is not a whole number, is less than `least` or greater than `most`.
     """
     try:
         given = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         given = None
-    if given is None or (least is not None and given < least):
-        raise ArgumentError(
-            f"{name} is {value!r}: it must be a whole number{'' if least is None else f', {least} or more'}"
-        )
+    is_large = given is not None and most is not None and given > most
+    if given is None or is_large or (least is not None and given < least):
+        limits = ("" if least is None else f", {least} or more") + (f", at most {most}" if is_large else "")
+        raise ArgumentError(f"{name} is {value!r}: it must be a whole number{limits}")
     return given
 
 

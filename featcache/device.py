@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from featcache.arguments import MOST_THREADS, require_int
 from featcache.errors import ConfigError
 
 MAX_CPU_THREADS = 8
@@ -130,6 +131,7 @@ class Device:
 
     Raises:
         ConfigError: There is no such device.
+        ArgumentError: That is no number of threads.
     """
 
     def __init__(self, name: str | None = None, threads: int | None = None) -> None:
@@ -142,6 +144,8 @@ class Device:
         self.torch_device = on_this_device(device)
         self.is_cuda = device.type == "cuda"
         self.batch_seconds = BATCH_SECONDS[device.type]
+        if threads is not None:
+            threads = require_int("threads", threads, 1, MOST_THREADS)
         self.threads = threads or min(available_threads(), 1 << 16 if self.is_cuda else MAX_CPU_THREADS)
         self.workers = self.threads + (_CUDA_SLOTS if self.is_cuda else 0)
         self.slots = _CUDA_SLOTS if self.is_cuda else self.workers

@@ -9,6 +9,7 @@
     ├── ExtractorError             1   an extractor that cannot be built or run
     └── StoreError                 1   a cache that cannot be opened or written
         ├── DamagedError           1   bytes that differ from what was written
+        ├── LockedError            1   a cache that another run is writing
         └── MissingItemError       1   an utterance that the cache does not hold; also a KeyError
 
     FeatcacheWarning                   something goes on in another way than was asked for; a UserWarning
@@ -36,6 +37,7 @@ __all__ = [
     "ExtractorError",
     "FeatcacheError",
     "FeatcacheWarning",
+    "LockedError",
     "ManifestError",
     "MissingDependencyError",
     "MissingItemError",
@@ -157,6 +159,10 @@ class DamagedError(StoreError):
         super().__init__(what + remedy)
         self.what = what
         """The message without the remedy."""
+
+
+class LockedError(StoreError):
+    """Another run has what only one may have at a time; the message says which run, by its own words."""
 
 
 class MissingItemError(StoreError, KeyError):

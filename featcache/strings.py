@@ -101,6 +101,15 @@ class Strings(Sequence[str]):
         starts = self.offsets[:-1][self.byte_lengths() > 0]
         return not bool((self.blob[starts] & 0xC0 == 0x80).any())  # none begins in the middle of a character
 
+    def equal_at(self, at: NDArray[Any], other: Strings, at_other: NDArray[Any]) -> NDArray[np.bool_]:
+        """Whether string `at[i]` is string `at_other[i]` of the other sequence, for each `i`; bool `[n]`."""
+        lengths = other.offsets[at_other + 1] - other.offsets[at_other]
+        equal: NDArray[np.bool_] = self.byte_lengths()[at] == lengths
+        mine, others = self.take(at[equal]), other.take(at_other[equal])
+        differs = np.flatnonzero(mine.blob != others.blob)
+        equal[np.flatnonzero(equal)[np.searchsorted(mine.offsets, differs, "right") - 1]] = False
+        return equal
+
     def byte_lengths(self) -> NDArray[np.int64]:
         """The length of each string in bytes, int64 `[n]`."""
         return np.diff(self.offsets).astype(np.int64, copy=False)

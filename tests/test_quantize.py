@@ -7,18 +7,18 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+from featcache.store.shard_writer import ShardWriter
 from hypothesis import given
 from make_cache import in_three_shards, make_features, make_version
 
 import featcache
+from featcache.care.check import check_shard
 from featcache.errors import ArgumentError, DamagedError, ExtractorError, StoreError
+from featcache.format.dequantize import dequantize_array
+from featcache.format.shard import Item
 from featcache.loader.transfers import dequantized
 from featcache.quantize import dequantize, quantize, stored_spec
 from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
-from featcache.store.check import check_shard
-from featcache.store.dequantize import dequantize_array
-from featcache.store.shard import Item
-from featcache.store.shard_writer import ShardWriter
 
 EPS = float(np.finfo(np.float32).eps)
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
@@ -402,7 +402,7 @@ class TestDamage:
             for id_, n in zip(items, lengths, strict=True)
         ]
         writer.append(made, levels, lengths, {QUANTIZATION: (parameters, [1, 2, 0])})
-        name = writer.commit(version.path / "shards", sample_rate=16000, row=0, supersedes={}, made_by={})
+        name = writer.commit(version.path / "shards", sample_rate=16000, row=0, generation=2, made_by={})
         assert [one.kind for one in check_shard(version.shard(name), version.info.spec)] == ["offsets"]
         cache = featcache.open(tmp_path)
         assert cache["utt-0"].shape == (lengths[0], 80)

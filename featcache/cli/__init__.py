@@ -22,7 +22,6 @@ from featcache.cli.completion import completion
 from featcache.cli.configs import configs
 from featcache.cli.copy import copy
 from featcache.cli.diff import diff
-from featcache.cli.durations import durations
 from featcache.cli.extract import extract
 from featcache.cli.fit_kmeans import fit_kmeans
 from featcache.cli.index import index
@@ -175,7 +174,6 @@ for command in (
     stats,
     copy,
     manifest,
-    durations,
     probe,
     configs,
     fit_kmeans,

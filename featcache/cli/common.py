@@ -26,7 +26,7 @@ from featcache.errors import ArgumentError, StoreError, listing
 
 if TYPE_CHECKING:
     from featcache.manifest import Manifest
-    from featcache.store.version import Version
+    from featcache.version.version import Version
 
 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -143,11 +143,11 @@ class _LogFile(logging.FileHandler):
 
 def note_unfinished(version: Version) -> None:
     """Warn on stderr if runs have not extracted everything that they were to extract."""
-    from featcache.store.index import open_index
-    from featcache.store.unfinished import find_unfinished
+    from featcache.version.index import open_index
+    from featcache.version.lacking import find_lacking
 
-    for run in find_unfinished(version, open_index(version)):
-        note(f"{version.path}: {run}")
+    for finding in find_lacking(version, open_index(version)):
+        note(f"{version.path}: {finding}")
 
 
 def read_manifest(

@@ -61,7 +61,7 @@ def _print_packaged(name: str | None) -> None:
 def _print_recorded(path: Location) -> None:
     from featcache.config.config import ConfigFile
     from featcache.config.strict_yaml import dump_yaml
-    from featcache.store.selection import select_version
+    from featcache.version.selection import select_version
 
     info = select_version(path).info
     say(f"# The config of {info.folder_name}; its fingerprint is {info.fingerprint}")

@@ -16,8 +16,8 @@ from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.errors import counted, megabytes
 
 if TYPE_CHECKING:
+    from featcache.care.copying import Copied
     from featcache.storage.location import Location
-    from featcache.store.copying import Copied
 
 
 @click.command(short_help="Copy a cache to another folder or object store.")
@@ -43,9 +43,9 @@ def copy(ctx: click.Context, path: Location, to: Location, threads: int | None, 
       featcache copy features s3://bucket/features
       featcache copy s3://bucket/features/fbank80 /local/features
     """
-    from featcache.store.copying import copy_version
-    from featcache.store.selection import version_folders
-    from featcache.store.version import Version
+    from featcache.care.copying import copy_version
+    from featcache.version.selection import version_folders
+    from featcache.version.version import Version
 
     versions = [Version.open(folder) for folder in version_folders(path)]
     total = sum(len(version.shard_names()) for version in versions)

@@ -23,7 +23,7 @@ from featcache.errors import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from featcache.store.corpus import Part
+    from featcache.version.corpus import Part
 
 _BY_SEVERITY = (INTERRUPTED, 1, 2, 3, 0)
 _OUTCOMES = {
@@ -51,7 +51,8 @@ def for_each_part() -> Callable[[Callable[..., None]], Callable[..., None]]:
     def decorate(callback: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(callback)
         def on_any(*args: Any, **given: Any) -> None:
-            from featcache.store.corpus import corpus_of, read_parts
+            from featcache.version.corpus import read_parts
+            from featcache.version.selection import corpus_of
 
             found = corpus_of(given["path"])
             if found is None:
@@ -82,13 +83,13 @@ class _Loop:
 
     def over(self, corpus: Any, version: str, parts: list[Part]) -> None:
         """Call the command for each part, and end with the exit code of the worst."""
-        from featcache.store.selection import gone_parts
+        from featcache.version.corpus import gone_parts
 
         if self._given.get("as_csv"):
             raise ArgumentError(f"{corpus}: is a corpus: --csv is about one version, as {corpus / parts[0].name}")
         manifests = self._manifests()
         if (to := self._given.get("to")) is not None:
-            from featcache.store.copying import copy_parts_list
+            from featcache.care.copying import copy_parts_list
 
             copy_parts_list(corpus, to)
         self._gone = gone_parts(corpus, parts)
@@ -142,7 +143,7 @@ class _Loop:
     def _manifests(self) -> dict[str, Path] | None:
         from pathlib import Path
 
-        from featcache.store.corpus import by_part_name, manifests_of_parts
+        from featcache.version.corpus import by_part_name, manifests_of_parts
 
         if self._given.get("manifest") is None:
             return None

@@ -12,7 +12,7 @@ from featcache.cli.common import print_json, say
 from featcache.errors import counted, listing
 
 if TYPE_CHECKING:
-    from featcache.health.diff import ValuesDiff
+    from featcache.care.diff import ValuesDiff
     from featcache.storage.location import Location
     from featcache.strings import Strings
 
@@ -40,9 +40,9 @@ def diff(first: Location, second: Location, values: int, as_json: bool) -> None:
       featcache diff features/fbank80-2a8b3903b266 features/fbank80-6f0612afda6c
       featcache diff features/fbank80 /backup/features/fbank80 --values 1000
     """
-    from featcache.health.diff import diff as compare
+    from featcache.care.diff import diff as compare
     from featcache.loader.cache import Cache
-    from featcache.store.selection import select_version
+    from featcache.version.selection import select_version
 
     found = compare(Cache(select_version(first)), Cache(select_version(second)), values)
     if as_json:

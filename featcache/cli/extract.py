@@ -119,10 +119,15 @@ if TYPE_CHECKING:
 @click.option(
     "--partition",
     metavar="I/N|auto",
-    help="Extract only partition I of N, counted from 0: 0/8 to 7/8. For jobs of an array, which need no locks and do "
-    "not wait for each other. Of one manifest, it is a range of rows: the manifest needs durations, and `featcache "
+    help="Extract only partition I of N, counted from 0: 0/8 to 7/8. For jobs of an array, which work side by side, "
+    "without locks. Of one manifest, it is a range of rows, equally long where all have durations; `featcache "
     "index` builds the index after them. Of several manifests, it is every N-th of them. With auto, the variables of "
     "SLURM, Kubernetes or SkyPilot say which.",
+)
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Wait while another command is at work in the version.  [default: say which, and exit with 1]",
 )
 @options.trust_remote_code
 @click.option("--dry-run", is_flag=True, help="Only say what would be done: utterances, hours, bytes.")
@@ -194,7 +199,8 @@ def extract(
     _limit_libraries(chosen["threads"])
     from featcache.config import load_config
     from featcache.engines.main_job import choose_engine, parse_options
-    from featcache.store.corpus import by_part_name, is_corpus, manifests_of_parts
+    from featcache.version.corpus import by_part_name, manifests_of_parts
+    from featcache.version.selection import is_corpus
 
     run, parsed = choose_engine(engine, parse_options(**chosen))
     loaded = [load_config(config, keys) for config in configs]
@@ -253,7 +259,7 @@ class _Job:
         """Extract a manifest, and print the summary for people."""
         from featcache.audio.commands import kill_commands
         from featcache.engines.ray import RAY
-        from featcache.extraction.extraction import run_extraction
+        from featcache.extraction.extraction import exclusively, run_extraction
         from featcache.extraction.plan import plan_extraction
         from featcache.extraction.trial import run_trial
 
@@ -270,7 +276,12 @@ class _Job:
                 document["trial"] = trial_document(trials, prints=not self.as_json)
             return _Outcome(document, 0, None)
         # Ray prints to standard output, which is for the result.
-        with Display(plan, self.progress) as display, stoppable(kill_commands) as stop, redirect_stdout(sys.stderr):
+        with (
+            stoppable(kill_commands) as stop,
+            exclusively(plan, stop) as plan,
+            Display(plan, self.progress) as display,
+            redirect_stdout(sys.stderr),
+        ):
             summary = run_extraction(plan, self.engine, display.update, stop)
         document = summary_document(summary)
         if not self.as_json:

@@ -55,8 +55,8 @@ def fit_kmeans(
 
     from featcache.device import Device
     from featcache.stats.kmeans import fit_version
-    from featcache.store.files import write_file
-    from featcache.store.selection import select_version
+    from featcache.storage.files import write_file
+    from featcache.version.selection import select_version
 
     refuse_output(output, force)
     version = select_version(path)

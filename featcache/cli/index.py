@@ -45,24 +45,22 @@ def index(path: Location, as_json: bool) -> None:
       featcache index features
       featcache index features/fbank80
     """
-    from featcache.store.corpus import PartVersion, record_version
-    from featcache.store.in_flight import forget_suspects
-    from featcache.store.index import keep_index
-    from featcache.store.ledger import standing_failures
-    from featcache.store.selection import version_folders
-    from featcache.store.unfinished import find_unfinished
-    from featcache.store.version import Version
+    from featcache.version.corpus import PartVersion, record_version
+    from featcache.version.index import keep_index
+    from featcache.version.lacking import find_lacking
+    from featcache.version.ledger import standing_failures
+    from featcache.version.selection import version_folders
+    from featcache.version.version import Version
 
     found = []
     for folder in version_folders(path):
         version = Version.open(folder)
         opened, is_built = keep_index(version)
-        forget_suspects(version, opened)
-        if not (unfinished := find_unfinished(version, opened)):
+        if not (findings := find_lacking(version, opened)):
             failed = len(standing_failures(version, opened))
             record_version(version, PartVersion.of(version, opened, failed))
         found.append(_Indexed(str(folder), len(opened.shards), len(opened), is_built))
-        for finding in unfinished:
+        for finding in findings:
             note(f"{folder}: {finding}")
     if as_json:
         print_json({"versions": [asdict(one) for one in found]})

@@ -17,8 +17,8 @@ from featcache.errors import ArgumentError, DamagedError, counted, hours, listin
 
 if TYPE_CHECKING:
     from featcache.storage.location import Location
-    from featcache.store.index import Index
-    from featcache.store.version import Version
+    from featcache.version.index import Index
+    from featcache.version.version import Version
 
 
 @click.command(short_help="Show what a cache holds.")
@@ -64,8 +64,9 @@ def describe_versions(path: Location, *, on_disk: bool = True) -> tuple[list[dic
     """What each version of a cache holds, and what tells it from others of its name; and whether one is damaged, which
     is said, and left out. With `on_disk`, the sizes of all files are added up, of which there are many.
     """
-    from featcache.store.selection import distinctions, version_folders
-    from featcache.store.version import Version
+    from featcache.format.differences import distinctions
+    from featcache.version.selection import version_folders
+    from featcache.version.version import Version
 
     documents, is_damaged = [], False
     for folder in version_folders(path):
@@ -85,52 +86,53 @@ def describe_versions(path: Location, *, on_disk: bool = True) -> tuple[list[dic
 def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from featcache.store.index import open_index
-    from featcache.store.index_shards import describe_shards
-    from featcache.store.ledger import standing_failures
-    from featcache.store.run_records import began, run_names
-    from featcache.store.tags import tags_to_show
-    from featcache.store.unfinished import find_unfinished
+    import msgspec
+
+    from featcache.version.index import open_index
+    from featcache.version.lacking import find_lacking
+    from featcache.version.ledger import standing_failures
+    from featcache.version.records import began, read_probes, run_names
+    from featcache.version.tags import tags_to_show
 
     index = open_index(version)
     failures = [failure.document() for failure in standing_failures(version, index).values()]
-    shards = describe_shards(index, version)
-    times = [time.isoformat(timespec="seconds") for run in run_names(version) if (time := began(run)) is not None]
-    newest = {probe["device"]: probe for probe in version.probes() if {"device", "date", "fastest"} <= probe.keys()}
+    runs = run_names(version.store)
+    times = [time.isoformat(timespec="seconds") for run in runs if (time := began(run)) is not None]
+    newest = {probe["device"]: probe for probe in read_probes(version) if {"device", "date", "fastest"} <= probe.keys()}
     return {
         "path": str(version.path),
         "original_name": version.original_name,
-        **asdict(version.info),
+        **msgspec.to_builtins(version.info),
         "first_run": times[0] if times else None,
         "last_run": times[-1] if times else None,
         "utterances": len(index),
-        "replaced": sum(shards["items"]) - len(index),
+        "replaced": sum(shard.items for shard in index.summaries) - len(index),
         "frames": int(index.num_frames.sum()),
-        "audio_seconds": round(sum(shards["seconds"]), 3),
-        "bytes": _num_bytes(version, index, shards),
+        "audio_seconds": round(sum(shard.seconds for shard in index.summaries), 3),
+        "bytes": _num_bytes(version, index),
         "bytes_on_disk": version.bytes_on_disk() if on_disk else None,
         "shards": len(index.shards),
         "batching": [
             {"policy": policy, "mismatch": mismatch}
-            for policy, mismatch in sorted({*zip(shards["batching"], shards["mismatch"], strict=True)}, key=str)
+            for policy, mismatch in sorted({(made.batching, made.mismatch) for made in index.makers}, key=str)
             if policy
         ],
         "probes": list(newest.values()),
         "tags": tags_to_show(version),
-        "unfinished": [{**asdict(run), "message": str(run)} for run in find_unfinished(version, index)],
+        "unfinished": [{**asdict(finding), "message": str(finding)} for finding in find_lacking(version, index)],
         "failed": len(failures),
         "failures": failures,
     }
 
 
-def _num_bytes(version: Version, index: Index, shards: dict[str, list[Any]]) -> int:
+def _num_bytes(version: Version, index: Index) -> int:
     """The stored bytes of features and of side arrays' entries, as `Shard.num_bytes` counts them."""
     from featcache.spec import QUANTIZATION
 
     spec = version.info.spec
     if {side.name for side in spec.side} - {QUANTIZATION}:
-        return sum(version.shard(name).num_bytes(spec) for name in index.shards)
-    return int(sum(shards["frames"])) * spec.bytes_per_frame + int(sum(shards["items"])) * spec.bytes_per_item
+        return sum(version.shard(name).num_bytes for name in index.shards)
+    return sum(shard.frames * spec.bytes_per_frame + shard.items * spec.bytes_per_item for shard in index.summaries)
 
 
 def _print(document: dict[str, Any], failures: bool) -> None:
@@ -182,7 +184,7 @@ def _print(document: dict[str, Any], failures: bool) -> None:
         say(f"  probed on {probe['device']}, {probe['date']}: {describe_fastest(probe['fastest'])}")
     if failures:
         for failure in document["failures"]:
-            older = "" if failure["replaces"] is None else "; an older item of this id is there, and stays"
+            older = "" if failure["generation"] == 1 else "; an older item of this id is there, and stays"
             say(f"  {failure['id']}", failure["reason"], failure["path"], f"{failure['message']}{older}")
 
 
@@ -191,13 +193,13 @@ def _print_csv(path: Location) -> None:
     from featcache.manifest import Manifest
     from featcache.manifest.audio_locations import is_audio_url, is_command
     from featcache.manifest.copies import copies_of
-    from featcache.manifest.utterances import SegmentColumns
+    from featcache.manifest.segments import SegmentColumns
     from featcache.manifest.write import to_csv
-    from featcache.store.index import open_index
-    from featcache.store.ledger import standing_failures
-    from featcache.store.run_records import manifest_roots
-    from featcache.store.selection import select_version
     from featcache.strings import Strings
+    from featcache.version.index import open_index
+    from featcache.version.ledger import standing_failures
+    from featcache.version.records import manifest_roots
+    from featcache.version.selection import select_version
 
     version = select_version(path)
     copies = copies_of(version.info.config)

@@ -13,7 +13,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from featcache.arguments import refuse_url
+from featcache.arguments import MOST_THREADS, refuse_url
 from featcache.errors import ArgumentError
 from featcache.storage.location import ObjectPath, as_location
 
@@ -263,7 +263,7 @@ def device(meaning: str = "cpu, cuda, cuda:1 …") -> Decorator:
 
 def threads(meaning: str) -> Decorator:
     """`--threads`."""
-    return click.option("--threads", type=click.IntRange(min=1), metavar="N", help=meaning)
+    return click.option("--threads", type=click.IntRange(1, MOST_THREADS), metavar="N", help=meaning)
 
 
 def cache(meaning: str, **settings: Any) -> Decorator:
@@ -288,28 +288,6 @@ force = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 def as_json(meaning: str) -> Decorator:
     """`--json`, for every command that has a result to print."""
     return click.option("--json", "as_json", is_flag=True, help=meaning)
-
-
-def new_manifest(meaning: str, **settings: Any) -> Decorator:
-    """What a command takes that writes a manifest of another, and looks at the files: both, how the first is read, and
-    `--threads`, `--force` and `--json`. `settings` are click's, of `-o`.
-    """
-    parts = (
-        manifest_argument,
-        output_file(meaning, **settings),
-        root(),
-        manifest_format,
-        threads("Files that are looked at side by side.  [default: 4 for each core, at most 32]"),
-        force,
-        as_json("Print the result as one JSON document."),
-    )
-
-    def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
-        for part in reversed(parts):
-            command = part(command)
-        return command
-
-    return decorated
 
 
 dry_run = click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")

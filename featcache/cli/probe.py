@@ -12,12 +12,12 @@ from featcache.cli.common import describe_fastest, note, print_json, read_manife
 from featcache.errors import counted, percent
 
 if TYPE_CHECKING:
+    from featcache.care.probe import Probe
+    from featcache.care.trials import Measured
     from featcache.config import Config
-    from featcache.health.probe import Probe
-    from featcache.health.trials import Measured
     from featcache.manifest.audio_locations import AudioLocation
     from featcache.storage.location import Location
-    from featcache.store.version import Version
+    from featcache.version.version import Version
 
 _NEAR = 16
 """Differences within so many frames of a clip's end or beginning are reported as being there."""
@@ -69,10 +69,11 @@ def probe(
       featcache probe encodec.yaml train.csv
       featcache probe encodec.yaml train.csv -o /data/features --device cuda --json
     """
+    from featcache.care.probe import probe as measure
     from featcache.config import load_config
     from featcache.device import Device
     from featcache.extraction.audio_files import copying_notes
-    from featcache.health.probe import probe as measure
+    from featcache.version.records import write_probe
 
     loaded = load_config(config, keys)
     wanted = read_manifest(manifest, reading, loaded.keys, root=root, carry=False)
@@ -81,7 +82,7 @@ def probe(
     result = measure(loaded, wanted, Device(device, threads), utterances, lambda what: note(f"measuring {what}"))
     version = _version(loaded, cache, result)
     if version:
-        version.write_probe(result.document())
+        write_probe(version, result.document())
     if as_json:
         print_json({**result.document(), "path": str(version.path) if version else None})
     else:
@@ -92,7 +93,7 @@ def probe(
 def _version(config: Config, cache: Location | None, result: Probe) -> Version | None:
     """The config's version in a cache, created if missing; without a cache, the one in ./features, if it exists."""
     from featcache.extraction.version_plan import version_info
-    from featcache.store.version import Version
+    from featcache.version.version import Version
 
     info = version_info(config, result.spec)
     if cache is not None:

@@ -16,8 +16,8 @@ from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.errors import DamagedError, counted, listing, megabytes
 
 if TYPE_CHECKING:
+    from featcache.care.prune import Pruned, PrunePlan
     from featcache.storage.location import Location
-    from featcache.store.prune import Pruned, PrunePlan
 
 
 @click.command(short_help="Remove what no reader needs: replaced utterances, leftovers.")
@@ -52,8 +52,8 @@ def prune(
     again with these alone, and then removed. A kill at any moment loses none of them; the same command does the rest.
     Shards that a tag names stay, and so do damaged shards, which `featcache repair` repairs, and whole versions, which
     `featcache ls` lists and `featcache rm` removes. A run that is filling the version is not disturbed: then nothing is
-    removed; in an object store, neither is it while a run elsewhere has not ended, until nothing has been written for
-    a day. Who has opened a version before may have to open it again.
+    removed. Do not prune beside jobs of an array, or a store that others write to. Who has opened a version before may
+    have to open it again.
 
     Refuses a manifest with other files for the same ids, which looks like another corpus, and one that lacks more than
     5% of the utterances, and removes nothing then, unless --force is given.
@@ -66,14 +66,15 @@ def prune(
       featcache prune features/fbank80 --manifest train.csv
       featcache prune features --manifest half.csv --force
     """
-    from featcache.store.prune import plan_prune
-    from featcache.store.prune import prune as take_away
-    from featcache.store.selection import version_folders
-    from featcache.store.version import Version
+    from featcache.care.prune import ids_to_keep, plan_prune
+    from featcache.care.prune import prune as take_away
+    from featcache.version.selection import version_folders
+    from featcache.version.version import Version
 
     wanted = read_manifest(manifest, reading, audio=False, carry=False) if manifest else None
     versions = [Version.open(folder) for folder in version_folders(path)]
-    plans = [plan_prune(version, wanted, force=force) for version in versions]
+    keeping = [None if wanted is None else ids_to_keep(version, wanted, force=force) for version in versions]
+    plans = [plan_prune(version, ids) for version, ids in zip(versions, keeping, strict=True)]
     if not as_json:
         for plan in plans:
             _say(plan, manifest, dry_run)
@@ -87,8 +88,8 @@ def prune(
                 tqdm(total=total, unit=" shards", leave=False, file=sys.stderr, disable=not terminal_columns()) as bar,
             ):
                 done = [
-                    take_away(version, plan, wanted, report=bar.update, stop=stop)
-                    for version, plan in zip(versions, plans, strict=True)
+                    take_away(version, plan, ids, report=bar.update, stop=stop)
+                    for version, plan, ids in zip(versions, plans, keeping, strict=True)
                 ]
         else:
             note("nothing has been removed")

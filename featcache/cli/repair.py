@@ -58,9 +58,9 @@ def repair(
       featcache repair features --manifest train.csv
     """
     from featcache.audio.commands import kill_commands
+    from featcache.care.repair import repair as repair_version
     from featcache.extraction.plan import Options
-    from featcache.health.repair import repair as repair_version
-    from featcache.store.selection import version_folders
+    from featcache.version.selection import version_folders
 
     read = read_manifest(manifest, reading, root=root, carry=False)
     chosen = Options(device=device, threads=threads)

@@ -32,11 +32,11 @@ def rm(path: Location, force: bool, dry_run: bool, yes: bool, as_json: bool) -> 
       featcache rm features/fbank80-6f0612afda6c
       featcache rm features/fbank80@paper --yes
     """
-    from featcache.store.index import open_index
-    from featcache.store.removing import refuse_beside_runs, refuse_with_what_is_kept, remove_version, what_is_kept
-    from featcache.store.selection import split_tag, version_of_tag
-    from featcache.store.tags import read_tag, remove_tag, tag_names
-    from featcache.store.version import Version
+    from featcache.care.removing import refuse_with_what_is_kept, remove_version, what_is_kept
+    from featcache.version.index import open_index
+    from featcache.version.selection import split_tag, version_of_tag
+    from featcache.version.tags import read_tag, remove_tag, tag_names
+    from featcache.version.version import Version
 
     place, tag = split_tag(path)
     version = Version.open(_folder(place)) if tag is None else version_of_tag(place, tag)
@@ -45,7 +45,6 @@ def rm(path: Location, force: bool, dry_run: bool, yes: bool, as_json: bool) -> 
             read_tag(version, tag)
         what, size = f"{version.path}@{tag}: the tag; no features", 0
     else:
-        refuse_beside_runs(version)
         if not force:
             refuse_with_what_is_kept(version)
         try:
@@ -71,7 +70,7 @@ def rm(path: Location, force: bool, dry_run: bool, yes: bool, as_json: bool) -> 
 
 def _folder(path: Location) -> Location:
     """The folder of the version that is named; never that of the only version of a cache that is."""
-    from featcache.store.selection import version_folders
+    from featcache.version.selection import version_folders
 
     folders = version_folders(path)
     if folders != [path] and folders[0].parent == path:

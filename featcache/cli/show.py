@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from featcache.loader.cache import Cache
     from featcache.storage.location import Location
-    from featcache.store.version import Version
+    from featcache.version.version import Version
 
 
 @click.command(short_help="Show one utterance: its place, its source, its values.")
@@ -38,7 +38,7 @@ def show(path: Location, utterance: str, as_json: bool) -> None:
     Example:
       featcache show features LJ001-0001
     """
-    from featcache.store.selection import select_versions
+    from featcache.version.selection import select_versions
 
     documents: list[dict[str, Any]] = []
     missing: MissingItemError | None = None
@@ -80,7 +80,7 @@ def describe_origin(version: Version, utterance: str) -> dict[str, Any]:
     Raises:
         MissingItemError: It does not have it.
     """
-    from featcache.store.origin import origin_of
+    from featcache.version.origin import origin_of
 
     origin = origin_of(version, utterance)
     seconds = origin.item.num_samples / version.info.spec.sample_rate

@@ -66,8 +66,7 @@ def stats(
 
     from featcache.loader.cache import Cache
     from featcache.stats import Usage, moments, usage
-    from featcache.store.corpus import corpus_of
-    from featcache.store.selection import select_version
+    from featcache.version.selection import corpus_of, select_version
 
     if by is not None and manifest is None:
         raise ArgumentError("--by names a column of the manifest: give --manifest too")

@@ -26,21 +26,17 @@ def tag(path: Location, name: str, as_json: bool) -> None:
     verify, diff, show and stats of CACHE/VERSION@NAME. `featcache rm CACHE/VERSION@NAME` removes a tag.
 
     A tag copies nothing. What it names stays until the tag is removed: `featcache prune` leaves it alone. If a shard of
-    it is damaged, and repair cannot bring back all bits of it, the tag is no longer whole, and says so.
+    it is damaged, and repair has to put another in its place, the tag is no longer whole, and says so.
 
     \b
     Example:
       featcache tag features/fbank80 paper
     """
-    from featcache.store.index import open_index
-    from featcache.store.removing import claim_shards
-    from featcache.store.selection import select_version
-    from featcache.store.tags import make_tag
+    from featcache.version.selection import select_version
+    from featcache.version.tags import make_tag
 
     version = select_version(path)
-    with claim_shards(version):
-        index = open_index(version, keep=True)
-        made = make_tag(version, name, index.shards, len(index))
+    made = make_tag(version, name)
     note_unfinished(version)
     if as_json:
         print_json({"path": str(version.path), "tag": name, "shards": len(made.shards), "utterances": made.items})

@@ -28,12 +28,12 @@ from featcache.errors import DamagedError, MissingDependencyError, counted, mega
 from featcache.storage.location import parse_location
 
 if TYPE_CHECKING:
-    from featcache.health.recompute import Recomputed
-    from featcache.health.verify import Report, Subset
+    from featcache.care.recompute import Recomputed
+    from featcache.care.verify import Report, Subset
     from featcache.manifest import CallersUrls
     from featcache.manifest.audio_locations import AudioLocation
     from featcache.storage.location import Location
-    from featcache.store.version import Version
+    from featcache.version.version import Version
 
 _SHOWN = 20
 
@@ -111,14 +111,14 @@ def verify(
       featcache verify features --no-data --sources=content
       featcache verify features --subset 0/10
     """
-    from featcache.health.sources import SourceCheck
-    from featcache.health.verify import Report, Subset
-    from featcache.health.verify import verify as check
+    from featcache.care.check import Problem
+    from featcache.care.sources import SourceCheck
+    from featcache.care.verify import Report, Subset
+    from featcache.care.verify import verify as check
     from featcache.manifest import CallersUrls
-    from featcache.store.check import Problem
-    from featcache.store.selection import split_tag, version_folders
-    from featcache.store.tags import at_tag
-    from featcache.store.version import Version
+    from featcache.version.selection import split_tag, version_folders
+    from featcache.version.tags import at_tag
+    from featcache.version.version import Version
 
     threads = threads or default_threads()
     wanted = read_manifest(manifest, reading, root=root, carry=False) if manifest else None
@@ -171,12 +171,12 @@ def _recompute(
     urls: CallersUrls,
 ) -> Recomputed:
     try:
+        from featcache.care.recompute import recompute
+        from featcache.care.sampling import items_at_random
         from featcache.device import Device
-        from featcache.health.recompute import recompute
-        from featcache.health.sampling import items_at_random
     except ImportError as error:
         raise MissingDependencyError(error.name or "pydantic", "verify --recompute") from error
-    from featcache.store.index import open_index
+    from featcache.version.index import open_index
 
     def again() -> Recomputed:
         index = open_index(version)

@@ -15,13 +15,13 @@ from featcache.cli.summary import not_tried_again
 from featcache.errors import MissingItemError, counted
 
 if TYPE_CHECKING:
+    from featcache.care.why import Cause
     from featcache.config import Config
     from featcache.extraction.version_plan import VersionPlan
-    from featcache.health.why import Cause
     from featcache.manifest import Manifest
     from featcache.manifest.audio_locations import AudioLocation
     from featcache.storage.location import Location
-    from featcache.store.version import Version
+    from featcache.version.version import Version
 
 _SHOWN = 5
 
@@ -65,9 +65,9 @@ def why(
       featcache why features train.csv -c fbank80
       featcache why features train.csv -c fbank80 --id LJ001-0001
     """
+    from featcache.care.why import compare_versions, find_causes
     from featcache.config import load_config
-    from featcache.health.why import compare_versions, find_causes
-    from featcache.store.selection import select_versions
+    from featcache.version.selection import select_versions
 
     loaded = load_config(config, keys)
     if manifest is None:
@@ -116,7 +116,7 @@ def _plan(
 
 
 def _describe_plan(plan: VersionPlan) -> dict[str, Any]:
-    from featcache.health.why import refusal
+    from featcache.care.why import refusal
 
     return {
         "path": str(plan.path),

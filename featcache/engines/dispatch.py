@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from time import monotonic
 from typing import Protocol
 
@@ -35,9 +35,13 @@ from featcache.extraction.audio_files import can_be_read
 from featcache.extraction.failures import failure_of
 from featcache.extraction.jobs import Done, DoneTask, JobGroup, Progress, RunControl, VersionCounts
 from featcache.extraction.tasks import ShardTask
+from featcache.manifest import Utterance
 from featcache.storage.location import absolute
-from featcache.store.in_flight import find_suspects, remove_marks
-from featcache.store.ledger import Failure, latest_failures
+from featcache.version.in_flight import find_suspects, remove_marks
+from featcache.version.index import open_index
+from featcache.version.join import RowKeys, join
+from featcache.version.ledger import Failure, standing_failures
+from featcache.version.version import Version
 
 _POLL_SECONDS = 0.2
 _SECONDS_TO_END = 60.0
@@ -120,7 +124,6 @@ class _Dispatch:
         self._versions = [
             VersionSetup(
                 path=absolute(job.version.path),
-                shards=job.shards,
                 run=job.run.id,
                 asked={key: job.run.asked[key] for key in _ASKED},
             )
@@ -254,7 +257,9 @@ class _Dispatch:
         for job, run in zip(self._group.jobs, dead, strict=True):
             if not counts:
                 remove_marks(job.version, run)
-            found = find_suspects(job.version, latest_failures(job.version), living, self._dead)
+            found = find_suspects(
+                job.version, standing_failures(job.version, open_index(job.version, keep=False)), living, self._dead
+            )
             self._suspects |= found
 
     def _hopeless(self) -> ExtractorError:
@@ -268,9 +273,10 @@ class _Dispatch:
         message = f"extracting its shard ended {MOST_DEATHS} processes, and what in it did so is not known: {how}"
         counts, all_failures = [], []
         for job in self._group.jobs:
-            left = [task.utterances[number] for number in sorted(job.concurrent.remaining(task, is_likely_done=True))]
+            left = _rows_without_items(job.version, task.utterances)
             failures = [failure_of(row, self._group.root, AudioError(Reason.CRASHED, message)) for row in left]
-            job.run.fail(failures, task.replaces)
+            generations = {row.id: number for row, number in zip(task.utterances, task.generations, strict=True)}
+            job.run.fail(replace(failure, generation=generations[failure.id]) for failure in failures)
             counts.append(VersionCounts(failed=len(failures)))
             all_failures += failures
         self._count_failed(counts, all_failures)
@@ -291,7 +297,7 @@ class _Dispatch:
             if len(self._unread) > _MOST_UNREAD:
                 raise self._unreadable()
             failures = [failure for failure, here in zip(unread, is_here, strict=True) if not here]
-            job.run.fail(failures, done.replaces)
+            job.run.fail(failures)
             counts.append(VersionCounts(failed=len(failures)))
             all_failures += failures
         self._count_failed(counts, all_failures)
@@ -318,7 +324,7 @@ class _Dispatch:
                 now_done.add(worker.latest)
         now_done.progress.add(self._before)
         progress = self._control.progress
-        for name in ("failures", "audio_seconds", "shards", "elsewhere", "stages"):
+        for name in ("failures", "audio_seconds", "shards", "stages"):
             setattr(progress, name, getattr(now_done.progress, name))
         for job, counts in zip(self._group.jobs, now_done.counts, strict=True):
             for one in fields(counts):
@@ -347,3 +353,10 @@ class _Dispatch:
                         waited_for.discard(number)
                     case Fault():
                         raise event.error()
+
+
+def _rows_without_items(version: Version, rows: Sequence[Utterance]) -> list[Utterance]:
+    """Those of some rows that a version has no items of: it may have got its shard before a worker died."""
+    joined = join(open_index(version, keep=False), RowKeys.of_utterances(rows), {})
+    lacking = (joined.positions < 0) | joined.is_changed
+    return [row for row, is_lacking in zip(rows, lacking.tolist(), strict=True) if is_lacking]

@@ -25,8 +25,7 @@ from featcache.audio.members import copy_of
 from featcache.audio.remote import Fetched, StoppedError
 from featcache.engines.delivery import Batch, Delivery
 from featcache.engines.isolated import IsolatedProcess
-from featcache.engines.open_shards import open_shards
-from featcache.engines.waiting import Waiting
+from featcache.engines.open_shards import OpenShard
 from featcache.extraction.decoding import WorkerTimes, batches
 from featcache.extraction.downloads import Downloads
 from featcache.extraction.jobs import BatchExtractor, JobGroup, RunControl, batch_extractor
@@ -34,7 +33,7 @@ from featcache.extraction.padded_rows import PendingRows, Row, RowQueue, compute
 from featcache.extraction.tasks import ShardTask
 from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import Command, CopiedSource
-from featcache.store.in_flight import InFlight
+from featcache.version.in_flight import InFlight
 
 _AHEAD_PER_WORKER = 4
 """Batches that may wait for one before them. Bounds memory if one takes much longer, or if rows wait for others."""
@@ -43,8 +42,6 @@ _AHEAD_SECONDS = 4 * 3600.0
 """The most audio in those batches, if there are many workers: 1.4 GB at 24 kHz."""
 
 _POLL_SECONDS = 0.2
-
-_END = object()
 
 
 def run_locally(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl) -> None:
@@ -57,10 +54,10 @@ def run_locally(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl
         StoreError: The cache cannot be written. What was committed stays.
         ExtractorError: The extractor broke its contract.
     """
-    folders = [job.run.folder for job in group.jobs]
+    runs = [(job.version, job.run.id) for job in group.jobs]
     workers = group.device.workers
     ahead = Downloads(group.root, workers, control.give_up, control.stop) if group.has_urls else nullcontext()
-    with InFlight(folders, workers) as in_flight, IsolatedProcess(group) as isolated, ahead as downloads:
+    with InFlight(runs, workers) as in_flight, IsolatedProcess(group) as isolated, ahead as downloads:
         try:
             _Workers(group, control, in_flight, isolated, downloads).run(tasks)
         except Exception as error:
@@ -103,19 +100,17 @@ class _Workers:
         self._control = control
         self._progress = control.progress
         self._stop = control.stop
-        self._batches: Iterator[Batch | None] = iter(())  # one worker at a time takes from it
-        self._waiting = Waiting(group.jobs)  # that worker's, too
+        self._batches: Iterator[Batch] = iter(())  # one worker at a time takes from it
         per_worker = _AHEAD_PER_WORKER * device.workers
         self._ahead = max(device.workers + 2, min(per_worker, int(_AHEAD_SECONDS / device.batch_seconds)))
         # Guards what follows, and the times in `Progress`. Its counts, and those of the versions, have one writer each:
-        # utterances the worker that appends, shards the thread that commits, `elsewhere` the worker that takes.
+        # utterances the worker that appends, shards the thread that commits.
         self._state = threading.Condition()
         self._error: BaseException | None = None
         self._queue = RowQueue(device.torch_device)
         self._batch_of: dict[PendingRows, Batch] = {}
         self._is_taking = False
         self._is_exhausted = False  # no more utterances are taken
-        self._is_starved = False  # other runs are doing what is left to take
         self._taken = 0
         self._decoding = 0
         self._computing = 0
@@ -214,9 +209,7 @@ class _Workers:
         return self._taken >= self._delivery.appended + self._ahead
 
     def _may_take(self) -> bool:
-        if self._is_taking or self._is_exhausted or self._is_far_ahead:
-            return False
-        return not self._is_starved or not (self._decoding or self._computing or self._queue)
+        return not (self._is_taking or self._is_exhausted or self._is_far_ahead)
 
     def _rows_to_compute(self) -> list[Row] | None:
         """Rows that fill a batch; or fewer, if no others will join them, or if everything waits for them."""
@@ -224,7 +217,7 @@ class _Workers:
             return None
         if (rows := self._queue.take_full()) is not None:
             return rows
-        if self._is_exhausted or self._is_starved:
+        if self._is_exhausted:
             return None if self._decoding else self._queue.take_oldest()
         return self._queue.take_oldest(self._delivery.appended) if self._is_far_ahead else None
 
@@ -232,22 +225,16 @@ class _Workers:
 
     def _take(self, worker: _Worker) -> None:
         """Take a batch, decode it, extract what does not become rows, and put the rows into the queue."""
-        if self._is_starved:
-            self._stop.wait(_POLL_SECONDS)
-        batch = next(self._batches, _END)
-        if batch is None:
-            self._waiting.go_on()
-        else:
-            self._waiting.end()
+        batch = next(self._batches, None)
         with self._state:
             self._is_taking = False
-            self._is_exhausted = self._is_exhausted or batch is _END
-            self._is_starved = batch is None
-            if isinstance(batch, Batch):
+            if batch is None:
+                self._is_exhausted = True
+            else:
                 self._taken += 1
                 self._decoding += 1
             self._state.notify_all()
-        if not isinstance(batch, Batch):
+        if batch is None:
             return
         apart = partial(self._isolated.extract, stop=self._stop)
         extract: BatchExtractor = apart if batch.is_suspect else self._extract_batch
@@ -292,35 +279,31 @@ class _Workers:
             self._delivery.put(batch)
         self._state.notify_all()
 
-    def _cut(self, tasks: Iterator[ShardTask]) -> Iterator[Batch | None]:
-        """Cut tasks into batches; None while other runs are doing the tasks that are left."""
+    def _cut(self, tasks: Iterator[ShardTask]) -> Iterator[Batch]:
+        """Open the shards that tasks make, and cut the tasks into batches."""
         number = 0
-        for shard in open_shards(tasks, self._jobs, self._control):
-            if shard is None:
-                yield None
-                continue
+        for task in tasks:
+            shard = OpenShard(task, self._jobs, self._control.leaves_unread)
             self._delivery.begin(shard)
-            cut = batches(shard.task.utterances, shard.task.seconds, self._device.batch_seconds)
+            cut = batches(task.utterances, task.seconds, self._device.batch_seconds)
             cut_alone = list(_with_suspects_alone(cut, self._suspects))
             for nth, (utterances, is_suspect) in enumerate(cut_alone, 1):
                 yield Batch(number, shard, utterances, is_last=nth == len(cut_alone), is_suspect=is_suspect)
                 number += 1
 
 
-def _read_ahead(batches: Iterator[Batch | None], downloads: Downloads) -> Iterator[Batch | None]:
+def _read_ahead(batches: Iterator[Batch], downloads: Downloads) -> Iterator[Batch]:
     """The same batches; the files of those that follow are being fetched."""
-    ahead: deque[Batch | None] = deque()
+    ahead: deque[Batch] = deque()
     is_end, has_files = False, False
     while ahead or not is_end:
-        # After a None, nothing is taken before it is wanted: taking looks at what other runs have done. Nor after a
-        # batch of which nothing is fetched.
+        # After a batch of which nothing is fetched, none is taken before it is wanted.
         while not is_end and (not ahead or (has_files and downloads.is_room)):
-            batch = next(batches, _END)
-            if not isinstance(batch, Batch | None):
+            if (batch := next(batches, None)) is None:
                 is_end = True
                 break
             # The process of suspects fetches them itself.
-            has_files = batch is not None and not batch.is_suspect and downloads.expect(batch.utterances)
+            has_files = not batch.is_suspect and downloads.expect(batch.utterances)
             ahead.append(batch)
         if ahead:
             yield ahead.popleft()

@@ -16,8 +16,8 @@ from featcache.extraction.jobs import JobGroup
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.audio_locations import AudioLocation, locate
 from featcache.storage.location import Location, absolute
-from featcache.store.version import Version
 from featcache.trust import allow_commands, allow_remote_code, allowed_commands, remote_code_is_allowed
+from featcache.version.version import Version
 
 
 @dataclass(frozen=True)

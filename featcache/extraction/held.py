@@ -10,16 +10,14 @@ from featcache.extraction.audio_files import refuse_another_corpus, refuse_other
 from featcache.extraction.failures import stats_of_failed, would_fail_again
 from featcache.extraction.tasks import RowStatus, compare
 from featcache.extraction.version_plan import BuiltConfig
-from featcache.extraction.wanted_rows import WantedRows
 from featcache.manifest import Manifest
-from featcache.storage.location import Location, ObjectPath
-from featcache.storage.store import store_of
-from featcache.store.in_flight import Suspects, find_suspects
-from featcache.store.index import Index, build_index, open_index
-from featcache.store.ledger import Failure, standing_failures
-from featcache.store.partitions import index_of_partition
-from featcache.store.version import Version
+from featcache.storage.base import MARK, open_store
+from featcache.storage.location import Location
 from featcache.strings import Strings
+from featcache.version.in_flight import Suspects, find_suspects
+from featcache.version.index import Index, index_of, open_index
+from featcache.version.ledger import Failure, standing_failures
+from featcache.version.version import Version
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,25 +27,23 @@ class HeldVersion:
     version: Version | None
     """The version; None if there is none yet."""
     index: Index
-    """Its items; of a partition, those that may be of its rows."""
+    """Its items."""
     failures: dict[str, Failure]
     """The failures that stand, by id."""
     suspects: Suspects
     """The utterances that may have crashed earlier runs."""
 
 
-def open_held(path: Location, wanted: WantedRows) -> HeldVersion:
-    """Open a config's version, if it is there, and what it holds that may be of the rows that it should hold.
+def open_held(path: Location) -> HeldVersion:
+    """Open a config's version, if it is there, and what it holds.
 
     Raises:
         DamagedError: Its metadata or columns are damaged.
     """
-    store = store_of(path)
-    if not store.exists(path / "zarr.json") or (isinstance(path, ObjectPath) and not store.exists(path / "shards")):
-        # In an object store, whoever made the version may have been killed before `shards`; it is finished then.
-        return HeldVersion(None, build_index([]), {}, Suspects())
+    if not open_store(path).exists(MARK):
+        return HeldVersion(None, index_of([]), {}, Suspects())
     version = Version.open(path)
-    index = open_index(version) if wanted.partition is None else index_of_partition(version, wanted.partition)
+    index = open_index(version, keep=False)
     failures = standing_failures(version, index)
     return HeldVersion(version, index, failures, find_suspects(version, failures))
 

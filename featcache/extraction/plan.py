@@ -30,12 +30,12 @@ from featcache.extraction.version_plan import (
     suspect_notes,
     version_info,
 )
-from featcache.extraction.wanted_rows import WantedRows, all_rows, rows_of_partition
+from featcache.extraction.wanted_rows import WantedRows, rows_of_run
 from featcache.manifest import Manifest
-from featcache.manifest.copies import Copies
 from featcache.spec import FeatureSpec
 from featcache.storage.location import Location, as_location
 from featcache.strings import Strings
+from featcache.version.records import read_probes
 
 SHARD_MEGABYTES = 128.0
 """The default size of a shard, approximately."""
@@ -71,7 +71,9 @@ class Options:
     """Let devices of several models extract, which round differently."""
     partition: Partition | None = None
     """The partition of the manifest to extract, as a job of an array; None for all of it. Other jobs do the others: no
-    tasks are claimed, and the index is not built."""
+    lock is taken, and the index is not built."""
+    wait: bool = False
+    """Wait while somebody else is at work in a version; otherwise, that is an error."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,12 @@ class ExtractionPlan:
     """Lines that a user should read before the run begins."""
     started: float
     """When planning began, as `perf_counter` says it."""
+
+    def again(self) -> ExtractionPlan:
+        """The same run, planned again: its versions have changed."""
+        built = [version.built for version in self.versions]
+        folder = self.versions[0].path.name if len(built) == 1 else None
+        return plan_extraction(self.manifest, built, self.cache, self.options, self.only, folder)
 
     @property
     def num_missing(self) -> int:
@@ -138,8 +146,7 @@ def plan_extraction(
 
     Raises:
         ConfigError: The device does not exist, or a config does not suit its extractor.
-        ManifestError: The manifest looks like another corpus with the same ids, or none of its files is there; or it
-            has no durations, and is to be extracted in partitions.
+        ManifestError: The manifest looks like another corpus with the same ids, or none of its files is there.
         MissingDependencyError: Files are at URLs, and the package that fetches them is not installed.
         ArgumentError: A version's folder has been renamed, or the cache's URL is none that can be written to.
         DamagedError: A version's metadata or columns are damaged.
@@ -157,7 +164,8 @@ def plan_extraction(
         for config in configs
     ]
     source = None if options.source is None else find_source(built_configs, options.source)
-    wanted = _wanted_rows(manifest, built_configs, source, options)
+    all_copies = dict.fromkeys(built.config.copies for built in built_configs)
+    wanted = {copies: rows_of_run(manifest, copies, source, options.partition) for copies in all_copies}
     versions = [
         _plan_version(built, wanted[built.config.copies], cache, folder, label, options, only)
         for built in built_configs
@@ -173,18 +181,6 @@ def _refuse_equal_names(configs: Sequence[Config | BuiltConfig]) -> None:
         raise ConfigError(f"two configs have the same name: {', '.join(sorted(names))}; each names a version")
 
 
-def _wanted_rows(
-    manifest: Manifest, configs: Sequence[BuiltConfig], source: SourceVersion | None, options: Options
-) -> dict[Copies, WantedRows]:
-    """The rows that a version should hold, by the copies that its config makes."""
-    all_copies = dict.fromkeys(built.config.copies for built in configs)
-    if options.partition is None:
-        return {copies: all_rows(manifest, copies, source) for copies in all_copies}
-    # All versions have the same ranges, whatever each lacks: so the jobs of an array agree on them.
-    seconds = seconds_per_shard([built.spec for built in configs], options.shard_megabytes)
-    return {copies: rows_of_partition(manifest, copies, source, options.partition, seconds) for copies in all_copies}
-
-
 def _plan_version(
     built: BuiltConfig,
     wanted: WantedRows,
@@ -197,7 +193,7 @@ def _plan_version(
     """Open a config's version, compare it with the rows that it should hold, and choose how to put rows together."""
     info = version_info(built.config, built.extractor.spec)
     path = cache / (folder or info.folder_name)
-    held = open_held(path, wanted)
+    held = open_held(path)
     rows = compare_held(
         built,
         wanted.manifest,
@@ -207,15 +203,15 @@ def _plan_version(
         check_sources=options.check_sources,
         replace_all=options.replace,
     )
-    probes = [] if held.version is None else held.version.probes()
+    probes = [] if held.version is None else read_probes(held.version)
     batching = choose_batching(built.extractor, probes, device_label, options.batching, options.allow_mismatch)
     reasons = Counter(held.failures[wanted.manifest.ids[row]].reason for row in np.flatnonzero(rows.failed).tolist())
     return VersionPlan(
         built=built,
         manifest=wanted.manifest,
         seconds=wanted.seconds,
-        partition=wanted.partition,
-        ranges=wanted.ranges,
+        first_row=wanted.first,
+        wanted=wanted.wanted(held.version, held.index, np.flatnonzero(rows.missing & (rows.replaces >= 0))),
         info=info,
         path=path,
         is_new=held.version is None,
@@ -251,7 +247,7 @@ def _notes(
         notes += replacement_notes(plan)
     lacking = [plan for plan in versions if plan.num_missing]
     if source is None and lacking:  # the other versions need the same files
-        whole = None if lacking[0].partition is None else manifest
+        whole = None if lacking[0].wanted.is_of(lacking[0].manifest) else manifest
         notes += missing_file_notes(lacking[0].manifest, lacking[0].rows.missing, whole)
         notes += copying_notes(lacking[0].manifest)
     return notes
@@ -270,7 +266,7 @@ def group_versions(versions: Sequence[VersionPlan]) -> list[list[VersionPlan]]:
             if (
                 group[0].manifest is version.manifest
                 and np.array_equal(group[0].rows.missing, version.rows.missing)
-                and not (version.num_replaced or group[0].num_replaced)
+                and np.array_equal(group[0].wanted.rows, version.wanted.rows)
                 and group[0].built.extractor.tf32 == version.built.extractor.tf32
             ):
                 group.append(version)

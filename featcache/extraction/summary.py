@@ -43,7 +43,7 @@ class VersionSummary:
     failed_before: dict[str, int] = field(default_factory=dict)
     """Utterances that failed in earlier runs and were not tried again, by reason."""
     missing: int = 0
-    """Utterances that the run was to extract and has not: it was interrupted, or another run has extracted them."""
+    """Utterances that the run was to extract and has not: it was interrupted."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,6 @@ class Summary:
     """Each stage's share of the worker threads' time, 0 to 1."""
     bottleneck: str = ""
     """The stage that held the run back; empty if there was nothing to do."""
-    elsewhere: int = 0
-    """Utterances that another run extracted in the meantime."""
     interrupted: bool = False
     """Whether the run was stopped before its end."""
     too_many_failures: str = ""
@@ -133,7 +131,6 @@ def summarize(
         threads=progress.threads or device.threads,
         stages=stages,
         bottleneck=max(stages, key=stages.__getitem__) if stages else "",
-        elsewhere=progress.elsewhere,
         interrupted=interrupted,
         too_many_failures=progress.too_many_failures,
         traceback=progress.traceback,

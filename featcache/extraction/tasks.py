@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.manifest import Manifest, Utterance
-from featcache.store.index import Index, Place
-from featcache.store.join import RowKeys, join
-from featcache.store.ledger import Failure
+from featcache.version.index import Index
+from featcache.version.join import RowKeys, join
+from featcache.version.ledger import Failure
+from featcache.version.wanted import Wanted
 
 MAX_ITEMS = 100_000
 """The most utterances in a shard. A megabyte holds many short clips."""
@@ -64,27 +65,10 @@ class ShardTask:
     """The utterances to extract, in the manifest's order."""
     seconds: tuple[float, ...]
     """Seconds of audio of each utterance, known or estimated."""
-    replaces: dict[str, Place]
-    """The items that are replaced, by the utterance's id."""
-
-    def supersedes(self, extracted: Iterable[str]) -> dict[str, list[int]]:
-        """The items that are obsolete once these ids are extracted: the numbers of the items by the name of the shard.
-
-        An utterance that failed is not among the ids: its item stays, and the ledger says that it is older.
-        """
-        obsolete: dict[str, list[int]] = {}
-        for place in (self.replaces[id_] for id_ in extracted if id_ in self.replaces):
-            obsolete.setdefault(place.shard, []).append(place.item)
-        return obsolete
-
-    def only(self, numbers: Set[int]) -> ShardTask:
-        """The task with the utterances of these numbers only."""
-        keep = sorted(numbers)
-        return replace(
-            self,
-            utterances=tuple(self.utterances[i] for i in keep),
-            seconds=tuple(self.seconds[i] for i in keep),
-        )
+    generations: tuple[int, ...]
+    """Of which generation each utterance's item, or its failure, is to be."""
+    manifest: str
+    """The name of the wanted set of the manifest."""
 
 
 def compare(
@@ -124,26 +108,28 @@ def shard_ranges(seconds: NDArray[np.float64], seconds_per_shard: float) -> NDAr
 
 def shard_tasks(
     manifest: Manifest,
-    index: Index,
     status: RowStatus,
+    wanted: Wanted,
     seconds: NDArray[np.float64],
     seconds_per_shard: float,
-    ranges: NDArray[np.int64] | None = None,
     first_row: int = 0,
 ) -> Iterator[ShardTask]:
     """The shards to make, as far as possible in the manifest's order.
 
+    A run that was killed and goes on makes the same shards, as far as it can: rows are dealt to shards by all of the
+    manifest's. Those that are left of a range of which some rows are there are gathered.
+
     Args:
-        manifest, index, status: The rows that the version should hold, its items, and what it lacks of the rows.
+        manifest, status: The rows that the version should hold, and what it lacks of them.
+        wanted: What the whole manifest wants.
         seconds: The durations of the rows, known or estimated; they decide only which shard a row is in.
-        seconds_per_shard: How much audio fills a shard, about.
-        ranges: If the rows are a partition of a manifest: the number of the range of the whole that each is in.
-        first_row: The number of their first row in the whole.
+        seconds_per_shard: How much audio a shard holds, about.
+        first_row: If the rows are a partition of a manifest, the number of their first one in the whole.
     """
     rows = np.flatnonzero(status.missing)
     if not len(rows):
         return
-    ranges = shard_ranges(seconds, seconds_per_shard) if ranges is None else ranges - ranges[0]
+    ranges = shard_ranges(seconds, seconds_per_shard)
     partly_there = np.zeros(int(ranges[-1]) + 1, bool)
     partly_there[ranges[status.present]] = True
     partly = partly_there[ranges[rows]]
@@ -151,22 +137,15 @@ def shard_tasks(
     for group, shard in ((whole, ranges[whole]), (gathered, shard_ranges(seconds[gathered], seconds_per_shard))):
         for members in np.split(group, np.flatnonzero(np.diff(shard)) + 1):
             if len(members):
-                yield _task(manifest, index, status, seconds, members, first_row)
+                yield _task(manifest, wanted, seconds, members, first_row)
 
 
 def _task(
-    manifest: Manifest,
-    index: Index,
-    status: RowStatus,
-    seconds: NDArray[np.float64],
-    rows: NDArray[np.int64],
-    first_row: int,
+    manifest: Manifest, wanted: Wanted, seconds: NDArray[np.float64], rows: NDArray[np.int64], first_row: int
 ) -> ShardTask:
     utterances = tuple(manifest[row] for row in rows.tolist())
     name = hashlib.sha256("\n".join(map(repr, utterances)).encode()).hexdigest()[:12]
-    replaces = {
-        utterance.id: index.place(position)
-        for utterance, position in zip(utterances, status.replaces[rows].tolist(), strict=True)
-        if position >= 0
-    }
-    return ShardTask(name, first_row + int(rows[0]), utterances, tuple(seconds[rows].tolist()), replaces)
+    generations = tuple(wanted.rows[2, first_row + rows].tolist())
+    return ShardTask(
+        name, first_row + int(rows[0]), utterances, tuple(seconds[rows].tolist()), generations, wanted.name
+    )

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.loader.dataset import FeatureDataset
-from featcache.loader.object_shards import ToFetch
+from featcache.loader.remote_shards import ToFetch
 
 __all__ = ["ShardsAhead", "asks_store", "has_windows_to_fetch"]
 

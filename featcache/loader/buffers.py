@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, MissingDependencyError
-from featcache.store.memory_map import will_need
+from featcache.storage.maps import will_need
 
 if TYPE_CHECKING:
     import torch
@@ -68,11 +68,7 @@ class Buffers:
 
 
 def tensor_of(array: NDArray[Any]) -> torch.Tensor:
-    """A tensor in the memory of an array, which it holds.
-
-    Raises:
-        MissingDependencyError: torch is not installed.
-    """
+    """A tensor in the memory of an array, which it holds; MissingDependencyError without torch."""
     try:
         import torch
     except ImportError as error:
@@ -85,7 +81,6 @@ def tensor_in(out: torch.Tensor | Buffers, shape: tuple[int, ...], dtype: np.dty
 
     Raises:
         ArgumentError: `out` is not a contiguous tensor in CPU memory, of this dtype and large enough.
-        MissingDependencyError: torch is not installed.
     """
     if isinstance(out, Buffers):
         return tensor_of(out.take(shape, dtype))

@@ -19,18 +19,18 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, FeatcacheWarning, StoreError, counted, listing
+from featcache.format.shard import Shard
 from featcache.loader.cache import Cache
+from featcache.storage.base import open_store
 from featcache.storage.location import Location
-from featcache.storage.objects import REQUESTS
-from featcache.store.corpus import PartVersion, read_parts
-from featcache.store.index import Index, index_folder, open_index
-from featcache.store.ledger import Failure, latest_failures
-from featcache.store.selection import gone_parts, version_names
-from featcache.store.shard import Shard
-from featcache.store.unfinished import find_unfinished
-from featcache.store.version import Version
-from featcache.store.version_info import VersionInfo
 from featcache.strings import Strings
+from featcache.version.corpus import PartVersion, gone_parts, read_parts
+from featcache.version.index import Index, index_name, open_index
+from featcache.version.info import VersionInfo
+from featcache.version.lacking import find_lacking
+from featcache.version.ledger import Failure, standing_failures
+from featcache.version.selection import version_names
+from featcache.version.version import Version
 
 if TYPE_CHECKING:
     from featcache.loader.tiers import Tiers
@@ -41,6 +41,9 @@ _FEW = 4096
 """Of so many positions, each is looked up by itself; for more, the columns of all parts are joined for a moment."""
 
 _T = TypeVar("_T")
+
+
+_REQUESTS = 64
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Corpus(Cache):
         self._path, self._parts = path, {part.name: part for part in parts}
         first = parts[0].version
         self._joined = _JoinedIndex(parts)
-        version = _VersionOfParts(path / first.path.name, first.info)
+        version = _VersionOfParts(open_store(path / first.path.name), first.info)
         self._begin(version, cast(Index, self._joined), check, tiers)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -109,14 +112,11 @@ class Corpus(Cache):
         ((number, inside),) = self._joined.places(np.array([self._position(position)]))
         return self.parts[number], inside
 
-    def _facts(self) -> dict[str, str]:
-        return {"parts": f"{len(self._parts):,}"} | super()._facts()
-
     @cached_property
     def _failures(self) -> dict[str, Failure]:
         failures: dict[str, Failure] = {}
         for part in self._parts.values():
-            failures |= latest_failures(part.version)
+            failures |= standing_failures(part.version, part.index)
         return failures
 
     def _part(self, name: str) -> _Part:
@@ -147,11 +147,12 @@ class _VersionOfParts(Version):
 
     def shard(self, name: str) -> Shard:
         part, _, shard = name.rpartition("/")
-        return Shard(self.path.parent / part / self.path.name / "shards" / shard, self.info.fingerprint)
+        store = open_store(self.path.parent / part / self.path.name)
+        return Shard(store, shard, self.info.fingerprint, self.info.spec)
 
 
 class _JoinedIndex:
-    """The indexes of all parts as one: where utterances are; see `featcache.store.index.Index`."""
+    """The indexes of all parts as one: where utterances are; see `featcache.version.index.Index`."""
 
     def __init__(self, parts: Sequence[_Part]) -> None:
         self._parts = parts
@@ -351,14 +352,14 @@ def _open_part(
     if version.info.fingerprint != info.fingerprint:
         raise StoreError(f"{path}: has another fingerprint than the version of the same name in other parts")
     index = open_index(version)
-    if known is not None and not strict and index_folder(version, index.shards).name == known.index:
+    if known is not None and not strict and index_name(version, index.shards) == known.index:
         return _Part(name, version, index), []
-    return _Part(name, version, index), [f"{path}: {run}" for run in find_unfinished(version, index, all_runs=strict)]
+    return _Part(name, version, index), [f"{path}: {run}" for run in find_lacking(version, index)]
 
 
 def _each(work: Callable[[str], _T], names: Sequence[str], corpus: Location) -> list[_T]:
     """What `work` returns for each name; of an object store, for several at once. `work` may call `in_parallel`."""
     if isinstance(corpus, Path):
         return list(map(work, names))
-    with ThreadPoolExecutor(REQUESTS) as threads:
+    with ThreadPoolExecutor(_REQUESTS) as threads:
         return list(threads.map(work, names))

@@ -105,7 +105,7 @@ class DataLoader:
             raise ArgumentError(f"device is {device!r}: {error}") from error
         asks = asks_store(self.dataset)
         default = _PREFETCH_ASKED if asks else _PREFETCH
-        self.prefetch = default if prefetch is None else require_int("prefetch", prefetch, 1)
+        self.prefetch = default if prefetch is None else require_int("prefetch", prefetch, 1, 1 << 20)
         self._dtypes = _dtypes(self.dataset, dtype)
         self._threads = self.prefetch if asks else min(self.prefetch, len(os.sched_getaffinity(0)))
         self._transfer = self._new_transfer()

@@ -34,9 +34,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, FeatcacheWarning, StoreError
-from featcache.store import zarr3
-from featcache.store.chunk_file import Chunk, checked_blocks
-from featcache.store.version import Version
+from featcache.format.frames import Frames
+from featcache.format.group import CHECKSUM_BYTES
+from featcache.version.version import Version
 
 __all__ = ["CopyRefused", "LocalCopies", "LocalCopy", "Place", "Tier"]
 
@@ -273,7 +273,7 @@ class LocalCopies:
 
     # Of a cache in an object store: before they are read.
 
-    def features(self, number: int, chunk: Chunk, num_frames: int) -> LocalCopy | None:
+    def features(self, number: int, chunk: Frames, num_frames: int) -> LocalCopy | None:
         """The copy of a shard, by its number in the index, to read so many frames of it. It is made now if there is
         none; None if there is no room for it.
 
@@ -289,7 +289,7 @@ class LocalCopies:
             copy.count(num_frames)
         return copy
 
-    def hold(self, number: int, chunk: Chunk) -> Callable[[], None] | None:
+    def hold(self, number: int, chunk: Frames) -> Callable[[], None] | None:
         """Fetch a shard, and keep its copy until the function is called that is returned; None if there is no room.
 
         Raises: as `features`.
@@ -313,7 +313,7 @@ class LocalCopies:
 
         return let_go
 
-    def _opened(self, number: int, chunk: Chunk) -> LocalCopy | None:
+    def _opened(self, number: int, chunk: Frames) -> LocalCopy | None:
         with _lock:
             one_at_a_time = self._one_at_a_time[number]
         with one_at_a_time:
@@ -335,14 +335,13 @@ class LocalCopies:
 
     # For both.
 
-    def _find_or_make(self, number: int, chunk: Chunk) -> LocalCopy | CopyRefused:
+    def _find_or_make(self, number: int, chunk: Frames) -> LocalCopy | CopyRefused:
         """The nearest copy of a shard, whose features these are; where a nearer place has none, it is made there.
 
         Raises:
             StoreError: The features cannot be read, or are not what was written.
         """
-        shard = self._shards[number].rpartition("/")[2]  # a corpus names its part before it
-        name, num_bytes = f"{shard}-{chunk.checksum:08x}", chunk.num_bytes + zarr3.CHECKSUM_BYTES
+        name, num_bytes = self._shards[number].rpartition("/")[2], chunk.num_bytes + CHECKSUM_BYTES
         copy: LocalCopy | None = None
         nearer: list[Tier] = []
 
@@ -359,15 +358,24 @@ class LocalCopies:
                 break
             nearer.append(tier)
         for tier in reversed(nearer):
-            blocks = partial(checked_blocks, chunk.path, num_bytes, chunk.version)
-            if copy is not None and copy.path is not None:
-                blocks = partial(_blocks_of_copy, copy.path, num_bytes)
+            blocks = partial(self._blocks, number, None if copy is None else copy.path)
             with self._giving_up(tier):
                 refused = tier.make(name, num_bytes, blocks)
                 if refused is CopyRefused.UNDER_WAY and copy is None:
                     return refused
                 copy = opened(tier) or copy
         return copy or CopyRefused.FULL
+
+    def _blocks(self, number: int, copy: Path | None) -> Iterator[memoryview]:
+        """The file of a shard's features, or the copy of it, in blocks; it is checked on the way."""
+        shard = self._version.shard(self._shards[number])
+        if copy is None:
+            yield from shard.feature_blocks()
+            return
+        try:
+            yield from shard.feature_blocks(copy)
+        except DamagedError as error:
+            raise DamagedError(f"{error.what}; remove this copy") from error
 
     @contextmanager
     def _giving_up(self, tier: Tier) -> Iterator[None]:
@@ -382,7 +390,7 @@ class LocalCopies:
         origin = self._version.path
         self._warn(type(error), f"{reason}: no more shards are copied to {where}; the others are read from {origin}")
 
-    def _warn_of_no_room(self, chunk: Chunk, what_is: str) -> None:
+    def _warn_of_no_room(self, chunk: Frames, what_is: str) -> None:
         for tier in self.tiers:
             if tier.may_make:
                 unless = "raised" if tier.limit is not None else "given: without one, a tenth of the disk stays free"
@@ -405,13 +413,6 @@ class LocalCopies:
             messages, self._warnings = self._warnings, []
         for message in messages:
             warnings.warn(message, FeatcacheWarning, stacklevel=2)
-
-
-def _blocks_of_copy(path: Path, num_bytes: int) -> Iterator[memoryview]:
-    try:
-        yield from checked_blocks(path, num_bytes)
-    except DamagedError as error:
-        raise DamagedError(f"{error.what}; remove this copy") from error
 
 
 def _wake() -> None:

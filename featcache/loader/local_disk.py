@@ -5,14 +5,13 @@
       <version>.<place>/          named after the version's folder, and a hash of where that is: two caches of one
                                   config have nothing in common
         users                     held, shared, by every process that reads these copies
-        <shard>-<checksum>        the file of the shard's features, whole; held, shared, by those who will read it soon
-        <shard>-<checksum>.read   how much all processes together have read of it: 8 bytes, changed under its lock
-        <shard>-<checksum>.part   one that is being written: held by the process that writes it
+        <shard>                   the file of the shard's features, whole; held, shared, by those who will read it soon
+        <shard>.read              how much all processes together have read of it: 8 bytes, changed under its lock
+        <shard>.part              one that is being written: held by the process that writes it
 
-Shards never change, so a copy stays right for ever. Its name tells what it holds: the version's name stands for what
-decides the values, the shard's for what they were made from, and the checksum for the result. All locks end with their
-processes: a part that nobody holds was left by a process that was killed, and is removed. A link in there is not
-featcache's: nothing is read, written or removed through it.
+A shard's name says what is in it, so a copy stays right for ever. All locks end with their processes: a part that
+nobody holds was left by a process that was killed, and is removed. A link in there is not featcache's: nothing is read,
+written or removed through it.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from numpy.typing import NDArray
 
 from featcache.loader.local_copies import CopyRefused
 from featcache.storage.location import Location
-from featcache.store.locks import Lock, is_held, locked
-from featcache.store.memory_map import map_file
+from featcache.storage.locks import Lock, is_held, locked
+from featcache.storage.maps import map_file
 
 __all__ = ["LocalDisk", "PartialCopy"]
 
 _VERSION = re.compile(r".+-[0-9a-f]{12}\.[0-9a-f]{8}")
-_COPY = re.compile(r"[0-9a-f]{12}-[0-9a-f]{8}(\.part)?")
+_COPY = re.compile(r"[0-9a-f]{16}(\.part)?")
 _PART, _READ = ".part", ".read"
 _LEFT_FREE = 0.1
 """The part of the disk that stays free if no limit is given."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -15,10 +15,7 @@ from featcache.errors import ArgumentError
 from featcache.loader.local_copies import LocalCopies, Place, Tier
 from featcache.loader.local_disk import LocalDisk
 from featcache.loader.memory import PrivateMemory, shared_memory
-from featcache.loader.object_shards import ObjectShards
-from featcache.loader.shards import Shards
-from featcache.store.index import Index
-from featcache.store.version import Version
+from featcache.version.version import Version
 
 __all__ = ["Tiers", "parse_size"]
 
@@ -69,24 +66,9 @@ class Tiers:
             None if copy_limit is None else parse_size("copy_limit", copy_limit),
         )
 
-    def shards(self, version: Version, index: Index, check: bool) -> Shards:
-        """A version's shards, with their copies.
-
-        Raises:
-            ArgumentError: The version is in an object store, and there is room for less than a shard.
-        """
-        copies = LocalCopies(version, index.shards, [*self._places(version)])
-        if isinstance(version.path, Path):
-            return Shards(version, index, check=check, copies=copies)
-        shards = ObjectShards(version, index, check=check, copies=copies)
-        most = int(shards.sizes.max(initial=0))
-        if copies.room is not None and copies.room < most:
-            setting = " and ".join(tier.setting for tier in copies.tiers)
-            raise ArgumentError(
-                f"{setting} is {copies.room:,} bytes: the largest shard of {version.path} has {most:,}, and "
-                f"shards are copied whole: give more, or no {setting.replace('copy_limit', 'copy_to')}="
-            )
-        return shards
+    def copies(self, version: Version, shards: Sequence[str]) -> LocalCopies:
+        """Makes the copies of a version's shards, which have these names."""
+        return LocalCopies(version, shards, [*self._places(version)])
 
     def _places(self, version: Version) -> Iterator[Tier]:
         """The places of copies, the nearest one first."""

@@ -17,12 +17,13 @@ from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError, Mis
 from featcache.loader.cache import Cache
 from featcache.loader.columns import Column, Names, Where, columns_of, numbered, rows_where, take
 from featcache.loader.corpus import Corpus
-from featcache.loader.crop import Windows, check_codebooks, check_padding
+from featcache.loader.crop import Windows
+from featcache.loader.spans import check_codebooks, check_padding
 from featcache.manifest import Manifest, manifest_of, read_manifest
 from featcache.manifest.copies import Copies, copies_of
-from featcache.store.corpus import by_part_name, manifests_of_parts
-from featcache.store.join import RowKeys, describe_changed, join_version
 from featcache.strings import Strings
+from featcache.version.corpus import by_part_name, manifests_of_parts
+from featcache.version.join import RowKeys, describe_changed, join_version
 
 __all__ = ["DatasetVersion", "Utterances", "by_version", "caches_by_name", "find_utterances", "labels_by_column"]
 

@@ -7,11 +7,18 @@ Text is UTF-8, with or without a byte order mark; a file may be compressed by gz
 skipped. A manifest may have 10^7 rows: they are read and checked in batches, and only flat arrays are kept.
 """
 
-from featcache.manifest.columns import SPELLINGS
-from featcache.manifest.formats import FORMATS
-from featcache.manifest.in_memory import Table, manifest_of
-from featcache.manifest.read import read_manifest
-from featcache.manifest.utterances import CallersUrls, Manifest, Segment, SegmentColumns, Utterance, rows_at_even_steps
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from featcache.manifest.columns import SPELLINGS
+    from featcache.manifest.formats import FORMATS
+    from featcache.manifest.in_memory import Table, manifest_of
+    from featcache.manifest.read import read_manifest
+    from featcache.manifest.segments import Segment, SegmentColumns, Utterance
+    from featcache.manifest.utterances import CallersUrls, Manifest, rows_at_even_steps
 
 __all__ = [
     "FORMATS",
@@ -26,3 +33,25 @@ __all__ = [
     "read_manifest",
     "rows_at_even_steps",
 ]
+
+_HOME = {
+    "FORMATS": "formats",
+    "SPELLINGS": "columns",
+    "CallersUrls": "utterances",
+    "Manifest": "utterances",
+    "Segment": "segments",
+    "SegmentColumns": "segments",
+    "Table": "in_memory",
+    "Utterance": "segments",
+    "manifest_of": "in_memory",
+    "read_manifest": "read",
+    "rows_at_even_steps": "utterances",
+}
+"""Where a name is found: what reads a version needs segments, and no format of manifests."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'featcache.manifest' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"featcache.manifest.{_HOME[name]}"), name)
+    return value

@@ -19,6 +19,9 @@ from featcache.strings import Strings
 _LONGEST = 4000
 """The most bytes of an id or a path, less than Linux opens (4,095) and than a shard has place for (4,096)."""
 
+MOST_SECONDS = 1e9
+"""The latest second of a recording that a cell may name: a later one is a slip, such as a number of samples."""
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -107,6 +110,8 @@ def seconds_of(cell: Any) -> float:
     seconds = _number(cell)
     if seconds < 0:
         raise ValueError(f"is negative: {seconds}")
+    if seconds > MOST_SECONDS:
+        raise ValueError(f"is more seconds than a recording has: {shown(cell)}")
     return seconds
 
 
@@ -138,7 +143,7 @@ class Column(NamedTuple):
     pack: Callable[[Sequence[Any]], Any]
     """Makes one flat array of values."""
     least: float | None = None
-    """The least of its values, if these are floats: all from it on, up to infinity, are values."""
+    """The least of its values, if these are floats: all from it on, up to `MOST_SECONDS`, are values."""
 
 
 # Names that do not say seconds are left out on purpose: a `length` is as often in samples or frames.

@@ -20,6 +20,7 @@ from featcache.manifest.audio_locations import AudioLocation, Url, as_root, is_a
 from featcache.manifest.columns import (
     COLUMNS,
     ENDS,
+    MOST_SECONDS,
     SPELLINGS,
     Column,
     carried,
@@ -231,7 +232,7 @@ def _values(
         return [column.not_given] * len(places)
     if column.least is not None and set(map(type, cells[column.name])) == {float}:
         seconds = np.array(cells[column.name])
-        if ((seconds >= column.least) & (seconds < np.inf)).all():
+        if ((seconds >= column.least) & (seconds <= MOST_SECONDS)).all():
             return cells[column.name]
     parse = path_or_command if column.name == "path" and source.allow_commands else column.parse
     is_required = column.name in source.required

@@ -17,7 +17,8 @@ from featcache.errors import ArgumentError, ManifestError, MissingDependencyErro
 from featcache.manifest.audio_locations import Command, Member, Url
 from featcache.manifest.columns import COLUMNS, meaning_of
 from featcache.manifest.formats.source import suffix_of
-from featcache.manifest.utterances import Manifest, Utterance, nearest_sample
+from featcache.manifest.segments import Utterance
+from featcache.manifest.utterances import Manifest, nearest_sample
 
 AudioFile = tuple[int, int, int]
 """A file's sample rate in Hz, its samples per channel, and its channels."""

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
 from featcache.extractors.units import Codebook, Nearest
+from featcache.format.dequantize import dequantize_array
 from featcache.spec import QUANTIZATION, all_finite
-from featcache.store.dequantize import dequantize_array
-from featcache.store.index import Index, open_index
-from featcache.store.version import Version
-from featcache.store.version_info import library_versions
+from featcache.version.index import Index, open_index
+from featcache.version.info import library_versions
+from featcache.version.version import Version
 
 FRAMES_PER_UNIT = 1000
 """The default number of frames in the sample for each unit; more hardly lower the inertia of other frames."""
@@ -126,7 +126,7 @@ def draw_frames(version: Version, index: Index, count: int, generator: np.random
         source = version.shard(index.shards[number])
         frames = source.open_features().take(in_shard[rows])
         if version.info.spec.is_quantized:
-            parameters = source.side(QUANTIZATION, check=True).entries[index.item[position[rows]]]
+            parameters = source.side(QUANTIZATION).entries[index.item[position[rows]]]
             frames = dequantize_array(frames, parameters[:, 0], parameters[:, 1])
         sample[rows] = frames
     return sample

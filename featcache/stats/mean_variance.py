@@ -24,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import StoreError
+from featcache.format.dequantize import dequantize_array
 from featcache.loader.cache import Cache
 from featcache.manifest import Manifest
 from featcache.stats.pieces import PIECE_FRAMES, SelectedParts, ShardPieces, for_each, pieces_by_shard, select_parts
 from featcache.stats.result import Stats
-from featcache.store.dequantize import dequantize_array
 
 _BLOCK_VALUES = 1 << 15
 """Values that are summed at once: 256 kB as float64 stay in a core's cache, and torch starts no threads for them."""

@@ -17,8 +17,8 @@ from featcache.loader.cache import Cache
 from featcache.loader.corpus import Corpus
 from featcache.manifest import Manifest, read_manifest
 from featcache.manifest.copies import copies_of, expand
-from featcache.store.index import Index
-from featcache.store.join import RowKeys, describe_changed, join_version
+from featcache.version.index import Index
+from featcache.version.join import RowKeys, describe_changed, join_version
 
 PIECE_FRAMES = 256
 

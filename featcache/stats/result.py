@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, StoreError
-from featcache.storage.folder import open_file
-from featcache.store.files import write_file
+from featcache.storage.files import open_file, write_file
 
 FORMAT = "featcache stats 1"
 

@@ -1,33 +1,41 @@
-"""Connections to object stores and web servers: one for each bucket or host, and process.
+"""Connections to object stores and web servers, one for each bucket or host, and process; and requests to stores.
 
 obstore, the library, runs its requests in threads of its own, which a forked process does not have, and it cannot be
 told to start others: in a child, its calls wait for ever. torch's DataLoader forks. So a child whose parent has used
 obstore loads a second copy of it, from a copy of its files: a library of another file begins anew. (20 ms, 15 MB.)
 
+It repeats requests that fail on the way to the answer. If the connection breaks while a body comes, they are repeated
+here.
 A store that does not answer is waited for: two minutes, or as many seconds as `FEATCACHE_STORE_SECONDS` says.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import logging
 import math
 import os
+import re
 import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from featcache.errors import ArgumentError, MissingDependencyError, StoreError
+from featcache.errors import ArgumentError, DamagedError, FeatcacheError, MissingDependencyError, StoreError
+from featcache.storage.faults import has_no_credentials, in_words, status_of
+from featcache.storage.location import ObjectPath
 
-__all__ = ["awaited", "client", "library", "seconds_to_wait"]
+__all__ = ["asked", "client", "library", "seconds_to_wait"]
 
 _TIMEOUTS = {  # by whether obstore repeats requests; `timeout` is for the whole of a file, and 30 s by default
     True: {"connect_timeout": "10s", "timeout": "10m"},  # a `read_timeout` would end what is sent for longer
@@ -49,6 +57,15 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _said: set[str] = set()
 """The buckets and servers that have been said to be awaited."""
+
+_PAUSES = (0.1, 0.2, 0.4, 0.8)
+"""Seconds before a request is made again."""
+
+_GIVEN_UP = re.compile(r"after ([1-9]\d*) retries, max_retries: \1\b")
+"""What obstore says of a request that it has repeated as often as it may."""
+
+_FINAL = ("PermissionDeniedError", "UnauthenticatedError", "NotSupportedError", "InvalidPathError", "ValueError")
+
 
 _lock = threading.RLock()  # held for a moment, and while the process forks
 _clients: OrderedDict[tuple[str, bool], Any] = OrderedDict()  # those used last are at the end
@@ -204,3 +221,36 @@ def _in_child() -> None:
 
 
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_in_child)
+
+
+def asked(place: ObjectPath, request: Callable[[Any, str], _T], *, is_long: bool = False) -> _T:
+    """What a request about a file returns, by the connection and the file's key; it is made again if that breaks. One
+    that `is_long` sends or fetches so much that it may take a while.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DamagedError: It ends before what is to be read.
+        StoreError: It cannot be read or written.
+    """
+    given_up_at = time.monotonic() + seconds_to_wait()
+    for pause in (*_PAUSES, None):
+        try:
+            connection = client(place.root)
+            if is_long:
+                return request(connection, place.key)
+            return awaited(place.root, partial(request, connection, place.key))
+        except FeatcacheError:
+            raise
+        except Exception as error:  # obstore's errors, which in a forked process are other classes
+            kind, text = type(error).__name__, str(error)
+            has_bucket = "NoSuchBucket" not in text
+            if has_bucket and (isinstance(error, FileNotFoundError) or kind == "NotFoundError"):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place)) from error
+            if status_of(error) == 416 or "Invalid range" in text:
+                raise DamagedError(f"{place}: damaged: it ends before what is to be read") from error
+            is_final = kind in _FINAL or not has_bucket or _GIVEN_UP.search(text) or has_no_credentials(error)
+            if pause is None or is_final or time.monotonic() > given_up_at:
+                words = f"{in_words(place.root, error)} ({kind})"
+                raise StoreError(f"{place}: cannot be read or written: {words}") from error
+        time.sleep(pause)
+    raise AssertionError

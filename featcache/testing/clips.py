@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from featcache.care.compare import frame_differences
 from featcache.extractors.base import Clip
-from featcache.health.compare import frame_differences
 
 UNUSUAL = ("silence", "full scale", "constant", "impulse", "quiet")
 """The kinds of clips that `unusual_clip` makes."""

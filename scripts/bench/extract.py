@@ -37,6 +37,7 @@ import soundfile
 import torch
 from clock import CORES, Timed, median, remark, timed, undisturbed
 from corpus import KINDS, is_speech, make_corpus, packed
+from featcache.store.shard_writer import ShardWriter
 
 from featcache.audio.resample import to_waveform
 from featcache.config import Config, load_config
@@ -46,10 +47,9 @@ from featcache.extraction.decoding import batches, decode_all
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.features import compute_clips
 from featcache.extraction.plan import Options, plan_extraction
+from featcache.format.shard import Item
 from featcache.manifest import Manifest, Utterance, read_manifest
 from featcache.quantize import stored_spec
-from featcache.store.shard import Item
-from featcache.store.shard_writer import ShardWriter
 
 HERE = Path(__file__).parent
 

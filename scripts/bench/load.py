@@ -44,16 +44,16 @@ from time import perf_counter
 import numpy as np
 import torch
 from corpus import KINDS
+from featcache.store.shard_writer import ShardWriter
 from torch.utils.data import DataLoader
 
 import featcache
+from featcache.format.shard import Item
 from featcache.manifest import Utterance
 from featcache.quantize import quantize, stored_spec
 from featcache.spec import QUANTIZATION, FeatureSpec
-from featcache.store.shard import Item
-from featcache.store.shard_writer import ShardWriter
-from featcache.store.version import Version
-from featcache.store.version_info import VersionInfo
+from featcache.version.info import VersionInfo
+from featcache.version.version import Version
 
 BINS, BATCH, PEERS_HOLD = 80, 64, 1000
 

@@ -20,7 +20,7 @@ from clock import median, remark, timed
 
 from featcache.loader.cache import Cache
 from featcache.stats import moments
-from featcache.store.selection import select_version
+from featcache.version.selection import select_version
 
 COPIED = 1 << 20
 

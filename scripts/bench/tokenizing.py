@@ -36,6 +36,7 @@ from corpus import KINDS, make_corpus
 from ties import latent_distances
 
 import featcache
+from featcache.care.compare import ROUNDING
 from featcache.config import Config, config_from
 from featcache.device import Device
 from featcache.engines.local import run_locally
@@ -43,7 +44,6 @@ from featcache.extraction.extraction import run_extraction
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.extraction.summary import Summary
 from featcache.extractors.codec import CodecExtractor
-from featcache.health.compare import ROUNDING
 from featcache.manifest import Manifest, read_manifest
 
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "helpers"))

@@ -25,12 +25,12 @@ from pathlib import Path
 import numpy as np
 from clock import CORES, Timed, median, remark, timed, undisturbed
 from corpus import KINDS
+from crc32c import crc32c
+from featcache.store.zarr3 import chunk_path
 from load import BINS, make_version
 
-from featcache.health.verify import verify
-from featcache.store.checksums import crc32c
-from featcache.store.version import Version
-from featcache.store.zarr3 import chunk_path
+from featcache.care.verify import verify
+from featcache.version.version import Version
 
 FRAME_BYTES = 2 * BINS
 SHARD_BYTES = 128e6

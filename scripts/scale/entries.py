@@ -25,19 +25,18 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 import numpy as np
+from featcache.store import zarr3
+from featcache.store.commits import Entry
+from featcache.store.shard_writer import ShardWriter
 
 from featcache.config import load_config
 from featcache.device import Device
 from featcache.extraction.version_plan import BuiltConfig, version_info
+from featcache.format.shard import Item
 from featcache.storage.location import parse_location
-from featcache.store import zarr3
-from featcache.store.commits import Entry
-from featcache.store.run_records import ShardEvent
-from featcache.store.runs import Run
-from featcache.store.shard import Item
-from featcache.store.shard_writer import ShardWriter
-from featcache.store.version import Version
 from featcache.strings import Strings
+from featcache.version.records import Run, ShardEvent
+from featcache.version.version import Version
 
 PAGE = 1000
 COMMAND = """

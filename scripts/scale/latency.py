@@ -26,14 +26,14 @@ from torch.utils.data import DataLoader
 HERE = Path(__file__).parent
 sys.path += [str(HERE.parent / "bench"), str(HERE.parents[1] / "tests" / "helpers")]
 
+from featcache.storage.store import store_of  # noqa: E402
 from load import make_features, make_version  # noqa: E402
 from object_stores import BUCKET, s3_server  # noqa: E402
 
 import featcache  # noqa: E402
+from featcache.care.copying import copy_version  # noqa: E402
 from featcache.storage.location import ObjectPath, parse_location  # noqa: E402
-from featcache.storage.store import store_of  # noqa: E402
-from featcache.store.copying import copy_version  # noqa: E402
-from featcache.store.selection import select_version  # noqa: E402
+from featcache.version.selection import select_version  # noqa: E402
 
 PARTS_OF_DATA = 5
 """How many times the limit of the local disk the data is."""

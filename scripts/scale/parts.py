@@ -21,16 +21,16 @@ from time import perf_counter
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
+from featcache.store.shard_writer import ShardWriter
 
 from featcache.config import load_config
 from featcache.device import Device
 from featcache.extraction.version_plan import BuiltConfig, version_info
-from featcache.store.corpus import Part, PartVersion, update_parts
-from featcache.store.index import open_index
-from featcache.store.selection import select_version
-from featcache.store.shard import Item
-from featcache.store.shard_writer import ShardWriter
-from featcache.store.version import Version
+from featcache.format.shard import Item
+from featcache.version.corpus import Part, PartVersion, update_parts
+from featcache.version.index import open_index
+from featcache.version.selection import select_version
+from featcache.version.version import Version
 
 ITEMS = 100_000
 """The utterances of a shard."""

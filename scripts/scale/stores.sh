@@ -53,7 +53,7 @@ url = os.environ["AZURE_ENDPOINT"] + "/speech?restype=container"
 urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers), timeout=30).close()
 PYTHON
 export FEATCACHE_STORE_URL=az://speech
-"$python" -m pytest -q tests/storage/test_stores.py tests/store/test_commits.py \
+"$python" -m pytest -q tests/storage/test_store_contract.py tests/storage/test_bucket.py \
     -k 'memory or TestCommit or TestLeftovers or TestRaces'
 "$python" -m featcache extract "$manifest" --root "$root" -o az://speech/features
 "$python" -m featcache verify az://speech/features --manifest "$manifest" --root "$root"

@@ -48,10 +48,10 @@ from xvector import EmbeddedCodes, XVector
 
 import featcache
 from featcache import weights
+from featcache.care.compare import ROUNDING
 from featcache.config import Config, load_config, packaged_configs
 from featcache.device import Device
 from featcache.extractors.codec import CodecExtractor
-from featcache.health.compare import ROUNDING
 from featcache.manifest import read_manifest
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 import featcache
 from featcache.errors import ArgumentError, MissingItemError, StoreError
 from featcache.spec import FeatureSpec
-from featcache.store.version import Version
-from featcache.store.version_info import VersionInfo
+from featcache.version.info import VersionInfo
+from featcache.version.version import Version
 
 lhotse = pytest.importorskip("lhotse")
 

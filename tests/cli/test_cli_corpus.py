@@ -11,7 +11,7 @@ from cache_contents import check, items, only_version, shard_folders
 
 import featcache
 from featcache.manifest import read_manifest
-from featcache.store.corpus import read_parts
+from featcache.version.corpus import read_parts
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_failures_and_faults_of_one_part(cli, audio, scratch):
 
 
 def test_a_job_of_several_takes_whole_parts(cli, audio, scratch):
-    """Of several manifests, which need no durations; of one, a job takes a range of rows, as ever."""
+    """Of several manifests; of one, a job takes a range of rows, as ever."""
     corpus = scratch / "corpus"
     planned = cli(*extract(audio, corpus, "--dry-run")).out
     assert "p1/fbank80-2a8b3903b266: 4 of 4 utterances to extract" in planned

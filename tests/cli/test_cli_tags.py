@@ -10,8 +10,8 @@ from make_cache import add_shard, make_features, make_version
 from manifests import manifest_of
 
 from featcache.cli import main
-from featcache.store.locks import Lock
-from featcache.store.runs import Run
+from featcache.storage.locks import Lock
+from featcache.version.records import Run
 
 
 def run(*arguments, code=0, **options):
@@ -25,11 +25,9 @@ def version(tmp_path):
     """Six utterances in two shards, of which two have been replaced."""
     features = list(make_features(6).items())
     version = make_version(tmp_path / "features")
-    first = add_shard(version, dict(features[:4]), run="run 1")
+    add_shard(version, dict(features[:4]), run="run 1")
     add_shard(version, dict(features[4:]), row=4, run="run 1")
-    add_shard(
-        version, {"utt-1": features[0][1], "utt-2": features[0][1]}, row=9, supersedes={first: [1, 2]}, run="run 2"
-    )
+    add_shard(version, {"utt-1": features[0][1], "utt-2": features[0][1]}, row=9, generation=2, run="run 2")
     return version
 
 

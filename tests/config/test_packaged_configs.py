@@ -12,7 +12,7 @@ from featcache.cli import main as cli
 from featcache.config import config_from, load_config, packaged_configs, parse_config
 from featcache.extractors import find
 from featcache.extractors.base import _BUILT_IN
-from featcache.store.version import Version
+from featcache.version.version import Version
 
 DOCUMENTS = {name: yaml.safe_load(text) for name, text in packaged_configs().items()}
 OF_HUB = {name for name, document in DOCUMENTS.items() if document["params"].get("revision")}

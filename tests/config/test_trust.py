@@ -14,15 +14,15 @@ import saved_models
 from cache_contents import only_version
 from click.testing import CliRunner, Result
 from damage import flip
+from featcache.store import zarr3
+from featcache.store.records import read_document, write_document
 from hub_server import BEHIND_TRANSFORMERS, CONFIG, environment
 from processes import commands
 
 import featcache
 from featcache import trust
 from featcache.cli import main
-from featcache.store import zarr3
-from featcache.store.records import read_document, write_document
-from featcache.store.version import Version
+from featcache.version.version import Version
 
 PLANTED = """
 import pathlib

@@ -28,7 +28,7 @@ from featcache.errors import ExtractorError
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
-from featcache.store.ledger import latest_failures
+from featcache.version.ledger import read_failures
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
@@ -106,10 +106,10 @@ def test_what_failed_before_the_signal_is_in_the_ledger_and_the_rest_is_not(
     job = ("extract", plain.manifest(rows, "failing.csv"), "-c", gated_config, "-o", scratch, "--threads", 1)
     assert interrupt(stand_at(gate, 3, by_ones, *job), gate).code == 130
     assert {*items(scratch)} == {rows[i]["id"] for i in (0, 2, 3, 5)}
-    assert {*latest_failures(only_version(scratch))} == {rows[i]["id"] for i in (1, 4)}
+    assert {*read_failures(only_version(scratch))} == {rows[i]["id"] for i in (1, 4)}
     assert by_ones(*job).code == 3
     assert len(items(scratch)) == 8
-    assert len(latest_failures(only_version(scratch))) == 4
+    assert len(read_failures(only_version(scratch))) == 4
 
 
 def test_of_rows_that_are_replaced_those_that_were_not_reached_keep_their_items(

@@ -19,12 +19,11 @@ from featcache.engines.local import run_locally
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
-from featcache.store.in_flight import InFlight, Suspects, find_suspects, forget_suspects
-from featcache.store.index import open_index
-from featcache.store.ledger import Failure, latest_failures
-from featcache.store.run_records import run_names
-from featcache.store.runs import Run
-from featcache.store.version import Version
+from featcache.version.in_flight import InFlight, Suspects, find_suspects, forget_suspects
+from featcache.version.index import open_index
+from featcache.version.ledger import Failure, read_failures
+from featcache.version.records import Run, run_names
+from featcache.version.version import Version
 
 ONE_EACH = "0.0003"
 """MB: a shard size that gives each of the plain utterances a shard of its own, with `odd_extractors`."""
@@ -49,7 +48,7 @@ def run_until_it_ends(cli, *job, **options) -> tuple[int, int]:
 
 def marks(cache: Path) -> list[Path]:
     """What runs have left of what was in flight."""
-    return [*cache.glob("*/runs/*/in_flight.*"), *cache.glob("*/runs/*/crash.txt")]
+    return [*cache.glob("*/work/desk/*/in_flight.*"), *cache.glob("*/work/desk/*/crash.txt")]
 
 
 def failures(cli, cache: Path) -> dict[str, tuple[str, str]]:
@@ -60,11 +59,12 @@ def failures(cli, cache: Path) -> dict[str, tuple[str, str]]:
 
 def as_if_killed(version, ids: list[str], apart: bool = False, crash: str = "") -> None:
     """Leave what a run leaves that dies with some utterances in flight."""
-    run = Run(version, {})
-    (run.folder / "in_flight.0").write_text(json.dumps({"ids": ids, "apart": apart}) + "\nstale")
-    (run.folder / "in_flight.1").write_text("\n" + json.dumps({"ids": ["cleared"], "apart": False}))
+    folder = version.store.desk / Run(version, {}).id
+    folder.mkdir()
+    (folder / "in_flight.0").write_text(json.dumps({"ids": ids, "apart": apart}) + "\nstale")
+    (folder / "in_flight.1").write_text("\n" + json.dumps({"ids": ["cleared"], "apart": False}))
     if crash:
-        (run.folder / "crash.txt").write_text(crash)
+        (folder / "crash.txt").write_text(crash)
 
 
 # The whole of it, in real processes
@@ -197,7 +197,7 @@ def test_what_leaves_a_device_useless_is_a_crash(plain, scratch, monkeypatch):
     version = only_version(scratch / "c")
     (crash,) = [path.read_text() for path in marks(scratch / "c") if path.name == "crash.txt"]
     assert crash == "cpu: CUDA error: out of cheese"
-    assert plain.ids[0] in find_suspects(version, {}, dead={*run_names(version)}).ids
+    assert plain.ids[0] in find_suspects(version, {}, dead={*run_names(version.store)}).ids
 
 
 def test_suspects_fail_where_no_other_process_can_begin(plain, slow_config, scratch, monkeypatch):
@@ -207,7 +207,7 @@ def test_suspects_fail_where_no_other_process_can_begin(plain, slow_config, scra
     extract_here(read_manifest(plain.manifest(plain.rows[:1], "one.csv")), [config], scratch, Options("cpu", 1))
     as_if_killed(only_version(scratch), plain.ids[2:5], crash="Fatal Python error: Aborted")
     extract_here(read_manifest(plain.manifest()), [config], scratch, Options("cpu", 2))
-    found = latest_failures(only_version(scratch))
+    found = {failure.id: failure for failure in read_failures(only_version(scratch))}
     assert {*found} == {*plain.ids[2:5]}
     assert found[plain.ids[2]].message == "a process of its own cannot begin: it ended: exit code 5"
     assert len(items(scratch)) == len(plain.rows) - 3
@@ -242,19 +242,20 @@ def test_marks_say_what_each_worker_works_on_and_go_with_the_run(version):
     """A long one is followed by a short one; ids may hold anything; an error takes the marks along, unless it is one
     of memory.
     """
-    run = Run(version, {})
-    with InFlight([run.folder], 2) as in_flight:
+    run = Run(version, {}).id
+    folder = version.store.desk / run
+    with InFlight([(version, run)], 2) as in_flight:
         with in_flight.working_on(0, ["a" * 10_000, "\udc80\n"]), in_flight.working_on(1, ["b"], apart=True):
             pass
         with in_flight.working_on(0, ["c\nd"]):
-            lines = [path.read_bytes().split(b"\n")[0] for path in sorted(run.folder.glob("in_flight.*"))]
+            lines = [path.read_bytes().split(b"\n")[0] for path in sorted(folder.glob("in_flight.*"))]
             assert [line and json.loads(line) for line in lines] == [{"ids": ["c\nd"], "apart": False}, b""]
             assert find_suspects(version, {}) == Suspects()  # it is alive
-    assert [path.name for path in run.folder.iterdir()] == ["run.json"]
+    assert not folder.exists()
     for error, stay in ((ValueError, False), (MemoryError, True)):
-        with pytest.raises(error), InFlight([run.folder], 1) as in_flight, in_flight.working_on(0, ["e"]):
+        with pytest.raises(error), InFlight([(version, run)], 1) as in_flight, in_flight.working_on(0, ["e"]):
             raise error
-        assert (run.folder / "in_flight.0").exists() is stay
+        assert (folder / "in_flight.0").exists() is stay
 
 
 def test_marks_are_forgotten_once_all_that_was_in_flight_is_settled(cli, plain, slow_config, scratch):

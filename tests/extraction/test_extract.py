@@ -17,9 +17,12 @@ import torch
 import zarr
 from cache_contents import check, chunk_files, items, only_version, shard_folders
 from extractions import TINY, extract_here, extracted, write_config
+from featcache.store.files import SYNC_THREADS
 from forking import wait_until
 
 import featcache
+from featcache.care.prune import plan_prune, prune
+from featcache.care.removing import prune_claim, refuse_beside_runs
 from featcache.config import load_config
 from featcache.device import BATCH_SECONDS
 from featcache.engines.local import run_locally
@@ -29,12 +32,9 @@ from featcache.extraction.extraction import run_extraction
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.extraction.version_plan import BuiltConfig, new_version_notes, version_info
 from featcache.manifest import read_manifest
-from featcache.store.files import SYNC_THREADS
-from featcache.store.index import open_index
-from featcache.store.prune import plan_prune, prune
-from featcache.store.removing import prune_claim, refuse_beside_runs
-from featcache.store.run_records import run_names
-from featcache.store.version import Version
+from featcache.version.index import open_index
+from featcache.version.records import run_names
+from featcache.version.version import Version
 
 # A value depends on nothing but the audio and the config
 

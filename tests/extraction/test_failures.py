@@ -29,9 +29,9 @@ from featcache.errors import AudioError, Reason
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
-from featcache.store.in_flight import Suspects
-from featcache.store.ledger import latest_failures
-from featcache.store.selection import select_version
+from featcache.version.in_flight import Suspects
+from featcache.version.ledger import read_failures
+from featcache.version.selection import select_version
 
 # Failures
 
@@ -297,7 +297,7 @@ def test_a_clip_at_which_an_extractor_raises_an_exception_fails(
         plan = replace(plan, versions=[replace(version, suspects=suspects) for version in plan.versions])
     summary = run_extraction(plan, run_locally)
     assert (summary.failed_by_reason, summary.too_many_failures) == ({"extractor_error": 1}, "")
-    (failure,) = latest_failures(select_version(scratch / "c", config.name)).values()
+    (failure,) = read_failures(select_version(scratch / "c", config.name)).values()
     assert failure.id == "loud"
     assert re.fullmatch(rf"ValueError: too loud \(helpers/loud_extractors\.py:\d+, {where}\)", failure.message)
     extract_here(read_manifest(plain.manifest()), both, scratch / "without", Options("cpu", 1))
@@ -319,7 +319,7 @@ def test_many_exceptions_in_a_row_end_the_run_and_not_the_next_one(with_loud, sc
     assert "clips: Clips raised exceptions at 20 utterances in a row, the last one loud-19" in first.too_many_failures
     assert first.traceback.count("ValueError: too loud") == 1
     assert {*items(scratch / "c")} == {row["id"] for row in with_loud.rows[:5]} - {"loud"}
-    assert 21 <= len(latest_failures(only_version(scratch / "c"))) < 30
+    assert 21 <= len(read_failures(only_version(scratch / "c"))) < 30
     second = extract_here(manifest, [config], scratch / "c", Options("cpu", 1))
     assert (second.too_many_failures, second.failed) == ("", 31)
     assert len(values(scratch / "c")) == len(with_loud.rows) - 1

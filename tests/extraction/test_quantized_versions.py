@@ -12,19 +12,19 @@ from extractions import TINY, extract_here, write_config
 from real_speech import digits
 
 import featcache
+from featcache.care.recompute import recompute
 from featcache.config import config_from
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
 from featcache.extraction.plan import Options
 from featcache.extractors import Clip
 from featcache.extractors.units import Codebook, Units, UnitsParams
-from featcache.health.recompute import recompute
+from featcache.format.dequantize import dequantize_array
 from featcache.manifest import read_manifest
 from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION
 from featcache.stats.kmeans import draw_frames, fit_version
-from featcache.store.dequantize import dequantize_array
-from featcache.store.index import open_index
+from featcache.version.index import open_index
 
 pytestmark = pytest.mark.usefixtures("trusted")
 

@@ -24,8 +24,8 @@ from featcache.extraction.from_version import StoredUtterance, open_source
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import Utterance, read_manifest
 from featcache.stats import moments
-from featcache.store.index import open_index
-from featcache.store.ledger import standing_failures
+from featcache.version.index import open_index
+from featcache.version.ledger import standing_failures
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ from featcache.extraction.out_of_memory import OutOfMemoryRetry, is_out_of_memor
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.extractors import Clip
 from featcache.manifest import read_manifest
-from featcache.store.index import open_index
-from featcache.store.ledger import latest_failures
+from featcache.version.index import open_index
+from featcache.version.ledger import read_failures
 
 CPU = torch.device("cpu")
 
@@ -291,7 +291,7 @@ def test_a_clip_that_does_not_fit_at_all_is_a_failure(cli, corpus, scratch, tmp_
     config = write_config(tmp_path, "Tiny", module="row_extractors")
     result = cli("extract", corpus.manifest(), "-c", config, "-o", scratch)
     assert result.code == 3, result.err
-    failed = {id_: failure.reason for id_, failure in latest_failures(only_version(scratch)).items()}
+    failed = {id_: failure.reason for id_, failure in read_failures(only_version(scratch)).items()}
     assert failed["plain-06"] == failed["mp3"] == "too_long"
     assert "plain-02" not in failed
     assert set(items(scratch)) | set(failed) == set(corpus.ids)

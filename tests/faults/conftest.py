@@ -18,8 +18,8 @@ from processes import Cli
 from promises import CACHE, Scenario
 from scratch import scratch_folder
 
-from featcache.store.index import open_index
-from featcache.store.ledger import standing_failures
+from featcache.version.index import open_index
+from featcache.version.ledger import standing_failures
 
 SHARD_SIZE = "0.0012"
 """MB: two of the utterances in a shard."""

@@ -18,10 +18,10 @@ from damage import flip
 from shim import STEP
 
 import featcache
+from featcache.care.verify import verify
 from featcache.errors import FeatcacheError
-from featcache.health.verify import verify
-from featcache.store.ledger import latest_failures
-from featcache.store.run_records import request_of
+from featcache.version.ledger import read_failures
+from featcache.version.records import read_probes, read_run, run_names
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +69,14 @@ def all_that_is_read(cache: Path) -> object:
         warnings.simplefilter("always")
         opened = featcache.open(cache)
     read = {id_: np.asarray(opened[id_]).tobytes() for id_ in opened.ids}
-    runs = [request_of(version, run.name) for run in sorted((version.path / "runs").iterdir())]
+    runs = [read_run(version.store, name) for name in run_names(version.store)]
     stock = {}
     for shard in version.shard_names():
         group = zarr.open_group(version.path / "shards" / shard, mode="r")
         stock |= {(shard, name): (array.dtype.str, array[...].tobytes()) for name, array in group.arrays()}
         stock[shard] = dict(group.attrs)
-    failures = latest_failures(version)
-    return read, items(cache), provenance(cache), failures, runs, version.probes(), version.info, stock, len(told)
+    failures = read_failures(version)
+    return read, items(cache), provenance(cache), failures, runs, read_probes(version), version.info, stock, len(told)
 
 
 def flipped(cache: Path, path: Path, at: int, bit: int, clean: object) -> str:

@@ -10,7 +10,7 @@ import pytest
 from promises import TRIAL_SECONDS, assert_finishes, assert_is_after, assert_old_or_new, version_in
 
 from featcache.errors import Reason
-from featcache.store.ledger import latest_failures
+from featcache.version.ledger import read_failures
 
 FILES = range(3, 40)
 SIZES = (600, 800, 1000, 1200, 1500, 2000)
@@ -42,7 +42,7 @@ def are_unreadable(cache: Path) -> bool:
     """Whether audio files could not be opened, as the ledger says."""
     version = version_in(cache)
     return version is not None and any(
-        failure.reason == Reason.FILE_UNREADABLE for failure in latest_failures(version).values()
+        failure.reason == Reason.FILE_UNREADABLE for failure in read_failures(version).values()
     )
 
 

@@ -17,8 +17,8 @@ from promises import CACHE, assert_no_leftovers
 from shim import CHANGES, GROWS, STEP, Faults, Strike, read_calls, spread_kills
 
 import featcache
-from featcache.store.index import open_index
-from featcache.store.tags import at_tag, make_tag
+from featcache.version.index import open_index
+from featcache.version.tags import at_tag, make_tag
 
 SAMPLE = 6
 FAULTS = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from featcache.health.verify import Report, verify
-from featcache.store.index import open_index
-from featcache.store.selection import version_folders
-from featcache.store.shard import Item
-from featcache.store.version import Version
+from featcache.care.verify import Report, verify
+from featcache.format.shard import Item
+from featcache.version.index import open_index
+from featcache.version.selection import version_folders
+from featcache.version.version import Version
 
 WORK = "work"
 """Where a version holds what is being written, and claims."""
@@ -48,7 +48,7 @@ def chunk_files(cache: Path) -> dict[str, bytes]:
     version = only_version(cache)
     dimensions = 1 + len(version.info.spec.item_shape)
     chunk = "/".join(["features", "c", *["0"] * dimensions])
-    return {name: (version.shard(name).folder / chunk).read_bytes() for name in version.shard_names()}
+    return {name: (version.path / "shards" / name / chunk).read_bytes() for name in version.shard_names()}
 
 
 def check(cache: Path, **options: Any) -> Report:

@@ -40,14 +40,14 @@ def preload() -> None:
     import soxr
     import tqdm
 
+    import featcache.care.recompute
+    import featcache.care.repair
+    import featcache.care.verify
     import featcache.cli
     import featcache.cli.progress
     import featcache.engines.local
     import featcache.extraction.extraction
     import featcache.extractors.kaldi
-    import featcache.health.recompute
-    import featcache.health.repair
-    import featcache.health.verify
 
     assert featcache.cli
     assert numpy.ma

@@ -187,16 +187,16 @@ def configs(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
 def shards(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
     import numpy as np
     import small_shards
+    from featcache.store.checksums import crc32c, hex_crc32c
+    from featcache.store.documents import UNSEALED
 
     import featcache
     import featcache.loader
-    from featcache.health.verify import verify
-    from featcache.store.checksums import crc32c, hex_crc32c
-    from featcache.store.documents import UNSEALED
-    from featcache.store.index import open_index
-    from featcache.store.ledger import Failure
-    from featcache.store.runs import Run
-    from featcache.store.version import Version
+    from featcache.care.verify import verify
+    from featcache.version.index import open_index
+    from featcache.version.ledger import Failure
+    from featcache.version.records import Run
+    from featcache.version.version import Version
 
     warnings.simplefilter("ignore", featcache.FeatcacheWarning)
     version = Version.create(folder / "made", small_shards.SIDED)

@@ -24,7 +24,7 @@ def chunk(version, name):
 
 
 def copies_in(disk):
-    return {path.name: path for path in disk.glob("featcache/*/????????????-????????")}
+    return {path.name: path for path in disk.glob("featcache/*/????????????????")}
 
 
 def parts_in(disk):
@@ -32,9 +32,10 @@ def parts_in(disk):
 
 
 def mapped(folder):
-    """The files below a folder that this process has mapped."""
+    """The files of features below a folder that this process has mapped, or copies of them."""
     lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
-    return {line[5] for line in lines if line[5:] and line[5].startswith(f"{folder}/") and "/index/" not in line[5]}
+    paths = {line[5] for line in lines if line[5:] and line[5].startswith(f"{folder}/")}
+    return {path for path in paths if "/items/c/" not in path and "/text/c/" not in path}
 
 
 def copying_threads():

@@ -19,13 +19,13 @@ from cache_contents import check, items, only_version
 from processes import Cli, Finished
 
 import featcache
+from featcache.care.verify import Report
 from featcache.errors import FeatcacheWarning, StoreError
-from featcache.health.verify import Report
 from featcache.manifest import read_manifest
-from featcache.store.index import index_folder, load_index, open_index
-from featcache.store.ledger import standing_failures
-from featcache.store.selection import version_folders
-from featcache.store.version import Version
+from featcache.version.index import index_name, load_index, open_index
+from featcache.version.ledger import standing_failures
+from featcache.version.selection import version_folders
+from featcache.version.version import Version
 
 TRIAL_SECONDS = 120
 """That a command in a trial may take: a limit for what hangs."""
@@ -186,7 +186,7 @@ def assert_is_after(scenario: Scenario, cache: Path, where: object = "") -> None
     report = check(cache, manifest=read_manifest(scenario.manifest))
     assert (report.problems, report.repeated, report.surplus) == ([], 0, 0), f"{where}: {report}"
     names = version.shard_names()
-    if index_folder(version, names).exists():
+    if index_name(version, names).exists():
         assert load_index(version, names) is not None, f"{where}: the index is damaged"
 
 

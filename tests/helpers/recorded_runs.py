@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from manifests import manifest_of
 from small_shards import item, write
 
+from featcache.care.prune import plan_prune, prune
 from featcache.manifest import read_manifest
-from featcache.store.index import build_index
-from featcache.store.ledger import Failure, standing_failures
-from featcache.store.prune import plan_prune, prune
-from featcache.store.run_records import ShardEvent
-from featcache.store.runs import Run
-from featcache.store.unfinished import held_before, shards_to_make_up_for, unrecorded_shards
-from featcache.store.version import Version
 from featcache.strings import Strings
+from featcache.version.index import build_index
+from featcache.version.lacking import held_before, shards_to_make_up_for, unrecorded_shards
+from featcache.version.ledger import Failure, standing_failures
+from featcache.version.records import Run, ShardEvent
+from featcache.version.version import Version
 
 ROOT = "/corpus"
 

@@ -17,7 +17,7 @@ from processes import MOST_SECONDS, run_script
 import featcache
 from featcache.loader import local_copies, local_disk
 from featcache.loader.local_disk import PartialCopy
-from featcache.store import chunk_file
+from featcache.storage import directory
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ class TestProcesses:
     def test_killed_in_the_middle_of_a_copy_it_leaves_nothing_that_is_taken_for_one(
         self, slow_folder, version, disk, instant, monkeypatch
     ):
-        monkeypatch.setattr(chunk_file, "_CHECKED_BYTES", 1000)
+        monkeypatch.setattr(directory, "_BLOCK_BYTES", 1000)
         read_end, write_end = os.pipe()
 
         def train():
@@ -90,7 +90,7 @@ class TestProcesses:
         assert len(parts_in(disk)) == (not whole)
         assert len(copies_in(disk)) == 1 + whole
         for name, path in copies_in(disk).items():
-            assert path.read_bytes() == chunk(version, name[:12]).read_bytes()
+            assert path.read_bytes() == chunk(version, name).read_bytes()
         cache = featcache.open(slow_folder, copy_to=disk)
         settle(cache)
         assert parts_in(disk) == []
@@ -100,7 +100,7 @@ class TestProcesses:
         os.close(write_end)
 
     def test_killed_at_random_moments_again_and_again(self, slow_folder, version, disk, monkeypatch):
-        monkeypatch.setattr(chunk_file, "_CHECKED_BYTES", 1000)
+        monkeypatch.setattr(directory, "_BLOCK_BYTES", 1000)
         expected = [array.copy() for array in featcache.open(slow_folder).values()]
         chance = np.random.default_rng(3)
 
@@ -119,7 +119,7 @@ class TestProcesses:
                 os.kill(pid, signal.SIGKILL)
                 assert join(pid) == -signal.SIGKILL
             for name, path in copies_in(disk).items():
-                assert path.read_bytes() == chunk(version, name[:12]).read_bytes()
+                assert path.read_bytes() == chunk(version, name).read_bytes()
             if len(copies_in(disk)) == SHARDS:
                 shutil.rmtree(disk)
         settle(featcache.open(slow_folder, copy_to=disk))
@@ -153,7 +153,7 @@ class TestProcesses:
         assert [join(pid) for pid in pids] == [0, 0, 0, 0]
         done = (tmp_path / "log").read_text().split()
         assert sorted(done) == sorted(copies_in(disk))
-        assert sorted(name[:12] for name in done) == version.shard_names()
+        assert sorted(done) == version.shard_names()
         os.close(log)
 
     def test_a_forked_child_copies_only_when_it_reads_and_then_what_its_parent_had_asked_for(

@@ -13,7 +13,8 @@ from make_cache import make_version
 
 import featcache
 from featcache.errors import ArgumentError
-from featcache.loader import local_copies, memory
+from featcache.format.shard import Shard
+from featcache.loader import memory
 from featcache.loader.local_copies import CopyRefused
 from featcache.loader.local_disk import LocalDisk
 from featcache.loader.memory import PrivateMemory
@@ -93,7 +94,7 @@ def place(request, disk):
 
 
 def name_of(number):
-    return f"0123456789ab-{number:08x}"
+    return f"{number:016x}"
 
 
 def make(place, number, size):
@@ -199,7 +200,7 @@ class TestCache:
         assert len(copies_in(shared)) == 4
         other = make_version(tmp_path / "other", *shards(9, 1), params={"n": 2})
         settle(cache := featcache.open(other.path, ram="1GB"))
-        assert {name[:12] for name in copies_in(shared)} == set(other.shard_names())
+        assert {*copies_in(shared)} == set(other.shard_names())
         del cache
         os.close(read_end)
         os.close(write_end)
@@ -220,8 +221,8 @@ class TestCache:
         assert mapped(shared) == {str(path) for path in in_memory.values()}
         del cache
         gc.collect()
-        sources, blocks = [], local_copies.checked_blocks
-        monkeypatch.setattr(local_copies, "checked_blocks", lambda *of: sources.append(of[0]) or blocks(*of))
+        sources, blocks = [], Shard.feature_blocks
+        monkeypatch.setattr(Shard, "feature_blocks", lambda shard, *copy: sources.append(*copy) or blocks(shard, *copy))
         settle(cache := featcache.open(slow_folder, ram=ram, copy_to=disk))
         assert {path.parents[2] for path in sources} == {disk}  # from which memory is filled
         assert read_all(cache, featcache.open(slow_folder).values())

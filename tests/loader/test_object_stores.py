@@ -15,8 +15,8 @@ import featcache
 from featcache.errors import ArgumentError, DamagedError, FeatcacheWarning, StoreError
 from featcache.loader import tiers
 from featcache.spec import SideSpec
+from featcache.storage.base import open_store
 from featcache.storage.location import parse_location
-from featcache.storage.store import store_of
 
 pytest.importorskip("obstore")
 URL = "s3://speech/features"
@@ -98,11 +98,9 @@ class TestSameAsAFolder:
         upload(tmp_path / "c", "s3://speech/half")
         (version,) = (tmp_path / "c").iterdir()
         name = sorted((version / "shards").glob("*/"))[0].name
-        gone = parse_location("url", f"s3://speech/half/{version.name}/shards/{name}/zarr.json")
-        store_of(gone).delete(gone)
-        index = parse_location("url", f"s3://speech/half/{version.name}/index")
-        for path, _ in list(store_of(index).walk(index)):
-            store_of(index).delete(index / path)
+        store = open_store(parse_location("url", f"s3://speech/half/{version.name}"))
+        store.remove(f"shards/{name}/zarr.json")
+        store.remove("index")
         shutil.rmtree(version / "shards" / name)
         same(featcache.open("s3://speech/half"), featcache.open(tmp_path / "c"))
 
@@ -273,5 +271,5 @@ class TestFaults:
         chunk = next((tmp_path / "c").glob("*/shards/*/features/c/0/0"))
         chunk.write_bytes(chunk.read_bytes()[:-10])
         upload(tmp_path / "c", "s3://speech/short")
-        with pytest.raises(DamagedError, match="bytes, expected"):
+        with pytest.raises(DamagedError, match=r"and .* were written"):
             featcache.open("s3://speech/short").batch(range(60))

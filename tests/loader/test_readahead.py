@@ -7,7 +7,7 @@ from make_cache import make_features, make_version
 import featcache
 from featcache.loader import buffers
 from featcache.loader.buffers import Readahead
-from featcache.store.memory_map import map_file, will_need
+from featcache.storage.maps import map_file, will_need
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def test_all_faults_are_reported_together_and_in_order(written):
         b"d,x.wav\n"
         b"\n"
         b"e,x.wav,,,,caf\xe9\n"
-        b"f\x07,x.wav,,,,\n"
+        b"f\x07,x.wav,1e10,,,\n"
         b"a,x.wav,,,,\n"
         b",x.wav,,,,\n"
         b'g,"x"y.wav,,,,\n'
@@ -58,6 +58,7 @@ def test_all_faults_are_reported_together_and_in_order(written):
         "line 7: 2 fields, but the header has 6",
         "line 9: byte 15 is not UTF-8: 0xe9",
         "line 10: id has a control character: 'f\\x07'",
+        "line 10: start is more seconds than a recording has: '1e10'",
         "line 11: id 'a' is already on line 2",
         "line 12: id is missing",
         "line 13: not a CSV row: ',' expected after '\"' (is a quote not closed, or not doubled?)",

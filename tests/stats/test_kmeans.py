@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import safetensors
 import torch
+from featcache.store.files import write_file
 from make_cache import make_features, make_version
 
 from featcache.errors import ConfigError, StoreError
 from featcache.extractors.units import Nearest, read_codebook
 from featcache.stats import kmeans
 from featcache.stats.kmeans import cluster, draw_frames, first_centroids, fit_version
-from featcache.store.files import write_file
-from featcache.store.index import open_index
+from featcache.version.index import open_index
 
 CPU = torch.device("cpu")
 
